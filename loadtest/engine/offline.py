@@ -29,7 +29,7 @@ from tandem.engine.ports import Executor
 from tandem.runtime.executor import TorchExecutor
 from tandem.sched.state.step_plan import StepPlan
 from tandem.wire.worker_codec import encode_update
-from tandem.worker.gateways.watch_sessions import WatchSessions
+from tandem.worker.gateways.outbox import WatchSessions
 from tandem.worker.model.worker_model import WorkerModel
 
 if TYPE_CHECKING:

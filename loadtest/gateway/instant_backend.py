@@ -18,7 +18,7 @@ from tandem.core.request import Request
 from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
-from tandem.gateway.orchestration.event_queue import EventQueue
+from tandem.gateway.orchestration.active_request import EventQueue
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState

@@ -96,7 +96,7 @@ async def _linked(worker: str, config: GatewayConfig, stack: AsyncExitStack) -> 
     dispatcher = RequestDriver(fleet, config, clock, NoQuotas())
     await dispatcher.start()
     stack.push_async_callback(dispatcher.stop)
-    await fleet.start(dispatcher)
+    await fleet.start()
     stack.push_async_callback(fleet.stop)
     async with asyncio.timeout(30):
         while fleet.ready() is not None:  # noqa: ASYNC110 - it tells nobody

@@ -59,9 +59,13 @@ class ConsumerHarness:
         self._arrived = threading.Event()
         self._arrived_at = 0.0
         self._pulled: KVReceived | None = None
-        self._desk = TransferClient(self._post, lambda peer: None, lambda error: None, lambda error: None, digests=True)
-        self._mover = TransferThread(transport, cache.digest, self._desk.on_event, self._clock)
-        self._desk.attach(self._mover)
+        self._desk = TransferClient(
+            lambda on_event: TransferThread(transport, cache.digest, on_event, self._clock),
+            self._post,
+            lambda event: None,
+            digests=True,
+        )
+        self._mover = self._desk.transfer
         self._was_moving = False
         self._source: WorkerRef | None = None
         size = cache.num_blocks
@@ -126,7 +130,7 @@ class ConsumerHarness:
                     self._desk.start_read(effect)
                     self._read = effect
                 case TearDownProducer():
-                    self._desk.tear_down(effect)
+                    self._desk.tear_down(effect.source)
                 case SendEvent(KVReceived() as pulled):
                     self._pulled, self._arrived_at = pulled, self._clock.now()
                     self._arrived.set()

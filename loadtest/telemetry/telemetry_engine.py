@@ -32,7 +32,6 @@ from tandem.kv.layout import KVGroup, KVLayout
 from tandem.sched.state.step_plan import StepResult
 from tandem.sim.cost.executor import SimExecutor
 from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
-from tandem.worker.engine.recent_steps import RecentSteps
 from tandem.worker.engine.serial_pipeline import SerialPipeline
 
 MAX_MODEL_LEN = 2048
@@ -105,14 +104,13 @@ class TelemetryBench:
         self._clock = clock
         self._request = Look().request
         engine = build_engine(Config(), executor, "f", MAX_MODEL_LEN)
-        self._always = RecentSteps()
-        self.driver = EngineDriver(engine, self.pipeline, self.sink, clock, 60.0, (self._always,))
+        self.driver = EngineDriver(engine, self.pipeline, self.sink, clock, 60.0)
         self._numbers = itertools.count()
         self.driver.start()
 
     def take(self, look: Look) -> None:
         """Use these observers from the next round on; no step runs between two rounds."""
-        self.driver._observers = (self._always, *look.observers)
+        self.driver._observers = tuple(look.observers)
         self.sink.on_effects = look.on_effects
         self._request = look.request
 

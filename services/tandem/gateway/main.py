@@ -30,7 +30,7 @@ from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
 from tandem.gateway.http.routes import routes_of
 from tandem.gateway.http.server import HttpServer
-from tandem.gateway.orchestration.demand_publisher import DemandPublisher
+from tandem.gateway.orchestration.demand import DemandPublisher
 from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.gateway.telemetry.gauges import watch_links, watch_prefixes, watch_quotas, watch_redis
@@ -117,7 +117,7 @@ class Gateway:
             self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes
         )
         self._fairness = FairnessSync(
-            self._dispatcher.line, ServiceCounters(redis.url, redis.namespace, name, health=health)
+            self._dispatcher.director.queue, ServiceCounters(redis.url, redis.namespace, name, health=health)
         )
         board = DemandStore(redis.url, redis.namespace, health=health)
         self._demand = DemandPublisher(name, board, self._dispatcher.demand, clock)
@@ -173,7 +173,7 @@ class Gateway:
     async def start(self) -> None:
         await self._tenancy.start()
         await self._dispatcher.start()
-        await self._fleet.start(self._dispatcher)
+        await self._fleet.start()
         await self._prefixes.start()
         await self._fairness.start()
         await self._demand.start()

@@ -13,15 +13,18 @@ from tandem.core.clock import Clock, SystemClock, wall_ns
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.topology import Topology
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.transfer.interface import Transport
 from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.peer_layout import join_ranks
+from tandem.transfer.process_identity import machine_identity
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.addresses import advertised_address, default_route_address, require_worker_auth
-from tandem.worker.model.transport_factory import OpenTransport, open_transport
+from tandem.worker.model.rank_transfer import OpenTransport, open_transport
+from tandem.worker.model.worker_info import WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
-from tandem.worker.worker import KVEndpoint, Worker
+from tandem.worker.worker import Worker
 
 
 async def start_worker(
@@ -41,7 +44,8 @@ async def start_worker(
     transport = await asyncio.to_thread(open_transport, config.handoff.transport, model.pool, agent)
     try:
         peer = await asyncio.to_thread(_describe, model, me, transport)
-        worker = Worker(config, model, me, server, trust, KVEndpoint(transport, peer), clock or SystemClock())
+        identity = _identity(config, model, me, peer)
+        worker = Worker(config, model, identity, server, trust, transport, clock or SystemClock())
     except BaseException:
         await asyncio.to_thread(transport.close)
         raise
@@ -70,3 +74,21 @@ def _bind(server: grpc.aio.Server, trust: PeerAuth, config: WorkerConfig) -> str
             ErrorKind.INVALID_REQUEST, f"cannot listen on {where}: {error}", param="worker.port"
         ) from None
     return advertised_address(config, port, os.environ, default_route_address)
+
+
+def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: TransportPeer) -> WorkerInfo:
+    return WorkerInfo(
+        me=me,
+        pool=config.worker.pool,
+        model=model.name,
+        fingerprint=model.fingerprint,
+        max_model_len=model.max_model_len,
+        max_num_seqs=config.engine.max_num_seqs,
+        bundle=model.bundle,
+        bundle_digest=model.bundle.digest,
+        transport=peer,
+        transport_kind=config.handoff.transport,
+        aliases=model.aliases,
+        topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
+        machine=machine_identity(),
+    )

@@ -14,11 +14,12 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import WorkerRef
 from tandem.core.settings import build, from_environment
 from tandem.engine.rank_messages import (
     Loaded,
@@ -30,23 +31,23 @@ from tandem.engine.rank_messages import (
     RankReady,
     RankRegistered,
 )
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.obs.logs.logging_setup import set_up_logging
 from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
 from tandem.worker.main import prepare_process
 from tandem.worker.ranks.rank_channel import RankChannel, connect
+from tandem.worker.ranks.remote_transfer import TransferServer
 
-if TYPE_CHECKING:
-    from tandem.runtime.ranks.follower import Follower
-    from tandem.worker.model.rank_transfer import RankTransferAgent
+OpenServer = Callable[[WorkerRef], tuple[TransferServer, TransportPeer]]
+"""Opens the transfer of this rank, which returns how other workers read it."""
 
 END_S = 0.5
 """Seconds for the running step to end after the first rank has; it may wait for that rank for ever."""
+STOP_S = 2.0
+"""Seconds for the reads of a rank whose first rank has ended. A read over TCP that is cut off may end its source
+too."""
 
 _log = logging.getLogger("tandem.rank")
-
-
-Send = Callable[[bytes], None]
-"""Function that sends bytes to the first rank, from any thread."""
 
 
 def run(config: Config, directory: Path, rank: int) -> int:
@@ -56,7 +57,7 @@ def run(config: Config, directory: Path, rank: int) -> int:
     # Imported after prepare_process, because the model's libraries read the environment on import, and before
     # connecting, because the other ranks wait only for a limited time from then on.
     from tandem.worker.model.rank_model import load_rank_model
-    from tandem.worker.model.rank_transfer import RankTransferAgent
+    from tandem.worker.model.rank_transfer import open_rank_transfer
 
     try:
         channel = connect(directory, config.worker.step_stall_s)
@@ -64,13 +65,17 @@ def run(config: Config, directory: Path, rank: int) -> int:
         _log.error("rank %d cannot connect to the first rank: %s", rank, error)
         return 1
     has_ended = threading.Event()
+    inbox = _CommandReader(channel, directory, has_ended)
     try:
-        _follow(
-            _CommandReader(channel, directory, has_ended),
-            rank,
-            lambda: load_rank_model(config, directory, rank),
-            lambda follower, send: RankTransferAgent(config.handoff.transport, follower.cache, rank, send),
+        _send_event(channel, RankReady(rank))
+        inbox.start()
+        follower = load_rank_model(config, directory, rank)
+        inbox.openers.put(
+            partial(open_rank_transfer, config.handoff.transport, follower.cache, rank, inbox.send_transfer_event)
         )
+        _send_event(channel, Loaded(follower.cache.num_blocks))
+        while (command := inbox.commands.get()) is not None:
+            follower.carry_out(command)
         return 0
     except TandemError as error:
         _send_event(channel, RankFailed(error.kind, error.message))
@@ -93,12 +98,16 @@ class _CommandReader:
     def __init__(self, channel: RankChannel, directory: Path, has_ended: threading.Event) -> None:
         self.channel = channel
         self.commands: queue.SimpleQueue[RankCommand | None] = queue.SimpleQueue()
-        self.agents: queue.SimpleQueue[RankTransferAgent] = queue.SimpleQueue()
+        self.openers: queue.SimpleQueue[OpenServer] = queue.SimpleQueue()
         self._directory = directory
         self._has_ended = has_ended
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="tandem-line", daemon=True).start()
+
+    def send_transfer_event(self, data: bytes) -> None:
+        """Send an event of the transfer to the first rank; on any thread."""
+        _send_event(self.channel, MoverBytes(data))
 
     def _run(self) -> None:
         try:
@@ -116,38 +125,24 @@ class _CommandReader:
             os._exit(1)
 
     def _read(self) -> None:
-        agent: RankTransferAgent | None = None
+        server: TransferServer | None = None
         try:
             while (message := self.channel.receive()) is not None:
                 command = RANK_COMMANDS.decode(message)
-                if not isinstance(command, MoverBytes | OpenMover):
-                    self.commands.put(command)
-                    continue
-                agent = agent or self.agents.get()
-                if isinstance(command, OpenMover):
-                    _send_event(self.channel, RankRegistered(agent.open(command.worker)))
-                else:
-                    agent.handle(command.data)
+                match command:
+                    case OpenMover(worker):
+                        assert server is None, "the transfer is opened once"
+                        server, peer = self.openers.get()(worker)
+                        _send_event(self.channel, RankRegistered(peer))
+                    case MoverBytes(data):
+                        if server is None:
+                            raise ValueError("the transfer is not open")
+                        server.handle(data)
+                    case _:
+                        self.commands.put(command)
         finally:
-            if agent is not None:
-                agent.close()
-
-
-def _follow(
-    inbox: _CommandReader,
-    rank: int,
-    load: Callable[[], Follower],
-    make_agent: Callable[[Follower, Send], RankTransferAgent],
-) -> None:
-    """Load this rank's part and execute commands until the first rank has ended or an exception is raised."""
-    channel = inbox.channel
-    _send_event(channel, RankReady(rank))
-    inbox.start()
-    follower = load()
-    inbox.agents.put(make_agent(follower, lambda data: _send_event(channel, MoverBytes(data))))
-    _send_event(channel, Loaded(follower.cache.num_blocks))
-    while (command := inbox.commands.get()) is not None:
-        follower.carry_out(command)
+            if server is not None:
+                server.stop(STOP_S)
 
 
 def _send_event(channel: RankChannel, event: RankEvent) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc.aio
 
@@ -15,41 +16,46 @@ from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import KVFact
+from tandem.core.events import JobEvent, KVFact
 from tandem.core.ids import WorkerRef
-from tandem.core.topology import Topology
 from tandem.core.worker_load import DrainResult
+from tandem.engine.effects import (
+    Effect,
+    FollowHandoff,
+    JobEnded,
+    ReleaseHandoff,
+    RenewLeases,
+    SendAnnouncement,
+    SendEvent,
+    SendHandoffEnded,
+    SendRemainderRequest,
+    StartRead,
+    TearDownProducer,
+)
 from tandem.engine.factory import build_engine, engine_limits
-from tandem.engine.ports import StepObserver
 from tandem.engine.step_log import StepLogHead, step_settings
-from tandem.engine.transfer_messages import TransportPeer
+from tandem.engine.transfer_messages import PeerLost, TransferStopped
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.registry_heartbeat import Heartbeat
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import WorkerRegistry
 from tandem.transfer.interface import Transport
-from tandem.transfer.process_identity import machine_identity
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.engine.calibrate import calibrate
-from tandem.worker.engine.driver import Command, EngineDriver
-from tandem.worker.engine.recent_steps import RecentSteps
+from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
 from tandem.worker.engine.serial_pipeline import SerialPipeline
 from tandem.worker.engine.step_log_writer import StepWriter
-from tandem.worker.gateways.effect_dispatcher import EffectDispatcher
 from tandem.worker.gateways.kv_event_publisher import compose_publisher
-from tandem.worker.gateways.service import Peers, WorkerService
-from tandem.worker.gateways.watch_sessions import WatchSessions
-from tandem.worker.kv.consumer_streams import ConsumerStreams
+from tandem.worker.gateways.outbox import WatchSessions
+from tandem.worker.gateways.service import WorkerService
 from tandem.worker.kv.handoff_service import HandoffService
-from tandem.worker.kv.producer_session import SessionContext
-from tandem.worker.kv.producer_sessions import ProducerSessions
+from tandem.worker.kv.producer_session import ProducerSessions, SessionContext
 from tandem.worker.kv.transfer_client import TransferClient
-from tandem.worker.kv.transfer_health import TransferHealthCheck
-from tandem.worker.links.link_monitor import compose_link_monitor
+from tandem.worker.links.link_monitor import LinkMonitor
+from tandem.worker.links.link_probe import LinkProbe
 from tandem.worker.model.rank_transfer import open_transfer
-from tandem.worker.model.worker_descriptor import WorkerDescriptor
-from tandem.worker.model.worker_info import WorkerInfo
+from tandem.worker.model.worker_info import WorkerDescriptor, WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.run_file import RunFile
 from tandem.worker.telemetry.gauges import MetricSources, StatsReader
@@ -59,6 +65,8 @@ SWEEP_S = 0.25
 """Seconds between two checks for gateways that are gone."""
 HEARTBEAT_S = 1.0
 """Longest time without a message on a Watch stream, in seconds."""
+SELF_TEST_PERIOD_S = 10.0
+"""Seconds between two self-tests of the transfer thread."""
 FLUSH_S = 2.0
 """Seconds for streams and telemetry to carry the last messages of a worker that stops."""
 THREAD_S = 10.0
@@ -67,28 +75,44 @@ THREAD_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class KVEndpoint(NamedTuple):
-    """This worker's side of KV transfers: the `transport` of this process, and how other workers read all ranks."""
+@dataclass(frozen=True, slots=True)
+class EngineReported:
+    """The engine has returned effects for the event loop, or its state has changed."""
 
-    transport: Transport
-    peer: TransportPeer
+    effects: Sequence[Effect]
+    snapshot: EngineSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnded:
+    """The engine has ended. `error` is None after an ordered stop."""
+
+    error: str | None
+
+
+WorkerEvent = EngineReported | EngineEnded | PeerLost | TransferStopped
+"""What the threads of the engine and of the transfer report to the event loop."""
 
 
 class Worker:
-    """Compose and run one worker. Made by `factory.start_worker`, ended by `stop`; all methods run on one event
-    loop."""
+    """Compose and run one worker. Made by `factory.start_worker`, ended by `stop`; methods run on one event loop unless
+    they say otherwise.
+
+    Other threads reach the loop by one function, `_post_event`, and all that they report is handled in one,
+    `_on_event`, in the order of the loop's own queue. The worker is its engine's `EffectSink`.
+    """
 
     def __init__(
         self,
         config: Config,
         model: WorkerModel,
-        me: WorkerRef,
+        identity: WorkerInfo,
         server: grpc.aio.Server,
         trust: PeerAuth,
-        endpoint: KVEndpoint,
+        transport: Transport,
         clock: Clock,
     ) -> None:
-        self.me = me
+        self.me = identity.me
         self._failure: str | None = None
         self._has_failed = asyncio.Event()
         self._has_stopped = False
@@ -97,42 +121,56 @@ class Worker:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
-        self._trust = trust
         self._rank_group = model.rank_group
-        self._identity = _identity(config, model, me, endpoint.peer)
+        self._was_transferring = False
+        self._identity = identity
         self._redis_health = RedisHealth()
-        self._descriptor = WorkerDescriptor(self._identity, trust, self._redis_health)
+        self._descriptor = WorkerDescriptor(identity, trust, self._redis_health)
         self._gateways = WatchSessions(config.worker.gateway_grace_s)
-        self._consumers = ConsumerStreams()
-        self._transfer_client = TransferClient(
-            self._post, self._peer_lost, self._on_self_test, self._on_transfer_stopped, digests=self._digests
-        )
-        self._transfer = open_transfer(endpoint.transport, model, self._transfer_client.on_event, clock)
-        self._transfer_client.attach(self._transfer)
-        self._publisher = compose_publisher(config.redis, me, _num_cacheable(model), clock, self._redis_health)
-        self._dispatcher = EffectDispatcher(
-            self._loop,
-            self._gateways,
-            self._consumers,
-            self._transfer_client,
-            self._set_transferring,
-            self._engine_ended,
-            self._on_registered,
-        )
-        self.steps = RecentSteps()
-        self._step_writer = _step_writer(config, model, me)
-        self._run_file = _run_file(config, me)
-        self._telemetry = WorkerTelemetry(config, self._identity, clock)
+        num_cacheable = model.executor.num_blocks + model.executor.num_host_slots
+        self._publisher = compose_publisher(config.redis, self.me, num_cacheable, clock, self._redis_health)
+        self._step_writer = _step_writer(config, model, self.me)
+        self._run_file = RunFile(Path(config.worker.run_dir), self.me) if config.worker.run_dir else None
+        self._telemetry = WorkerTelemetry(config, identity, clock)
         self._driver = self._compose_driver(config, model)
-        self._producer_sessions = ProducerSessions(self._session_context())
-        self._link_monitor = compose_link_monitor(
-            config, model, self._identity, trust, self._transfer_client, clock, self._gateways.wake
+        self._transfer_client = TransferClient(
+            lambda on_event: open_transfer(transport, model, on_event, clock),
+            self._driver.post,
+            self._post_event,
+            digests=config.handoff.digests,
         )
-        self._dispatcher.attach(self._producer_sessions, self._telemetry.job_ended)
-        self._health_check = TransferHealthCheck(self._transfer.self_test)
-        self._service = self._compose_service(model)
+        lease_s = config.handoff.lease_s
+        self._producers = ProducerSessions(
+            SessionContext(identity, trust, clock, self._driver.post, self._transfer_client, lease_s)
+        )
+        self._handoffs = HandoffService(self._driver, identity.fingerprint, lease_s)
+        self._link_monitor = LinkMonitor(
+            identity,
+            config.transfer,
+            LinkProbe(identity, model, config.handoff, trust, clock, self._transfer_client),
+            self._transfer_client,
+            clock,
+            self._gateways.wake,
+        )
+        self._service = WorkerService(
+            self._descriptor,
+            self._driver,
+            self._gateways,
+            self._handoffs,
+            self._link_monitor,
+            clock,
+            model.prepare,
+        )
         add_WorkerServicer_to_server(self._service, server)
-        self._telemetry.watch(self._sources())
+        stats = StatsReader(lambda: self._driver.call(lambda engine, now: (engine.books(), [])), clock)
+        self._telemetry.watch(
+            MetricSources(
+                snapshot=lambda: self._service.snapshot,
+                books=stats.read,
+                is_healthy=lambda: self.healthy() is None,
+                num_gateways=lambda: self.num_gateways,
+            )
+        )
 
     def __repr__(self) -> str:
         return f"<worker {self.me}: {self.healthy() or 'healthy'}>"
@@ -140,8 +178,8 @@ class Worker:
     async def start(self) -> None:
         """Start threads, server and background tasks. Raises TandemError when the transport does not work on this
         machine."""
-        self._transfer.start()
-        error = await self._health_check.once()
+        self._transfer_client.transfer.start()
+        error = await self._transfer_client.test()
         if error is not None:
             raise TandemError(ErrorKind.UNSUPPORTED, error, param="handoff.transport")
         if self._rank_group is not None:
@@ -153,8 +191,10 @@ class Worker:
         await self._server.start()
         self._spawn(self._sweep(), "sweep")
         self._spawn(self._heartbeat(), "beat")
-        self._spawn(self._health_check.run(), "probe")
-        registry = self._open_registry()
+        self._spawn(self._test_transfer(), "probe")
+        redis, registry = self._config.redis, None
+        if redis.url:
+            registry = WorkerRegistry(redis.url, redis.namespace, health=self._redis_health)
         self._spawn(
             self._link_monitor.run(None if registry is None else lambda: self._list_workers(registry)), "probe links"
         )
@@ -169,7 +209,7 @@ class Worker:
 
     def healthy(self) -> str | None:
         """Return None, or why this worker should be replaced."""
-        return self._failure or self._driver.stalled() or self._health_check.error
+        return self._failure or self._driver.stalled() or self._transfer_client.problem
 
     @property
     def num_gateways(self) -> int:
@@ -200,11 +240,11 @@ class Worker:
         if writer is not None and not await asyncio.to_thread(writer.close, THREAD_S):
             _log.error("the last steps cannot be written; the step log's thread is abandoned")
         self._gateways.close()
-        self._consumers.close()
-        await self._producer_sessions.close()
+        self._handoffs.close()
+        await self._producers.close()
         self._link_monitor.cancel()
         await self._server.stop(FLUSH_S)
-        if await asyncio.to_thread(self._transfer.stop, THREAD_S):
+        if await asyncio.to_thread(self._transfer_client.transfer.stop, THREAD_S):
             await self._link_monitor.close()
         else:
             _log.error("the transfer thread does not end and is abandoned")
@@ -215,111 +255,90 @@ class Worker:
             self._run_file.remove()
         _log.info("%s has stopped", self.me)
 
-    # ---- composition
-
-    @property
-    def _digests(self) -> bool:
-        return self._config.handoff.digests
-
     def _compose_driver(self, config: Config, model: WorkerModel) -> EngineDriver:
         limits = engine_limits(config, model.max_model_len)
+        engine = build_engine(
+            config, model.executor, model.fingerprint, model.max_model_len, records_facts=self._publisher is not None
+        )
         return EngineDriver(
-            build_engine(
-                config,
-                model.executor,
-                model.fingerprint,
-                model.max_model_len,
-                records_facts=self._publisher is not None,
-            ),
+            engine,
             model.pipeline or SerialPipeline(model.executor),
-            self._dispatcher,
+            self,
             self._clock,
             config.worker.step_stall_s,
-            self._observers(),
+            [self._telemetry.steps, *([self._step_writer] if self._step_writer is not None else [])],
             lambda: calibrate(model.executor, self._clock, limits),
         )
 
-    def _observers(self) -> tuple[StepObserver, ...]:
-        ours = (self.steps, self._telemetry.steps)
-        return ours if self._step_writer is None else (*ours, self._step_writer)
+    # ---- on the engine's thread
 
-    def _sources(self) -> MetricSources:
-        reader = StatsReader(lambda: self._driver.call(lambda engine, now: (engine.books(), [])), self._clock)
-        return MetricSources(
-            snapshot=lambda: self._dispatcher.snapshot,
-            books=reader.read,
-            is_healthy=lambda: self.healthy() is None,
-            num_gateways=lambda: self.num_gateways,
-        )
+    def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
+        """Start reads at once; everything else crosses to the event loop, once per batch."""
+        if snapshot.is_transferring != self._was_transferring:
+            self._was_transferring = snapshot.is_transferring
+            # RuntimeError: the transfer thread has stopped, which it reports separately.
+            with contextlib.suppress(RuntimeError):
+                self._transfer_client.transfer.set_busy(snapshot.is_transferring)
+        others: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, StartRead):
+                self._transfer_client.start_read(effect)
+            elif isinstance(effect, TearDownProducer):
+                self._transfer_client.tear_down(effect.source)
+            else:
+                others.append(effect)
+        self._post_event(EngineReported(others, snapshot))
 
-    def _session_context(self) -> SessionContext:
-        return SessionContext(
-            me=self.me,
-            fingerprint=self._identity.fingerprint,
-            transport_kind=self._identity.transport_kind,
-            trust=self._trust,
-            clock=self._clock,
-            post=self._driver.post,
-            connect=self._transfer_client.connect,
-            disconnect=self._transfer_client.disconnect_when_idle,
-            lease_s=self._config.handoff.lease_s,
-        )
+    def on_kv_events(self, facts: Sequence[KVFact]) -> None:
+        if self._publisher is not None:
+            self._publisher.on_kv_events(facts)
 
-    def _compose_service(self, model: WorkerModel) -> WorkerService:
-        fingerprint, lease_s = self._identity.fingerprint, self._config.handoff.lease_s
-        handoffs = HandoffService(self._driver, self._consumers, fingerprint, lease_s)
-        return WorkerService(
-            self._descriptor,
-            self._driver,
-            self._dispatcher,
-            self._gateways,
-            Peers(handoffs, self._link_monitor),
-            self._clock,
-            model.prepare,
-        )
+    def ended(self, error: str | None) -> None:
+        self._post_event(EngineEnded(error))
 
-    def _open_registry(self) -> WorkerRegistry | None:
-        redis = self._config.redis
-        return WorkerRegistry(redis.url, redis.namespace, health=self._redis_health) if redis.url else None
-
-    # ---- from other threads
-
-    def _post(self, command: Command) -> None:
-        self._driver.post(command)
-
-    def _set_transferring(self, is_transferring: bool) -> None:
-        # RuntimeError: the transfer thread has stopped, which on_stopped reports separately.
-        with contextlib.suppress(RuntimeError):
-            self._transfer.set_busy(is_transferring)
-
-    def _peer_lost(self, source: WorkerRef) -> None:
-        def lose() -> None:
-            self._producer_sessions.peer_lost(source)
-            self._link_monitor.suspect(source)
-
-        self._call_on_loop(lose)
-
-    def _on_self_test(self, error: str | None) -> None:
-        self._call_on_loop(lambda: self._health_check.answer(error))
-
-    def _on_transfer_stopped(self, error: str | None) -> None:
-        if error is not None:
-            self._call_on_loop(lambda: self._fail(f"the transfer thread failed: {error}"))
-
-    def _call_on_loop(self, call: Callable[[], None]) -> None:
+    def _post_event(self, event: WorkerEvent) -> None:
+        """Queue an event for the event loop; on any thread."""
         # RuntimeError: the event loop is closed.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call)
+            self._loop.call_soon_threadsafe(self._on_event, event)
 
     # ---- on the event loop
 
-    def _engine_ended(self, error: str | None) -> None:
-        if error is not None:
-            self._fail(f"the engine failed: {error}")
+    def _on_event(self, event: WorkerEvent) -> None:
+        match event:
+            case EngineReported(effects, snapshot):
+                try:
+                    self._carry_out(effects)
+                except Exception as failure:
+                    # Gateways and engine disagree from now on.
+                    _log.exception("effects cannot be carried out")
+                    self._fail(f"the engine failed: {type(failure).__name__}: {failure}")
+                self._service.on_snapshot(snapshot)
+            case PeerLost(peer):
+                self._producers.peer_lost(peer.worker)
+                self._link_monitor.reports.suspect(peer.worker, self._clock.now())
+            case EngineEnded(str(error)):
+                self._fail(f"the engine failed: {error}")
+            case TransferStopped(str(error)):
+                self._fail(f"the transfer thread failed: {error}")
+            case EngineEnded() | TransferStopped():
+                pass
 
-    def _on_registered(self, facts: Sequence[KVFact]) -> None:
-        if self._publisher is not None:
-            self._publisher.on_kv_events(facts)
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        events: list[JobEvent] = []
+        for effect in effects:
+            match effect:
+                case SendEvent(event):
+                    events.append(event)
+                case SendAnnouncement() | SendHandoffEnded():
+                    self._handoffs.send(effect)
+                case FollowHandoff() | RenewLeases() | SendRemainderRequest() | ReleaseHandoff():
+                    self._producers.carry_out(effect)
+                case JobEnded(times):
+                    self._telemetry.job_ended(times)
+                case _:
+                    raise AssertionError(f"{effect} is carried out on the engine's thread")
+        self._gateways.deliver(events)
 
     def _fail(self, reason: str) -> None:
         if self._failure is None:
@@ -345,6 +364,11 @@ class Worker:
                 _log.warning("%d jobs cancelled: their gateway has no Watch stream", len(lost))
             self._service.cancel(lost)
 
+    async def _test_transfer(self) -> None:
+        while True:
+            await asyncio.sleep(SELF_TEST_PERIOD_S)
+            await self._transfer_client.test()
+
     async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
@@ -353,7 +377,7 @@ class Worker:
     async def _list_workers(self, registry: WorkerRegistry) -> Sequence[WorkerRecord]:
         """Return the registered workers. Connections to others are closed, except to sources in use."""
         records = await registry.list()
-        self._transfer_client.keep(self._producer_sessions.sources | {record.worker for record in records})
+        self._transfer_client.keep(self._producers.sources | {record.worker for record in records})
         return records
 
     async def _register(self, registry: WorkerRegistry) -> None:
@@ -386,30 +410,3 @@ def _step_writer(config: Config, model: WorkerModel, me: WorkerRef) -> StepWrite
         settings=step_settings(with_device_defaults(config)),
     )
     return StepWriter(Path(config.worker.step_log), head)
-
-
-def _run_file(config: Config, me: WorkerRef) -> RunFile | None:
-    return RunFile(Path(config.worker.run_dir), me) if config.worker.run_dir else None
-
-
-def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: TransportPeer) -> WorkerInfo:
-    return WorkerInfo(
-        me=me,
-        pool=config.worker.pool,
-        model=model.name,
-        fingerprint=model.fingerprint,
-        max_model_len=model.max_model_len,
-        max_num_seqs=config.engine.max_num_seqs,
-        bundle=model.bundle,
-        bundle_digest=model.bundle.digest,
-        transport=peer,
-        transport_kind=config.handoff.transport,
-        aliases=model.aliases,
-        topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
-        machine=machine_identity(),
-    )
-
-
-def _num_cacheable(model: WorkerModel) -> int:
-    """Count the KV blocks of device and host memory."""
-    return model.executor.num_blocks + model.executor.num_host_slots

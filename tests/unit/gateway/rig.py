@@ -61,7 +61,7 @@ class Rig:
 
     async def start(self) -> None:
         await self.dispatch.start()
-        await self.fleet.start(self.dispatch)
+        await self.fleet.start()
 
     async def stop(self) -> None:
         await self.fleet.stop()

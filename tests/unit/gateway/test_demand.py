@@ -13,9 +13,7 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import SloConfig
 from tandem.core.ids import GatewayId, RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway.orchestration import demand_publisher
-from tandem.gateway.orchestration.demand import DemandCounter
-from tandem.gateway.orchestration.demand_publisher import DemandPublisher
+from tandem.gateway.orchestration.demand import DemandCounter, DemandPublisher
 from tandem.gateway.telemetry.usage import Usage
 from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandStore, DemandTotals, QueueBacklog
@@ -107,7 +105,7 @@ def test_the_backlog_is_reported_by_model() -> None:
 async def test_the_demand_is_published_repeatedly_and_withdrawn_at_the_end(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demand_publisher, "PERIOD_S", 0.01)
+    monkeypatch.setattr("tandem.gateway.orchestration.demand.PERIOD_S", 0.01)
     counter, _ = tally()
     reader = DemandStore(redis_url, "beat")
     beat = DemandPublisher(GatewayId("g1"), DemandStore(redis_url, "beat"), counter, SystemClock())
@@ -124,7 +122,7 @@ async def test_the_demand_is_published_repeatedly_and_withdrawn_at_the_end(
 
 
 async def test_an_unreachable_redis_does_not_stop_the_publisher(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demand_publisher, "PERIOD_S", 0.01)
+    monkeypatch.setattr("tandem.gateway.orchestration.demand.PERIOD_S", 0.01)
     counter, _ = tally()
     beat = DemandPublisher(GatewayId("g1"), DemandStore(f"unix://{tmp_path}/none.sock", "beat"), counter, SystemClock())
     await beat.start()

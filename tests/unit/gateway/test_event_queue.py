@@ -9,8 +9,7 @@ import pytest
 from tandem.core.events import SampledToken, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway.orchestration.active_request import ActiveRequest
-from tandem.gateway.orchestration.event_queue import EventQueue
+from tandem.gateway.orchestration.active_request import ActiveRequest, EventQueue
 from tandem.orchestration.director import OpenRequest
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_state import RequestState

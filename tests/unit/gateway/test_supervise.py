@@ -190,3 +190,20 @@ async def test_the_tenants_file_that_was_not_taken_is_read_again(
     await until(lambda: digest in door._tenants.keys)
     await watch.stop()
     assert_logged_once(caplog, "the tenants file")
+
+
+async def test_a_worker_whose_update_could_not_be_applied_sends_it_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.running()
+    key, watched = request.state.key, len(worker.positions)
+    apply = FailsOnce(rig.dispatch.director.on_worker_events)
+    monkeypatch.setattr(rig.dispatch.director, "on_worker_events", apply)
+    worker.publish(token(key, 0), Finished(key, FinishReason.STOP, 1, 0))
+    await until(lambda: len(worker.positions) > watched)
+    assert worker.positions[-1] == {key: 0}
+    worker.publish(token(key, 0), Finished(key, FinishReason.STOP, 1, 0))
+    assert await collect(request) == [0]
+    assert_logged_once(caplog, "worker m@")

@@ -25,12 +25,10 @@ from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import Meter, ServedModel
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
-from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.tenants_file import parse_tenants
 from tandem.gateway.text.text_model import TextModel
-from tandem.orchestration.commands import EndRequest
-from tandem.orchestration.director import RequestDirector
+from tandem.orchestration.director import OpenRequest, RequestDirector
 from tandem.orchestration.request_state import JobGroupPhase
 from tandem.routing.placement import Placement
 from tests.unit.gateway.conftest import ScriptedDispatch
@@ -265,40 +263,34 @@ async def test_tokens_may_arrive_before_the_submit_reply(rig: Rig, quotas: Scrip
     assert quotas.entries[0].closes == [TokenUsage(16, 2)]
 
 
-def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[ActiveRequest, Callable[..., None]]:
+def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[OpenRequest, Callable[..., None]]:
     """Return a request with a prompt of 10 tokens at its worker, and a function that publishes that worker's events."""
     job = Request(id=RequestId("r"), model="m", prompt_tokens=(1,) * 10, sampling=sampling, num_choices=num_choices)
     worker = WorkerRef(WorkerId("w"), 1, "w:1")
     director = RequestDirector(BookedWorkers(), GatewayConfig(), lambda request: HandoffId("h"))
-    admitted = director.probe(job, Placement(worker, worker), 0.0)
-    active = ActiveRequest(admitted.open_request, lambda request: None, lambda request, choice: None)
-    assert active.spent() is None, "no worker has begun it"
-    director.on_submit_result(worker, active.state.key, None, 0.0)
+    open_request = director.probe(job, Placement(worker, worker), 0.0).open_request
+    assert open_request.usage() is None, "no worker has begun it"
+    director.on_submit_result(worker, open_request.state.key, None, 0.0)
 
     def publish(*events: Token | Finished) -> None:
-        for command in director.on_worker_events(worker, events, 0.0):
-            match command:
-                case Token() | Finished():
-                    active.push(command)
-                case EndRequest(_, outcome):
-                    active.push(outcome)
+        director.on_worker_events(worker, events, 0.0)
 
-    return active, publish
+    return open_request, publish
 
 
 def test_all_choices_count_and_their_prompt_once() -> None:
-    active, publish = running(SamplingParams(max_tokens=4), num_choices=2)
+    request, publish = running(SamplingParams(max_tokens=4), num_choices=2)
     keys = [JobKey(RequestId("r"), 1, choice) for choice in (0, 1)]
     publish(token(keys[0], 0), token(keys[1], 0), token(keys[1], 1))
-    assert active.spent() == TokenUsage(10, 3)
+    assert request.usage() == TokenUsage(10, 3)
     publish(Finished(keys[0], FinishReason.STOP, 1, 8), Finished(keys[1], FinishReason.STOP, 2, 8))
-    assert active.spent() == TokenUsage(2, 3)
+    assert request.usage() == TokenUsage(2, 3)
 
 
 def test_a_prompt_that_was_only_computed_counts() -> None:
-    active, publish = running(SamplingParams(max_tokens=0))
-    publish(Finished(active.state.key, FinishReason.LENGTH, 0, 0))
-    assert active.spent() == TokenUsage(10, 0)
+    request, publish = running(SamplingParams(max_tokens=0))
+    publish(Finished(request.state.key, FinishReason.LENGTH, 0, 0))
+    assert request.usage() == TokenUsage(10, 0)
 
 
 async def test_a_request_that_never_ran_costs_nothing(rig: Rig, quotas: ScriptedQuotas) -> None:

@@ -102,7 +102,7 @@ async def test_a_suspected_pair_is_probed_at_once(
     rig = make_rig()
     await rig.start()
     prefill, decode = await rig.pair()
-    await until(lambda: not rig.fleet._probing)
+    await until(lambda: not rig.dispatch._probes)
     for _ in range(2):  # the first may meet the last look of the search
         rig.fleet.suspect(frozenset({prefill.ref, decode.ref}))
         assert not rig.fleet.pairs.linked
@@ -282,7 +282,7 @@ async def test_an_incarnation_that_ended_during_its_probe_leaves_nothing(rig: Ri
     rig.workers.remove(older)
     await rig.add("d", "decode")
     await until(lambda: rig.dispatch.ready() is None)
-    await until(lambda: not rig.fleet._probing)
+    await until(lambda: not rig.dispatch._probes)
     assert not rig.fleet.pairs.failed
     await older.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -22,10 +23,10 @@ from tandem.engine.engine import Engine
 from tandem.engine.ports import DeviceLost
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.schedule_result import StepRecord
 from tandem.sched.state.step_plan import StepPlan, StepResult
 from tandem.worker.engine.calibrate import calibrate
 from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
-from tandem.worker.engine.recent_steps import RecentSteps
 from tandem.worker.engine.serial_pipeline import SerialPipeline
 from tandem.worker.engine.watchdog import STALL_FACTOR, Watchdog
 from tests.e2e.client import new_request
@@ -79,6 +80,16 @@ class Watched(SerialPipeline):
         return result
 
 
+class Records:
+    """Keep the records of the most recent steps."""
+
+    def __init__(self) -> None:
+        self.records: deque[StepRecord] = deque(maxlen=16)
+
+    def observe(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+
 class Rig:
     def __init__(self, plan_depth: int = 1) -> None:
         self.sink = Sink()
@@ -88,7 +99,7 @@ class Rig:
         self.engine = Engine(
             BlockPool(NUM_BLOCKS, BLOCK_SIZE), self.limits, HandoffConfig(), "f00d", plan_depth=plan_depth
         )
-        self.steps = RecentSteps(num_steps=16)
+        self.steps = Records()
         self.calibrates = False
         self.calibrated: list[str] = []
         self.driver = EngineDriver(
@@ -300,8 +311,8 @@ def test_every_step_is_observed_and_the_step_cost_is_reported(rig: Rig) -> None:
     while not finished(rig):
         threading.Event().wait(0.01)
     rig.driver.call(lambda engine, now: (None, [])).result(10)
-    records = rig.steps.recent()
-    assert [r.number for r in records] == list(range(24, 40)), "the ring keeps the newest"
+    records = list(rig.steps.records)
+    assert [r.number for r in records] == list(range(24, 40))
     assert all(r.measured_s >= 0.002 and not r.has_failed for r in records)
     assert records[-1].features.num_decode_seqs == 1
     assert rig.sink.snapshots[0].step_cost is not None, "told from the first snapshot on"
@@ -515,4 +526,4 @@ def test_steps_that_overlap_are_timed_from_the_end_of_the_one_before() -> None:
     driver.call(lambda engine, now: (None, engine.submit(job, now))).result(10)
     wait_for(lambda: finished(rig))
     assert driver.stop(10)
-    assert [record.measured_s for record in rig.steps.recent()] == [0.5] * 10
+    assert [record.measured_s for record in list(rig.steps.records)] == [0.5] * 10

@@ -14,10 +14,11 @@ import pytest
 from tandem.core.config import ClusterConfig, EngineConfig, HandoffConfig, WorkerConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason
-from tandem.core.ids import HandoffId, HandoffKey, Incarnation
+from tandem.core.ids import HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
 from tandem.core.request import PrefillJob, ResumeJob
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.kv import producer_session
+from tandem.worker.kv.handoff_service import ConsumerStream
 from tests.e2e.client import hand_over, new_request
 from tests.ports import free_port
 from tests.unit.worker.conftest import Gate, Nodes, pace
@@ -307,7 +308,7 @@ async def test_a_broken_stream_is_opened_again_and_nothing_is_lost(nodes: Nodes)
     gate = Gate(producer.executor, lambda plan: getattr(plan, "number", 0) == 3)
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
     await asyncio.to_thread(gate.entered.wait)
-    producer.worker._consumers.close()
+    producer.worker._handoffs.close()
     gate.open()
     assert isinstance(await consumer.client.end_of(key), Finished)
     assert consumer.client.tokens(key) == continuation(PROMPT, 6)
@@ -485,3 +486,10 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write(chunk)
         await writer.drain()
     writer.close()
+
+
+def test_a_failed_stream_ends_and_wakes_its_writer() -> None:
+    stream = ConsumerStream(WorkerRef(WorkerId("consumer"), Incarnation(1), "h:1"))
+    failure = ValueError("planted")
+    stream.end(failure)
+    assert stream.failure is failure and stream.is_over and stream.wake.is_set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,6 @@ from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.worker_record import WorkerRecord
 from tandem.transfer.link_detection import LinkEndpoints
 from tandem.worker.kv.handshake import SourceGone
-from tandem.worker.kv.read_stats import ReadStats
 from tandem.worker.links import link_monitor
 from tandem.worker.links.link_monitor import LinkMonitor
 from tandem.worker.links.link_probe import ProbeResult
@@ -28,7 +28,7 @@ def ref(name: str) -> WorkerRef:
     return WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
 
 
-ME = ref("me")
+INFO = SimpleNamespace(me=ref("me"), fingerprint="f")
 
 
 def record(name: str, pool: str = "prefill", *, zone: str = "", fingerprint: str = "f", role: str = "") -> WorkerRecord:
@@ -73,7 +73,8 @@ async def run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., tu
             return registry()
 
         probe = RecordingProbe()
-        one = LinkMonitor(ME, "f", transfer or TransferConfig(), probe, ReadStats(), SystemClock(), lambda: None)  # type: ignore[arg-type]
+        reads = SimpleNamespace(take_throughput=lambda num_bytes: {})
+        one = LinkMonitor(INFO, transfer or TransferConfig(), probe, reads, SystemClock(), lambda: None)  # type: ignore[arg-type]
         started.append((one, asyncio.create_task(one.run(listed))))
         return one, probe
 

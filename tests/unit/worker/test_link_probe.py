@@ -11,6 +11,7 @@ import pytest
 
 from tandem.core.config import HandoffConfig, TransferConfig
 from tandem.core.ids import WorkerRef
+from tandem.engine.transfer_messages import PeerLost
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.kv_codec import encode_worker
 from tandem.worker import worker
@@ -139,7 +140,7 @@ async def test_the_probe_queue_is_bounded(nodes: Nodes, monkeypatch: pytest.Monk
 async def test_first_transfers_report_the_link_or_trigger_a_measurement(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, transfer: TransferConfig, link_type: str
 ) -> None:
-    monkeypatch.setattr("tandem.worker.kv.read_stats.MIN_SAMPLE_BYTES", 64)
+    monkeypatch.setattr("tandem.worker.kv.transfer_client.MIN_SAMPLE_BYTES", 64)
     monkeypatch.setattr(link_monitor, "MIN_SAMPLE_BYTES", 640)
     monkeypatch.setattr(link_monitor, "BEAT_S", 0.01)
     monkeypatch.setattr(link_monitor, "AGAIN_S", 0.01)
@@ -157,13 +158,14 @@ async def test_first_transfers_report_the_link_or_trigger_a_measurement(
 
 async def test_a_source_that_was_lost_is_measured_again(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_monitor, "BEAT_S", 0.01)
-    monkeypatch.setattr("tandem.worker.links.link_reports.FRESH_S", 0.0)
+    monkeypatch.setattr("tandem.worker.links.link_monitor.FRESH_S", 0.0)
     monkeypatch.setattr(link_probe, "ENOUGH_S", 0.02)
     producer, consumer = await nodes.start(), await nodes.start()
     await measure(consumer, producer.worker.me)
     book = consumer.worker._link_monitor.reports
     number = book.number
-    consumer.worker._peer_lost(producer.worker.me)
+    peer = consumer.worker._transfer_client._peers[producer.worker.me]
+    consumer.worker._on_event(PeerLost(peer, True, "planted"))
     await until(lambda: book.number > number)
     assert book.find(producer.worker.me) is not None
 
@@ -182,7 +184,7 @@ class Leaping:
 async def test_a_late_event_loop_does_not_make_a_link_slow(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     probe = consumer.worker._link_monitor._probe
-    probe._context = replace(probe._context, clock=Leaping())
+    probe.clock = Leaping()
     report = (await measure(consumer, producer.worker.me)).report
     assert 0 < report.seconds < 1000.0
 
@@ -201,7 +203,7 @@ async def test_nobody_is_measured_while_a_trial_read_may_go_on(nodes: Nodes, mon
     report = consumer.worker._link_monitor.reports.find(other.worker.me)
     assert report is not None and not report.refused
     proven.set()
-    await until(lambda: consumer.worker._transfer_client.probe_reads.undrained() is None)
+    await until(lambda: consumer.worker._transfer_client.undrained_probe() is None)
     assert (await measure(consumer, other.worker.me)).report.num_bytes > 0
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
-from tandem.worker.links import link_reports
-from tandem.worker.links.link_reports import FRESH_S, GONE_S, MAX_RETRY_S, RETRY_S, LinkReports
+from tandem.worker.links import link_monitor
+from tandem.worker.links.link_monitor import FRESH_S, GONE_S, MAX_RETRY_S, RETRY_S, LinkReports
 
 
 def ref(name: str, life: int = 1) -> WorkerRef:
@@ -71,9 +71,9 @@ def test_a_report_is_fresh_for_a_while() -> None:
 @pytest.mark.slow
 def test_the_number_of_sources_is_bounded() -> None:
     book = LinkReports()
-    for number in range(link_reports.MAX_SOURCES + 5):
+    for number in range(link_monitor.MAX_SOURCES + 5):
         book.put(report(ref(f"w{number}")), 0.0)
-    assert len(book.since(0)) == link_reports.MAX_SOURCES and book.find(ref("w0")) is None
+    assert len(book.since(0)) == link_monitor.MAX_SOURCES and book.find(ref("w0")) is None
 
 
 def test_a_source_unlisted_for_a_while_is_forgotten() -> None:

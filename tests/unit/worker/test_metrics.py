@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,13 +14,9 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, KVReceived, Token
 from tandem.core.ids import HandoffId
 from tandem.core.request import PrefillJob, Request, ResumeJob
-from tandem.stores.redis_health import RedisHealth
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.gateways import service
 from tandem.worker.kv import producer_session
-from tandem.worker.model.worker_descriptor import WorkerDescriptor
-from tandem.worker.model.worker_info import WorkerInfo
 from tandem.worker.telemetry.gauges import _queued_tokens
 from tests.e2e.client import hand_over, new_request
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
@@ -297,16 +293,9 @@ def test_a_load_without_a_report_has_no_queued_tokens() -> None:
     assert _queued_tokens((3, 8, 8)) == {("interactive",): 3, ("standard",): 5, ("batch",): 0}
 
 
-def test_a_workers_redis_errors_are_exported() -> None:
-    class Nobody:
-        pool = "mixed"
-
-        def describe(self, *, with_bundle: bool) -> pb.DescribeReply:
-            return pb.DescribeReply()
-
-    health = RedisHealth()
-    introduction = WorkerDescriptor(cast(WorkerInfo, Nobody()), PeerAuth("w"), health)
-    assert introduction.describe(with_bundle=False, metadata=()).redis_problem == ""
-    health.failed("registry", "EVALSHA", OSError("planted"))
-    reply = introduction.describe(with_bundle=False, metadata=())
+async def test_a_workers_redis_errors_are_exported(nodes: Nodes) -> None:
+    node = await nodes.start()
+    assert (await node.client.stub.Describe(pb.DescribeRequest())).redis_problem == ""
+    node.worker._redis_health.failed("registry", "EVALSHA", OSError("planted"))
+    reply = await node.client.stub.Describe(pb.DescribeRequest())
     assert reply.redis_problem == "OSError: planted" and reply.num_redis_errors == 1

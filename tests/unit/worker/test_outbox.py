@@ -18,7 +18,7 @@ from tandem.core.events import (
     SampledToken,
     Token,
 )
-from tandem.core.ids import GatewayId, HandoffId, HandoffKey, JobKey, RequestId
+from tandem.core.ids import HandoffId, HandoffKey, JobKey, RequestId
 from tandem.worker.gateways.outbox import MAX_SCORES, Outbox
 
 KEYS = [JobKey(RequestId(name), 1) for name in "abc"]
@@ -61,7 +61,7 @@ class Gateway:
 
 @given(st.lists(st.one_of(st.integers(0, 2), st.sampled_from(["heard", "lost"])), max_size=80))
 def test_no_event_is_lost_or_delivered_twice(actions: list[int | str]) -> None:
-    box, gateway = Outbox(GatewayId("g"), keep_s=10.0), Gateway()
+    box, gateway = Outbox(keep_s=10.0), Gateway()
     scripts = {key: script(key) for key in KEYS}
     for key in KEYS:
         box.register(key, 0)
@@ -85,7 +85,7 @@ def test_no_event_is_lost_or_delivered_twice(actions: list[int | str]) -> None:
 
 
 def test_an_unlisted_live_job_is_unwanted_and_its_end_is_still_sent() -> None:
-    box = Outbox(GatewayId("g"), keep_s=10.0)
+    box = Outbox(keep_s=10.0)
     key = KEYS[0]
     box.register(key, 0)
     box.push(Token(key, 0, SampledToken(0)))
@@ -95,7 +95,7 @@ def test_an_unlisted_live_job_is_unwanted_and_its_end_is_still_sent() -> None:
 
 
 def test_a_listed_job_unknown_to_the_worker_has_failed() -> None:
-    box = Outbox(GatewayId("g"), keep_s=10.0)
+    box = Outbox(keep_s=10.0)
     box.resume({KEYS[0]: 3})
     (failed,) = box.take(0.0)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
@@ -103,13 +103,13 @@ def test_a_listed_job_unknown_to_the_worker_has_failed() -> None:
 
 
 def test_a_position_before_the_attempt_began_cannot_be_served() -> None:
-    box = Outbox(GatewayId("g"), keep_s=10.0)
+    box = Outbox(keep_s=10.0)
     box.register(KEYS[0], 5)
     assert box.resume({KEYS[0]: 4}) == [KEYS[0]]
 
 
 def test_ended_jobs_are_forgotten_some_time_after_their_end_was_sent() -> None:
-    box = Outbox(GatewayId("g"), keep_s=10.0)
+    box = Outbox(keep_s=10.0)
     box.register(KEYS[0], 0)
     box.push(Cancelled(KEYS[0]))
     box.forget(1e6)
@@ -123,7 +123,7 @@ def test_ended_jobs_are_forgotten_some_time_after_their_end_was_sent() -> None:
 
 def test_scores_are_sent_first_in_messages_of_bounded_size() -> None:
     """Whatever is lost in transit, all scores are delivered before the first token."""
-    box, key, other = Outbox(GatewayId("g"), keep_s=10.0), KEYS[0], KEYS[1]
+    box, key, other = Outbox(keep_s=10.0), KEYS[0], KEYS[1]
     size = MAX_SCORES - 1
     chunks = [PromptLogprobs(key, 1 + size * i, (SampledToken(0, -1.0),) * size) for i in range(4)]
     box.register(key, 0)
@@ -147,7 +147,7 @@ def test_scores_are_sent_first_in_messages_of_bounded_size() -> None:
 
 
 def test_a_second_offer_is_sent_like_the_first() -> None:
-    box = Outbox(GatewayId("g"), keep_s=10.0)
+    box = Outbox(keep_s=10.0)
     box.register(KEYS[0], 0)
     for number in (1, 2):
         offer = MigrationOffered(KEYS[0], HandoffKey(HandoffId(f"h{number}"), 1))

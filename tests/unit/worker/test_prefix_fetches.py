@@ -15,6 +15,7 @@ from tandem.core.events import Cancelled, Finished, FinishReason, KVReceived, To
 from tandem.core.ids import BlockHash, HandoffId, HandoffKey, Incarnation, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, RemotePrefix, Request, ResumeJob
 from tandem.engine import kv_consumer as taking
+from tandem.engine.effects import FollowHandoff
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS, RemotePrefixRequest
 from tandem.worker.kv.producer_session import ProducerSession
 from tests.e2e.client import PATIENCE_S, new_request
@@ -255,9 +256,9 @@ async def test_a_broken_stream_requests_its_prefix_fetches_again(
     key = await fetch_prefix(consumer, producer.worker.me, new_request(MODEL, PROMPT, 3))
     await consumer.client.under_read()
     served_again = asyncio.Event()
-    send = producer.worker._consumers.send
-    monkeypatch.setattr(producer.worker._consumers, "send", lambda effect: (send(effect), served_again.set()))
-    producer.worker._consumers.close()
+    send = producer.worker._handoffs.send
+    monkeypatch.setattr(producer.worker._handoffs, "send", lambda effect: (send(effect), served_again.set()))
+    producer.worker._handoffs.close()
     if not is_read_meanwhile:
         await asyncio.wait_for(served_again.wait(), PATIENCE_S)
     consumer.transport.gate.set()
@@ -268,11 +269,11 @@ async def test_a_broken_stream_requests_its_prefix_fetches_again(
 async def test_the_blocks_of_one_message_are_bounded(nodes: Nodes) -> None:
     """A reopened stream requests many long prefixes again."""
     node = await nodes.start()
-    link = ProducerSession(node.worker.me, node.worker._session_context())
+    link = ProducerSession(node.worker.me, node.worker._producers.context)
     half = RemotePrefixRequest(0, (BlockHash(b"x" * 16),) * (MAX_REMOTE_PREFIX_BLOCKS // 2))
     requests: dict[str, RemotePrefixRequest | None] = {"a": half, "b": half, "c": None, "d": half, "e": None}
     for name, prefix_request in requests.items():
-        link.follow(HandoffKey(HandoffId(name), 1), prefix_request)
+        link.carry_out(FollowHandoff(link.source, HandoffKey(HandoffId(name), 1), prefix_request))
     messages = [link._next_message(), link._next_message()]
     batches = [[*(b.key.handoff for b in m.prefix_request), *(key.handoff for key in m.follow)] for m in messages]
     assert batches == [["a", "b", "c"], ["d", "e"]]

@@ -10,7 +10,6 @@ import pytest
 
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, WorkerRef
 from tandem.engine.effects import Effect, ReleaseHandoff, StartRead
-from tandem.engine.effects import TearDownProducer as KvTeardown
 from tandem.engine.transfer_messages import (
     Command,
     Connected,
@@ -68,8 +67,7 @@ class Engine:
 
 
 def desk(engine: Engine, mover: Noting, *, digests: bool) -> TransferClient:
-    desk = TransferClient(engine.post, lambda peer: None, lambda error: None, lambda error: None, digests=digests)
-    desk.attach(mover)
+    desk = TransferClient(lambda on_event: mover, engine.post, lambda event: None, digests=digests)
     desk.on_event(Connected(P))
     return desk
 
@@ -124,7 +122,7 @@ def test_a_source_that_is_gone_is_given_up_once_nothing_is_read_of_it() -> None:
     one.disconnect_when_idle(P.worker)
     one.on_event(PeerLost(P, True, "gone"))
     one.disconnect_when_idle(P.worker)
-    one.tear_down(KvTeardown(P.worker))
+    one.tear_down(P.worker)
     assert len(teardowns(mover)) == 2, "of one that is not connected there is nothing to give up"
 
 

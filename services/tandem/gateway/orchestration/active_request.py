@@ -1,25 +1,57 @@
-"""The stream of one open request, as a front end reads it."""
+"""Provide the stream of one open request, as a front end reads it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import RequestId
 from tandem.gateway.context.interfaces import QuotaEntry
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
-from tandem.gateway.orchestration.event_queue import EventQueue
 from tandem.orchestration.director import OpenRequest
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_state import RequestState
 
+StreamEvent = Token | PromptLogprobs | Finished
+
+
+class EventQueue:
+    """Hold the events of one request for one reader. Bounded by what a request may yield, its `max_tokens`.
+
+    Every token passes here, and nobody waits to push: `asyncio.Queue` would cost more.
+    """
+
+    __slots__ = ("_events", "_reader")
+
+    def __init__(self) -> None:
+        self._events: deque[StreamEvent | TandemError] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def __iter__(self) -> Iterator[StreamEvent | TandemError]:
+        return iter(self._events)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def push(self, event: StreamEvent | TandemError) -> None:
+        self._events.append(event)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def next(self) -> StreamEvent | TandemError:
+        while not self._events:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._events.popleft()
+
 
 class ActiveRequest:
-    """A TokenStream over an open request. Owns the queue between the driver, which pushes, and the front end, which
-    reads; the queue is bounded by the request's choices and `max_tokens`. `quota` is closed by the driver at its
-    end."""
+    """Stream the output of an open request, as a `TokenStream`. Owns the queue between the driver, which pushes, and
+    the front end, which reads; the queue is bounded by the request's choices and `max_tokens`. The driver closes
+    `quota` at the request's end."""
 
     def __init__(
         self,
@@ -67,11 +99,7 @@ class ActiveRequest:
     def rate_limits(self) -> RateLimitStatus:
         return RateLimitStatus() if self.quota is None else self.quota.rate_limits
 
-    def spent(self) -> TokenUsage | None:
-        """Return the tokens that count against its quota by now."""
-        return self._open_request.usage()
-
-    async def __aiter__(self) -> AsyncIterator[Token | PromptLogprobs | Finished]:
+    async def __aiter__(self) -> AsyncIterator[StreamEvent]:
         while self._unended:
             event = await self._events.next()
             if isinstance(event, TandemError):
@@ -83,8 +111,8 @@ class ActiveRequest:
                 self._unended.discard(event.key.choice)
             yield event
 
-    def _is_due(self, event: Token | PromptLogprobs | Finished | TandemError) -> bool:
-        """It is not of a choice that has ended or of which the client has enough."""
+    def _is_due(self, event: StreamEvent | TandemError) -> bool:
+        """Return whether an event is not of a choice that has ended or that the client has stopped."""
         return not isinstance(event, Token | Finished) or event.key.choice in self._unended
 
     def finish(self, choice: int) -> None:

@@ -1,17 +1,25 @@
-"""Adds up what a gateway was asked for and how it was answered, by model, for planners; never tells anybody."""
+"""Count what clients request of a gateway and how it is served, by model, and publish the counts for planners."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind
+from tandem.core.ids import GatewayId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
+from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.telemetry.request_record import CANCELLED, RequestRecord
 from tandem.orchestration.director import OpenRequest
 from tandem.sched.state.slo_targets import LatencyTargets
-from tandem.stores.demand_store import DemandTotals, QueueBacklog
+from tandem.stores.demand_store import DemandRecord, DemandStore, DemandTotals, DemandUnavailable, QueueBacklog
+
+PERIOD_S = 1.0
 
 _NO_ROOM = frozenset(
     kind.value for kind in (ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DEADLINE)
@@ -20,35 +28,35 @@ _NO_ROOM = frozenset(
 
 
 class DemandCounter:
-    """An AnswerObserver that also counts requests as they are admitted and as their prompts are computed.
-    `open_requests` returns those that run or wait. All on the event loop."""
+    """Count requests as they are admitted, as their prompts are computed and, as an observer of records, as they end.
+    `open_requests` returns those that run or wait. All calls on the event loop."""
 
     def __init__(self, targets: LatencyTargets, open_requests: Callable[[], Sequence[OpenRequest]]) -> None:
         self._open_requests = open_requests
-        self._totals: dict[str, DemandTotals] = {}
+        self._totals: defaultdict[str, DemandTotals] = defaultdict(DemandTotals)
         self._slos = {lane.label: targets.lane(lane).slo for lane in Lane}
 
     def totals(self) -> Mapping[str, DemandTotals]:
-        """Since the beginning; the caller's own."""
+        """Return a copy of the counts since the start."""
         return {model: replace(totals) for model, totals in self._totals.items()}
 
     def backlog(self) -> Mapping[str, QueueBacklog]:
-        """Those that wait for a place, by model."""
+        """Return the number and size of the requests that wait for a placement, by model."""
         found: dict[str, list[int]] = {}
         for request in (one.state.request for one in self._open_requests() if one.is_queued):
             found.setdefault(request.model, []).append(len(request.prompt_tokens))
         return {model: QueueBacklog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
 
     def on_admitted(self, request: Request) -> None:
-        """It was admitted, or refused because there is no room for it."""
-        totals = self._of(request.model)
+        """Count a request that was admitted, or refused because there is no room for it."""
+        totals = self._totals[request.model]
         totals.num_requests += 1
         totals.num_input_tokens += len(request.prompt_tokens)
 
     def on_first_token(self, request: Request, num_cached: int) -> None:
-        """The first token of it was drawn, and so many tokens of its prompt were in a cache."""
+        """Count a request whose first token was sampled, `num_cached` tokens of its prompt being in a cache."""
         num_new = len(request.prompt_tokens) - num_cached
-        totals = self._of(request.model)
+        totals = self._totals[request.model]
         totals.num_served += 1
         totals.num_cached_tokens += num_cached
         totals.num_prefill_pairs += num_new * num_cached + num_new * (num_new + 1) // 2
@@ -60,7 +68,7 @@ class DemandCounter:
     def _count(self, record: RequestRecord) -> None:
         totals = self._totals.get(record.model)
         if totals is None:
-            return  # refused before it was known what it asks for
+            return  # refused before its model was known
         totals.num_output_tokens += record.usage.num_output
         totals.num_gaps += record.num_gaps
         totals.num_late_gaps += record.num_late_gaps
@@ -69,8 +77,42 @@ class DemandCounter:
         elif record.outcome != CANCELLED and record.first_token_s is not None:
             totals.num_late_ttft += self._slos[record.lane].violates_ttft(record.first_token_s)
 
-    def _of(self, model: str) -> DemandTotals:
-        totals = self._totals.get(model)
-        if totals is None:
-            totals = self._totals[model] = DemandTotals()
-        return totals
+
+class DemandPublisher:
+    """Publish the counts every `PERIOD_S` seconds. While Redis is unreachable nothing is published and nothing is lost,
+    because the counts are totals."""
+
+    def __init__(self, gateway: GatewayId, store: DemandStore, counter: DemandCounter, clock: Clock) -> None:
+        self._gateway = gateway
+        self._store = store
+        self._counter = counter
+        self._clock = clock
+        self._began = clock.now()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="demand-beat")
+
+    async def stop(self) -> None:
+        """Stop, and withdraw the record without a last update: what has come until now is over."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            with contextlib.suppress(DemandUnavailable):
+                await self._store.withdraw(self._gateway)
+        await self._store.close()
+
+    async def _run(self) -> None:
+        while True:
+            async with log_and_continue("publishing of demand"):
+                with contextlib.suppress(DemandUnavailable):  # `RedisHealth` reports it
+                    await self._store.publish(self._record())
+                await asyncio.sleep(PERIOD_S)
+
+    def _record(self) -> DemandRecord:
+        return DemandRecord(
+            gateway=self._gateway,
+            totals=self._counter.totals(),
+            backlog=self._counter.backlog(),
+            lived_s=self._clock.now() - self._began,
+        )

@@ -9,22 +9,27 @@ import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import Context
 
-from tandem.admission.request_queue import RequestQueue
 from tandem.admission.tenant_policy import apply_tenant_policy
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, JobEvent, PromptLogprobs, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
-from tandem.core.lane import Lane
-from tandem.core.request import Job, Request
-from tandem.gateway.context.interfaces import KnownPrefixes, Quotas, ScrapeTarget, ServedModel
+from tandem.core.events import Finished, PromptLogprobs, Token
+from tandem.core.ids import HandoffId, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Job, Request, SamplingParams
+from tandem.gateway.context.interfaces import KnownPrefixes, Quotas
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.orchestration.demand import DemandCounter
-from tandem.gateway.orchestration.pair_probe import has_moved, probe_request
 from tandem.gateway.telemetry.kv_flows import Flows
+from tandem.gateway.workers.pool_events import (
+    PlacementsChanged,
+    PoolEvent,
+    PositionsRequested,
+    ProbeDue,
+    WorkerLost,
+    WorkerReported,
+)
 from tandem.gateway.workers.worker_pool import WorkerPool
 from tandem.obs.logs.log_formatters import OF_ANOTHER
 from tandem.orchestration.commands import (
@@ -42,18 +47,18 @@ from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_queue import RequestTerms
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
-from tandem.routing.worker_view import WorkerView
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
+PROBE_TIMEOUT_S = 30.0
 log = logging.getLogger(__name__)
 _DRAINING = "this gateway is shutting down"
 
 
 class RequestDriver:
-    """The one Dispatch of a gateway, and what its worker pool reports to. All of it runs on one event loop.
+    """Run the requests of a gateway. All calls on one event loop.
 
-    It owns the streams of open requests and the tasks that submit jobs; what is to happen to a request is decided by
-    its `director`."""
+    Owns the streams of open requests and the tasks that submit jobs, and reads the events of the worker pool; what is
+    to happen to a request is decided by its `director`."""
 
     def __init__(
         self,
@@ -65,23 +70,32 @@ class RequestDriver:
         prefixes: KnownPrefixes | None = None,
     ) -> None:
         self._fleet = fleet
-        self.num_live = fleet.num_live
-        self.problem = fleet.pairs.problem
         self._clock = clock
         self._quotas = quotas
         self._prefixes = prefixes
         self.director = RequestDirector(fleet, config, _new_handoff, targets, prefixes)
+        # Calls of the RequestDispatcher that a part of this driver answers alone.
+        self.num_live = fleet.num_live
+        self.models = fleet.models
+        self.scrape_targets = fleet.scrape_targets
+        self.problem = fleet.pairs.problem
+        self.num_queued = self.director.num_queued
+        self.num_open = self.director.num_open
         self.demand = DemandCounter(targets, self.director.requests)
         self.flows = Flows()
         self._streams: dict[RequestId, ActiveRequest] = {}
         self._submits: set[asyncio.Task[None]] = set()
-        self._ticker: asyncio.Task[None] | None = None
+        self._probes: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
         self._is_closed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def start(self) -> None:
-        self._ticker = asyncio.create_task(self._tick_forever(), name="dispatch-tick")
+        self._loops = [
+            asyncio.create_task(self._tick_forever(), name="dispatch-tick"),
+            asyncio.create_task(self._read_pool_events(), name="worker-events"),
+        ]
 
     async def drain(self, timeout_s: float) -> int:
         """Admit no new request, wait for open ones, and return how many were ended at the timeout."""
@@ -96,34 +110,17 @@ class RequestDriver:
         return len(left)
 
     async def stop(self) -> None:
-        if self._ticker is not None:
-            self._ticker.cancel()
-        await asyncio.gather(*self._submits, return_exceptions=True)
+        for task in (*self._loops, *self._probes):
+            task.cancel()
+        await asyncio.gather(*self._loops, *self._probes, *self._submits, return_exceptions=True)
 
     # ---- the Dispatch port
-
-    @property
-    def line(self) -> RequestQueue:
-        """Who waits and what each was charged."""
-        return self.director.queue
-
-    def models(self) -> Sequence[ServedModel]:
-        return self._fleet.models()
 
     def ready(self) -> str | None:
         return "draining" if self._is_closed else self._fleet.ready()
 
-    def num_queued(self) -> Mapping[Lane, int]:
-        return self.director.num_queued()
-
-    def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
-        return self.director.num_open()
-
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self.director.breakers(self._clock.now())
-
-    def scrape_targets(self) -> Sequence[ScrapeTarget]:
-        return self._fleet.scrape_targets()
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
         """Raise TandemError where the caller's quotas could never admit all of these at once."""
@@ -152,34 +149,57 @@ class RequestDriver:
             raise
         active = self._open_stream(admitted)
         active.quota = quota
-        quota.watch(active.spent)
+        quota.watch(admitted.open_request.usage)
         self._execute(admitted.commands)
         return active
 
     # ---- what the worker pool reports
 
-    def reported(self, worker: WorkerRef, events: Sequence[JobEvent]) -> None:
-        self._execute(self.director.on_worker_events(worker, events, self._clock.now()))
+    async def _read_pool_events(self) -> None:
+        while True:
+            async with log_and_continue("the reader of worker events"):
+                async for event in self._fleet.events():
+                    self.on_pool_event(event)
 
-    def lost(self, worker: WorkerRef, reason: str) -> None:
-        self._execute(self.director.on_worker_lost(worker, reason, self._clock.now()))
+    def on_pool_event(self, event: PoolEvent) -> None:
+        now = self._clock.now()
+        match event:
+            case WorkerReported(worker, events, freed):
+                try:
+                    self._execute(self.director.on_worker_events(worker, events, now))
+                except Exception:
+                    log.exception("worker %s: cannot process an update", worker)
+                    self._fleet.reopen(worker)
+                if freed is not None:
+                    self._execute(self.director.on_capacity(freed, now))
+            case WorkerLost(worker, reason):
+                self._execute(self.director.on_worker_lost(worker, reason, now))
+            case PositionsRequested(worker, reply):
+                if not reply.done():
+                    reply.set_result(self.director.positions(worker))
+            case ProbeDue(pair, model):
+                self._spawn(self._fleet.record_probe(pair, self._probe(Placement(*pair), model)), self._probes)
+            case PlacementsChanged():
+                self._execute(self.director.place_queued(now))
 
-    def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
-        return self.director.positions(worker)
-
-    def on_capacity(self, worker: WorkerView) -> None:
-        self._execute(self.director.on_capacity(worker, self._clock.now()))
-
-    def place_queued(self) -> None:
-        self._execute(self.director.place_queued(self._clock.now()))
-
-    async def probe(self, placement: Placement, model: str) -> bool:
+    async def _probe(self, placement: Placement, model: str) -> bool:
         """Send one tiny request through a pair of workers; return whether its KV block has moved."""
-        request = probe_request(model)
+        # The smallest request that moves one block: one token in, two out, greedy.
+        sampling = SamplingParams(max_tokens=2, temperature=0.0)
+        id = RequestId(f"probe-{secrets.token_hex(8)}")
+        request = Request(id=id, model=model, prompt_tokens=(0,), sampling=sampling)
         admitted = self.director.probe(request, placement, self._clock.now())
         active = self._open_stream(admitted)
         self._execute(admitted.commands)
-        return await has_moved(active)
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                async for _ in active:
+                    pass
+        except (TandemError, TimeoutError):
+            return False
+        finally:
+            await active.aclose()
+        return active.state.pulled is not None
 
     # ---- inside
 
@@ -224,7 +244,7 @@ class RequestDriver:
                 if stream is not None:
                     stream.push(command)
             case SubmitJob(worker, job):
-                self._spawn(self._submit(worker, job))
+                self._spawn(self._submit(worker, job), self._submits)
             case CancelJob(worker, keys):
                 self._fleet.cancel(worker, keys)
             case ReleaseLease(worker, lease):
@@ -261,11 +281,12 @@ class RequestDriver:
             return
         self._execute(self.director.on_submit_result(worker, job.key, error, self._clock.now()))
 
-    def _spawn(self, submit: Coroutine[None, None, None]) -> None:
-        # Often for another request than the one whose context runs now.
-        task = asyncio.create_task(submit, context=Context())
-        self._submits.add(task)
-        task.add_done_callback(self._submits.discard)
+    def _spawn(self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
+        """Start a task and keep it in `tasks` until its end. Its context is empty, because the work is often for
+        another request than the one whose context runs now."""
+        task = asyncio.create_task(work, context=Context())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _tick_forever(self) -> None:
         while True:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -25,6 +25,7 @@ from tandem.core.topology import Topology
 from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.text.text_models import TextModels
+from tandem.gateway.workers.pool_events import PoolEvent, PositionsRequested
 from tandem.routing.worker_view import POOLS, Pool, WorkerView
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.idle_timeout import IdleTimeout
@@ -44,27 +45,34 @@ FLUSH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class LinkCallbacks:
-    """Callbacks of a link, called on the event loop.
+class LinkUpdated:
+    """Content of one message of a worker's Watch stream, to be applied by `WorkerLink.apply`. None: as before."""
 
-    `reported` gets job events, `lost` the reason why the worker is gone. `positions` returns which jobs the gateway
-    waits for, and the index of each one's next token. `on_capacity` is called when the worker may have room that it did
-    not have before, `view_changed` when `WorkerLink.view` has changed, `on_link_reports` when the worker reports on
-    links over which it reads other workers."""
+    link: WorkerLink
+    load: WorkerLoad | None
+    step_cost: StepCost | None
+    events: Sequence[JobEvent]
+    reports: Sequence[LinkReport]
 
-    reported: Callable[[WorkerRef, Sequence[JobEvent]], None]
-    lost: Callable[[WorkerRef, str], None]
-    positions: Callable[[WorkerRef], list[tuple[JobKey, int]]]
-    on_capacity: Callable[[WorkerView], None]
-    view_changed: Callable[[WorkerLink], None]
-    on_link_reports: Callable[[WorkerRef, Sequence[LinkReport]], None]
+
+@dataclass(frozen=True, slots=True)
+class LinkBroken:
+    """A Watch stream has ended or could not be opened, to be applied by `WorkerLink.on_broken`."""
+
+    link: WorkerLink
+    reason: str
+
+
+LinkEvent = LinkUpdated | LinkBroken | PoolEvent
+"""What the queue of a pool holds."""
 
 
 class WorkerLink:
     """Own the connection to one incarnation of a worker, and what is known of it.
 
-    `is_live`: the Watch stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`. `links`: the newest
-    link report of this worker by source worker."""
+    What its stream brings goes to `events`. The owner of `events` applies each event to the link, in order; nothing
+    else changes what the stream reports. `is_live`: the Watch stream is up. `is_gone`: it has been down for longer than
+    `RECONNECT_S`. `links`: the newest link report of this worker by source worker."""
 
     def __init__(
         self,
@@ -74,6 +82,7 @@ class WorkerLink:
         clock: Clock,
         config: GatewayConfig,
         trust: PeerAuth,
+        events: asyncio.Queue[LinkEvent],
     ) -> None:
         self.ref = ref
         self.model: ServedModel | None = None
@@ -94,20 +103,17 @@ class WorkerLink:
         self._step_cost: StepCost | None = None
         self._inflight_tokens: dict[RequestId, int] = {}
         self._inflight_decodes: set[RequestId] = set()
-        self._view_changed: Callable[[WorkerLink], None] = _ignore
+        self._events = events
+        self._down_since = clock.now()
+        self._has_failed = False
         self._calls: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self, callbacks: LinkCallbacks) -> None:
-        self._view_changed = callbacks.view_changed
-        self._task = asyncio.create_task(self._run(callbacks), name=f"watch-{self.ref.id}")
+        self._task = asyncio.create_task(self._run(), name=f"watch-{ref.id}")
 
     async def close(self) -> None:
         """Close the connection. Pending calls get `FLUSH_S` to arrive; a worker that is gone must not delay the
         shutdown."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         try:
             if self._calls:
                 await asyncio.wait(self._calls, timeout=FLUSH_S)
@@ -132,14 +138,9 @@ class WorkerLink:
             self._step_cost,
             num_inflight=len(self._inflight_decodes),
             topology=Topology(topology.host, topology.rack, topology.zone),
-            block_size=self.block_size,
+            block_size=description.transport.layout.block_size,
             block_bytes=sum(rank.region.block_bytes for rank in description.transport.ranks),
         )
-
-    @property
-    def block_size(self) -> int:
-        """Return the tokens per block; 0 while the worker is not described yet."""
-        return 0 if self._description is None else self._description.transport.layout.block_size
 
     @property
     def metrics_address(self) -> str:
@@ -166,22 +167,17 @@ class WorkerLink:
 
     # ---- calls
 
-    def add_inflight(self, request: RequestId, num_tokens: int) -> None:
+    def add_inflight(self, request: RequestId, num_tokens: int) -> bool:
         """Count `num_tokens` prompt tokens of a placed request until the worker accounts for it itself; 0 removes the
-        request."""
+        request. Returns whether the view has changed."""
         if num_tokens:
             self._inflight_tokens[request] = num_tokens
-        elif self._inflight_tokens.pop(request, None) is None:
-            return
-        self._view_changed(self)
+            return True
+        return self._inflight_tokens.pop(request, None) is not None
 
-    def add_inflight_decode(self, request: RequestId, *, is_coming: bool = True) -> None:
-        """Count a placed request among the worker's decodes until the worker accounts for it; with `is_coming` false,
-        remove it."""
-        if is_coming == (request in self._inflight_decodes):
-            return
-        self._inflight_decodes ^= {request}
-        self._view_changed(self)
+    def add_inflight_decode(self, request: RequestId) -> None:
+        """Count a placed request among the worker's decodes until the worker accounts for it."""
+        self._inflight_decodes.add(request)
 
     async def submit(self, job: Job) -> None:
         """Submit a job. Raises TandemError: the worker's refusal, or WORKER_LOST where it does not answer.
@@ -196,9 +192,8 @@ class WorkerLink:
             if not isinstance(job, ResumeJob):
                 self.add_inflight(job.request.id, 0)
             if not isinstance(job, PrefillJob):
-                self.add_inflight_decode(job.request.id, is_coming=False)
-        self._take_load(reply.load)
-        self._view_changed(self)
+                self._inflight_decodes.discard(job.request.id)
+        self._take_load(decode_load(reply.load))
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
 
@@ -232,16 +227,53 @@ class WorkerLink:
         except grpc.aio.AioRpcError as error:
             log.debug("worker %s: %s", self.ref.id, reason_of(error))
 
+    # ---- what the stream brings, applied by the owner of `events`
+
+    def apply(self, update: LinkUpdated) -> bool:
+        """Apply an update, which shows that the worker is live. Returns whether it may have room that it did not have
+        before."""
+        before = self._load if self.is_live else WorkerLoad()
+        if not self.is_live:
+            self.is_live = True
+            self.is_gone = False
+            log.info("worker %s (%s) is live", self.ref, self.require_view().pool)
+        if update.load is not None:
+            self._take_load(update.load)
+        if update.step_cost is not None:
+            self._step_cost = update.step_cost
+        self.links.update((report.source.id, report) for report in update.reports)
+        return self._load.may_take_more_than(before)
+
+    def on_broken(self) -> bool:
+        """Record that the stream is down. Returns whether the worker counts as gone from now on."""
+        now = self._clock.now()
+        if self.is_live:
+            self.is_live = False
+            self._down_since = now
+        if self.is_gone or now - self._down_since < RECONNECT_S:
+            return False
+        self.is_gone = True
+        return True
+
+    def reopen(self) -> None:
+        """Open the stream again at the next update, because one could not be processed: the worker resends it. Requests
+        whose updates always fail end by their own timeouts."""
+        self._has_failed = True
+
+    def _take_load(self, load: WorkerLoad) -> None:
+        """Store the load unless a newer one is known: an idle worker would send no update that corrects an old one."""
+        if load.number >= self._load.number:
+            self._load = load
+
     # ---- the stream
 
-    async def _run(self, callbacks: LinkCallbacks) -> None:
-        down_since = self._clock.now()
+    async def _run(self) -> None:
         while True:
             reason = "the stream ended"
             try:
                 self._renew_channel()
                 await self._describe()
-                await self._watch(callbacks)
+                await self._watch()
             except grpc.aio.AioRpcError as error:
                 reason = reason_of(error)
             except TandemError as error:
@@ -249,16 +281,9 @@ class WorkerLink:
             except TimeoutError:
                 reason = f"silent for {self._config.worker_timeout_s:g} s"
             except Exception as error:
-                # The worker resends the update. Requests whose updates always fail end by their own timeouts.
                 log.exception("worker %s: cannot process an update", self.ref)
                 reason = repr(error)
-            if self.is_live:
-                self.is_live = False
-                down_since = self._clock.now()
-                self._view_changed(self)
-            if not self.is_gone and self._clock.now() - down_since >= RECONNECT_S:
-                self.is_gone = True
-                callbacks.lost(self.ref, reason)
+            self._events.put_nowait(LinkBroken(self, reason))
             await asyncio.sleep(RETRY_S)
 
     def _renew_channel(self) -> None:
@@ -289,50 +314,33 @@ class WorkerLink:
         _pool(reply.role, reply.pool)
         self._description = reply
 
-    async def _watch(self, callbacks: LinkCallbacks) -> None:
-        """Apply updates until the stream ends. Raises TimeoutError where the worker sends nothing for
+    async def _watch(self) -> None:
+        """Queue updates until the stream ends. Raises TimeoutError where the worker sends nothing for
         `worker_timeout_s`."""
-        positions = [
-            pb.WatchPosition(key=encode_key(key), next_index=index) for key, index in callbacks.positions(self.ref)
-        ]
+        reply: asyncio.Future[list[tuple[JobKey, int]]] = asyncio.get_running_loop().create_future()
+        self._events.put_nowait(PositionsRequested(self.ref, reply))
+        positions = [pb.WatchPosition(key=encode_key(key), next_index=index) for key, index in await reply]
+        self._has_failed = False
         stream = self._stub.Watch(pb.WatchRequest(gateway=self._gateway, positions=positions))
         try:
             async with IdleTimeout(self._config.worker_timeout_s) as idle_timeout:
                 idle_timeout.wait()
                 async for update in stream:
-                    self._take(update, callbacks)
+                    if self._has_failed:
+                        raise TandemError(ErrorKind.INTERNAL, "an update could not be processed")
+                    self._events.put_nowait(self._decode(update))
                     idle_timeout.wait()
         finally:
             stream.cancel()
 
-    def _take(self, update: pb.WatchUpdate, callbacks: LinkCallbacks) -> None:
-        before = self._load if self.is_live else WorkerLoad()
-        if not self.is_live:
-            self.is_live = True
-            self.is_gone = False
-            log.info("worker %s (%s) is live", self.ref, self._pool_name())
-        if update.HasField("load"):
-            self._take_load(update.load)
-        if update.HasField("step_cost"):
-            self._step_cost = decode_step_cost(update.step_cost)
-        self._view_changed(self)
-        callbacks.reported(self.ref, decode_update(update))
-        if update.links:
-            reports = [decode_link(report) for report in update.links]
-            self.links.update((report.source.id, report) for report in reports)
-            callbacks.on_link_reports(self.ref, reports)
-        if self._load.may_take_more_than(before):
-            callbacks.on_capacity(self.require_view())
-
-    def _take_load(self, message: pb.Load) -> None:
-        """Store the load unless a newer one is known: an idle worker would send no update that corrects an old one."""
-        load = decode_load(message)
-        if load.number >= self._load.number:
-            self._load = load
-
-    def _pool_name(self) -> str:
-        view = self.view()
-        return view.pool if view is not None else "?"
+    def _decode(self, update: pb.WatchUpdate) -> LinkUpdated:
+        return LinkUpdated(
+            self,
+            decode_load(update.load) if update.HasField("load") else None,
+            decode_step_cost(update.step_cost) if update.HasField("step_cost") else None,
+            decode_update(update),
+            [decode_link(report) for report in update.links],
+        )
 
 
 def _pool(*names: str) -> Pool:
@@ -342,7 +350,3 @@ def _pool(*names: str) -> Pool:
             if pool == name:
                 return pool
     raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {names[-1]!r}")
-
-
-def _ignore(link: WorkerLink) -> None:
-    """Ignore changes of a link that was not started."""

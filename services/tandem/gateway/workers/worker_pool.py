@@ -7,20 +7,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig, TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import JobEvent, KVReceived
+from tandem.core.events import KVReceived
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.core.request import Job, PrefillJob
 from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
 from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.text.text_models import TextModels
-from tandem.gateway.workers.worker_link import LinkCallbacks, WorkerLink
+from tandem.gateway.workers.pool_events import PlacementsChanged, PoolEvent, ProbeDue, WorkerLost, WorkerReported
+from tandem.gateway.workers.worker_link import LinkBroken, LinkEvent, LinkUpdated, WorkerLink
 from tandem.routing.link_policy import has_requirements
 from tandem.routing.pd_pairs import PairRegistry
 from tandem.routing.placement import Placement
@@ -37,27 +37,12 @@ PROBE_RETRY_S = 5.0
 _NO_REQUIREMENTS = TransferConfig()
 
 
-class WorkerEvents(Protocol):
-    """Receive what workers report; the dispatcher implements this."""
-
-    def reported(self, worker: WorkerRef, events: Sequence[JobEvent]) -> None: ...
-
-    def lost(self, worker: WorkerRef, reason: str) -> None: ...
-
-    def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]: ...
-
-    async def probe(self, placement: Placement, model: str) -> bool: ...
-
-    def on_capacity(self, worker: WorkerView) -> None: ...
-
-    def place_queued(self) -> None: ...
-
-
 class WorkerPool:
     """Own one link per worker, and what is known of the pairs of workers.
 
     `discover` lists the registered workers, each with its assigned role or an empty one; where it raises TandemError,
-    the last list stays in force. `pairs`, between which workers KV may move, is changed by the pool only."""
+    the last list stays in force. `pairs`, between which workers KV may move, is changed by the pool only. What links
+    report is applied while `events` is iterated, which its one reader does all the time."""
 
     def __init__(
         self,
@@ -76,7 +61,7 @@ class WorkerPool:
         self._texts = texts
         self._clock = clock
         self._config = config
-        self._listener: WorkerEvents | None = None
+        self._events: asyncio.Queue[LinkEvent] = asyncio.Queue()
         self._links: dict[WorkerId, WorkerLink] = {}
         self._live: set[WorkerRef] = set()
         # Models of workers that are not live any more, and until when a request may wait for new workers.
@@ -84,22 +69,38 @@ class WorkerPool:
         self.pairs = PairRegistry(config.disaggregation)
         self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
         self._ranking = WorkerRanking(self.pairs.linked, self.pairs.failed.keys(), self.pairs.refused.keys())
-        self._probing: dict[Pair, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._discovery_error: str | None = None
         """Why workers cannot be listed; None where they can."""
 
-    async def start(self, listener: WorkerEvents) -> None:
-        self._listener = listener
+    async def start(self) -> None:
         self._task = asyncio.create_task(self._discover_forever(), name="worker-discovery")
 
     async def stop(self) -> None:
-        tasks = [*self._probing.values(), *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.gather(*(link.close() for link in self._links.values()))
         self._links.clear()
+
+    async def events(self) -> AsyncIterator[PoolEvent]:
+        """Apply what links report, in order, and yield what the gateway is to learn of it; for one reader."""
+        while True:
+            event = await self._events.get()
+            match event:
+                case LinkUpdated(link):
+                    try:
+                        report = self._apply_update(event)
+                    except Exception:
+                        log.exception("worker %s: cannot process an update", link.ref)
+                        link.reopen()
+                        continue
+                    if report.events or report.freed is not None:
+                        yield report
+                case LinkBroken(link, reason):
+                    self._on_broken(link, reason)
+                case _:
+                    yield event
 
     # ---- state
 
@@ -109,7 +110,7 @@ class WorkerPool:
 
     def num_live(self) -> Mapping[Pool, int]:
         """Return the number of live workers by pool, including pools without any."""
-        found = Counter(view.pool for link in list(self._links.values()) if (view := link.view()) is not None)
+        found = Counter(view.pool for view in self.views())
         return {pool: found[pool] for pool in POOLS}
 
     def scrape_targets(self) -> list[ScrapeTarget]:
@@ -127,10 +128,9 @@ class WorkerPool:
 
         During a rollout workers of one model may differ; then the values of the worker that was linked first count, and
         blocks that workers of another build hold are not found until the first build has left."""
-        for link in self._links.values():
-            view = link.view()
-            if view is not None and view.model == model and link.block_size:
-                return view.fingerprint, link.block_size
+        for view in self.views():
+            if view.model == model and view.block_size:
+                return view.fingerprint, view.block_size
         return None
 
     def candidates(self) -> WorkerRanking:
@@ -188,23 +188,17 @@ class WorkerPool:
     def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
         """Call `WorkerLink.add_inflight`; do nothing where the worker is gone."""
         link = self._find(worker)
-        if link is not None:
-            link.add_inflight(request, num_tokens)
+        if link is not None and link.add_inflight(request, num_tokens):
+            self._on_view_change(link)
 
     def measured(self, placement: Placement, pulled: KVReceived) -> None:
         """Update the link's throughput estimate from a pull; do nothing where one of the workers is gone.
 
         Not called for prefix reads: their reader computes prompts meanwhile, and its steps would distort the
         estimate."""
-        producer, consumer = self._find(placement.prefill), self._find(placement.decode)
-        if (
-            producer is None
-            or consumer is None
-            or (source := producer.view()) is None
-            or (target := consumer.view()) is None
-        ):
-            return
-        self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
+        source, target = self._view_of(placement.prefill), self._view_of(placement.decode)
+        if source is not None and target is not None:
+            self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
 
     def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
         """Count a job among its worker's decodes before it is sent, so that a burst of placements does not pick one
@@ -212,13 +206,17 @@ class WorkerPool:
         link = self._find(worker)
         if link is not None and not isinstance(job, PrefillJob):
             link.add_inflight_decode(job.request.id)
+            self._on_view_change(link)
 
     async def submit(self, worker: WorkerRef, job: Job) -> None:
         """Submit a job to a worker. Raises TandemError where the worker refuses or cannot be reached."""
         link = self._find(worker)
         if link is None:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} is gone")
-        await link.submit(job)
+        try:
+            await link.submit(job)
+        finally:
+            self._on_view_change(link)
 
     def cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
         link = self._find(worker)
@@ -230,11 +228,21 @@ class WorkerPool:
         if link is not None:
             link.release(key)
 
+    def reopen(self, worker: WorkerRef) -> None:
+        """Have a worker resend its last update, which could not be processed."""
+        link = self._find(worker)
+        if link is not None:
+            link.reopen()
+
     # ---- discovery
 
     def _find(self, worker: WorkerRef) -> WorkerLink | None:
         link = self._links.get(worker.id)
         return link if link is not None and link.ref == worker else None
+
+    def _view_of(self, worker: WorkerRef) -> WorkerView | None:
+        link = self._find(worker)
+        return None if link is None else link.view()
 
     async def _discover_forever(self) -> None:
         while True:
@@ -259,7 +267,9 @@ class WorkerPool:
             if known is None or ref.incarnation > known.ref.incarnation or (known.is_gone and ref != known.ref):
                 if known is not None:
                     self._drop(known, "the worker restarted")
-                self._links[ref.id] = self._open(ref)
+                self._links[ref.id] = WorkerLink(
+                    self._gateway, ref, self._texts, self._clock, self._config, self._trust, self._events
+                )
                 if known is not None:
                     await known.close()
         for link in [x for x in self._links.values() if x.ref.id not in listed and x.is_gone]:
@@ -277,24 +287,22 @@ class WorkerPool:
             self._ranking.remove(link.ref)
             self._on_view_change(link)
         if changed:
-            assert self._listener is not None
-            self._listener.place_queued()
+            self._events.put_nowait(PlacementsChanged())
 
-    def _open(self, ref: WorkerRef) -> WorkerLink:
-        listener = self._listener
-        assert listener is not None
-        link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config, self._trust)
-        link.start(
-            LinkCallbacks(
-                listener.reported,
-                self._lost,
-                listener.positions,
-                listener.on_capacity,
-                self._on_view_change,
-                self._on_link_reports,
-            )
-        )
-        return link
+    def _apply_update(self, update: LinkUpdated) -> WorkerReported:
+        link = update.link
+        may_take_more = link.apply(update)
+        self._on_view_change(link)
+        if update.reports:
+            self._on_link_reports(link.ref, update.reports)
+        return WorkerReported(link.ref, update.events, link.require_view() if may_take_more else None)
+
+    def _on_broken(self, link: WorkerLink, reason: str) -> None:
+        is_lost = link.on_broken()
+        self._on_view_change(link)
+        if is_lost and self._find(link.ref) is link:
+            log.warning("worker %s is lost: %s", link.ref, reason)
+            self._drop(link, reason)
 
     def _on_view_change(self, link: WorkerLink) -> None:
         """Update the ranking from a link's view, and probe the pairs of a worker that has become live.
@@ -322,31 +330,23 @@ class WorkerPool:
             self._recently_live[link.model.name] = (link.model, self._clock.now() + self._config.no_worker_wait_s)
         self._live.discard(link.ref)
 
-    def _lost(self, worker: WorkerRef, reason: str) -> None:
-        log.warning("worker %s is lost: %s", worker, reason)
-        link = self._find(worker)
-        if link is not None:
-            self._drop(link, reason)
-
     def _drop(self, link: WorkerLink, reason: str) -> None:
         """Remove a worker from pairs and ranking, and report that its jobs are lost."""
         self.pairs.drop(link.ref)
         self._mark_not_live(link)
         self.routing.links.forget(link.ref)
-        assert self._listener is not None
-        self._listener.lost(link.ref, reason)
-        # Last, because ending the lost jobs changes the view once more, which would add the worker again.
         self._ranking.remove(link.ref)
+        self._events.put_nowait(WorkerLost(link.ref, reason))
 
     def _probe_pairs(self) -> None:
-        """Move a test block between prefill and decode workers that are due for a probe by `PairRegistry`."""
+        """Have test blocks moved between prefill and decode workers that are due for a probe by `PairRegistry`."""
         for pair, model in self.pairs.due(self.views(), self._clock.now()):
-            self._probing[pair] = asyncio.create_task(self._probe(pair, model))
+            self._events.put_nowait(ProbeDue(pair, model))
 
-    async def _probe(self, pair: Pair, model: str) -> None:
-        assert self._listener is not None
+    async def record_probe(self, pair: Pair, probe: Awaitable[bool]) -> None:
+        """Await a probe that was due, which returns whether a block has moved, and record its result."""
         try:
-            moved = await self._listener.probe(Placement(*pair), model) and await self._verify(pair)
+            moved = await probe and await self._verify(pair)
             if any(self._find(ref) is None for ref in pair):
                 log.info("%s or %s left before a block moved between them", *pair)
                 return
@@ -356,9 +356,8 @@ class WorkerPool:
             else:
                 log.warning("no block moved from %s to %s", pair[0].id, pair[1].id)
         finally:
-            del self._probing[pair]
             self.pairs.gone(pair)
-        self._listener.place_queued()
+        self._events.put_nowait(PlacementsChanged())
 
     async def _verify(self, pair: Pair) -> bool:
         """Return whether the link of a pair is known to meet its requirements or not; the consumer probes it where

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
@@ -71,13 +71,11 @@ class EffectSink(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     """A command with a waiting caller. `run` may raise TandemError if it has changed nothing."""
 
-    run: Callable[[Engine, float], list[Effect]]
-    fail: Callable[[TandemError], None]
-    settle: Callable[[], None]
+    run: Callable[[Engine, float], tuple[Any, list[Effect]]]
+    future: Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +138,7 @@ class EngineDriver:
         future: Future[_T] = Future()
         # Mark the future as running, so that a caller that stops waiting cannot cancel the command half-way.
         future.set_running_or_notify_cancel()
-        values: list[_T] = []
-
-        def apply(engine: Engine, now: float) -> list[Effect]:
-            value, effects = run(engine, now)
-            values.append(value)
-            return effects
-
-        if not self._put(_Call(apply, future.set_exception, lambda: future.set_result(values[0]))):
+        if not self._put(_Call(run, future)):
             future.set_exception(_ended("has stopped"))
         return future
 
@@ -302,19 +293,16 @@ class EngineDriver:
 
     def _answer(self, call: _Call) -> None:
         try:
-            effects = call.run(self._engine, self._clock.now())
-        except TandemError as refusal:
-            call.fail(refusal)
-            return
-        except Exception:
-            call.fail(_ended("failed"))
-            raise
-        try:
+            try:
+                value, effects = call.run(self._engine, self._clock.now())
+            except TandemError as refusal:
+                call.future.set_exception(refusal)
+                return
             self._dispatch(effects)
         except Exception:
-            call.fail(_ended("failed"))
+            call.future.set_exception(_ended("failed"))
             raise
-        call.settle()
+        call.future.set_result(value)
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
         engine = self._engine
@@ -345,7 +333,7 @@ class EngineDriver:
         while self._inbox:
             entry = self._inbox.popleft()
             if isinstance(entry, _Call):
-                entry.fail(_ended("has stopped"))
+                entry.future.set_exception(_ended("has stopped"))
         message = "the engine failed" if error is not None else "the worker stopped"
         lost = self._engine.abandon(kind, message, self._clock.now())
         load = _lifetime_counters(self._snapshot.load)

@@ -78,7 +78,8 @@ class KVEventPublisher:
 
     async def turn(self) -> None:
         """Publish everything that waits now."""
-        self._take_inbox()
+        while self._inbox:
+            self._facts.add(self._inbox.popleft())
         try:
             if self._clock.now() >= self._renew_at:
                 await self._renew()
@@ -88,10 +89,6 @@ class KVEventPublisher:
         except StoreUnavailable:
             self._is_reachable = False
             self._covered = None  # the next reply may come from another server, or from one with older data
-
-    def _take_inbox(self) -> None:
-        while self._inbox:
-            self._facts.add(self._inbox.popleft())
 
     async def _publish(self) -> None:
         """Write all waiting events, and a beacon or a snapshot where one is due."""

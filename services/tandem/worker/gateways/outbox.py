@@ -1,4 +1,4 @@
-"""Buffer the events of one gateway's jobs until they were sent.
+"""Buffer the events of each gateway's jobs until they were sent over its stream.
 
 Tokens are kept from a job's acceptance until some time after its end, so that a gateway whose stream broke can resume
 from any index. Times are seconds of the caller's clock.
@@ -6,7 +6,8 @@ from any index. Times are seconds of the caller's clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ErrorKind
@@ -20,17 +21,16 @@ MAX_SCORES = 4096
 @dataclass(slots=True)
 class _ChoiceLog:
     """Events of one choice of a job. `tokens[i]` has output index `first_index + i`; tokens below `next_index` are not
-    to be sent."""
+    to be sent. `notices` has the newest event of each kind that is sent before tokens, and `due_notices` those that are
+    not sent yet."""
 
     first_index: int
     next_index: int
     tokens: list[Token] = field(default_factory=list)
     scores: list[PromptLogprobs] = field(default_factory=list)
     num_scores_sent: int = 0
-    pulled: KVReceived | None = None
-    pulled_sent: bool = False
-    moving: MigrationOffered | None = None
-    moving_sent: bool = False
+    notices: dict[type[JobEvent], JobEvent] = field(default_factory=dict)
+    due_notices: dict[type[JobEvent], JobEvent] = field(default_factory=dict)
     end: TerminalEvent | None = None
     end_sent_at: float | None = None
 
@@ -51,11 +51,9 @@ class _ChoiceLog:
                 self.tokens.append(event)
             case PromptLogprobs():
                 self.scores.append(event)
-            case KVReceived():
-                self.pulled = event
-            case MigrationOffered():
-                self.moving = event
-                self.moving_sent = False
+            case KVReceived() | MigrationOffered():
+                self.notices[type(event)] = event
+                self.due_notices[type(event)] = event
             case _:
                 self.end = event
 
@@ -65,13 +63,8 @@ class _ChoiceLog:
         At most as many whole score events are returned as begin within `max_scores`; nothing else follows until all
         scores are sent.
         """
-        events: list[JobEvent] = []
-        if self.pulled is not None and not self.pulled_sent:
-            self.pulled_sent = True
-            events.append(self.pulled)
-        if self.moving is not None and not self.moving_sent:
-            self.moving_sent = True
-            events.append(self.moving)
+        events = list(self.due_notices.values())
+        self.due_notices.clear()
         while max_scores > 0 and self.has_scores:
             scores = self.scores[self.num_scores_sent]
             self.num_scores_sent += 1
@@ -95,8 +88,7 @@ class _ChoiceLog:
             return False
         self.next_index = next_index
         self.num_scores_sent = 0
-        self.pulled_sent = False
-        self.moving_sent = False
+        self.due_notices = dict(self.notices)
         self.end_sent_at = None
         return True
 
@@ -104,15 +96,38 @@ class _ChoiceLog:
         """Skip all events so far; an end that comes later is still sent."""
         self.next_index = self.stop
         self.num_scores_sent = len(self.scores)
-        self.pulled_sent = True
-        self.moving_sent = True
+        self.due_notices.clear()
+
+
+class GatewayStream:
+    """One Watch stream of a gateway. `is_over`: a newer stream replaced it. `is_closing`: it ends once everything was
+    sent."""
+
+    def __init__(self, box: Outbox) -> None:
+        self.box = box
+        self.wake = asyncio.Event()
+        self.is_over = False
+        self.is_closing = False
+
+    def end(self) -> None:
+        self.is_over = True
+        self.wake.set()
+
+    def close(self) -> None:
+        self.is_closing = True
+        self.wake.set()
 
 
 class Outbox:
-    """Own the event logs of one gateway's jobs. Ended jobs are kept for `keep_s` seconds after their end was sent."""
+    """Own the event logs of one gateway's jobs. Ended jobs are kept for `keep_s` seconds after their end was sent.
 
-    def __init__(self, gateway: GatewayId, keep_s: float) -> None:
-        self.gateway = gateway
+    `stream` is the gateway's newest stream; without one, `absent_since` is when the last one ended, or when the gateway
+    was first known.
+    """
+
+    def __init__(self, keep_s: float, now: float = 0.0) -> None:
+        self.stream: GatewayStream | None = None
+        self.absent_since = now
         self._keep_s = keep_s
         self._logs: dict[JobKey, _ChoiceLog] = {}
         self._fresh: dict[JobKey, None] = {}
@@ -120,10 +135,10 @@ class Outbox:
 
     def __repr__(self) -> str:
         num_live = len(self.live())
-        return (
-            f"<outbox of {self.gateway}: {num_live} live, {len(self._logs) - num_live} ended, "
-            f"{len(self._fresh)} to send>"
-        )
+        return f"<outbox: {num_live} live, {len(self._logs) - num_live} ended, {len(self._fresh)} to send>"
+
+    def __iter__(self) -> Iterator[JobKey]:
+        return iter(self._logs)
 
     def __contains__(self, key: JobKey) -> bool:
         return key in self._logs
@@ -194,3 +209,101 @@ class Outbox:
         for key, log in list(self._logs.items()):
             if log.end_sent_at is not None and now - log.end_sent_at >= self._keep_s:
                 self.discard(key)
+
+
+class WatchSessions:
+    """Own the outboxes and streams of all gateways. All calls on the event loop; times are seconds of the caller's
+    clock. A gateway without a stream for `grace_s` seconds is gone."""
+
+    def __init__(self, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self._boxes: dict[GatewayId, Outbox] = {}
+        # The outbox of each registered job. It may still have jobs that their outbox has dropped since the last sweep.
+        self._box_of: dict[JobKey, Outbox] = {}
+        self._is_closing = False
+
+    def __repr__(self) -> str:
+        return f"<gateways {self._boxes}>"
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    def register(self, gateway: GatewayId, keys: Sequence[JobKey], first_index: int, now: float) -> bool:
+        """Register a job that is about to be submitted. Returns False, without a change, when one of its choices is
+        registered."""
+        if any(key in self._box_of and key in self._box_of[key] for key in keys):
+            return False
+        box = self._open(gateway, now)
+        for key in keys:
+            box.register(key, first_index)
+            self._box_of[key] = box
+        return True
+
+    def discard(self, keys: Iterable[JobKey]) -> None:
+        """Remove a registered job that was refused."""
+        for key in keys:
+            box = self._box_of.pop(key, None)
+            if box is not None:
+                box.discard(key)
+
+    def deliver(self, events: Iterable[JobEvent]) -> None:
+        """Put events into their outboxes and wake the streams; events of unregistered jobs are dropped."""
+        touched: set[GatewayStream] = set()
+        for event in events:
+            box = self._box_of.get(event.key)
+            if box is not None and event.key in box:
+                box.push(event)
+                if box.stream is not None:
+                    touched.add(box.stream)
+        for stream in touched:
+            stream.wake.set()
+
+    def wake(self) -> None:
+        """Have every stream send a message, at least as a heartbeat."""
+        for stream in self._streams():
+            stream.wake.set()
+
+    def attach(
+        self, gateway: GatewayId, positions: Mapping[JobKey, int], now: float
+    ) -> tuple[GatewayStream, list[JobKey]]:
+        """Open a stream in place of any older one. Returns the stream, and the live jobs that the gateway did not
+        list."""
+        box = self._open(gateway, now)
+        unlisted = box.resume(positions)
+        if box.stream is not None:
+            box.stream.end()
+        stream = box.stream = GatewayStream(box)
+        if self._is_closing:
+            stream.close()
+        return stream, unlisted
+
+    def detach(self, stream: GatewayStream, now: float) -> None:
+        """Record the end of a stream: its gateway counts as absent, unless a newer stream replaced this one."""
+        if stream.box.stream is stream:
+            stream.box.stream = None
+            stream.box.absent_since = now
+
+    def sweep(self, now: float) -> list[JobKey]:
+        """Drop jobs that ended long ago and gateways absent for `grace_s` seconds; returns the live jobs of those
+        gateways."""
+        lost: list[JobKey] = []
+        for gateway, box in list(self._boxes.items()):
+            box.forget(now)
+            if box.stream is None and now - box.absent_since >= self.grace_s:
+                lost += self._boxes.pop(gateway).live()
+        self._box_of = {key: box for box in self._boxes.values() for key in box}
+        return lost
+
+    def close(self) -> None:
+        """Let every stream, later ones included, send what is there and end."""
+        self._is_closing = True
+        for stream in self._streams():
+            stream.close()
+
+    def _streams(self) -> list[GatewayStream]:
+        return [box.stream for box in self._boxes.values() if box.stream is not None]
+
+    def _open(self, gateway: GatewayId, now: float) -> Outbox:
+        if gateway not in self._boxes:
+            self._boxes[gateway] = Outbox(self.grace_s, now)
+        return self._boxes[gateway]

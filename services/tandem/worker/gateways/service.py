@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,8 +16,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar
 from tandem.core.ids import GatewayId, JobKey
 from tandem.core.request import Job
-from tandem.core.step_cost import StepCost
-from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
+from tandem.core.worker_load import DrainResult
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.wire.gen import kv_pb2, worker_pb2
@@ -27,39 +27,30 @@ from tandem.wire.kv_codec import decode_handoff_key, decode_worker
 from tandem.wire.link_codec import encode_link
 from tandem.wire.worker_codec import encode_books, encode_load, encode_refusal, encode_step_cost, encode_update
 from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
-from tandem.worker.gateways.effect_dispatcher import EffectDispatcher
-from tandem.worker.gateways.watch_sessions import Watch as WatchStream
-from tandem.worker.gateways.watch_sessions import WatchSessions
-from tandem.worker.grpc_status import status_of
+from tandem.worker.gateways.outbox import GatewayStream, WatchSessions
+from tandem.worker.grpc_status import abort_on_error
 from tandem.worker.kv.handoff_service import HandoffService
 from tandem.worker.links.link_monitor import LinkMonitor
-from tandem.worker.model.worker_descriptor import WorkerDescriptor
+from tandem.worker.model.worker_info import WorkerDescriptor
 
 BOOKS_S = 0.5
 """Seconds for which Describe waits for a running step before it answers without engine statistics."""
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
-
-
-class Peers(NamedTuple):
-    """Parts of the worker that deal with other workers."""
-
-    handoffs: HandoffService
-    link_monitor: LinkMonitor
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerService(WorkerServicer):
     """gRPC service of one worker; all methods run on the event loop. `prepare` compiles a grammar ahead, on any
-    thread."""
+    thread. `snapshot` is the newest one that the event loop has received."""
 
     def __init__(
         self,
         descriptor: WorkerDescriptor,
         driver: EngineDriver,
-        dispatcher: EffectDispatcher,
         gateways: WatchSessions,
-        peers: Peers,
+        handoffs: HandoffService,
+        link_monitor: LinkMonitor,
         clock: Clock,
         prepare: Callable[[Grammar], None],
     ) -> None:
@@ -67,18 +58,20 @@ class WorkerService(WorkerServicer):
         self._descriptor = descriptor
         self._identity = descriptor.identity
         self._driver = driver
-        self._dispatcher = dispatcher
         self._gateways = gateways
-        self._handoffs, self._link_monitor = peers
+        self._handoffs = handoffs
+        self._link_monitor = link_monitor
         self._clock = clock
+        self.snapshot = EngineSnapshot()
+        self._has_changed = asyncio.Event()
+
+    def on_snapshot(self, snapshot: EngineSnapshot) -> None:
+        self.snapshot = snapshot
+        self._has_changed.set()
 
     # ---- jobs
 
-    async def Submit(
-        self,
-        request: worker_pb2.SubmitRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.SubmitRequest, worker_pb2.SubmitReply],
-    ) -> worker_pb2.SubmitReply:
+    async def Submit(self, request: worker_pb2.SubmitRequest, context: _Context) -> worker_pb2.SubmitReply:
         reply = worker_pb2.SubmitReply()
         try:
             submission = self._read_submission(request)
@@ -88,44 +81,26 @@ class WorkerService(WorkerServicer):
             await self._accept(submission)
         except TandemError as refusal:
             reply.refusal.CopyFrom(encode_refusal(refusal.kind, refusal.message))
-        reply.load.CopyFrom(encode_load(self._dispatcher.snapshot.load))
+        reply.load.CopyFrom(encode_load(self.snapshot.load))
         return reply
 
-    async def Cancel(
-        self,
-        request: worker_pb2.CancelRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.CancelRequest, worker_pb2.CancelReply],
-    ) -> worker_pb2.CancelReply:
-        try:
+    async def Cancel(self, request: worker_pb2.CancelRequest, context: _Context) -> worker_pb2.CancelReply:
+        async with abort_on_error(context):
             keys = [decode_key(key) for key in request.keys]
-        except TandemError as error:
-            await context.abort(status_of(error), error.message)
-        await self._run(lambda engine, now: (None, _cancel(engine, keys, now)), context)
+            await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, _cancel(engine, keys, now))))
         return worker_pb2.CancelReply()
 
-    async def Release(
-        self,
-        request: worker_pb2.ReleaseRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.ReleaseRequest, worker_pb2.ReleaseReply],
-    ) -> worker_pb2.ReleaseReply:
-        try:
+    async def Release(self, request: worker_pb2.ReleaseRequest, context: _Context) -> worker_pb2.ReleaseReply:
+        async with abort_on_error(context):
             key = decode_handoff_key(request.key)
-        except TandemError as error:
-            await context.abort(status_of(error), error.message)
-        await self._run(lambda engine, now: (None, engine.revoke_lease(key, now)), context)
+            await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.revoke_lease(key, now))))
         return worker_pb2.ReleaseReply()
 
     # ---- streams; coroutines that write, so that a cancel ends them at once
 
-    async def Watch(  # type: ignore[override]
-        self,
-        request: worker_pb2.WatchRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate],
-    ) -> None:
-        try:
+    async def Watch(self, request: worker_pb2.WatchRequest, context: _Context) -> None:  # type: ignore[override]
+        async with abort_on_error(context):
             positions = {decode_key(position.key): position.next_index for position in request.positions}
-        except TandemError as error:
-            await context.abort(status_of(error), error.message)
         if not request.gateway:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a watch names no gateway")
         watch, unlisted = self._gateways.attach(GatewayId(request.gateway), positions, self._clock.now())
@@ -138,39 +113,31 @@ class WorkerService(WorkerServicer):
     async def StreamHandoff(  # type: ignore[override]
         self,
         request_iterator: AsyncIterator[kv_pb2.StreamHandoffRequest],
-        context: grpc.aio.ServicerContext[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate],
+        context: _Context,
     ) -> None:
         await self._handoffs.serve(request_iterator, context)
 
     # ---- the worker itself
 
-    async def Describe(
-        self,
-        request: worker_pb2.DescribeRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeReply],
-    ) -> worker_pb2.DescribeReply:
+    async def Describe(self, request: worker_pb2.DescribeRequest, context: _Context) -> worker_pb2.DescribeReply:
         """Answer without engine statistics when a step takes long: a worker that opens a stream must not wait for the
         step."""
         metadata = context.invocation_metadata()
         reply = self._descriptor.describe(with_bundle=request.with_bundle, metadata=metadata)
         try:
             async with asyncio.timeout(BOOKS_S):
-                books = await asyncio.wrap_future(self._driver.call(_count))
+                books = await asyncio.wrap_future(self._driver.call(lambda engine, now: (engine.books(), [])))
             reply.books.CopyFrom(encode_books(books))
         except (TimeoutError, TandemError):
             pass
         reply.links.extend(map(encode_link, self._link_monitor.reports.since(0)))
-        snapshot = self._dispatcher.snapshot
+        snapshot = self.snapshot
         reply.load.CopyFrom(encode_load(snapshot.load))
         if snapshot.step_cost is not None:
             reply.step_cost.CopyFrom(encode_step_cost(snapshot.step_cost))
         return reply
 
-    async def ProbeLink(
-        self,
-        request: worker_pb2.ProbeLinkRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.ProbeLinkRequest, worker_pb2.ProbeLinkReply],
-    ) -> worker_pb2.ProbeLinkReply:
+    async def ProbeLink(self, request: worker_pb2.ProbeLinkRequest, context: _Context) -> worker_pb2.ProbeLinkReply:
         """Probe the link to a source. A probe that was started is finished even if the caller leaves."""
         reply = worker_pb2.ProbeLinkReply()
         try:
@@ -180,11 +147,7 @@ class WorkerService(WorkerServicer):
             reply.refusal.CopyFrom(encode_refusal(refusal.kind, refusal.message))
         return reply
 
-    async def Drain(
-        self,
-        request: worker_pb2.DrainRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.DrainRequest, worker_pb2.DrainReply],
-    ) -> worker_pb2.DrainReply:
+    async def Drain(self, request: worker_pb2.DrainRequest, context: _Context) -> worker_pb2.DrainReply:
         done = await self.drain(request.timeout_ms / 1e3)
         return worker_pb2.DrainReply(
             num_left=done.num_left, num_moved=done.num_migrated, num_given_back=done.num_requeued
@@ -193,7 +156,7 @@ class WorkerService(WorkerServicer):
     async def drain(self, timeout_s: float) -> DrainResult:
         """Refuse new jobs and let running ones migrate or finish, until none is left or `timeout_s` is over."""
         try:
-            await asyncio.wrap_future(self._driver.call(_start_drain))
+            await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.start_drain(now))))
             # Wake every stream, so that gateways without a job here learn of the drain at once.
             self._gateways.wake()
             await self._until_empty(timeout_s)
@@ -209,16 +172,11 @@ class WorkerService(WorkerServicer):
         return done
 
     async def _until_empty(self, timeout_s: float) -> None:
-        num_left = self._dispatcher.snapshot.num_live
-        until = self._clock.now() + timeout_s
-        while num_left and (left_s := until - self._clock.now()) > 0:
-            self._dispatcher.changed.clear()
-            try:
-                async with asyncio.timeout(left_s):
-                    await self._dispatcher.changed.wait()
-            except TimeoutError:
-                break
-            num_left = self._dispatcher.snapshot.num_live
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.snapshot.num_live:
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
 
     def cancel(self, keys: Iterable[JobKey]) -> None:
         """Cancel jobs without waiting for the engine."""
@@ -246,44 +204,35 @@ class WorkerService(WorkerServicer):
             is_live = await asyncio.wrap_future(self._driver.call(_submit(job)))
             if is_new and not is_live:
                 raise TandemError(ErrorKind.WORKER_LOST, f"job {job.key} has ended, and its events were dropped")
-        except asyncio.CancelledError:
-            # The caller has left and will not learn that the job was accepted.
-            self.cancel(job.keys)
-            if is_new:
-                self._gateways.discard(job.keys)
-            raise
-        except TandemError:
+        except BaseException as failure:
+            if isinstance(failure, asyncio.CancelledError):
+                # The caller has left and will not learn that the job was accepted.
+                self.cancel(job.keys)
             if is_new:
                 self._gateways.discard(job.keys)
             raise
 
-    async def _run(
-        self,
-        command: Callable[[Engine, float], tuple[_T, list[Effect]]],
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> None:
-        try:
-            await asyncio.wrap_future(self._driver.call(command))
-        except TandemError as error:
-            await context.abort(status_of(error), error.message)
-
-    async def _stream_updates(
-        self, watch: WatchStream, context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate]
-    ) -> None:
+    async def _stream_updates(self, watch: GatewayStream, context: _Context) -> None:
         """Send an update at once and whenever the stream is woken, with load, step cost and link reports that have
         changed."""
-        last_snapshot: EngineSnapshot | None = None
+        last: EngineSnapshot | None = None
         links, last_number = self._link_monitor.reports, 0
         try:
             async with IdleTimeout(self._gateways.grace_s) as patience:
                 while not watch.is_over:
                     watch.wake.clear()
-                    snapshot = self._dispatcher.snapshot
-                    events = watch.box.take(self._clock.now())
-                    update = encode_update(events, *_changes(snapshot, last_snapshot))
+                    snapshot = self.snapshot
+                    # Compared by number: a gateway may have received a load in between, with the reply to Submit.
+                    is_new_load = last is None or snapshot.load.number != last.load.number
+                    is_new_cost = last is None or snapshot.step_cost != last.step_cost
+                    update = encode_update(
+                        watch.box.take(self._clock.now()),
+                        snapshot.load if is_new_load else None,
+                        snapshot.step_cost if is_new_cost else None,
+                    )
                     if links.number > last_number:
                         update.links.extend(map(encode_link, links.since(last_number)))
-                    last_snapshot, last_number = snapshot, links.number
+                    last, last_number = snapshot, links.number
                     patience.wait()
                     await context.write(update)
                     patience.rest()
@@ -294,15 +243,6 @@ class WorkerService(WorkerServicer):
                     await watch.wake.wait()
         except TimeoutError:
             return
-
-
-def _changes(snapshot: EngineSnapshot, last: EngineSnapshot | None) -> tuple[WorkerLoad | None, StepCost | None]:
-    """Return load and step cost if they have changed since the last update of a stream."""
-    if last is None:
-        return snapshot.load, snapshot.step_cost
-    # Compared by number: a gateway may have received a load in between, with the reply to Submit.
-    load = None if snapshot.load.number == last.load.number else snapshot.load
-    return load, None if snapshot.step_cost == last.step_cost else snapshot.step_cost
 
 
 def _submit(job: Job) -> Callable[[Engine, float], tuple[bool, list[Effect]]]:
@@ -317,11 +257,3 @@ def _submit(job: Job) -> Callable[[Engine, float], tuple[bool, list[Effect]]]:
 
 def _cancel(engine: Engine, keys: Iterable[JobKey], now: float) -> list[Effect]:
     return [effect for key in keys for effect in engine.cancel(key, now)]
-
-
-def _count(engine: Engine, now: float) -> tuple[EngineStats, list[Effect]]:
-    return engine.books(), []
-
-
-def _start_drain(engine: Engine, now: float) -> tuple[None, list[Effect]]:
-    return None, engine.start_drain(now)

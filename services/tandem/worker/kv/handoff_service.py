@@ -11,7 +11,7 @@ import grpc.aio
 
 from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
-from tandem.engine.effects import Effect
+from tandem.engine.effects import Effect, SendAnnouncement, SendHandoffEnded
 from tandem.engine.engine import Engine
 from tandem.wire.gen import kv_pb2
 from tandem.wire.kv_codec import (
@@ -22,8 +22,7 @@ from tandem.wire.kv_codec import (
     encode_handoff_key,
 )
 from tandem.worker.engine.driver import EngineDriver
-from tandem.worker.grpc_status import status_of
-from tandem.worker.kv.consumer_streams import ConsumerStream, ConsumerStreams, PendingUpdate
+from tandem.worker.grpc_status import abort_on_error
 
 MAX_UNANSWERED = 256
 """Messages of one consumer that may wait for the engine; further ones stay in the stream."""
@@ -31,15 +30,58 @@ MAX_UNANSWERED = 256
 _Context = grpc.aio.ServicerContext[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate]
 
 
-class HandoffService:
-    """Serve one stream per consumer. `lease_s` is the duration of a lease, and also how long a write may wait for the
-    consumer."""
+class ConsumerStream:
+    """One StreamHandoff stream, and the update that its consumer is still to receive.
 
-    def __init__(self, driver: EngineDriver, consumers: ConsumerStreams, fingerprint: str, lease_s: float) -> None:
+    `is_over`: the consumer has left, or a newer stream replaced this one. `failure`: the error by which a message of
+    the consumer failed. `pending.renewed_sequence`: messages of the consumer up to this one were applied, and their
+    effects were added before; 0: no new ones."""
+
+    def __init__(self, consumer: WorkerRef) -> None:
+        self.consumer = consumer
+        self.wake = asyncio.Event()
+        self.is_over = False
+        self.failure: BaseException | None = None
+        self.pending = kv_pb2.StreamHandoffUpdate()
+
+    def end(self, failure: BaseException | None = None) -> None:
+        self.failure = self.failure or failure
+        self.is_over = True
+        self.wake.set()
+
+
+class HandoffService:
+    """Serve one stream per consumer, the newest. All calls on the event loop. `lease_s` is the duration of a lease, and
+    also how long a write may wait for the consumer.
+
+    Nothing is kept for a consumer without a stream: when it follows again, the engine repeats every announcement.
+    """
+
+    def __init__(self, driver: EngineDriver, fingerprint: str, lease_s: float) -> None:
         self._driver = driver
-        self._consumers = consumers
         self._fingerprint = fingerprint
         self._lease_s = lease_s
+        self._streams: dict[WorkerRef, ConsumerStream] = {}
+
+    def __repr__(self) -> str:
+        return f"<consumers {[str(consumer) for consumer in self._streams]}>"
+
+    def send(self, effect: SendAnnouncement | SendHandoffEnded) -> None:
+        """Add an effect to the next update of its consumer; dropped when the consumer has no stream."""
+        stream = self._streams.get(effect.consumer)
+        if stream is None:
+            return
+        if isinstance(effect, SendAnnouncement):
+            stream.pending.announcements.append(encode_announcement(effect.message))
+        else:
+            key = encode_handoff_key(effect.key)
+            stream.pending.ended.append(kv_pb2.HandoffEnded(key=key, kind=effect.kind.value, message=effect.message))
+        stream.wake.set()
+
+    def close(self) -> None:
+        """End all streams."""
+        for stream in self._streams.values():
+            stream.end()
 
     async def serve(self, requests: AsyncIterator[kv_pb2.StreamHandoffRequest], context: _Context) -> None:
         """Serve a stream until the consumer ends it, opens another one, or does not read its updates in time."""
@@ -49,20 +91,24 @@ class HandoffService:
         if first.fingerprint != self._fingerprint:
             reason = "consumer and producer serve different models or KV formats"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-        try:
-            stream = self._consumers.attach(decode_worker(first.consumer))
-        except TandemError as error:
-            await context.abort(status_of(error), error.message)
-        receiver = asyncio.create_task(self._receive(first, requests, stream), name=f"follow of {stream.consumer}")
+        async with abort_on_error(context):
+            consumer = decode_worker(first.consumer)
+        older = self._streams.get(consumer)
+        if older is not None:
+            older.end()
+        stream = self._streams[consumer] = ConsumerStream(consumer)
+        receiver = asyncio.create_task(self._receive(first, requests, stream), name=f"follow of {consumer}")
         try:
             await self._send_updates(stream, context)
         finally:
             receiver.cancel()
             (outcome,) = await asyncio.gather(receiver, return_exceptions=True)
-            self._consumers.detach(stream)
+            if self._streams.get(consumer) is stream:
+                del self._streams[consumer]
         outcome = stream.failure or outcome
         if isinstance(outcome, TandemError):
-            await context.abort(status_of(outcome), outcome.message)
+            async with abort_on_error(context):
+                raise outcome
 
     async def _receive(
         self,
@@ -90,45 +136,32 @@ class HandoffService:
 
         def settle(done: asyncio.Future[None]) -> None:
             error = None if done.cancelled() else done.exception()
-            if error is None:
-                stream.answer(message.sequence)
-            else:
-                stream.fail(error)
+            if error is not None:
+                stream.end(error)
+                return
+            stream.pending.renewed_sequence = message.sequence
+            stream.wake.set()
 
         done = asyncio.wrap_future(self._driver.call(_command(message, stream.consumer)))
         done.add_done_callback(settle)
         return done
 
     async def _send_updates(self, stream: ConsumerStream, context: _Context) -> None:
+        """Send updates until the stream is over, or the consumer does not read one within the lease time; its leases
+        have expired then."""
         while True:
             stream.wake.clear()
-            update = stream.take()
-            if update and not await self._write(context, update):
-                return
+            update, stream.pending = stream.pending, kv_pb2.StreamHandoffUpdate()
+            if update.ListFields():
+                update.lease_ms = int(self._lease_s * 1e3)
+                try:
+                    async with asyncio.timeout(self._lease_s):
+                        await context.write(update)
+                except TimeoutError:
+                    return
             if stream.is_over:
                 return
             await stream.wake.wait()
-
-    async def _write(self, context: _Context, update: PendingUpdate) -> bool:
-        """Write an update. Returns False when the consumer does not read it within the lease time; its leases have
-        expired then."""
-        try:
-            async with asyncio.timeout(self._lease_s):
-                await context.write(self._update(update))
-        except TimeoutError:
-            return False
-        return True
-
-    def _update(self, update: PendingUpdate) -> kv_pb2.StreamHandoffUpdate:
-        return kv_pb2.StreamHandoffUpdate(
-            announcements=[encode_announcement(effect.message) for effect in update.announcements],
-            ended=[
-                kv_pb2.HandoffEnded(key=encode_handoff_key(end.key), kind=end.kind.value, message=end.message)
-                for end in update.ended
-            ],
-            renewed_sequence=update.renewed_sequence,
-            lease_ms=int(self._lease_s * 1e3),
-        )
 
 
 def _command(

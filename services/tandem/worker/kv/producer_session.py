@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import grpc.aio
@@ -19,9 +18,8 @@ import grpc.aio
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.ids import HandoffKey, WorkerRef
-from tandem.engine.effects import Effect
+from tandem.engine.effects import Effect, FollowHandoff, ReleaseHandoff, RenewLeases, SendRemainderRequest
 from tandem.engine.engine import Engine
-from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS, RemotePrefixRequest
 from tandem.transfer.interface import PeerError
 from tandem.wire.gen import kv_pb2
@@ -36,7 +34,9 @@ from tandem.wire.kv_codec import (
 from tandem.wire.peer_auth import PeerAuth, reason_of
 from tandem.wire.worker_codec import decode_kind
 from tandem.worker.engine.driver import Command
-from tandem.worker.kv.handshake import ANSWER_S, SourceGone, handshake
+from tandem.worker.kv.handshake import ANSWER_S, SourceGone, open_source
+from tandem.worker.kv.transfer_client import TransferClient
+from tandem.worker.model.worker_info import WorkerInfo
 
 NUM_FIRST_TRIES = 4
 """Attempts to reach a source that was never connected before it counts as lost."""
@@ -50,28 +50,32 @@ IDLE_S = 60.0
 _log = logging.getLogger(__name__)
 
 
+SourceEffect = FollowHandoff | RenewLeases | SendRemainderRequest | ReleaseHandoff
+"""Effects of the engine that a session carries out."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionContext:
     """What all sessions of a worker share.
 
-    `post` runs a command on the engine's thread. `connect` makes a source readable, or raises PeerError in its future.
-    `disconnect` is called with a source that is lost. `lease_s` is how long an offer lasts without renewal, in seconds.
+    `post` runs a command on the engine's thread. `transfer` connects sources. `lease_s` is how long an offer lasts
+    without renewal, in seconds.
     """
 
-    me: WorkerRef
-    fingerprint: str
-    transport_kind: str
+    me: WorkerInfo
     trust: PeerAuth
     clock: Clock
     post: Callable[[Command], None]
-    connect: Callable[[TransportPeer], Future[None]]
-    disconnect: Callable[[WorkerRef], None]
+    transfer: TransferClient
     lease_s: float
 
 
 class _Broken(Exception):
     """Raised when a connection ends that should have continued."""
 
+
+_FAILURES = (grpc.aio.AioRpcError, PeerError, TandemError, TimeoutError, asyncio.InvalidStateError, _Broken)
+"""Errors of a connection that may be tried again. InvalidStateError: a write to a call that has just ended."""
 
 _Call = grpc.aio.StreamStreamCall[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate]
 
@@ -102,25 +106,22 @@ class ProducerSession:
     def __repr__(self) -> str:
         return f"<session with {self.source}, {len(self._active)} followed, {self._num_failures} failures in a row>"
 
-    def follow(self, key: HandoffKey, prefix_request: RemotePrefixRequest | None = None) -> None:
-        self._active[key] = prefix_request
-        self._to_follow[key] = prefix_request
-        self._wake.set()
-
-    def renew(self, keys: tuple[HandoffKey, ...]) -> None:
-        self._to_renew.update(dict.fromkeys(key for key in keys if key in self._active))
-        self._wake.set()
-
-    def take(self, key: HandoffKey, num_output_tokens: int) -> None:
-        self._to_take[key] = num_output_tokens
-        self._wake.set()
-
-    def release(self, key: HandoffKey, *, is_taken: bool) -> None:
-        self._active.pop(key, None)
-        self._to_follow.pop(key, None)
-        self._to_renew.pop(key, None)
-        self._to_take.pop(key, None)
-        self._to_release[key] = is_taken
+    def carry_out(self, effect: SourceEffect) -> None:
+        """Add an effect of the engine to the next message."""
+        match effect:
+            case FollowHandoff(_, key, prefix_request):
+                self._active[key] = prefix_request
+                self._to_follow[key] = prefix_request
+            case RenewLeases(_, keys):
+                self._to_renew.update(dict.fromkeys(key for key in keys if key in self._active))
+            case SendRemainderRequest(_, key, num_output_tokens):
+                self._to_take[key] = num_output_tokens
+            case ReleaseHandoff(_, key, is_taken):
+                self._active.pop(key, None)
+                self._to_follow.pop(key, None)
+                self._to_renew.pop(key, None)
+                self._to_take.pop(key, None)
+                self._to_release[key] = is_taken
         self._wake.set()
 
     def reconnect(self) -> None:
@@ -146,7 +147,15 @@ class ProducerSession:
                 if _is_cancelled():
                     raise
                 reason = "the source cancelled the call"
-            except (grpc.aio.AioRpcError, PeerError, TandemError, TimeoutError, _Broken) as failure:
+            # InvalidStateError: a write to a call that has just ended.
+            except (
+                grpc.aio.AioRpcError,
+                PeerError,
+                TandemError,
+                TimeoutError,
+                asyncio.InvalidStateError,
+                _Broken,
+            ) as failure:
                 reason = _reason(failure)
             if self._should_give_up():
                 self._give_up(reason)
@@ -156,7 +165,7 @@ class ProducerSession:
             if not self._active:
                 # The source is probably gone; if not, it is connected again when needed.
                 if is_broken:
-                    self._context.disconnect(self.source)
+                    self._context.transfer.disconnect_when_idle(self.source)
                 return
             _log.info("session with %s broke: %s", self.source, reason)
             await self._pause(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._num_failures - 1)))
@@ -179,15 +188,13 @@ class ProducerSession:
 
     async def _connect_and_exchange(self) -> None:
         """Connect and exchange messages. Returns when the session is idle."""
-        context, trust = self._context, self._context.trust
-        async with trust.open_channel(self.source.address) as channel:
-            stub = trust.stub(channel, self.source.incarnation)
-            result = await handshake(stub, self.source, context.fingerprint, context.transport_kind)
+        context = self._context
+        async with open_source(context.trust, self.source, context.me) as source:
             self._is_lost = False
             async with asyncio.timeout(ANSWER_S):
-                await asyncio.wrap_future(context.connect(result.peer))
+                await asyncio.wrap_future(context.transfer.connect(source.peer))
             self._was_connected = True
-            call: _Call = stub.StreamHandoff()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
+            call: _Call = source.stub.StreamHandoff()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
             try:
                 await self._exchange(call)
             finally:
@@ -215,15 +222,15 @@ class ProducerSession:
         # The engine requests the remainder again once the source has repeated its announcements.
         self._to_take.clear()
         message = self._next_message()
-        message.consumer.CopyFrom(encode_worker(self._context.me))
-        message.fingerprint = self._context.fingerprint
-        await _write(call, message)
+        message.consumer.CopyFrom(encode_worker(self._context.me.me))
+        message.fingerprint = self._context.me.fingerprint
+        await call.write(message)
         while True:
             self._wake.clear()
             if self._is_lost:
                 raise _Broken("the transport lost the source")
             if self._to_follow or self._to_renew or self._to_take or self._to_release:
-                await _write(call, self._next_message())
+                await call.write(self._next_message())
                 continue
             try:
                 async with asyncio.timeout(IDLE_S):
@@ -296,17 +303,65 @@ class ProducerSession:
 
     def _give_up(self, reason: str) -> None:
         _log.warning("%s is lost: %s", self.source, reason)
+        self.report_lost(reason)
+        self._context.transfer.disconnect_when_idle(self.source)
+
+    def report_lost(self, reason: str) -> None:
         source = self.source
         self._context.post(lambda engine, now: engine.source_lost(source, reason, now))
-        self._context.disconnect(source)
 
 
-async def _write(call: _Call, message: kv_pb2.StreamHandoffRequest) -> None:
-    """Write a message. Raises _Broken for a call that has just ended, for which gRPC raises InvalidStateError."""
-    try:
-        await call.write(message)
-    except asyncio.InvalidStateError as ended:
-        raise _Broken("the stream has ended") from ended
+class ProducerSessions:
+    """Own a session for each source: it is created with the first hand-off of its source and ends after some idle time.
+
+    All calls on the event loop.
+    """
+
+    def __init__(self, context: SessionContext) -> None:
+        self.context = context
+        self._sessions: dict[WorkerRef, ProducerSession] = {}
+        self._tasks: dict[WorkerRef, asyncio.Task[None]] = {}
+        self._is_open = True
+
+    def __repr__(self) -> str:
+        return f"<producer sessions {list(self._sessions.values())}>"
+
+    @property
+    def sources(self) -> frozenset[WorkerRef]:
+        return frozenset(self._sessions)
+
+    def carry_out(self, effect: SourceEffect) -> None:
+        """Have the session with the effect's source carry it out. Renewals do not begin a session."""
+        source = effect.source
+        session = self._sessions.get(source)
+        if session is None:
+            if not self._is_open or isinstance(effect, RenewLeases):
+                return
+            session = self._sessions[source] = ProducerSession(source, self.context)
+            self._tasks[source] = asyncio.create_task(self._run(session), name=f"session with {source}")
+        session.carry_out(effect)
+
+    def peer_lost(self, source: WorkerRef) -> None:
+        """Reconnect to a source that the transport has lost; nothing can be read from the source until then."""
+        if source in self._sessions:
+            self._sessions[source].reconnect()
+
+    async def close(self) -> None:
+        """End all sessions; leases that the sources hold for this worker expire."""
+        self._is_open = False
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, session: ProducerSession) -> None:
+        try:
+            await session.run()
+        except Exception as defect:
+            _log.exception("%r failed", session)
+            session.report_lost(f"{type(defect).__name__}: {defect}")
+        finally:
+            del self._sessions[session.source], self._tasks[session.source]
 
 
 def _is_cancelled() -> bool:

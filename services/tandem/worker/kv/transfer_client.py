@@ -2,76 +2,122 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Set
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
+from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
-from tandem.engine.effects import Effect, StartRead, TearDownProducer
+from tandem.engine.effects import Effect, StartRead
 from tandem.engine.engine import Engine
+from tandem.engine.transfer_messages import Command as TransferCommand
 from tandem.engine.transfer_messages import (
     Connected,
     ConnectFailed,
+    ConnectPeer,
     Event,
     PeerDrained,
     PeerLost,
     ReadDone,
     ReadFailed,
+    SelfTest,
     SelfTestDone,
+    TearDownPeer,
     TransferStopped,
     TransportPeer,
 )
 from tandem.transfer.interface import KVTransfer, PeerError
 from tandem.worker.engine.driver import Command
-from tandem.worker.kv.probe_reads import ProbeReads
-from tandem.worker.kv.read_stats import ReadStats
 
 _log = logging.getLogger(__name__)
 
 _GONE = "it is gone, and no read of it is open"
+_FIRST_PROBE_ID = 1 << 62
+"""First id of the reads that the engine does not know; above all ids of the engine, so that both kinds go through one
+transfer."""
+
+
+SELF_TEST_S = 10.0
+"""Seconds after which a self-test without an answer has failed."""
+MIN_SAMPLE_BYTES = 1 << 20
+"""Smallest read that counts for the throughput of its source, in bytes; smaller ones measure the cost of an order, not
+the link."""
+_MAX_SOURCES = 4096
+"""Sources whose throughput is kept; beyond that the oldest is dropped."""
+
+
+class SourceThroughput(NamedTuple):
+    """Bytes read from a source, and the sum of the reads' durations: time in which two reads overlap counts twice."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+class _OpenRead(NamedTuple):
+    """Source of an open read. `result` completes with the end of a probe read; None: the engine's own read."""
+
+    source: WorkerRef
+    result: Future[ReadDone] | None
 
 
 class TransferClient:
-    """Own the connections to sources and the open reads of one worker.
+    """Own the transfer of one worker, its connections to sources and its open reads.
 
     Called by the engine's thread (reads), the event loop (connections, probe reads) and the transfer thread (events).
-    `read_stats` measures the engine's reads; `probe_reads` are those that the engine does not know.
+    `problem` is None after a self-test that has succeeded, else what is wrong. All probe reads write the same blocks,
+    and a failed one may go on writing until its source is drained.
 
-    `post` runs a command on the engine's thread. `on_peer_lost` is called with a lost source before the engine is, so
-    that the streams to the source are reset before the engine reacts. `on_self_test` receives None or an error.
+    `post` runs a command on the engine's thread. `report` receives the events that concern more than reads, on the
+    transfer thread; a lost source before the engine does, so that the streams to the source are reset before the engine
+    reacts.
     """
 
     def __init__(
         self,
+        open_transfer: Callable[[Callable[[Event], None]], KVTransfer],
         post: Callable[[Command], None],
-        on_peer_lost: Callable[[WorkerRef], None],
-        on_self_test: Callable[[str | None], None],
-        on_stopped: Callable[[str | None], None],
+        report: Callable[[PeerLost | TransferStopped], None],
         *,
         digests: bool,
     ) -> None:
         self._post = post
-        self._on_peer_lost = on_peer_lost
-        self._on_self_test = on_self_test
-        self._on_stopped = on_stopped
+        self._report = report
         self._digests = digests
-        self._transfer: KVTransfer | None = None
         self._lock = threading.Lock()
         self._peers: dict[WorkerRef, TransportPeer] = {}
         self._lingering: set[WorkerRef] = set()
         self._leaving: set[WorkerRef] = set()
         self._connecting: dict[WorkerRef, list[Future[None]]] = {}
-        self.probe_reads = ProbeReads()
-        self.read_stats = ReadStats()
+        self._reads: dict[int, _OpenRead] = {}
+        self._undrained_probes: set[WorkerRef] = set()
+        self._probe_ids = count(_FIRST_PROBE_ID)
+        self._throughput: dict[WorkerRef, SourceThroughput] = {}
+        self._self_test: Future[None] | None = None
+        self.problem: str | None = "the transport has not been tested yet"
+        self.transfer = open_transfer(self.on_event)
 
     def __repr__(self) -> str:
         return f"TransferClient({len(self._peers)} peers, {len(self._lingering)} lingering)"
 
-    def attach(self, transfer: KVTransfer) -> None:
-        """Set the transfer whose events come here; before anything else."""
-        self._transfer = transfer
+    async def test(self) -> str | None:
+        """Have the transfer thread move a few bytes; returns `problem`. One call at a time, on the event loop."""
+        answer: Future[None] = Future()
+        answer.set_running_or_notify_cancel()
+        self._self_test = answer
+        problem = self._send(SelfTest())
+        if problem is not None:
+            self.problem = problem
+            return problem
+        try:
+            async with asyncio.timeout(SELF_TEST_S):
+                await asyncio.wrap_future(answer)
+        except TimeoutError:
+            self.problem = f"the transfer thread has not answered for {SELF_TEST_S:g} s"
+        return self.problem
 
     def connect(self, peer: TransportPeer) -> Future[None]:
         """Make a source readable. The future raises PeerError when that fails."""
@@ -83,10 +129,9 @@ class TransferClient:
                 return future
             self._leaving.discard(peer.worker)
             self._connecting.setdefault(peer.worker, []).append(future)
-        try:
-            self._attached.connect(peer)
-        except RuntimeError as error:
-            self._answer(peer.worker, PeerError(str(error)))
+        problem = self._send(ConnectPeer(peer))
+        if problem is not None:
+            self._answer(peer.worker, PeerError(problem))
         return future
 
     def canonical_peer(self, peer: TransportPeer) -> TransportPeer:
@@ -108,30 +153,46 @@ class TransferClient:
             required = f"handoff.digests requires one for each of {heads} KV heads here"
             self._refuse(read, f"{read.source} offers blocks without digests: {required}")
             return
-        self.read_stats.begin(read.read, read.source)
-        try:
-            self._attached.read(read if self._digests else replace(read, is_checked=False))
-        except RuntimeError as error:
-            self.read_stats.end(read.read)
-            self._refuse(read, str(error))
+        problem = self._start(read if self._digests else replace(read, is_checked=False), None)
+        if problem is not None:
+            self._refuse(read, problem)
 
     def try_read(self, trial: StartRead) -> Future[ReadDone]:
-        """Start a read that the engine does not know, under an id of its own. The future raises PeerError when the read
-        fails."""
-        read, future = self.probe_reads.begin(trial)
+        """Start a read that the engine does not know, under an id of its own. The future completes only with the end of
+        the read; it raises PeerError when the read fails."""
+        result: Future[ReadDone] = Future()
+        result.set_running_or_notify_cancel()
         with self._lock:
             is_connected = trial.source in self._peers
-        try:
-            if not is_connected:
-                raise RuntimeError(f"{trial.source} is not connected")
-            self._attached.read(read)
-        except RuntimeError as error:
-            self.probe_reads.refuse(read, str(error))
-        return future
+        problem: str | None = f"{trial.source} is not connected"
+        if is_connected:
+            problem = self._start(replace(trial, read=next(self._probe_ids)), result)
+        if problem is not None:
+            result.set_exception(PeerError(problem))
+        return result
 
-    def tear_down(self, teardown: TearDownProducer) -> None:
-        """Tear down the connection to a source. One that is not connected was reported to the engine before."""
-        self._tear_down(teardown.source, "a read does not end")
+    def undrained_probe(self) -> WorkerRef | None:
+        """Return a source of which an abandoned probe read may still be running."""
+        with self._lock:
+            return next(iter(self._undrained_probes), None)
+
+    def take_throughput(self, num_bytes: int) -> dict[WorkerRef, SourceThroughput]:
+        """Remove and return the throughput of the engine's reads, of the sources with at least `num_bytes` bytes since
+        they were last returned."""
+        with self._lock:
+            taken = {source: found for source, found in self._throughput.items() if found.num_bytes >= num_bytes}
+            for source in taken:
+                del self._throughput[source]
+        return taken
+
+    def tear_down(self, source: WorkerRef, reason: str = "a read does not end") -> None:
+        """Tear down the connection to a source as a whole; does nothing where there is none: that was reported to the
+        engine before."""
+        with self._lock:
+            peer = self._peers.get(source)
+        problem = None if peer is None else self._send(TearDownPeer(peer, reason))
+        if problem is not None:
+            _log.warning("%s cannot be torn down: %s", source, problem)
 
     def disconnect_when_idle(self, source: WorkerRef) -> None:
         """Disconnect a source that is gone, once no read of it is open; `connect` cancels this.
@@ -156,8 +217,7 @@ class TransferClient:
         """Handle an event of the transfer, on the transfer thread."""
         match event:
             case ReadDone() | ReadFailed():
-                if not self.probe_reads.end(event):
-                    self._end_read(event)
+                self._end_read(event)
             case Connected(peer):
                 with self._lock:
                     self._peers[peer.worker] = peer
@@ -167,54 +227,73 @@ class TransferClient:
             case PeerLost(peer, proven, reason):
                 level = logging.INFO if reason == _GONE and proven else logging.WARNING
                 _log.log(level, "lost %s%s: %s", peer.worker, "" if proven else " (reads may go on)", reason)
-                self._lose(peer, reason, proven)
+                self._lose(event)
             case PeerDrained(peer):
                 with self._lock:
                     self._lingering.discard(peer.worker)
-                self.probe_reads.drained(peer.worker)
+                    self._undrained_probes.discard(peer.worker)
                 self._report_peer_lost(peer.worker, "its last read has ended", proven=True)
             case SelfTestDone(error):
-                self._on_self_test(error)
-            case TransferStopped(error):
-                self._stop(error)
+                self.problem = None if error is None else f"the transport's self-test failed: {error}"
+                if self._self_test is not None and not self._self_test.done():
+                    self._self_test.set_result(None)
+            case TransferStopped():
+                self._stop(event)
 
-    @property
-    def _attached(self) -> KVTransfer:
-        assert self._transfer is not None, "no transfer was attached"
-        return self._transfer
+    def _send(self, command: TransferCommand) -> str | None:
+        """Send a command to the transfer. Returns None, or why no event will answer."""
+        try:
+            self.transfer.send(command)
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+    def _start(self, read: StartRead, result: Future[ReadDone] | None) -> str | None:
+        """Order a read. Returns None, or why it was not started."""
+        with self._lock:
+            self._reads[read.read] = _OpenRead(read.source, result)
+        problem = self._send(read)
+        if problem is not None:
+            with self._lock:
+                del self._reads[read.read]
+        return problem
 
     def _refuse(self, read: StartRead, reason: str) -> None:
         id = read.read
         self._post(lambda engine, now: engine.read_failed(id, reason, drained=True, now=now))
 
     def _end_read(self, event: ReadDone | ReadFailed) -> None:
+        with self._lock:
+            source, result = self._reads.pop(event.id)
+            if result is not None and isinstance(event, ReadFailed) and not event.drained:
+                self._undrained_probes.add(source)
+            if result is None and isinstance(event, ReadDone) and event.num_bytes >= MIN_SAMPLE_BYTES:
+                before = self._throughput.get(source, SourceThroughput())
+                self._throughput[source] = SourceThroughput(
+                    before.num_bytes + event.num_bytes, before.seconds + event.seconds
+                )
+                if len(self._throughput) > _MAX_SOURCES:
+                    del self._throughput[next(iter(self._throughput))]
+        self._leave(source)
         match event:
-            case ReadDone(id, num_bytes, seconds):
-                self._leave(self.read_stats.end(id, num_bytes, seconds))
-                self._post(lambda engine, now: engine.read_done(id, now))
+            case ReadDone(id):
+                if result is None:
+                    self._post(lambda engine, now: engine.read_done(id, now))
+                else:
+                    result.set_result(event)
             case ReadFailed():
-                self._leave(self.read_stats.end(event.id))
-                self._post(lambda engine, now: _fail(engine, event, now))
+                if result is None:
+                    self._post(lambda engine, now: _fail(engine, event, now))
+                else:
+                    result.set_exception(PeerError(event.reason))
 
     def _leave(self, source: WorkerRef) -> None:
         """Tear a source down if `disconnect_when_idle` was called and no read of it is open."""
-        if self.read_stats.is_open(source) or self.probe_reads.is_open(source):
-            return
         with self._lock:
-            if source not in self._leaving:
+            if source not in self._leaving or any(read.source == source for read in self._reads.values()):
                 return
             self._leaving.discard(source)
-        self._tear_down(source, _GONE)
-
-    def _tear_down(self, source: WorkerRef, reason: str) -> None:
-        with self._lock:
-            peer = self._peers.get(source)
-        if peer is None:
-            return
-        try:
-            self._attached.teardown(peer, reason)
-        except RuntimeError as error:
-            _log.warning("%s cannot be torn down: %s", source, error)
+        self.tear_down(source, _GONE)
 
     def _answer(self, source: WorkerRef, error: PeerError | None) -> None:
         with self._lock:
@@ -225,28 +304,26 @@ class TransferClient:
             else:
                 future.set_exception(error)
 
-    def _lose(self, peer: TransportPeer, reason: str, proven: bool) -> None:
+    def _lose(self, event: PeerLost) -> None:
+        source = event.peer.worker
         with self._lock:
-            self._peers.pop(peer.worker, None)
-            self._leaving.discard(peer.worker)
-            if not proven:
-                self._lingering.add(peer.worker)
-        self._on_peer_lost(peer.worker)
-        self._report_peer_lost(peer.worker, reason, proven=proven)
+            self._peers.pop(source, None)
+            self._leaving.discard(source)
+            if not event.proven:
+                self._lingering.add(source)
+        self._report(event)
+        self._report_peer_lost(source, event.reason, proven=event.proven)
 
     def _report_peer_lost(self, source: WorkerRef, reason: str, *, proven: bool) -> None:
-        def report(engine: Engine, now: float) -> list[Effect]:
-            return engine.peer_lost(source, reason, proven=proven, now=now)
+        self._post(lambda engine, now: engine.peer_lost(source, reason, proven=proven, now=now))
 
-        self._post(report)
-
-    def _stop(self, error: str | None) -> None:
+    def _stop(self, event: TransferStopped) -> None:
         with self._lock:
             self._peers.clear()
             waiting = list(self._connecting)
         for source in waiting:
-            self._answer(source, PeerError(error or "the transfer thread has stopped"))
-        self._on_stopped(error)
+            self._answer(source, PeerError(event.error or "the transfer thread has stopped"))
+        self._report(event)
 
 
 def _fail(engine: Engine, failed: ReadFailed, now: float) -> list[Effect]:

@@ -11,26 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 
 from tandem.core.clock import Clock
-from tandem.core.config import Config, TransferConfig
+from tandem.core.config import TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import WorkerRef
+from tandem.core.ids import WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.routing.link_policy import evaluate, peers_to_probe, unmeasured
 from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.worker_record import WorkerRecord
-from tandem.transfer.link_detection import read_counters
-from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.kv.handshake import SourceGone
-from tandem.worker.kv.read_stats import ReadStats
 from tandem.worker.kv.transfer_client import TransferClient
-from tandem.worker.links.link_probe import LinkProbe, ProbeContext
-from tandem.worker.links.link_reports import LinkReports
+from tandem.worker.links.link_probe import LinkProbe
 from tandem.worker.model.worker_info import WorkerInfo
-from tandem.worker.model.worker_model import WorkerModel
 
 BEAT_S = 0.5
 """Seconds between two rounds of the monitor."""
@@ -43,7 +38,108 @@ AGAIN_S = 0.5
 MAX_WAITING = 64
 """Probes that may be open at once; they run one after the other."""
 
+FRESH_S = 5.0
+"""Seconds for which a report is returned instead of starting a new probe."""
+RETRY_S = 15.0
+"""First delay in seconds before a link with a problem, or without a measurement, is probed again; doubles each time."""
+MAX_RETRY_S = 600.0
+"""Upper bound of that delay, in seconds."""
+GONE_S = 60.0
+"""Seconds after which a source that is no longer registered is forgotten; longer than a registry takes to be
+refilled."""
+MAX_SOURCES = 4096
+"""Reports kept; beyond that the oldest is dropped."""
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A report and its schedule. `due_at` is the time of the next probe; None: only after an event. `met_at` is when
+    the source was last registered, or first seen."""
+
+    report: LinkReport
+    number: int
+    measured_at: float
+    num_problems: int
+    due_at: float | None
+    met_at: float
+
+
+class LinkReports:
+    """Own the newest report of each source, of its newest incarnation. Reports are numbered in order of arrival."""
+
+    def __init__(self) -> None:
+        self._entries: dict[WorkerId, _Entry] = {}
+        self.number = 0
+
+    def __repr__(self) -> str:
+        return f"<links to {len(self._entries)} sources, {self.number} reports>"
+
+    def put(self, report: LinkReport, now: float) -> bool:
+        """Store a report; returns whether its link type or whether it has a problem has changed. A report of an older
+        incarnation is dropped."""
+        source = report.source
+        known = self._entries.get(source.id)
+        if known is not None and known.report.source.incarnation > source.incarnation:
+            return False
+        self.number += 1
+        same = known is not None and known.report.source == source
+        before = known.num_problems if known is not None and same else 0
+        met_at = known.met_at if known is not None and same else now
+        has_problem = bool(report.problem) or not report.num_bytes
+        num_problems = before + 1 if has_problem else 0
+        retry_s = min(MAX_RETRY_S, RETRY_S * 2.0 ** min(num_problems - 1, 10))
+        due_at = now + retry_s if has_problem else None
+        self._entries.pop(source.id, None)
+        self._entries[source.id] = _Entry(report, self.number, now, num_problems, due_at, met_at)
+        if len(self._entries) > MAX_SOURCES:
+            del self._entries[next(iter(self._entries))]
+        return known is None or not same or _gist(known.report) != _gist(report)
+
+    def find(self, source: WorkerRef) -> LinkReport | None:
+        """Return the report of a source, None for an unknown source or incarnation."""
+        entry = self._entries.get(source.id)
+        return entry.report if entry is not None and entry.report.source == source else None
+
+    def fresh(self, source: WorkerRef, now: float) -> LinkReport | None:
+        """Return the report of a source if it is less than `FRESH_S` old."""
+        report = self.find(source)
+        return report if report is not None and now - self._entries[source.id].measured_at < FRESH_S else None
+
+    def suspect(self, source: WorkerRef, now: float) -> None:
+        """Schedule a probe of a source after a failed read, unless one is scheduled already."""
+        entry = self._entries.get(source.id)
+        if entry is not None and entry.report.source == source and entry.due_at is None:
+            entry.due_at = max(now, entry.measured_at + FRESH_S)
+
+    def forget(self, source: WorkerRef) -> None:
+        """Drop the report of a source that no longer exists; does nothing for another incarnation."""
+        if self.find(source) is not None:
+            del self._entries[source.id]
+
+    def listed(self, sources: Set[WorkerRef], now: float) -> None:
+        """Record which sources are registered; those that have not been for `GONE_S` are dropped, or they would be
+        probed for ever."""
+        for entry in list(self._entries.values()):
+            if entry.report.source in sources:
+                entry.met_at = now
+            elif now - entry.met_at >= GONE_S:
+                self.forget(entry.report.source)
+
+    def due(self, chosen: Iterable[WorkerRef], now: float) -> list[WorkerRef]:
+        """Return the chosen sources without a report, and those whose next probe is due."""
+        new = [source for source in chosen if self.find(source) is None]
+        again = (entry for entry in self._entries.values() if entry.due_at is not None and now >= entry.due_at)
+        return [*new, *(entry.report.source for entry in again)]
+
+    def since(self, number: int) -> list[LinkReport]:
+        """Return the reports after report `number`, oldest first; 0: all."""
+        return [entry.report for entry in self._entries.values() if entry.number > number]
+
+
+def _gist(report: LinkReport) -> tuple[str, bool]:
+    return report.link_type, bool(report.problem)
 
 
 class LinkMonitor:
@@ -54,27 +150,25 @@ class LinkMonitor:
 
     def __init__(
         self,
-        me: WorkerRef,
-        fingerprint: str,
+        me: WorkerInfo,
         required: TransferConfig,
         probe: LinkProbe,
-        read_stats: ReadStats,
+        reads: TransferClient,
         clock: Clock,
         on_change: Callable[[], None],
     ) -> None:
         self.reports = LinkReports()
         self._me = me
-        self._fingerprint = fingerprint
         self._required = required
         self._probe = probe
-        self._read_stats = read_stats
+        self._reads = reads
         self._clock = clock
         self._on_change = on_change
         self._chosen: Sequence[WorkerRef] = ()
         self._running: dict[tuple[WorkerRef, int], asyncio.Task[LinkReport]] = {}
 
     def __repr__(self) -> str:
-        return f"<link monitor of {self._me.id}: {self.reports}, {len(self._running)} probes running>"
+        return f"<link monitor of {self._me.me.id}: {self.reports}, {len(self._running)} probes running>"
 
     async def run(self, list_workers: Callable[[], Awaitable[Sequence[WorkerRecord]]] | None) -> None:
         """Probe links until cancelled. `list_workers` may raise StoreUnavailable; None means that no source is
@@ -105,7 +199,7 @@ class LinkMonitor:
         For `num_bytes` 0 enough bytes for a meaningful result are read, and a recent report is returned instead of a
         new probe. A probe that was started is finished even if its callers leave.
         """
-        if source.id == self._me.id:
+        if source.id == self._me.me.id:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"{source} is this worker itself", param="source")
         fresh = None if num_bytes else self.reports.fresh(source, self._clock.now())
         if fresh is not None and fresh.num_bytes:
@@ -119,30 +213,28 @@ class LinkMonitor:
             task.add_done_callback(lambda done: self._on_done(source, num_bytes, done))
         return await asyncio.shield(task)
 
-    def suspect(self, source: WorkerRef) -> None:
-        """Schedule a new probe of a source, because a read has failed."""
-        self.reports.suspect(source, self._clock.now())
-
     # ---- inside
 
     async def _measure(self, source: WorkerRef, num_bytes: int) -> LinkReport:
         try:
-            report = await self._probe_and_evaluate(source, num_bytes)
+            report, ends = await self._probe.measure(source, num_bytes)
+            report = evaluate(report, self._required, same_machine=ends.same_machine, is_cuda=ends.is_cuda)
             if report.refused and report.gbps < self._required.min_gbps:
                 await asyncio.sleep(AGAIN_S)
-                report = await self._probe_and_evaluate(source, num_bytes)
+                report, ends = await self._probe.measure(source, num_bytes)
+                report = evaluate(report, self._required, same_machine=ends.same_machine, is_cuda=ends.is_cuda)
         except SourceGone as gone:
-            self._gone(source, str(gone))
+            # If the source is chosen, the failed probe is reported and retried with backoff.
+            if source in self._chosen:
+                self._put(unmeasured(source, str(gone), self._required))
+            else:
+                self.reports.forget(source)
             raise TandemError(ErrorKind.WORKER_LOST, str(gone)) from gone
         except TandemError as error:
             self._put(self._unmeasured(source, error))
             raise
         self._put(report)
         return report
-
-    async def _probe_and_evaluate(self, source: WorkerRef, num_bytes: int) -> LinkReport:
-        report, ends = await self._probe.measure(source, num_bytes)
-        return evaluate(report, self._required, same_machine=ends.same_machine, is_cuda=ends.is_cuda)
 
     def _unmeasured(self, source: WorkerRef, error: TandemError) -> LinkReport:
         """Build the report of a failed probe. After a timeout the source is refused only if it was before, because a
@@ -151,14 +243,6 @@ class LinkMonitor:
         if error.kind in (ErrorKind.DEADLINE, ErrorKind.OVERLOADED):
             return replace(report, refused=before is not None and before.refused)
         return report
-
-    def _gone(self, source: WorkerRef, reason: str) -> None:
-        """Record that a source no longer exists. If it is chosen, the failed probe is reported and retried with
-        backoff; otherwise its report is dropped."""
-        if source in self._chosen:
-            self._put(unmeasured(source, reason, self._required))
-        else:
-            self.reports.forget(source)
 
     def _on_done(self, source: WorkerRef, num_bytes: int, task: asyncio.Task[LinkReport]) -> None:
         del self._running[source, num_bytes]
@@ -191,17 +275,17 @@ class LinkMonitor:
         producers = [
             (record.worker, record.topology.zone)
             for record in records
-            if record.fingerprint == self._fingerprint
+            if record.fingerprint == self._me.fingerprint
             and record.effective_role != "decode"
-            and record.worker.id != self._me.id
+            and record.worker.id != self._me.me.id
         ]
-        self._chosen = peers_to_probe(self._me.id, producers)
+        self._chosen = peers_to_probe(self._me.me.id, producers)
         self.reports.listed({record.worker for record in records}, self._clock.now())
 
     def _evaluate_transfers(self) -> list[WorkerRef]:
         """Report the throughput of transfers from sources without a report. Returns the sources to probe."""
         suspects: list[WorkerRef] = []
-        for source, (num_bytes, seconds) in self._read_stats.take(MIN_SAMPLE_BYTES).items():
+        for source, (num_bytes, seconds) in self._reads.take_throughput(MIN_SAMPLE_BYTES).items():
             if self.reports.find(source) is not None:
                 continue
             evidence = "its first transfers"
@@ -213,29 +297,3 @@ class LinkMonitor:
             else:
                 self._put(report)
         return suspects
-
-
-def compose_link_monitor(
-    config: Config,
-    model: WorkerModel,
-    identity: WorkerInfo,
-    trust: PeerAuth,
-    reads: TransferClient,
-    clock: Clock,
-    on_change: Callable[[], None],
-) -> LinkMonitor:
-    """Create the link monitor of a worker whose reads are started by `reads`."""
-    context = ProbeContext(
-        fingerprint=identity.fingerprint,
-        transport_kind=identity.transport_kind,
-        machine=identity.machine,
-        pool=model.pool,
-        digests=model.trial_digests if config.handoff.digests else None,
-        trust=trust,
-        clock=clock,
-        reads=reads,
-        patience_s=config.handoff.drain_timeout_s,
-        counters=read_counters,
-    )
-    probe = LinkProbe(context)
-    return LinkMonitor(identity.me, identity.fingerprint, config.transfer, probe, reads.read_stats, clock, on_change)

@@ -11,25 +11,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import grpc.aio
 
 from tandem.core.clock import Clock
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, WorkerRef
 from tandem.core.link import LinkReport
-from tandem.engine.effects import StartRead, TearDownProducer
+from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import ReadDone, TransportPeer
 from tandem.kv.handoff import BlockDigest
 from tandem.transfer.interface import PeerError
-from tandem.transfer.link_detection import Counters, LinkEndpoints, TransferSample, detect_link_type
-from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.link_detection import Counters, LinkEndpoints, TransferSample, detect_link_type, read_counters
 from tandem.wire.peer_auth import PeerAuth, reason_of
-from tandem.worker.kv.handshake import ANSWER_S, HandshakeResult, handshake
+from tandem.worker.kv.handshake import ANSWER_S, Source, open_source
 from tandem.worker.kv.transfer_client import TransferClient
+from tandem.worker.model.worker_info import WorkerInfo
+from tandem.worker.model.worker_model import WorkerModel
 
 ENOUGH_BYTES = 64 << 20
 """Bytes of an ordinary probe, which ends after these bytes or `ENOUGH_S`."""
@@ -49,27 +49,6 @@ NUM_ALONE = 3
 """Orders that are timed one after the other by the transfer thread's clock, which a busy event loop does not delay."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeContext:
-    """What all probes of a worker share.
-
-    `digests` has, for each trial block, one number per KV head of the model; None: reads are not verified. A read that
-    does not end within `patience_s` seconds has the connection to its source torn down. `counters` reads the network
-    cards' counters, on a thread.
-    """
-
-    fingerprint: str
-    transport_kind: str
-    machine: str
-    pool: MemoryPool
-    digests: tuple[tuple[int, ...], ...] | None
-    trust: PeerAuth
-    clock: Clock
-    reads: TransferClient
-    patience_s: float
-    counters: Callable[[float], Counters]
-
-
 class ProbeResult(NamedTuple):
     """Report of a probe, and the two ends of the link."""
 
@@ -78,10 +57,28 @@ class ProbeResult(NamedTuple):
 
 
 class LinkProbe:
-    """Probe links, one at a time. All calls on the event loop."""
+    """Probe links, one at a time. All calls on the event loop.
 
-    def __init__(self, context: ProbeContext) -> None:
-        self._context = context
+    `digests` has, for each trial block, one number per KV head of the model; None: reads are not verified. A read that
+    does not end within `patience_s` seconds has the connection to its source torn down.
+    """
+
+    def __init__(
+        self,
+        me: WorkerInfo,
+        model: WorkerModel,
+        handoff: HandoffConfig,
+        trust: PeerAuth,
+        clock: Clock,
+        reads: TransferClient,
+    ) -> None:
+        self.me = me
+        self.pool = model.pool
+        self.digests = model.trial_digests if handoff.digests else None
+        self.trust = trust
+        self.clock = clock
+        self.reads = reads
+        self.patience_s = handoff.drain_timeout_s
         self._turn = asyncio.Lock()
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> ProbeResult:
@@ -100,17 +97,14 @@ class LinkProbe:
                 raise TandemError(ErrorKind.DEADLINE, f"{source} does not answer or cannot be read in time") from error
 
     async def _measure(self, source: WorkerRef, num_bytes: int) -> ProbeResult:
-        context = self._context
-        if (other := context.reads.probe_reads.undrained()) is not None:
+        if (other := self.reads.undrained_probe()) is not None:
             message = f"{source} is not measured: an abandoned read of {other} may still write to the same blocks"
             raise TandemError(ErrorKind.OVERLOADED, message)
-        async with context.trust.open_channel(source.address) as channel:
-            stub = context.trust.stub(channel, source.incarnation)
-            result = await handshake(stub, source, context.fingerprint, context.transport_kind)
-        peer = context.reads.canonical_peer(result.peer)
+        async with open_source(self.trust, source, self.me) as verified:
+            peer = self.reads.canonical_peer(verified.peer)
         async with asyncio.timeout(ANSWER_S):
-            await asyncio.wrap_future(context.reads.connect(peer))
-        passes = _ProbePasses(context, peer, min(num_bytes, MOST_BYTES) or ENOUGH_BYTES)
+            await asyncio.wrap_future(self.reads.connect(peer))
+        passes = _ProbePasses(self, peer, min(num_bytes, MOST_BYTES) or ENOUGH_BYTES)
         limit_s = MOST_S if num_bytes else ENOUGH_S
         await passes.run(0, 1, limit_s)
         idle = await self._count()
@@ -120,21 +114,20 @@ class LinkProbe:
         alone = await passes.run(1, NUM_ALONE, limit_s, checked=False, most_open=1)
         after = await self._count()
         await passes.run(1, 1, limit_s)
-        ends, num_read = self._ends(result), together.num_bytes + alone.num_bytes
+        ends, num_read = self._ends(verified), together.num_bytes + alone.num_bytes
         link_type, evidence = detect_link_type(TransferSample(num_read, idle, before, after), ends)
         seconds = num_read / max(together.bytes_per_s, alone.bytes_per_s)
         report = LinkReport(source=source, link_type=link_type, evidence=evidence, num_bytes=num_read, seconds=seconds)
         return ProbeResult(report, ends)
 
     async def _count(self) -> Counters:
-        return await asyncio.to_thread(self._context.counters, self._context.clock.now())
+        return await asyncio.to_thread(read_counters, self.clock.now())
 
-    def _ends(self, result: HandshakeResult) -> LinkEndpoints:
-        context = self._context
-        is_same = bool(context.machine) and result.machine == context.machine
-        return LinkEndpoints(
-            context.transport_kind, is_same, context.pool.region.device, result.peer.ranks[0].region.device
-        )
+    def _ends(self, source: Source) -> LinkEndpoints:
+        me = self.me
+        is_same = bool(me.machine) and source.machine == me.machine
+        device = source.peer.ranks[0].region.device
+        return LinkEndpoints(me.transport_kind, is_same, self.pool.device, device)
 
 
 class _Run(NamedTuple):
@@ -148,10 +141,10 @@ class _Run(NamedTuple):
 class _ProbePasses:
     """Run the passes of one probe. Raises TandemError where either worker has no trial blocks."""
 
-    def __init__(self, context: ProbeContext, peer: TransportPeer, num_bytes: int) -> None:
-        self._context = context
+    def __init__(self, probe: LinkProbe, peer: TransportPeer, num_bytes: int) -> None:
+        self._probe = probe
         self._peer = peer
-        theirs, ours = peer.ranks[0].region, context.pool.region
+        theirs, ours = peer.ranks[0].region, probe.pool
         num = min(theirs.num_probe_blocks, ours.num_probe_blocks)
         if num < 1:
             message = f"cannot measure {peer.worker}: it or this worker has no trial blocks and is of another version"
@@ -168,7 +161,7 @@ class _ProbePasses:
 
         No order is open afterwards, whatever happens, unless the transfer thread hangs.
         """
-        reads, clock = self._context.reads, self._context.clock
+        reads, clock = self._probe.reads, self._probe.clock
         trial, started = self._trial(shift, checked=checked), clock.now()
         opened: deque[asyncio.Future[ReadDone]] = deque()
         num_bytes, bytes_per_s = 0, 0.0
@@ -197,22 +190,22 @@ class _ProbePasses:
 
     async def _wait(self, order: asyncio.Future[ReadDone]) -> None:
         """Wait for an order. Raises TimeoutError when the order does not end even after its peer was torn down."""
-        patience_s = self._context.patience_s
+        patience_s = self._probe.patience_s
         done, _ = await asyncio.wait([order], timeout=patience_s)
         if not done:
-            self._context.reads.tear_down(TearDownProducer(self._peer.worker))
+            self._probe.reads.tear_down(self._peer.worker)
             done, _ = await asyncio.wait([order], timeout=patience_s)
         if not done:
             raise TimeoutError
 
     def _trial(self, shift: int, *, checked: bool) -> StartRead:
-        theirs, ours = self._peer.ranks[0].region, self._context.pool.region
+        theirs, ours = self._peer.ranks[0].region, self._probe.pool
         first_target = ours.num_blocks + ours.num_probe_blocks
-        sources = [(place + shift) % self._num_sources for place in range(self._num_blocks)]
-        digests = self._context.digests
+        sources = tuple((place + shift) % self._num_sources for place in range(self._num_blocks))
+        digests = self._probe.digests
         offered = tuple(
             BlockDigest(BlockId(theirs.num_blocks + source), () if digests is None else digests[source])
             for source in sources
         )
         local = tuple(BlockId(first_target + place) for place in range(self._num_blocks))
-        return StartRead(0, self._peer.worker, tuple(sources), offered, local, checked and digests is not None)
+        return StartRead(0, self._peer.worker, sources, offered, local, checked and digests is not None)

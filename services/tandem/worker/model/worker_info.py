@@ -1,16 +1,23 @@
-"""Define what stays the same for one incarnation of a worker and is advertised to others."""
+"""Define what a worker advertises of itself: what stays the same for one incarnation, and its answer to `Describe`."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandem.core.bundle import TokenizerBundle
+from tandem.core.clock import wall_ns
 from tandem.core.ids import WorkerRef
 from tandem.core.topology import Topology
 from tandem.engine.transfer_messages import TransportPeer
+from tandem.stores.redis_health import RedisHealth
 from tandem.wire.gen import worker_pb2
 from tandem.wire.kv_codec import encode_peer, encode_worker
+from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.worker_codec import encode_bundle
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +42,53 @@ class WorkerInfo:
     topology: Topology = field(default_factory=Topology)
     machine: str = ""
 
-    def describe(self, *, with_bundle: bool) -> worker_pb2.DescribeReply:
-        """Build the reply to `Describe` without load and engine statistics."""
+
+class WorkerDescriptor:
+    """Own the worker's answer to `Describe`.
+
+    `role` is the label by which routers choose the worker's jobs; the worker itself runs any job. `metrics_address` is
+    the host:port of its /metrics, empty where there is none.
+    """
+
+    def __init__(self, identity: WorkerInfo, trust: PeerAuth, redis: RedisHealth) -> None:
+        self.identity = identity
+        self.role = identity.pool
+        self.metrics_address = ""
+        self._trust = trust
+        self._redis = redis
+
+    def __repr__(self) -> str:
+        return f"<descriptor of {self.identity.me} as {self.role}>"
+
+    def set_role(self, role: str) -> None:
+        """Adopt the role that the registry has for this worker."""
+        if role != self.role:
+            _log.info("worker %s: role %s (pool %s)", self.identity.me, role, self.identity.pool)
+            self.role = role
+
+    def describe(self, *, with_bundle: bool, metadata: Any) -> worker_pb2.DescribeReply:
+        """Return everything but load and engine statistics, signed for the caller with this metadata."""
+        me = self.identity
         reply = worker_pb2.DescribeReply(
-            worker=encode_worker(self.me),
-            pool=self.pool,
-            model=self.model,
-            fingerprint=self.fingerprint,
-            max_model_len=self.max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            transport=encode_peer(self.transport),
-            bundle_digest=self.bundle_digest,
-            transport_kind=self.transport_kind,
-            aliases=self.aliases,
-            topology=worker_pb2.Topology(host=self.topology.host, rack=self.topology.rack, zone=self.topology.zone),
-            machine=self.machine,
+            worker=encode_worker(me.me),
+            pool=me.pool,
+            role=self.role,
+            model=me.model,
+            fingerprint=me.fingerprint,
+            max_model_len=me.max_model_len,
+            max_num_seqs=me.max_num_seqs,
+            transport=encode_peer(me.transport),
+            bundle_digest=me.bundle_digest,
+            transport_kind=me.transport_kind,
+            aliases=me.aliases,
+            topology=worker_pb2.Topology(host=me.topology.host, rack=me.topology.rack, zone=me.topology.zone),
+            machine=me.machine,
+            metrics_address=self.metrics_address,
+            wall_ns=wall_ns(),
+            redis_problem=self._redis.problem or "",
+            num_redis_errors=self._redis.num_errors.total(),
         )
         if with_bundle:
-            reply.bundle.CopyFrom(encode_bundle(self.bundle))
+            reply.bundle.CopyFrom(encode_bundle(me.bundle))
+        self._trust.sign_reply(metadata, reply)
         return reply

@@ -12,7 +12,7 @@ from tandem.core.grammar import Grammar
 from tandem.engine.ports import Executor, Pipeline
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.device import num_compute_threads
-from tandem.runtime.model_loader import LoadedModel, load_model
+from tandem.runtime.model_loader import load_model
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.prefault import prefault
 from tandem.transfer.transfer_engine import Digest
@@ -57,7 +57,11 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
     `launch` starts each further rank; None starts the ranks as child processes.
     """
     config = with_device_defaults(config)
-    loaded, rank_group = _load(config, launch or launch_children(config))
+    rank_group: RankGroup | None = None
+    if config.engine.tensor_parallel == 1:
+        loaded = load_model(config.model, config.engine)
+    else:
+        loaded, rank_group = load_ranked_model(config, launch or launch_children(config))
     executor = loaded.executor
     cache = executor.cache
     pool = MemoryPool(cache.region, cache.layout, keepalive=cache)
@@ -76,9 +80,3 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
         rank_group=rank_group,
         trial_digests=tuple(cache.fill_trial_blocks()),
     )
-
-
-def _load(config: Config, launch: Launch) -> tuple[LoadedModel, RankGroup | None]:
-    if config.engine.tensor_parallel == 1:
-        return load_model(config.model, config.engine), None
-    return load_ranked_model(config, launch)
