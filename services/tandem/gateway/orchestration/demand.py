@@ -17,7 +17,8 @@ from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.telemetry.request_record import CANCELLED, RequestRecord
 from tandem.orchestration.director import OpenRequest
 from tandem.sched.state.slo_targets import LatencyTargets
-from tandem.stores.demand_store import DemandRecord, DemandStore, DemandTotals, DemandUnavailable, QueueBacklog
+from tandem.stores.demand_store import DemandRecord, DemandStore
+from tandem.stores.redis_client import StoreUnavailable
 
 PERIOD_S = 1.0
 
@@ -98,14 +99,14 @@ class DemandPublisher:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            with contextlib.suppress(DemandUnavailable):
+            with contextlib.suppress(StoreUnavailable):
                 await self._store.withdraw(self._gateway)
         await self._store.close()
 
     async def _run(self) -> None:
         while True:
             async with log_and_continue("publishing of demand"):
-                with contextlib.suppress(DemandUnavailable):  # `RedisHealth` reports it
+                with contextlib.suppress(StoreUnavailable):  # `RedisHealth` reports it
                     await self._store.publish(self._record())
                 await asyncio.sleep(PERIOD_S)
 

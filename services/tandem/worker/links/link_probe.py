@@ -127,7 +127,7 @@ class LinkProbe:
         me = self.me
         is_same = bool(me.machine) and source.machine == me.machine
         device = source.peer.ranks[0].region.device
-        return LinkEndpoints(me.transport_kind, is_same, self.pool.device, device)
+        return LinkEndpoints(me.transport_kind, is_same, self.pool.region.device, device)
 
 
 class _Run(NamedTuple):
@@ -144,7 +144,7 @@ class _ProbePasses:
     def __init__(self, probe: LinkProbe, peer: TransportPeer, num_bytes: int) -> None:
         self._probe = probe
         self._peer = peer
-        theirs, ours = peer.ranks[0].region, probe.pool
+        theirs, ours = peer.ranks[0].region, probe.pool.region
         num = min(theirs.num_probe_blocks, ours.num_probe_blocks)
         if num < 1:
             message = f"cannot measure {peer.worker}: it or this worker has no trial blocks and is of another version"
@@ -199,7 +199,7 @@ class _ProbePasses:
             raise TimeoutError
 
     def _trial(self, shift: int, *, checked: bool) -> StartRead:
-        theirs, ours = self._peer.ranks[0].region, self._probe.pool
+        theirs, ours = self._peer.ranks[0].region, self._probe.pool.region
         first_target = ours.num_blocks + ours.num_probe_blocks
         sources = tuple((place + shift) % self._num_sources for place in range(self._num_blocks))
         digests = self._probe.digests
