@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tandem.core.errors import ErrorKind
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.gateway.telemetry.request_record import CANCELLED, RequestRecord
+from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.orchestration.director import OpenRequest
 from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandTotals, QueueBacklog
-
-_NO_ROOM = frozenset(
-    kind.value for kind in (ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DEADLINE)
-)
-"""Requests that ended so would have been served by more workers."""
 
 
 class DemandCounter:
@@ -41,17 +35,11 @@ class DemandCounter:
 
     def on_admitted(self, request: Request) -> None:
         """It was admitted, or refused because there is no room for it."""
-        totals = self._of(request.model)
-        totals.num_requests += 1
-        totals.num_input_tokens += len(request.prompt_tokens)
+        self._of(request.model).add_arrival(len(request.prompt_tokens))
 
     def on_first_token(self, request: Request, num_cached: int) -> None:
         """The first token of it was drawn, and so many tokens of its prompt were in a cache."""
-        num_new = len(request.prompt_tokens) - num_cached
-        totals = self._of(request.model)
-        totals.num_served += 1
-        totals.num_cached_tokens += num_cached
-        totals.num_prefill_pairs += num_new * num_cached + num_new * (num_new + 1) // 2
+        self._of(request.model).add_prompt(len(request.prompt_tokens), num_cached)
 
     def answered(self, records: Sequence[RequestRecord]) -> None:
         for record in records:
@@ -61,13 +49,14 @@ class DemandCounter:
         totals = self._totals.get(record.model)
         if totals is None:
             return  # refused before it was known what it asks for
-        totals.num_output_tokens += record.usage.num_output
-        totals.num_gaps += record.num_gaps
-        totals.num_late_gaps += record.num_late_gaps
-        if record.outcome in _NO_ROOM:
-            totals.num_failed += 1
-        elif record.outcome != CANCELLED and record.first_token_s is not None:
-            totals.num_late_ttft += self._slos[record.lane].violates_ttft(record.first_token_s)
+        is_late = record.first_token_s is not None and self._slos[record.lane].violates_ttft(record.first_token_s)
+        totals.add_end(
+            record.outcome,
+            is_late=is_late,
+            num_output=record.usage.num_output,
+            num_gaps=record.num_gaps,
+            num_late_gaps=record.num_late_gaps,
+        )
 
     def _of(self, model: str) -> DemandTotals:
         totals = self._totals.get(model)

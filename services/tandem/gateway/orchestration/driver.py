@@ -23,7 +23,7 @@ from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.orchestration.demand import DemandCounter
-from tandem.gateway.orchestration.pair_probe import has_moved, probe_request
+from tandem.gateway.orchestration.pair_probe import has_moved
 from tandem.gateway.telemetry.kv_flows import Flows
 from tandem.gateway.workers.worker_pool import WorkerPool
 from tandem.obs.logs.log_formatters import OF_ANOTHER
@@ -37,7 +37,7 @@ from tandem.orchestration.commands import (
     ReportWorkerFailure,
     SubmitJob,
 )
-from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirector
+from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirector, probe_request
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_queue import RequestTerms
 from tandem.routing.circuit_breaker import BreakerState
@@ -175,7 +175,7 @@ class RequestDriver:
 
     async def probe(self, placement: Placement, model: str) -> bool:
         """Send one tiny request through a pair of workers; return whether its KV block has moved."""
-        request = probe_request(model)
+        request = probe_request(RequestId(f"probe-{secrets.token_hex(8)}"), model)
         admitted = self.director.probe(request, placement, self._clock.now())
         active = self._open_stream(admitted)
         self._execute(admitted.commands)

@@ -21,8 +21,8 @@ from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 Ended = Callable[[ClientTrace], None]
 
 
-def ignore(_: object) -> None:
-    """Do nothing with what was delivered."""
+def ignore(*_: object) -> None:
+    """Do nothing with what has happened."""
 
 
 @dataclass(slots=True)
@@ -33,10 +33,12 @@ class _Stream:
 
 
 class ClientStreams:
-    """Streams by request, until it ends. `delivered` gets every token that is delivered by itself."""
+    """Streams by request, until it ends. `delivered` gets every token that is delivered to a client by itself,
+    `computed` each request whose prompt was computed, with the number of tokens that came out of a cache."""
 
     def __init__(self, agenda: SimEventQueue, party: Actor, delivery: Delivery, quotas: SimQuotas) -> None:
         self.delivered: Callable[[Token], None] = ignore
+        self.computed: Callable[[Request, int], None] = ignore
         self._agenda = agenda
         self._party = party
         self._delivery = delivery
@@ -57,9 +59,11 @@ class ClientStreams:
 
     def deliver(self, token: Token, at: float) -> None:
         """Send one token, which leaves the gateway `at` this time."""
-        self.delivered(token)
+        stream = self._streams[token.key.request]
+        if stream.open_request.fixed_placement is None:
+            self.delivered(token)
         delay_s = self._delivery.seconds(token.key.request, token.index)
-        self._streams[token.key.request].trace.deliver(token.token.id, at + delay_s)
+        stream.trace.deliver(token.token.id, at + delay_s)
 
     def deliver_run(self, run: TokenRun, times: array[float]) -> None:
         """Send consecutive tokens, which leave the gateway at `times`."""

@@ -11,10 +11,10 @@ from tandem.scaling.decision import Decision, ReplicaTarget
 from tandem.scaling.scaler import Scaler
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
-from tandem.sim.cluster.demand_counter import Meter
 from tandem.sim.report.latency_stats import LatencyStats
 from tandem.sim.report.report import SimulationReport, report
 from tandem.sim.scaling.autoscaled_cluster import AutoscaledCluster, Autoscaler, ElasticSpec, Moment
+from tandem.sim.scaling.demand_counter import Meter
 from tandem.workload.scheduled_request import ScheduledRequest
 
 
@@ -43,10 +43,6 @@ class ElasticRun:
     gpu_hours: float
     moments: tuple[Moment, ...]
 
-    @property
-    def good_share(self) -> float:
-        return self.report.good_share
-
 
 def simulate_elastic(
     spec: ClusterSpec,
@@ -72,6 +68,6 @@ def simulate_elastic(
         if look is not None:
             look(cluster, tally)
 
-    cluster.run(requests, ended, sent=meter.sent)
+    cluster.run(requests, ended, sent=meter.sent, computed=meter.computed)
     cluster.check()
     return ElasticRun(report(cluster, tally), tally, operator.gpu_hours(tally.ended_s), tuple(operator.moments))
