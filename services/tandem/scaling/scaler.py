@@ -10,8 +10,7 @@ from tandem.scaling import burst_replay
 from tandem.scaling.cluster_state import ClusterState, Demand, PoolState, WorkerCapacity
 from tandem.scaling.decision import Decision, DemandForecast, ReplicaTarget, RoleChange
 from tandem.scaling.decode_capacity import DecodeDemand, decode_workers, is_in_reach, largest_batch, step_s
-from tandem.scaling.demand_history import History
-from tandem.scaling.forecast import dispersion, expected_level, expected_rate
+from tandem.scaling.forecast import History, dispersion, expected_level, expected_rate
 from tandem.scaling.model_correction import Correction
 from tandem.scaling.policy import Bounds, ScalingPolicy
 from tandem.scaling.queueing import ServiceDemand, least_workers

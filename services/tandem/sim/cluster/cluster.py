@@ -10,7 +10,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.events import Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request
-from tandem.sim.cluster.client_streams import ignore
+from tandem.sim.cluster.client_streams import Delivery, ignore
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.clients import Clients
 from tandem.sim.cluster.fabric import Fabric
@@ -19,12 +19,10 @@ from tandem.sim.cluster.gateway import SimGateway
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.prefix_index import SimIndex
 from tandem.sim.cluster.quotas import Terms
-from tandem.sim.cluster.token_delivery import Delivery
 from tandem.sim.cluster.worker import SimWorker, WorkerSpec
 from tandem.sim.cluster.worker_lifecycle import WorkerLifecycle
 from tandem.sim.cluster.worker_pool import PROBE
-from tandem.sim.kernel.event_digest import EventDigest, combined
-from tandem.sim.kernel.event_queue import Actor, SimEventQueue
+from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue, combined
 from tandem.workload import seeded_random
 from tandem.workload.scheduled_request import ScheduledRequest
 

@@ -15,11 +15,10 @@ from tandem.orchestration import commands
 from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirector
 from tandem.routing.placement import Placement
 from tandem.routing.worker_view import Pair
-from tandem.sim.cluster.client_streams import ClientStreams, Ended
+from tandem.sim.cluster.client_streams import ClientStreams, Delivery, Ended
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.quotas import SimQuotas, Terms
-from tandem.sim.cluster.token_delivery import Delivery
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cluster.worker_pool import SimWorkerPool
 from tandem.sim.cluster.worker_reports import WorkerReports

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from tandem.core.config import Config
 from tandem.routing.worker_view import Pool
 from tandem.sim.cluster.worker import WorkerSpec
-from tandem.sim.cost.roofline import Roofline
+from tandem.sim.cost.roofline import Roofline, fidelity
 from tandem.sim.machines.profile import Profile
-from tandem.sim.report.fidelity import fidelity
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
