@@ -1,4 +1,4 @@
-"""Predict a rate from samples of the past: their mean, a linear trend, and their busiest stretch."""
+"""Keep the demand of the last minutes, and predict a rate from it: the mean, a linear trend, the busiest stretch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run one workload on a simulated cluster whose number of workers an autoscaler sets, and return the result."""
+"""Run one workload on a simulated cluster whose number of workers an autoscaler sets, and format the result."""
 
 from __future__ import annotations
 
