@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tandem.core.config import GatewayConfig
-from tandem.core.events import Token
+from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request
 from tandem.sim.cluster.client_streams import Delivery, ignore
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.clients import Clients
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.faults import Fault, Faults
 from tandem.sim.cluster.gateway import SimGateway
@@ -83,7 +82,8 @@ class SimCluster:
         self.gone: list[SimWorker] = []
         """Workers that were drained, in the order of their ends."""
         self._num_named = len(kinds)
-        self._client_population: Clients | None = None
+        self._num_open = 0
+        """Requests that are running or scheduled."""
         self._num_lives = first + len(kinds)
         self._seed = spec.seed
         self._lives = WorkerLifecycle(self._agenda, self.fabric, self._network, self.workers, self._gateways)
@@ -131,13 +131,34 @@ class SimCluster:
         `sent` is called with each request when it is sent, `computed` with it and the number of its cached tokens when
         its prompt was computed, `ended` with each trace at its end, and `delivered` with each token that is delivered
         by itself (with all of them where `max_run` is 1)."""
-        self._client_population = Clients(self._agenda, self._clients, self._gateway_of, sent, ended)
+        upcoming = iter(requests)
+
+        def schedule(scheduled: ScheduledRequest | None, *, is_opening: bool) -> None:
+            if scheduled is not None:
+                self._num_open += 1
+                label, to = f"ask {scheduled.request.id}", self._gateway_of(scheduled.request.id).party
+                self._agenda.at(
+                    scheduled.due_s, label, partial(send, scheduled, is_opening=is_opening), by=self._clients, to=to
+                )
+
+        def send(scheduled: ScheduledRequest, *, is_opening: bool) -> None:
+            sent(scheduled)
+            self._gateway_of(scheduled.request.id).open(scheduled, partial(over, scheduled))
+            if is_opening:
+                schedule(next(upcoming, None), is_opening=True)
+
+        def over(scheduled: ScheduledRequest, trace: ClientTrace) -> None:
+            ended(trace)
+            self._num_open -= 1
+            if scheduled.follow is not None and isinstance(trace.outcome, Finished):
+                schedule(scheduled.follow(trace.tokens or (), trace.ended_at), is_opening=False)
+
         for gateway in self._gateways:
             gateway.streams.delivered = delivered
             gateway.streams.computed = computed
         self._close(closed_at)
         self._faults.schedule(faults, self._clients)
-        self._client_population.begin(requests)
+        schedule(next(upcoming, None), is_opening=True)
         self._agenda.run()
 
     # ---- changes of the set of workers
@@ -147,7 +168,7 @@ class SimCluster:
 
         def look() -> None:
             action()
-            if self._client_population is not None and self._client_population.num_open:
+            if self._num_open:
                 self.after(seconds, look)
 
         self.after(0.0, look)
