@@ -98,16 +98,16 @@ class SimGateway:
     def _probe(self, pair: Pair, request: Request) -> None:
         """Send a probe through a pair of workers."""
         admitted = self.director.probe(request, Placement(*pair), self._agenda.now)
-        state = admitted.open_request.state
 
         def ended(_: ClientTrace) -> None:
-            self._workers.probed(pair, moved=state.pulled is not None)
+            self._workers.probed(pair, moved=admitted.open_request.state.pulled is not None)
             self.execute(self.director.place_queued(self._agenda.now))
 
         self._begin(admitted, ClientTrace(ScheduledRequest(request, "", self._agenda.now)), ended)
 
     def _tick(self) -> None:
         self._network.index.collect(link.worker for link in self._workers.links())
+        self._workers.retry_probes(len(self.streams))
         self.reports.catch_up(self.director.overdue(self._agenda.now))
         self.execute(self.director.on_timer(self._agenda.now))
         self._is_ticking = bool(len(self.streams))

@@ -67,7 +67,7 @@ class WorkerLifecycle:
     def drain(self, worker: SimWorker, until: float, by: Actor, ended: Callable[[], None]) -> None:
         """Drain a worker: it accepts no new jobs, and its jobs migrate. It ends when it has no job left or at `until`;
         the jobs left then fail with WORKER_LOST. `ended` is called last."""
-        worker.post(_close_doors)
+        worker.post(Engine.start_drain)
         self._look(worker, until, by, ended)
 
     # ---- inside
@@ -87,10 +87,6 @@ class WorkerLifecycle:
 def _discover(gateway: SimGateway, worker: SimWorker) -> None:
     if not worker.party.is_gone:
         gateway.reports.met(worker)
-
-
-def _close_doors(engine: Engine, now: float) -> list[Effect]:
-    return engine.start_drain(now)
 
 
 def _peer_gone(worker: SimWorker, reason: str, engine: Engine, now: float) -> list[Effect]:

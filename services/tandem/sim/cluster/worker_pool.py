@@ -27,6 +27,8 @@ from tandem.workload.scheduled_request import MODEL
 
 PROBE = "probe-"
 """Beginning of the ids of probes; the rank of their gateway's actor follows."""
+PROBE_PERIOD_S = 1.0
+"""Seconds between two looks for pairs to probe: the real gateway's interval between two reads of the registry."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,8 @@ class SimWorkerPool:
         self._probe = probe
         self._links: dict[WorkerRef, GatewayLink] = {}
         self._num_probes = 0
+        self._num_probing = 0
+        self._retries_at = 0.0
         self._pairs = PairRegistry(config.disaggregation)
         self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
         self._ranking = WorkerRanking(self._pairs.linked, self._pairs.failed.keys())
@@ -133,18 +137,24 @@ class SimWorkerPool:
         self._probe_pairs()
 
     def probed(self, pair: Pair, *, moved: bool) -> None:
-        """Record the end of a probe. After a failure other pairs are probed now, and this one after `PROBE_RETRY_S`."""
+        """Record the end of a probe; one that failed is repeated after `PROBE_RETRY_S`."""
+        self._num_probing -= 1
         if not all(ref in self._links for ref in pair):
             self._pairs.gone(pair)
             return
         self._pairs.ended(pair, moved=moved, retry_at=self._agenda.now + PROBE_RETRY_S)
-        if not moved:
+
+    def retry_probes(self, num_open: int) -> None:
+        """Probe the failed pairs that are due, and others in their place, once a second. `num_open`: requests with
+        probes; without a client's request nothing is probed, so that a run comes to its end."""
+        if num_open > self._num_probing and self._pairs.failed and self._agenda.now >= self._retries_at:
+            self._retries_at = self._agenda.now + PROBE_PERIOD_S
             self._probe_pairs()
-            self._agenda.after(PROBE_RETRY_S, "", self._probe_pairs, by=self._party)
 
     def _probe_pairs(self) -> None:
         for pair, model in self._due_pairs():
             self._num_probes += 1
+            self._num_probing += 1
             request = probe_request(RequestId(f"{PROBE}{self._party.rank}-{self._num_probes}"), model)
             self._agenda.after(0.0, "", partial(self._probe, pair, request), by=self._party)
 
