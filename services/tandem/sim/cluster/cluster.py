@@ -156,6 +156,7 @@ class SimCluster:
         for gateway in self._gateways:
             gateway.streams.delivered = delivered
             gateway.streams.computed = computed
+            gateway.workers.goes_on = lambda: self._num_open > 0
         self._close(closed_at)
         self._faults.schedule(faults, self._clients)
         schedule(next(upcoming, None), is_opening=True)

@@ -38,17 +38,17 @@ class SimGateway:
         self.party = party
         self._agenda = agenda
         self._network = network
-        self._workers = SimWorkerPool(agenda, network.latency_s, config, party, self._probe)
+        self.workers = SimWorkerPool(agenda, network.latency_s, config, party, self._probe)
         self._quotas = SimQuotas(terms.tenants)
-        self.director = RequestDirector(self._workers, config, _handoff, terms.targets, network.index)
+        self.director = RequestDirector(self.workers, config, _handoff, terms.targets, network.index)
         self.streams = ClientStreams(agenda, party, delivery, self._quotas)
-        self.reports = WorkerReports(agenda, network, party, self.director, self._workers, self.streams, self.execute)
+        self.reports = WorkerReports(agenda, network, party, self.director, self.workers, self.streams, self.execute)
         self._is_ticking = False
-        self._workers.begin(workers)
+        self.workers.begin(workers)
 
     def check(self) -> None:
         """Raise AssertionError naming what is still open."""
-        for part in (self.director, self._quotas, self.streams, self._workers):
+        for part in (self.director, self._quotas, self.streams, self.workers):
             part.check()
         assert not self.director.requests(), "a request without a stream is open"
 
@@ -57,7 +57,7 @@ class SimGateway:
         now, trace = self._agenda.now, ClientTrace(scheduled)
         try:
             request, terms = self._quotas.enter(scheduled, now)
-            admitted = self.director.submit(request, now, replace(terms, hashes=self._workers.names(request)))
+            admitted = self.director.submit(request, now, replace(terms, hashes=self.workers.names(request)))
         except TandemError as error:
             self.streams.refuse(scheduled.request, trace, ended, error)
         else:
@@ -80,7 +80,7 @@ class SimGateway:
                 case commands.CancelJob() | commands.ReleaseLease() as command:
                     self._network.send_command(command, self.party)
                 case commands.ReportWorkerFailure(workers):
-                    self._workers.suspect(workers)
+                    self.workers.suspect(workers)
                 case commands.EndRequest() as end:
                     self.streams.end(end)
                 case commands.PromptComputed(request, num_cached):
@@ -100,14 +100,13 @@ class SimGateway:
         admitted = self.director.probe(request, Placement(*pair), self._agenda.now)
 
         def ended(_: ClientTrace) -> None:
-            self._workers.probed(pair, moved=admitted.open_request.state.pulled is not None)
+            self.workers.probed(pair, moved=admitted.open_request.state.pulled is not None)
             self.execute(self.director.place_queued(self._agenda.now))
 
         self._begin(admitted, ClientTrace(ScheduledRequest(request, "", self._agenda.now)), ended)
 
     def _tick(self) -> None:
-        self._network.index.collect(link.worker for link in self._workers.links())
-        self._workers.retry_probes(len(self.streams))
+        self._network.index.collect(link.worker for link in self.workers.links())
         self.reports.catch_up(self.director.overdue(self._agenda.now))
         self.execute(self.director.on_timer(self._agenda.now))
         self._is_ticking = bool(len(self.streams))

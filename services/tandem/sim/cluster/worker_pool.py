@@ -27,8 +27,6 @@ from tandem.workload.scheduled_request import MODEL
 
 PROBE = "probe-"
 """Beginning of the ids of probes; the rank of their gateway's actor follows."""
-PROBE_PERIOD_S = 1.0
-"""Seconds between two looks for pairs to probe: the real gateway's interval between two reads of the registry."""
 
 
 @dataclass(slots=True)
@@ -58,7 +56,8 @@ class GatewayLink:
 class SimWorkerPool:
     """Own one simulated gateway's links to workers and the state of its pairs of workers.
 
-    `party`: the gateway's actor. `probe`: sends a probe through a pair of workers, which ends with `probed`."""
+    `party`: the gateway's actor. `probe`: sends a probe through a pair of workers, which ends with `probed`. `goes_on`:
+    returns whether clients' requests are open or due; otherwise nothing is probed, so that a run ends."""
 
     def __init__(
         self,
@@ -72,10 +71,10 @@ class SimWorkerPool:
         self._latency_s = latency_s
         self._party = party
         self._probe = probe
+        self.goes_on: Callable[[], bool] = lambda: True
         self._links: dict[WorkerRef, GatewayLink] = {}
         self._num_probes = 0
         self._num_probing = 0
-        self._retries_at = 0.0
         self._pairs = PairRegistry(config.disaggregation)
         self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
         self._ranking = WorkerRanking(self._pairs.linked, self._pairs.failed.keys())
@@ -85,7 +84,8 @@ class SimWorkerPool:
         return self._ranking
 
     def check(self) -> None:
-        """Raise AssertionError where a request that has ended still counts at a worker."""
+        """Raise AssertionError where a request that has ended still counts at a worker, or a probe has no end."""
+        assert not self._num_probing, f"{self._num_probing} probes have no end"
         for link in self._links.values():
             assert not link.decoding, f"{link.decoding} were to decode at {link.worker!r} and never accepted"
             assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never accepted"
@@ -137,22 +137,18 @@ class SimWorkerPool:
         self._probe_pairs()
 
     def probed(self, pair: Pair, *, moved: bool) -> None:
-        """Record the end of a probe; one that failed is repeated after `PROBE_RETRY_S`."""
+        """Record the end of a probe. After a failure other pairs are probed now, and this one after `PROBE_RETRY_S`."""
         self._num_probing -= 1
         if not all(ref in self._links for ref in pair):
             self._pairs.gone(pair)
             return
         self._pairs.ended(pair, moved=moved, retry_at=self._agenda.now + PROBE_RETRY_S)
-
-    def retry_probes(self, num_open: int) -> None:
-        """Probe the failed pairs that are due, and others in their place, once a second. `num_open`: requests with
-        probes; without a client's request nothing is probed, so that a run comes to its end."""
-        if num_open > self._num_probing and self._pairs.failed and self._agenda.now >= self._retries_at:
-            self._retries_at = self._agenda.now + PROBE_PERIOD_S
+        if not moved:
             self._probe_pairs()
+            self._agenda.after(PROBE_RETRY_S, "", self._probe_pairs, by=self._party)
 
     def _probe_pairs(self) -> None:
-        for pair, model in self._due_pairs():
+        for pair, model in self._due_pairs() if self.goes_on() else ():
             self._num_probes += 1
             self._num_probing += 1
             request = probe_request(RequestId(f"{PROBE}{self._party.rank}-{self._num_probes}"), model)
