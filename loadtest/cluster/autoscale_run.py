@@ -21,7 +21,7 @@ from tandem.sim.cost.hardware import HARDWARE
 from tandem.sim.cost.model_shapes import SHAPES
 from tandem.sim.cost.roofline import SERVING, Roofline
 from tandem.sim.machines.deployment import Deployment, PoolSize
-from tandem.sim.machines.machine import RooflineMachine
+from tandem.sim.machines.machine import roofline_machine
 from tandem.sim.report.latency_stats import LatencyStats
 from tandem.sim.scaling.autoscale import ElasticRun, ScalerAdapter, simulate_elastic
 from tandem.sim.scaling.autoscaled_cluster import Autoscaler, ElasticSpec
@@ -206,7 +206,7 @@ def cluster(load: OfferedLoad, size: ReplicaTarget) -> ClusterSpec:
             disaggregation="prefer", max_queued=10**6, queue_timeout_s=FOR_EVER_S, progress_timeout_s=FOR_EVER_S
         ),
     )
-    machine = RooflineMachine(Roofline(SHAPES["llama-3.1-70b"], HARDWARE[load.hardware], efficiency=SERVING))
+    machine = roofline_machine(Roofline(SHAPES["llama-3.1-70b"], HARDWARE[load.hardware], efficiency=SERVING))
     pools = (PoolSize("prefill", size.prefill, load.degree), PoolSize("decode", size.decode, load.degree))
     return Deployment(machine=machine, pools=pools, config=config).cluster(load.day.seed)
 
@@ -223,7 +223,7 @@ def _outcome(
         percentile=load.policy.percentile,
         num_requests=whole.num_requests,
         gpu_hours=done.gpu_hours,
-        good_share=done.good_share,
+        good_share=done.report.good_share,
         worst_share=worst_share,
         late_share=whole.num_late / whole.num_requests,
         late_gap_share=whole.num_late_gaps / max(1, whole.itl.count),

@@ -30,7 +30,7 @@ from tandem.sim.cost.hardware import HARDWARE
 from tandem.sim.cost.model_shapes import SHAPES
 from tandem.sim.cost.roofline import Roofline
 from tandem.sim.machines.deployment import Deployment, parse_pools
-from tandem.sim.machines.machine import RooflineMachine
+from tandem.sim.machines.machine import roofline_machine
 from tandem.sim.report.report import SimulationReport
 from tandem.sim.simulate import rare_garbage_collection, simulate
 from tandem.workload.source import open_workload
@@ -94,7 +94,7 @@ def compare(setting: RoutingSetting, policy: RoutingPolicy) -> RoutingOutcome:
             max_queued=10**6, queue_timeout_s=1e6, progress_timeout_s=1e6,
         ),
     )  # fmt: skip
-    machine = RooflineMachine(Roofline(SHAPES["llama-3.1-8b"], HARDWARE["h200"]))
+    machine = roofline_machine(Roofline(SHAPES["llama-3.1-8b"], HARDWARE["h200"]))
     deployment = Deployment(machine=machine, pools=parse_pools(setting.pools), config=config)
     spec = replace(deployment.cluster(setting.seed), index_delay_s=setting.index_delay_s)
     requests = open_workload(

@@ -49,7 +49,6 @@ def demands(draw: st.DrawFn) -> Demand | None:
         num_prefill_pairs=draw(st.one_of(st.none(), st.integers(0, 10**10))),
         num_served=draw(st.sampled_from([0, number])),
         num_late_ttft=draw(st.integers(0, number)),
-        num_late_itl=draw(st.integers(0, number)),
     )
 
 

@@ -36,7 +36,7 @@ def test_every_request_ends_well_and_the_books_balance(name: str) -> None:
     assert [len(trace.token_times) for trace in traces] == [ask.request.sampling.max_tokens for ask in asks]
     has_split = any(kind.pool == "prefill" for kind, _ in POOLS[name])
     assert {trace.path for trace in traces} == {"remote" if has_split else "local"}
-    assert (one.num_read_bytes > 0) == has_split
+    assert (one.fabric.num_bytes > 0) == has_split
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
@@ -102,7 +102,7 @@ def test_a_link_too_slow_for_its_reads_fails_them_loudly(mode: Disaggregation, k
     traces = traces_of(one, mix(seed=6, count=6, rate=1.0))
     one.check()
     assert {_kind(trace) for trace in traces} <= kinds
-    assert one.num_read_bytes == 0, "no read came to its end"
+    assert one.fabric.num_bytes == 0, "no read came to its end"
 
 
 def test_a_read_longer_than_a_lease_is_renewed() -> None:

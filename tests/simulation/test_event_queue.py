@@ -7,8 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from tandem.sim.kernel.event_digest import EventDigest, combined
-from tandem.sim.kernel.event_queue import Actor, SimEventQueue
+from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue, combined
 from tandem.workload import seeded_random
 
 

@@ -15,7 +15,6 @@ from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.gateway.workers import worker_link, worker_pool
 from tandem.sim.cluster import worker_lifecycle
-from tandem.sim.cluster import worker_pool as sim_fleet
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
 from tandem.sim.cluster.faults import Fault, FaultKind
@@ -137,4 +136,3 @@ def test_workers_between_which_kv_is_lost_are_used_together_when_they_reach_each
 
 def test_times_are_those_of_the_programs() -> None:
     assert (RECONNECT_S, worker_lifecycle.DISCOVERY_S) == (worker_link.RECONNECT_S, worker_pool.DISCOVERY_PERIOD_S)
-    assert sim_fleet.PROBE_RETRY_S == worker_pool.PROBE_RETRY_S

@@ -10,8 +10,7 @@ from tandem.sim.cluster.cluster import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.hardware import H200
 from tandem.sim.cost.model_shapes import LLAMA_8B, QWEN_8B
-from tandem.sim.cost.roofline import SERVING, Efficiency, Roofline
-from tandem.sim.report.fidelity import COMPARED, Compared, fidelity
+from tandem.sim.cost.roofline import COMPARED, SERVING, Compared, Efficiency, Roofline, fidelity
 from tandem.sim.simulate import simulate
 from tandem.workload.mix import RequestClass, poisson
 

@@ -21,8 +21,7 @@ from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.prefix_index import SimIndex
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cost.model_shapes import SMOLLM_135M
-from tandem.sim.kernel.event_digest import EventDigest, combined
-from tandem.sim.kernel.event_queue import Actor, SimEventQueue
+from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue, combined
 from tests.effort import effort
 from tests.simulation.clusters import LAPTOP, slow_spec
 

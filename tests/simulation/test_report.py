@@ -48,9 +48,9 @@ def test_a_report_adds_up(ran: tuple[SimCluster, list[ScheduledRequest], list[Cl
     assert result.errors == {} and result.request_rate * result.wall_s == pytest.approx(60)
     assert result.output_rate * result.wall_s == pytest.approx(num_output)
     assert result.prompt_rate * result.wall_s == pytest.approx(num_prompt) and result.cached_share == 0
-    assert result.kv_rate * result.wall_s == pytest.approx(one.num_read_bytes)
+    assert result.kv_rate * result.wall_s == pytest.approx(one.fabric.num_bytes)
     # All KV leaves the one prefill worker, so that its link is the busiest, at 1 GB/s.
-    assert result.busiest_link_share * result.wall_s == pytest.approx(one.num_read_bytes / 1e9)
+    assert result.busiest_link_share * result.wall_s == pytest.approx(one.fabric.num_bytes / 1e9)
     assert result.cost_per_million_output == pytest.approx(2.0 * result.wall_s / 3600 / num_output * 1e6)
     assert result.cost_per_million_prompt == pytest.approx(2.0 * result.wall_s / 3600 / num_prompt * 1e6)
     assert result.digest == one.digest and result.num_events == one.num_events

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.sim.planner.search import cheapest_pair, least
+from tandem.sim.planner.capacity_planner import cheapest_pair, least
 from tests.effort import effort
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.sim.cluster.fabric import Fabric
-from tandem.sim.kernel.event_digest import EventDigest
-from tandem.sim.kernel.event_queue import Actor, SimEventQueue
+from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue
 
 A, B, C, D = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in "abcd")
 PARTY = Actor(0, EventDigest())

@@ -21,8 +21,7 @@ from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cost.model_shapes import SMOLLM_135M
 from tandem.sim.cost.residuals import always
-from tandem.sim.kernel.event_digest import EventDigest
-from tandem.sim.kernel.event_queue import Actor, SimEventQueue
+from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue
 from tests.simulation.clusters import LAPTOP, slow_spec
 
 PARTY = Actor(0, EventDigest())

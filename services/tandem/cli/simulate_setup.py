@@ -21,7 +21,7 @@ from tandem.gateway.tenants.tenants_file import parse_tenants
 from tandem.sim.cost.hardware import HARDWARE
 from tandem.sim.cost.model_shapes import SHAPES
 from tandem.sim.cost.roofline import SERVING, Efficiency, Roofline
-from tandem.sim.machines.machine import Machine, ProfileMachine, RooflineMachine
+from tandem.sim.machines.machine import Machine, profile_machine, roofline_machine
 from tandem.sim.machines.profile import Profile, decode_profile
 from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.source import built_in_names, open_workload
@@ -51,7 +51,7 @@ def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine
         raise refuse(f"cannot read --profile {args.profile}: {error}") from error
     given = {key: value_of(resolved.config, key) for key, name in resolved.origins.items() if name != DEFAULT_LAYER}
     settled = resolve([(DEFAULT_LAYER, _measured(profile, args.profile)), ("given", given)])
-    return [ProfileMachine(profile, args.price or 0.0)], settled
+    return [profile_machine(profile, args.price or 0.0)], settled
 
 
 def _measured(profile: Profile, name: str) -> dict[str, dict[str, Any]]:
@@ -74,7 +74,7 @@ def _roofline(args: argparse.Namespace, hardware: str) -> Machine:
         kind = replace(kind, price_per_hour=args.price, price_provenance="as given by --price")
     shape = known("--model", args.shape, SHAPES)
     try:
-        return RooflineMachine(Roofline(shape, kind, 1, efficiency(args.efficiency), args.weights, args.kv))
+        return roofline_machine(Roofline(shape, kind, 1, efficiency(args.efficiency), args.weights, args.kv))
     except ValueError as error:
         raise refuse(str(error)) from error
 

@@ -13,12 +13,20 @@ from typing import TypedDict
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import HandoffId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob
-from tandem.orchestration.choice import Choice
+from tandem.orchestration.client_state import Choice
 from tandem.orchestration.commands import CancelJob, FindConsumer, ReleaseLease, Requeue, StateCommand, SubmitJob
 from tandem.orchestration.job_group import JobGroup, JobGroupPhase, JobGroupStep, KVOffer, WorkerJob
 from tandem.orchestration.phase_ledger import LedgerPhase
-from tandem.orchestration.retry_policy import CAPACITY_ERRORS
 from tandem.routing.placement import Placement
+
+CAPACITY_ERRORS = frozenset({ErrorKind.OVERLOADED, ErrorKind.DRAINING, ErrorKind.WORKER_LOST, ErrorKind.CANCELLED})
+"""Rejections of a job that cost nothing but its place. CANCELLED: by a prefill worker, whose decode worker has given up
+its reservation in the meantime, for example to drain, and notified the prefill worker first."""
+RETRYABLE = CAPACITY_ERRORS | {ErrorKind.KV_LOST, ErrorKind.INTERNAL}
+"""Failures that another worker, or the same one later, may not repeat. INTERNAL is a failed step, perhaps caused by
+this request: the limit on attempts keeps it from failing on all workers forever."""
+BLAMED = frozenset({ErrorKind.KV_LOST, ErrorKind.INTERNAL})
+"""Failures that count against the worker that reports them."""
 
 
 class Attempts:

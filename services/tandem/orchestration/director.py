@@ -18,7 +18,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, KVReceived, PromptLogprobs, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
-from tandem.core.request import Job, Request
+from tandem.core.request import Job, Request, SamplingParams
 from tandem.orchestration.commands import (
     Command,
     EndRequest,
@@ -34,7 +34,6 @@ from tandem.orchestration.job_group import JobGroupPhase
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger
 from tandem.orchestration.request_queue import NO_TERMS, PlacementQueue, Prefixes, RequestTerms
 from tandem.orchestration.request_state import RequestState
-from tandem.orchestration.timeouts import deadline_error, queue_timeout_error
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.prefix_accuracy import Prediction
@@ -45,6 +44,8 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 TICK_S = 0.05
 """How often a driver calls `on_timer` while requests are open."""
+PROBE_TIMEOUT_S = 30.0
+"""Longest time of a link probe, after which its pair of workers counts as failed."""
 
 
 class KnownWorkers(Protocol):
@@ -68,6 +69,12 @@ class KnownWorkers(Protocol):
     def measured(self, placement: Placement, pulled: KVReceived) -> None:
         """Learn how fast KV moved between the two workers of a placement."""
         ...
+
+
+def probe_request(request: RequestId, model: str) -> Request:
+    """Return the smallest request that moves one block: one token in, two out, greedy."""
+    sampling = SamplingParams(max_tokens=2, temperature=0.0)
+    return Request(id=request, model=model, prompt_tokens=(0,), sampling=sampling)
 
 
 class OpenRequest:
@@ -167,7 +174,7 @@ class RequestDirector:
     @property
     def queue(self) -> RequestQueue:
         """Who waits and what each was charged."""
-        return self._queue.line
+        return self._queue.queue
 
     def num_queued(self) -> Mapping[Lane, int]:
         """Count the requests that wait for a place, by lane."""
@@ -228,9 +235,12 @@ class RequestDirector:
         return AdmittedRequest(open_request, out)
 
     def probe(self, request: Request, placement: Placement, now: float) -> AdmittedRequest:
-        """Send a request through two given workers, once, past queue and router: it shows whether KV moves between
-        them."""
+        """Send a `probe_request` through two given workers, once, past queue and router, for at most `PROBE_TIMEOUT_S`.
+
+        At its end `state.pulled` shows whether KV has moved between them.
+        """
         open_request = self._begin(request, None, now, max_retries=0)
+        open_request.deadline = now + PROBE_TIMEOUT_S
         open_request.fixed_placement = placement
         out: list[Command] = []
         self._apply(open_request, partial(open_request.state.placed, placement), now, out)
@@ -278,7 +288,7 @@ class RequestDirector:
             elif open_request.state.streamed(worker, event.key, event.index, (event.token.id,)):
                 open_request.delivered_at = now
                 open_request.has_begun = True
-                self._queue.line.charge_output(event.key.request, 1)
+                self._queue.queue.charge_output(event.key.request, 1)
                 out.append(event)
                 if open_request.ledger.phase is not LedgerPhase.DECODE:
                     open_request.move_ledger(now)
@@ -297,7 +307,7 @@ class RequestDirector:
         open_request.progress_at = now
         open_request.delivered_at = now
         open_request.has_begun = True
-        self._queue.line.charge_output(key.request, len(ids))
+        self._queue.queue.charge_output(key.request, len(ids))
         open_request.move_ledger(now)
         return True
 
@@ -529,3 +539,32 @@ class RequestDirector:
             if placement is not None and placement.prefix is not None and placement.prefix.worker == prediction.worker:
                 link = prediction.worker, placement.prefill
                 self._queue.on_prefix_fetch(link, num_cached > prediction.num_before, now)
+
+
+def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:
+    """Return what ends a request whose client's deadline is `left_s` away, or None.
+
+    `prefill_s`: the least time its prompt still takes. A request that cannot be answered in time ends at once.
+    """
+    if left_s <= 0:
+        return TandemError(ErrorKind.DEADLINE, "the client's deadline has passed", reason="deadline")
+    if left_s < prefill_s:
+        reason = f"the client's deadline leaves {left_s:.3g} s, its prompt alone takes {prefill_s:.3g} s"
+        return TandemError(ErrorKind.SLO_MISS, reason, retry_after_s=1.0, reason="deadline")
+    return None
+
+
+def queue_timeout_error(
+    config: GatewayConfig, since: float, no_worker_since: float | None, now: float, why: Callable[[], str]
+) -> TandemError | None:
+    """Return what ends a request that waits for a place, or None.
+
+    `since`: when it arrived or its client got its last token; `no_worker_since`: when the last worker that could serve
+    it was lost, None while there is one. Both are seconds of one clock. `why` says what it waits for."""
+    if now - since >= config.queue_timeout_s:
+        waited_s = config.queue_timeout_s
+    elif no_worker_since is not None and now - max(since, no_worker_since) >= config.no_worker_wait_s:
+        waited_s = config.no_worker_wait_s
+    else:
+        return None
+    return TandemError(ErrorKind.NO_WORKER, f"no place within {waited_s:g} s: {why()}", retry_after_s=1.0)

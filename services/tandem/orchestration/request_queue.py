@@ -75,15 +75,17 @@ class RequestTerms:
 NO_TERMS = RequestTerms()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _QueuedRequest:
     """Routing data of a request that waits or was sent. `is_scored`: every token of its prompt is computed, for prompt
-    log probabilities."""
+    log probabilities. `avoided`: workers that failed it. `is_undivided`: as in `Requeue`."""
 
     routing_request: RoutingRequest
     hashes: Sequence[BlockHash]
-    mode: Disaggregation | None
+    mode: Disaggregation
     is_scored: bool
+    avoided: frozenset[WorkerRef] = frozenset()
+    is_undivided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,13 @@ class AdmissionResult:
 
 
 class PlacementQueue:
-    """Own the requests of a gateway from `admit` until `line.leave`. `prefixes`: None where no prefix index is kept."""
+    """Own the requests of a gateway from `admit` until `leave`. `prefixes`: None where no prefix index is kept."""
 
     def __init__(
         self, roster: WorkerRanking, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS,
         prefixes: Prefixes | None = None, routing: Routing = BY_COST,
     ) -> None:  # fmt: skip
-        self.line = RequestQueue(config.max_queued)
+        self.queue = RequestQueue(config.max_queued)
         self.breaker = CircuitBreakers()
         self._prefix_fetches = PrefixFetchBackoff()
         self._roster = roster
@@ -111,23 +113,21 @@ class PlacementQueue:
         self._targets = targets
         self._routing = routing
         self._prefixes = prefixes
-        self._claims: dict[RequestId, _QueuedRequest] = {}
+        self._requests: dict[RequestId, _QueuedRequest] = {}
         self._full_until: dict[WorkerRef, float] = {}
         self._blocked: dict[str, tuple[RoutingRequest, Disaggregation]] = {}
         self._why: dict[str, NoPlacement] = {}
         self._hopeless_since: dict[str, float] = {}
-        self._avoided: dict[RequestId, frozenset[WorkerRef]] = {}
-        self._undivided: set[RequestId] = set()
         self._num_turns = 0
 
     def admit(self, request: Request, terms: RequestTerms = NO_TERMS) -> AdmissionResult:
         """Queue a request. Raises TandemError(SLO_MISS), without queueing it, when its first token is predicted to be
         too late."""
-        item = self.line.item_for(request, terms.weight)
+        item = self.queue.item_for(request, terms.weight)
         queued = _QueuedRequest(
             _routing_request(request, terms.session),
             terms.hashes,
-            terms.policy,
+            terms.policy or self._config.disaggregation,
             is_scored=request.prompt_logprobs is not None,
         )
         target_s = self._targets.lane(request.lane).ttft_s
@@ -138,8 +138,8 @@ class PlacementQueue:
             error = ttft_error(predicted, target_s, terms.timeout_s)
             if error is not None:
                 raise error
-        leaves = self.line.enter(request, item)
-        self._claims[request.id] = queued
+        leaves = self.queue.enter(request, item)
+        self._requests[request.id] = queued
         prefill_s = 0.0 if predicted is None else predicted.prefill_s
         if leaves is None:
             return AdmissionResult(prefill_s=prefill_s)
@@ -150,7 +150,7 @@ class PlacementQueue:
 
         The request leaves the queue, so call this until it returns None.
         """
-        for model in self.line.models():
+        for model in self.queue.models():
             turn = self._next(model, now)
             if turn is not None:
                 return turn
@@ -158,14 +158,12 @@ class PlacementQueue:
 
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
         """Remove a request that has ended; `num_cached` as in `RequestQueue.leave`."""
-        self.line.leave(request, num_cached)
-        self._claims.pop(request, None)
-        self._avoided.pop(request, None)
-        self._undivided.discard(request)
+        self.queue.leave(request, num_cached)
+        self._requests.pop(request, None)
 
     def known(self) -> Iterable[RequestId]:
         """Return the requests that were admitted and have not ended."""
-        return self._claims.keys()
+        return self._requests.keys()
 
     def why(self, model: str, now: float) -> str:
         """Return what the first request of the model waits for, for people."""
@@ -209,14 +207,14 @@ class PlacementQueue:
     def failed(self, request: RequestId, requeue: Requeue) -> None:
         """Record that workers failed a request, so that it prefers others from now on; does nothing when it has
         ended."""
-        if request in self.line:
-            self._avoided[request] = self._avoided.get(request, frozenset()) | requeue.excluded
-        if request in self.line and requeue.is_undivided:
-            self._undivided.add(request)
+        queued = self._requests.get(request)
+        if queued is not None:
+            queued.avoided |= requeue.excluded
+            queued.is_undivided |= requeue.is_undivided
 
     def may_go_on(self, view: WorkerView) -> bool:
         """Return whether a worker that reports more capacity may let a waiting request be sent."""
-        if not len(self.line):
+        if not len(self.queue):
             return False
         if self._full_until.pop(view.ref, None) is not None:
             return True
@@ -231,15 +229,14 @@ class PlacementQueue:
     # ---- placement
 
     def _next(self, model: str, now: float) -> Dispatchable | None:
-        request = self.line.first(model)
+        request = self.queue.first(model)
         if request is None:
             return None
-        queued = self._claims[request]
-        routing_request = self._looked_up(queued, self.line.charged(request))
+        queued = self._requests[request]
+        routing_request = self._looked_up(queued, self.queue.charged(request))
         if blocked_links := self._prefix_fetches.links(now):
             routing_request = replace(routing_request, blocked_links=blocked_links)
-        mode = queued.mode or self._config.disaggregation
-        outcome = self._place(request, routing_request, mode, now)
+        outcome = self._place(queued, routing_request, now)
         if isinstance(outcome, Placement):
             return self._sent(request, routing_request, outcome, now)
         self._why[model] = outcome
@@ -248,7 +245,7 @@ class PlacementQueue:
         else:
             self._hopeless_since.setdefault(model, now)
         if outcome is BUSY:
-            self._blocked[model] = routing_request, mode
+            self._blocked[model] = routing_request, queued.mode
         else:
             self._blocked.pop(model, None)
         return None
@@ -273,21 +270,19 @@ class PlacementQueue:
         worker = self._roster.find(routing_request.model, placement.prefill)
         assert worker is not None, f"{placement.prefill} was chosen"
         picked = placement.picked
-        self.line.send(
+        self.queue.send(
             request, routing_request.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached
         )
         return Dispatchable(request, placement, _predictions(routing_request, placement, worker))
 
-    def _place(
-        self, request: RequestId, routing_request: RoutingRequest, mode: Disaggregation, now: float
-    ) -> Placement | NoPlacement:
+    def _place(self, queued: _QueuedRequest, routing_request: RoutingRequest, now: float) -> Placement | NoPlacement:
         """Place a request. Failing workers count as absent, unless no others exist: then they are tried now and
         then."""
-        full, failing, avoided = self._full(now), self.breaker.excluded(now), self._avoided.get(request)
+        full, failing = self._full(now), self.breaker.excluded(now)
         candidates = self._roster.without(failing)
-        choose = partial(self._choose, request, routing_request, mode)
-        if avoided:
-            outcome = choose(candidates, full | avoided)
+        choose = partial(self._choose, queued, routing_request)
+        if queued.avoided:
+            outcome = choose(candidates, full | queued.avoided)
             # BUSY or WORTH_WAITING: other workers exist, and will have capacity soon.
             if isinstance(outcome, Placement) or outcome is BUSY or outcome is WORTH_WAITING:
                 return outcome
@@ -298,15 +293,14 @@ class PlacementQueue:
 
     def _choose(
         self,
-        request: RequestId,
+        queued: _QueuedRequest,
         routing_request: RoutingRequest,
-        mode: Disaggregation,
         candidates: WorkerRanking,
         excluded: Set[WorkerRef],
     ) -> Placement | NoPlacement:
-        if request in self._undivided and mode != "strict":
+        if queued.is_undivided and queued.mode != "strict":
             return place_undivided(candidates, routing_request, KV_LOST, excluded, self._routing)
-        return place(candidates, routing_request, mode, excluded, self._routing)
+        return place(candidates, routing_request, queued.mode, excluded, self._routing)
 
     def _full(self, now: float) -> Set[WorkerRef]:
         self._full_until = {worker: until for worker, until in self._full_until.items() if until > now}
@@ -319,7 +313,7 @@ class PlacementQueue:
         best = min(map(routing_request.num_uncached, workers), default=item.num_tokens)
         item = replace(item, num_tokens=max(1, best))
         loads = [load for view in workers if (load := _prefill_load(view, item)) is not None]
-        return forecast(loads, self.line.num_ahead(queued.routing_request.model, item), item.num_tokens)
+        return forecast(loads, self.queue.num_ahead(queued.routing_request.model, item), item.num_tokens)
 
 
 def _prefill_load(view: WorkerView, item: QueueItem) -> PrefillWorkerLoad | None:

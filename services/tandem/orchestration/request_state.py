@@ -1,8 +1,8 @@
 """Implement the state machine of one request from its admission to its one end, without I/O or clock.
 
-The choices run as one job or as several, each with its own phase (`flow.job_group`). Every choice has its own tokens
-and its own end, and the client may end one before the others; the request ends with the last. When workers are lost,
-their choices are retried elsewhere from the tokens that the client has, as long as there is progress.
+The choices run as one job or as several, each with its own phase (`orchestration.job_group`). Every choice has its own
+tokens and its own end, and the client may end one before the others; the request ends with the last. When workers are
+lost, their choices are retried elsewhere from the tokens that the client has, as long as there is progress.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tandem.core.events import (
 )
 from tandem.core.ids import HandoffId, JobKey, WorkerRef
 from tandem.core.request import PrefillJob, Request
-from tandem.orchestration.attempts import Attempts
+from tandem.orchestration.attempts import BLAMED, CAPACITY_ERRORS, RETRYABLE, Attempts
 from tandem.orchestration.client_state import ClientState
 from tandem.orchestration.commands import (
     CancelJob,
@@ -33,7 +33,6 @@ from tandem.orchestration.commands import (
     StateCommand,
 )
 from tandem.orchestration.job_group import JobGroup, JobGroupPhase, WorkerJob
-from tandem.orchestration.retry_policy import BLAMED, CAPACITY_ERRORS, RETRYABLE, retries_exhausted_error
 from tandem.routing.placement import Placement
 
 
@@ -251,7 +250,7 @@ class RequestState:
         out = self.attempts.done(job_group, work, index)
         if event.reason is None:
             return [*out, *self._if_forgotten(job_group, index)]
-        self._choices[index].finish(event)
+        self._choices[index].finished = event
         return [*out, *self._deliver(index), *self._if_forgotten(job_group, index)]
 
     def _take_failure(self, job_group: JobGroup, work: WorkerJob, event: Failed) -> list[StateCommand]:
@@ -369,3 +368,10 @@ class RequestState:
             return []
         self._has_ended = True
         return [*self.attempts.end(), EndRequest(self.request.id, outcome)]
+
+
+def retries_exhausted_error(error: TandemError, num_attempts: int) -> TandemError:
+    """Return the final error of a request whose last attempt failed with `error`."""
+    if num_attempts == 1:
+        return error
+    return TandemError(error.kind, f"{error.message}; {num_attempts} attempts in a row came to nothing")

@@ -5,23 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tandem.core.clock import Clock
 from tandem.planner.kube_error import KubeError
-from tandem.planner.leader_election import Election, LeaseView
+from tandem.planner.leader_election import Election
+
+if TYPE_CHECKING:
+    from tandem.planner.kube_client import KubeApi
 
 _log = logging.getLogger(__name__)
-
-
-class LeaseStore(Protocol):
-    """Read and write Leases, see `kube_client.KubeApi`. Methods block and raise KubeError."""
-
-    def read_lease(self, name: str) -> LeaseView | None: ...
-
-    def create_lease(self, name: str, holder: str, lease_s: float) -> LeaseView: ...
-
-    def replace_lease(self, name: str, lease: LeaseView) -> LeaseView: ...
 
 
 class LeaseKeeper:
@@ -29,7 +22,7 @@ class LeaseKeeper:
     failed call."""
 
     def __init__(
-        self, election: Election, store: LeaseStore, name: str, clock: Clock, on_failure: Callable[[KubeError], None]
+        self, election: Election, store: KubeApi, name: str, clock: Clock, on_failure: Callable[[KubeError], None]
     ) -> None:
         self._election = election
         self._store = store

@@ -22,8 +22,7 @@ from tandem.obs.logs.logging_setup import set_up_logging
 from tandem.obs.metrics.metrics_server import MetricsEndpoint
 from tandem.obs.telemetry import Telemetry
 from tandem.planner.actuator import Actuator
-from tandem.planner.backoff import Backoff
-from tandem.planner.kube_error import KubeError
+from tandem.planner.kube_error import Backoff, KubeError
 from tandem.planner.leader_election import Election
 from tandem.planner.lease_keeper import LeaseKeeper
 from tandem.planner.plan_report import PlanReport

@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Tracer
@@ -25,7 +24,6 @@ from tandem.planner.pool_targets import compute_targets
 from tandem.planner.worker_inventory import WorkerInventory
 from tandem.planner.worker_state import WorkerState, typical
 from tandem.scaling.cluster_state import ClusterState, PoolState
-from tandem.scaling.decision import Decision
 from tandem.scaling.scaler import Scaler
 from tandem.stores.demand_store import DemandStore
 from tandem.stores.redis_client import StoreUnavailable
@@ -77,16 +75,6 @@ class ObservationError(Exception):
     """Raised when too little can be observed to decide anything."""
 
 
-class ClusterSnapshot(NamedTuple):
-    """Observation of one moment. `workers`: those of all models. `starting`: see `Actuator.starting`."""
-
-    model: str
-    workers: tuple[WorkerState, ...]
-    starting: dict[str, int]
-    delta: DemandDeltaResult
-    observed: ClusterState
-
-
 class Planner:
     """Make the decisions for one model."""
 
@@ -112,14 +100,15 @@ class Planner:
         the plan."""
         began, at = self._clock.now(), wall_ns() / 1e9
         try:
-            plan = await self._decide(await self._look(), at)
+            plan = await self._decide(at)
         except ObservationError as reason:
             plan = PlanReport(
                 at=at, model=self._config.model, outcome="held_back", leads=self._actuator.leads, notes=(str(reason),)
             )
         return replace(plan, seconds=self._clock.now() - began)
 
-    async def _look(self) -> ClusterSnapshot:
+    async def _decide(self, at: float) -> PlanReport:
+        """Observe the cluster, decide, and apply the decision. Raises ObservationError."""
         try:
             records = await self._demand_store.read()
             workers = await self._inventory.look()
@@ -131,35 +120,30 @@ class Planner:
         if problem:
             raise ObservationError(problem)
         try:
-            starting = dict(await self._actuator.starting(model, workers))
+            starting = await self._actuator.starting(model, workers)
         except ActuatorFailed as error:
             raise ObservationError(str(error)) from error
         now = self._clock.now()
         delta = self._deltas.setdefault(model, DemandDelta(model)).look(records, now)
-        return ClusterSnapshot(model, workers, starting, delta, build_observation(now, delta, own_workers, starting))
-
-    async def _decide(self, snapshot: ClusterSnapshot, at: float) -> PlanReport:
-        decision = self._scaler.decide(snapshot.observed)
-        own_workers = [worker for worker in snapshot.workers if worker.model == snapshot.model]
+        observed = build_observation(now, delta, own_workers, starting)
+        decision = self._scaler.decide(observed)
         plan = PlanReport(
             at=at,
-            model=snapshot.model,
+            model=model,
             outcome="held_back" if decision.is_held_back else "explained",
             leads=self._actuator.leads,
-            num_gateways=snapshot.delta.num_gateways,
-            observed=snapshot.observed,
+            num_gateways=delta.num_gateways,
+            observed=observed,
             decision=decision,
-            replicas=compute_targets(decision, own_workers, snapshot.starting, most_of(self._config)).replicas,
+            replicas=compute_targets(decision, own_workers, starting, most_of(self._config)).replicas,
             workers={worker.ref.id: worker.role for worker in own_workers},
-            notes=_notes(snapshot, own_workers),
+            notes=_notes(delta, own_workers),
         )
-        return plan if self._config.mode == "explain" else await self._act(plan, decision, snapshot)
-
-    async def _act(self, plan: PlanReport, decision: Decision, snapshot: ClusterSnapshot) -> PlanReport:
-        """Apply a decision. A decision that is held back is applied too: it repeats the current size, which Serve must
-        be sent regularly."""
+        if self._config.mode == "explain":
+            return plan
+        # A decision that is held back is applied too: it repeats the current size, which Serve must be sent regularly.
         try:
-            done = await self._actuator.carry_out(snapshot.model, decision, snapshot.workers, snapshot.starting)
+            done = await self._actuator.carry_out(model, decision, workers, starting)
         except ActuatorFailed as error:
             return replace(plan, outcome="failed", notes=(*plan.notes, str(error)), leads=self._actuator.leads)
         outcome = "held_back" if done.outcome == "carried_out" and decision.is_held_back else done.outcome
@@ -231,8 +215,8 @@ def _only_model(workers: Sequence[WorkerState]) -> str:
     return models[0]
 
 
-def _notes(snapshot: ClusterSnapshot, own_workers: Sequence[WorkerState]) -> tuple[str, ...]:
+def _notes(delta: DemandDeltaResult, own_workers: Sequence[WorkerState]) -> tuple[str, ...]:
     """Return notes on missing data that make a decision less accurate."""
     silent = [worker for worker in own_workers if worker.load is None]
     silent_notes = (f"{len(silent)} workers do not answer and count as serving: {silent[0].problem}",) if silent else ()
-    return (*((snapshot.delta.problem,) if snapshot.delta.problem else ()), *silent_notes)
+    return (*((delta.problem,) if delta.problem else ()), *silent_notes)

@@ -8,8 +8,7 @@ from threading import Event, Lock, Thread
 from typing import NamedTuple, Protocol
 
 from tandem.core.clock import Clock
-from tandem.planner.backoff import Backoff
-from tandem.planner.kube_error import KubeError
+from tandem.planner.kube_error import Backoff, KubeError
 
 WINDOW_S = 20
 """Seconds that one watch lasts; the next watch continues from its end."""

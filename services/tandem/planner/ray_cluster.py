@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tandem.core.ray_worker_groups import WorkerGroup
 from tandem.planner.actuator import ActuatorFailed
 from tandem.planner.pod_watch import Pod, PodInformer
 from tandem.planner.worker_group import GroupView
+
+if TYPE_CHECKING:
+    from tandem.planner.kube_client import KubeApi
 
 FIRST_LIST_S = 5.0
 
@@ -23,23 +26,13 @@ class Cluster:
     groups: Mapping[str, GroupView]
 
 
-class Objects(Protocol):
-    """Read Kubernetes objects, see `kube_client.KubeApi`. Methods block and raise KubeError."""
-
-    def read_cluster(self, name: str) -> dict[str, Any]: ...
-
-    def read_service(self, name: str) -> dict[str, Any]: ...
-
-    def list_pods(self, selector: str) -> tuple[list[Pod], str]: ...
-
-
 class ClusterFinder:
     """Find the RayCluster of a RayService or, without the name of a service, the RayCluster with the given name.
     `watch` builds the informer of the pods that a label selector matches."""
 
     def __init__(
         self,
-        objects: Objects,
+        objects: KubeApi,
         rayservice: str,
         raycluster: str,
         groups: Sequence[WorkerGroup],

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tandem.core.ray_worker_groups import WorkerGroup
 from tandem.planner.actuator import ActuationResult, ActuatorFailed
-from tandem.planner.backoff import Backoff
-from tandem.planner.kube_error import KubeError
+from tandem.planner.kube_error import Backoff, KubeError
 from tandem.planner.lease_keeper import LeaseKeeper
 from tandem.planner.pod_drain import PodDrain
 from tandem.planner.pod_watch import Pod

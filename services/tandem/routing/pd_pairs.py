@@ -16,6 +16,9 @@ from tandem.core.link import LinkReport
 from tandem.routing.link_policy import peers_to_probe
 from tandem.routing.worker_view import Pair, WorkerView
 
+PROBE_RETRY_S = 5.0
+"""Seconds until a pair whose test has failed is tested again."""
+
 
 class PairRegistry:
     """Own the state of all (prefill, decode) pairs. `mode` is `gateway.disaggregation`.

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from tandem.scaling.demand_history import Sample
+from tandem.scaling.forecast import Sample
 
 
 def shape(samples: Sequence[Sample], around_s: float) -> list[tuple[float, float]]:

@@ -18,9 +18,8 @@ class Demand:
     over the `num_served` requests that had a first token, because rejected requests say nothing about output lengths
     (None: not counted, and the average is over arrivals): `num_cached_tokens` of inputs found in prefix caches;
     `num_prefill_pairs`, the sum over prompts of (token computed, token it attends to) pairs as in `StepFeatures` (None:
-    not counted); `num_late_ttft` requests whose first token was after its target; `num_late_itl` requests with more
-    late gaps than a good one may have (`Slo.is_met`; None: not counted); `num_late_gaps` of `num_gaps` between two
-    tokens; and `num_failed` requests for which the cluster had no capacity.
+    not counted); `num_late_ttft` requests whose first token was after its target; `num_late_gaps` of
+    `num_gaps` between two tokens; and `num_failed` requests for which the cluster had no capacity.
     """
 
     seconds: float
@@ -31,7 +30,6 @@ class Demand:
     num_prefill_pairs: int | None = None
     num_served: int | None = None
     num_late_ttft: int = 0
-    num_late_itl: int | None = None
     num_late_gaps: int = 0
     num_gaps: int = 0
     num_failed: int = 0

@@ -10,8 +10,7 @@ from tandem.scaling import burst_replay
 from tandem.scaling.cluster_state import ClusterState, Demand, PoolState, WorkerCapacity
 from tandem.scaling.decision import Decision, DemandForecast, ReplicaTarget, RoleChange
 from tandem.scaling.decode_capacity import DecodeDemand, decode_workers, is_in_reach, largest_batch, step_s
-from tandem.scaling.demand_history import History
-from tandem.scaling.forecast import dispersion, expected_level, expected_rate
+from tandem.scaling.forecast import History, dispersion, expected_level, expected_rate
 from tandem.scaling.model_correction import Correction
 from tandem.scaling.policy import Bounds, ScalingPolicy
 from tandem.scaling.queueing import ServiceDemand, least_workers
@@ -148,14 +147,8 @@ class Scaler:
     def _correct(self, state: ClusterState, demand: Demand) -> None:
         pools = (state.prefill, state.decode)
         had_enough = all(pool.num_serving >= expected for pool, expected in zip(pools, self._last_bounded, strict=True))
-        num_served = demand.num_served
-        num_late_itl = demand.num_late_itl
-        counts = (
-            (demand.num_late_ttft, demand.num_requests if num_served is None else num_served),
-            (demand.num_late_gaps, demand.num_gaps)
-            if num_served is None or num_late_itl is None
-            else (num_late_itl, num_served),
-        )
+        num_served = demand.num_requests if demand.num_served is None else demand.num_served
+        counts = ((demand.num_late_ttft, num_served), (demand.num_late_gaps, demand.num_gaps))
         for correction, (num_late, num_all) in zip(self._corrections, counts, strict=True):
             correction.add(state.at, num_late, num_all, had_enough=had_enough)
 

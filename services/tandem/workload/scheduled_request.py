@@ -19,7 +19,8 @@ class ScheduledRequest:
     """A request to be sent `due_s` seconds after the start, regardless of other requests.
 
     `group` is its class in reports. `follow` makes the next turn of its conversation, due after this one's end; None:
-    it is the last.
+    it is the last. `session`: requests of one session prefer one worker. `timeout_s`: the client's deadline, counted
+    from the arrival; None without one.
     """
 
     request: Request
@@ -27,3 +28,5 @@ class ScheduledRequest:
     due_s: float
     tenant: str = ""
     follow: Follow | None = None
+    session: str = ""
+    timeout_s: float | None = None

@@ -24,7 +24,7 @@ from tandem.gateway.tenants.fairness_sync import FairnessSync
 from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.gateway.tenants.tenants_watch import TenantsWatch, read_tenants
 from tandem.orchestration import director
-from tandem.orchestration.timeouts import deadline_error
+from tandem.orchestration.director import deadline_error
 from tandem.wire.worker_codec import decode_update
 from tests.unit.gateway.rig import Rig, collect, token
 from tests.unit.gateway.scripted_worker import until

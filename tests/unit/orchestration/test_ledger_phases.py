@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.core.ids import HandoffId, RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.orchestration.attempts import Attempts
-from tandem.orchestration.choice import Choice
+from tandem.orchestration.client_state import Choice
 from tandem.orchestration.job_group import JobGroup, JobGroupPhase
 from tandem.orchestration.phase_ledger import LedgerPhase
 

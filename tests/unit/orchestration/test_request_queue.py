@@ -86,12 +86,12 @@ def request(name: str = "r", **rest: object) -> Request:
 def test_hits_are_looked_up_when_a_request_is_placed_and_its_charge_is_what_is_left() -> None:
     rig = Rig(P1, P2, D1)
     rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
-    assert rig.held.num_looks == 0 and rig.waiting.line.charged(RequestId("r")) == 320
+    assert rig.held.num_looks == 0 and rig.waiting.queue.charged(RequestId("r")) == 320
     rig.held.hits = {P2.ref: PrefixHit(19, 19)}
     turn = rig.next()
     assert (turn.placement.prefill, hit_blocks(turn)) == (P2.ref, 19)
-    assert rig.waiting.line.charged(RequestId("r")) == 320 - 19 * 16
-    rig.waiting.line.check()
+    assert rig.waiting.queue.charged(RequestId("r")) == 320 - 19 * 16
+    rig.waiting.queue.check()
 
 
 def test_a_returned_request_is_charged_in_full_and_looked_up_again() -> None:
@@ -99,23 +99,23 @@ def test_a_returned_request_is_charged_in_full_and_looked_up_again() -> None:
     rig.held.hits = {P2.ref: PrefixHit(19, 19)}
     rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
     rig.next()
-    served = dict(rig.waiting.line.served())
+    served = dict(rig.waiting.queue.served())
     rig.waiting.refused([P2.ref], 0.0)
-    rig.waiting.line.put_back(RequestId("r"))
-    assert rig.waiting.line.charged(RequestId("r")) == 320
+    rig.waiting.queue.put_back(RequestId("r"))
+    assert rig.waiting.queue.charged(RequestId("r")) == 320
     turn = rig.next()
     assert (turn.placement.prefill, hit_blocks(turn)) == (P1.ref, 0)
-    (before,), (after,) = served.values(), dict(rig.waiting.line.served()).values()
+    (before,), (after,) = served.values(), dict(rig.waiting.queue.served()).values()
     assert (before, after) == (16, 320), "the first charge was taken back"
     rig.waiting.leave(RequestId("r"), 0)
-    rig.waiting.line.check()
+    rig.waiting.queue.check()
 
 
 def test_a_prompt_with_logprobs_uses_no_hits() -> None:
     rig = Rig(P1, D1)
     rig.held.hits = {P1.ref: PrefixHit(19, 19)}
     rig.waiting.admit(request(prompt_logprobs=1), RequestTerms(hashes=HASHES))
-    assert hit_blocks(rig.next()) == 0 and rig.waiting.line.charged(RequestId("r")) == 320
+    assert hit_blocks(rig.next()) == 0 and rig.waiting.queue.charged(RequestId("r")) == 320
 
 
 def test_without_hashes_the_estimate_is_the_tenants_history() -> None:
@@ -125,7 +125,7 @@ def test_without_hashes_the_estimate_is_the_tenants_history() -> None:
         rig.next()
         rig.waiting.leave(RequestId(f"r{i}"), 304)
     rig.waiting.admit(request("last"))
-    assert rig.held.num_looks == 0 and rig.waiting.line.charged(RequestId("last")) < 100
+    assert rig.held.num_looks == 0 and rig.waiting.queue.charged(RequestId("last")) < 100
 
 
 def test_a_deadline_that_only_a_prefix_makes_possible_is_accepted() -> None:
@@ -155,7 +155,7 @@ def test_a_remote_prefix_is_not_charged_and_widens_the_choice() -> None:
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     turn = rig.next()
     assert hit_blocks(turn) == 0 and turn.placement.prefix == RemotePrefixSource(D1.ref, 18)
-    assert rig.waiting.line.charged(RequestId("r")) == 320 - 18 * 16
+    assert rig.waiting.queue.charged(RequestId("r")) == 320 - 18 * 16
 
 
 def test_a_failing_link_is_not_used_for_prefix_fetches_until_retried() -> None:
@@ -198,7 +198,7 @@ def test_a_consumer_is_found_without_queueing_and_charge() -> None:
     rig.next()
     seek = FindConsumer(0, P1.ref, unfit=frozenset({D1.ref}))
     assert rig.waiting.pick_consumer("m", seek, 0.0) == second.ref
-    rig.waiting.line.check()
+    rig.waiting.queue.check()
 
 
 def open_breakers(rig: Rig, *refs: WorkerRef) -> float:
@@ -268,5 +268,5 @@ def test_a_request_with_lost_kv_is_computed_on_one_worker_where_allowed(mode: Di
     rig.waiting.admit(request(), RequestTerms(policy=mode))
     rig.next()
     rig.waiting.failed(RequestId("r"), Requeue(frozenset(), has_failed=True, is_undivided=True))
-    rig.waiting.line.put_back(RequestId("r"))
+    rig.waiting.queue.put_back(RequestId("r"))
     assert rig.next().placement.path == path

@@ -12,9 +12,8 @@ from kubernetes import client
 from tandem.core.ids import PlannerId, ServeId
 from tandem.core.ray_worker_groups import WorkerGroup
 from tandem.planner.actuator import ActuationResult, ActuatorFailed
-from tandem.planner.backoff import Backoff
 from tandem.planner.kube_client import KubeApi
-from tandem.planner.kube_error import KubeError
+from tandem.planner.kube_error import Backoff, KubeError
 from tandem.planner.leader_election import Election
 from tandem.planner.lease_keeper import LeaseKeeper
 from tandem.planner.pod_drain import PodDrain

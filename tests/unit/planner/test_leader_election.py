@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.planner.backoff import MAX_RETRY_AFTER_S, Backoff
+from tandem.planner.kube_error import MAX_RETRY_AFTER_S, Backoff
 from tandem.planner.leader_election import Election, LeaseView
 
 FREE = LeaseView(version="1")

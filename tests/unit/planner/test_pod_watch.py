@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from tandem.planner.backoff import Backoff
 from tandem.planner.kube_client import KubeApi
-from tandem.planner.kube_error import KubeError
+from tandem.planner.kube_error import Backoff, KubeError
 from tandem.planner.pod_watch import Pod, PodEvent, PodInformer
 from tests.unit.planner.rig import eventually
 from tests.unit.planner.world import Tick

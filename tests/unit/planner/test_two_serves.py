@@ -35,7 +35,7 @@ START_STEPS = 3
 """From where Serve means to have a worker until it is registered."""
 DEMAND = Demand(
     seconds=STEP_S, num_requests=10, num_input_tokens=10_000, num_cached_tokens=0, num_output_tokens=1500,
-    num_prefill_pairs=5_000_000, num_served=10, num_late_itl=0, num_gaps=1500,
+    num_prefill_pairs=5_000_000, num_served=10, num_gaps=1500,
 )  # fmt: skip
 COST = StepCost(base_s=0.01, prefill_token_s=1e-4, decode_seq_s=1e-4, decode_context_s=1e-9, prefill_pair_s=0.0)
 ABLE = WorkerCapacity(cost=COST, num_blocks=20_000, block_size=64, max_num_seqs=256, max_num_batched_tokens=8192)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.scaling.burst_replay import late_share, least_workers, shape
-from tandem.scaling.demand_history import Sample
+from tandem.scaling.forecast import Sample
 
 BURST = [(5.0, 0.5)] * 18 + [(5.0, 5.0)] * 2
 """Ten seconds of ten times as much in a hundred, 1.4 on average."""

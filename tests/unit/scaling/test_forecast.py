@@ -7,8 +7,16 @@ from random import Random
 import pytest
 
 from tandem.scaling.cluster_state import Demand
-from tandem.scaling.demand_history import History, Sample
-from tandem.scaling.forecast import MOST_DISPERSION, busiest, dispersion, expected_level, expected_rate, trend
+from tandem.scaling.forecast import (
+    MOST_DISPERSION,
+    History,
+    Sample,
+    busiest,
+    dispersion,
+    expected_level,
+    expected_rate,
+    trend,
+)
 
 
 def samples(*rates: float, seconds: float = 5.0) -> list[Sample]:

@@ -9,23 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tandem.core.clock import Clock
-from tandem.core.errors import ErrorKind
 from tandem.core.ids import GatewayId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.gateway.context.supervise import log_and_continue
-from tandem.gateway.telemetry.request_record import CANCELLED, RequestRecord
+from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.orchestration.director import OpenRequest
 from tandem.sched.state.slo_targets import LatencyTargets
-from tandem.stores.demand_store import DemandRecord, DemandStore
+from tandem.stores.demand_store import DemandRecord, DemandStore, DemandTotals, QueueBacklog
 from tandem.stores.redis_client import StoreUnavailable
 
 PERIOD_S = 1.0
-
-_NO_ROOM = frozenset(
-    kind.value for kind in (ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DEADLINE)
-)
-"""Requests that ended so would have been served by more workers."""
 
 
 class DemandCounter:
@@ -50,17 +44,11 @@ class DemandCounter:
 
     def on_admitted(self, request: Request) -> None:
         """Count a request that was admitted, or refused because there is no room for it."""
-        totals = self._totals[request.model]
-        totals.num_requests += 1
-        totals.num_input_tokens += len(request.prompt_tokens)
+        self._totals[request.model].add_arrival(len(request.prompt_tokens))
 
     def on_first_token(self, request: Request, num_cached: int) -> None:
         """Count a request whose first token was sampled, `num_cached` tokens of its prompt being in a cache."""
-        num_new = len(request.prompt_tokens) - num_cached
-        totals = self._totals[request.model]
-        totals.num_served += 1
-        totals.num_cached_tokens += num_cached
-        totals.num_prefill_pairs += num_new * num_cached + num_new * (num_new + 1) // 2
+        self._totals[request.model].add_prompt(len(request.prompt_tokens), num_cached)
 
     def answered(self, records: Sequence[RequestRecord]) -> None:
         for record in records:
@@ -70,13 +58,14 @@ class DemandCounter:
         totals = self._totals.get(record.model)
         if totals is None:
             return  # refused before its model was known
-        totals.num_output_tokens += record.usage.num_output
-        totals.num_gaps += record.num_gaps
-        totals.num_late_gaps += record.num_late_gaps
-        if record.outcome in _NO_ROOM:
-            totals.num_failed += 1
-        elif record.outcome != CANCELLED and record.first_token_s is not None:
-            totals.num_late_ttft += self._slos[record.lane].violates_ttft(record.first_token_s)
+        is_late = record.first_token_s is not None and self._slos[record.lane].violates_ttft(record.first_token_s)
+        totals.add_end(
+            record.outcome,
+            is_late=is_late,
+            num_output=record.usage.num_output,
+            num_gaps=record.num_gaps,
+            num_late_gaps=record.num_late_gaps,
+        )
 
 
 class DemandPublisher:

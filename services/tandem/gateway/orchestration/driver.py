@@ -15,7 +15,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffId, RequestId, WorkerId, WorkerRef
-from tandem.core.request import Job, Request, SamplingParams
+from tandem.core.request import Job, Request
 from tandem.gateway.context.interfaces import KnownPrefixes, Quotas
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.context.supervise import log_and_continue
@@ -42,14 +42,13 @@ from tandem.orchestration.commands import (
     ReportWorkerFailure,
     SubmitJob,
 )
-from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirector
+from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirector, probe_request
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_queue import RequestTerms
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
-PROBE_TIMEOUT_S = 30.0
 log = logging.getLogger(__name__)
 _DRAINING = "this gateway is shutting down"
 
@@ -184,18 +183,14 @@ class RequestDriver:
 
     async def _probe(self, placement: Placement, model: str) -> bool:
         """Send one tiny request through a pair of workers; return whether its KV block has moved."""
-        # The smallest request that moves one block: one token in, two out, greedy.
-        sampling = SamplingParams(max_tokens=2, temperature=0.0)
-        id = RequestId(f"probe-{secrets.token_hex(8)}")
-        request = Request(id=id, model=model, prompt_tokens=(0,), sampling=sampling)
+        request = probe_request(RequestId(f"probe-{secrets.token_hex(8)}"), model)
         admitted = self.director.probe(request, placement, self._clock.now())
         active = self._open_stream(admitted)
         self._execute(admitted.commands)
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                async for _ in active:
-                    pass
-        except (TandemError, TimeoutError):
+            async for _ in active:
+                pass
+        except TandemError:
             return False
         finally:
             await active.aclose()

@@ -22,7 +22,7 @@ from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PlacementsChanged, PoolEvent, ProbeDue, WorkerLost, WorkerReported
 from tandem.gateway.workers.worker_link import LinkBroken, LinkEvent, LinkUpdated, WorkerLink
 from tandem.routing.link_policy import has_requirements
-from tandem.routing.pd_pairs import PairRegistry
+from tandem.routing.pd_pairs import PROBE_RETRY_S, PairRegistry
 from tandem.routing.placement import Placement
 from tandem.routing.router import Routing
 from tandem.routing.worker_ranking import WorkerRanking
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
 SEARCH_PERIOD_S = 0.1
 """Between two discoveries while no request can be served."""
-PROBE_RETRY_S = 5.0
 _NO_REQUIREMENTS = TransferConfig()
 
 

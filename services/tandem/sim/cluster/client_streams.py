@@ -15,14 +15,42 @@ from tandem.orchestration.commands import EndRequest
 from tandem.orchestration.director import OpenRequest
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.quotas import SimQuotas
-from tandem.sim.cluster.token_delivery import Delivery
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
+from tandem.workload import seeded_random
+
+
+class Delivery:
+    """Delivery times of tokens; all `seconds_s` are equally likely. Raises ValueError when one is negative or there is
+    none.
+
+    On a machine with busy cores, a client receives a token when its process is scheduled: up to several milliseconds
+    later, which widens the gaps between tokens that it sees. Tokens may be out of order here; `ClientTrace` restores
+    the order."""
+
+    def __init__(self, seconds_s: Sequence[float], seed: int) -> None:
+        if not seconds_s or min(seconds_s) < 0:
+            raise ValueError(f"deliveries take seconds, not {seconds_s}")
+        self._seconds = tuple(seconds_s)
+        self._seed = seed
+
+    def times(self, request: RequestId, first_index: int, sent: Sequence[float]) -> Sequence[float]:
+        """Return the arrival times of consecutive tokens that were sent at these times."""
+        if len(self._seconds) == 1:
+            return sent if self._seconds[0] == 0 else [time + self._seconds[0] for time in sent]
+        return [time + self.seconds(request, index) for index, time in enumerate(sent, first_index)]
+
+    def seconds(self, request: RequestId, index: int) -> float:
+        """Return the delivery seconds of one token, a function of its request and index."""
+        if len(self._seconds) == 1:
+            return self._seconds[0]
+        return self._seconds[seeded_random.integer(0, len(self._seconds) - 1, self._seed, "delivery", request, index)]
+
 
 Ended = Callable[[ClientTrace], None]
 
 
-def ignore(_: object) -> None:
-    """Do nothing with what was delivered."""
+def ignore(*_: object) -> None:
+    """Do nothing with what has happened."""
 
 
 @dataclass(slots=True)
@@ -33,10 +61,12 @@ class _Stream:
 
 
 class ClientStreams:
-    """Streams by request, until it ends. `delivered` gets every token that is delivered by itself."""
+    """Streams by request, until it ends. `delivered` gets every token that is delivered to a client by itself,
+    `computed` each request whose prompt was computed, with the number of tokens that came out of a cache."""
 
     def __init__(self, agenda: SimEventQueue, party: Actor, delivery: Delivery, quotas: SimQuotas) -> None:
         self.delivered: Callable[[Token], None] = ignore
+        self.computed: Callable[[Request, int], None] = ignore
         self._agenda = agenda
         self._party = party
         self._delivery = delivery
@@ -57,9 +87,11 @@ class ClientStreams:
 
     def deliver(self, token: Token, at: float) -> None:
         """Send one token, which leaves the gateway `at` this time."""
-        self.delivered(token)
+        stream = self._streams[token.key.request]
+        if stream.open_request.fixed_placement is None:
+            self.delivered(token)
         delay_s = self._delivery.seconds(token.key.request, token.index)
-        self._streams[token.key.request].trace.deliver(token.token.id, at + delay_s)
+        stream.trace.deliver(token.token.id, at + delay_s)
 
     def deliver_run(self, run: TokenRun, times: array[float]) -> None:
         """Send consecutive tokens, which leave the gateway at `times`."""

@@ -7,22 +7,21 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tandem.core.config import GatewayConfig
-from tandem.core.events import Token
+from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
-from tandem.sim.cluster.client_streams import ignore
+from tandem.core.request import Request
+from tandem.sim.cluster.client_streams import Delivery, ignore
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.clients import Clients
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.faults import Fault, Faults
 from tandem.sim.cluster.gateway import SimGateway
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.prefix_index import SimIndex
 from tandem.sim.cluster.quotas import Terms
-from tandem.sim.cluster.token_delivery import Delivery
 from tandem.sim.cluster.worker import SimWorker, WorkerSpec
-from tandem.sim.cluster.worker_lifecycle import SimClusterState, WorkerLifecycle
-from tandem.sim.kernel.event_digest import EventDigest, combined
-from tandem.sim.kernel.event_queue import Actor, SimEventQueue
+from tandem.sim.cluster.worker_lifecycle import WorkerLifecycle
+from tandem.sim.cluster.worker_pool import PROBE
+from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue, combined
 from tandem.workload import seeded_random
 from tandem.workload.scheduled_request import ScheduledRequest
 
@@ -58,8 +57,8 @@ class SimCluster:
     def __init__(self, spec: ClusterSpec) -> None:
         self._agenda = SimEventQueue()
         self._clients = Actor(0, EventDigest())
-        self._fabric = Fabric(self._agenda, spec.read_latency_s)
-        self._network = Network(self._agenda, self._fabric, spec.latency_s, SimIndex(self._agenda, spec.index_delay_s))
+        self.fabric = Fabric(self._agenda, spec.read_latency_s)
+        self._network = Network(self._agenda, self.fabric, spec.latency_s, SimIndex(self._agenda, spec.index_delay_s))
         first = 1 + spec.num_gateways
         kinds = [kind for kind, number in spec.workers for _ in range(number)]
         self.workers = [
@@ -79,22 +78,16 @@ class SimCluster:
             )
             for i in range(spec.num_gateways)
         ]
-        self._network.attach(self.workers, self._gateways)
+        self._network.attach(self.workers, [gateway.reports for gateway in self._gateways])
         self.gone: list[SimWorker] = []
         """Workers that were drained, in the order of their ends."""
         self._num_named = len(kinds)
-        self._client_population: Clients | None = None
+        self._num_open = 0
+        """Requests that are running or scheduled."""
         self._num_lives = first + len(kinds)
         self._seed = spec.seed
-        stage = SimClusterState(
-            agenda=self._agenda,
-            fabric=self._fabric,
-            network=self._network,
-            workers=self.workers,
-            gateways=self._gateways,
-        )
-        self._lives = WorkerLifecycle(stage)
-        self._faults = Faults(stage, self._lives, spec.gateway, self._gateway_of, self._revive)
+        self._lives = WorkerLifecycle(self._agenda, self.fabric, self._network, self.workers, self._gateways)
+        self._faults = Faults(self._lives, spec.gateway, self._gateway_of, self._revive)
 
     @property
     def now(self) -> float:
@@ -114,24 +107,14 @@ class SimCluster:
         return self._agenda.num_run
 
     @property
-    def num_read_bytes(self) -> int:
-        """Bytes of KV that were read between workers."""
-        return self._fabric.num_bytes
-
-    @property
     def num_remote_hit_tokens(self) -> int:
         """Prompt tokens whose KV was read from other workers' prefix caches."""
         return sum(worker.engine.load().num_remote_hit_tokens for worker in self.workers)
 
     @property
-    def busiest_link_s(self) -> float:
-        """The least seconds in which the busiest worker's link could have carried its bytes in one direction."""
-        return self._fabric.busiest_s
-
-    @property
     def num_queued(self) -> int:
         """Requests that wait at the gateways for a place."""
-        return sum(gateway.num_queued for gateway in self._gateways)
+        return sum(len(gateway.director.queue) for gateway in self._gateways)
 
     def run(
         self,
@@ -141,17 +124,42 @@ class SimCluster:
         faults: Sequence[Fault] = (),
         delivered: Callable[[Token], None] = ignore,
         sent: Callable[[ScheduledRequest], None] = ignore,
+        computed: Callable[[Request, int], None] = ignore,
     ) -> None:
         """Send the requests, in the order of their due times, and their follow-up turns, until no event is left.
 
-        `sent` is called with each request when it is sent, `ended` with each trace at its end, `delivered` with each
-        token that is delivered by itself (with all of them where `max_run` is 1)."""
-        self._client_population = Clients(self._agenda, self._clients, self._gateway_of, sent, ended)
+        `sent` is called with each request when it is sent, `computed` with it and the number of its cached tokens when
+        its prompt was computed, `ended` with each trace at its end, and `delivered` with each token that is delivered
+        by itself (with all of them where `max_run` is 1)."""
+        upcoming = iter(requests)
+
+        def schedule(scheduled: ScheduledRequest | None, *, is_opening: bool) -> None:
+            if scheduled is not None:
+                self._num_open += 1
+                label, to = f"ask {scheduled.request.id}", self._gateway_of(scheduled.request.id).party
+                self._agenda.at(
+                    scheduled.due_s, label, partial(send, scheduled, is_opening=is_opening), by=self._clients, to=to
+                )
+
+        def send(scheduled: ScheduledRequest, *, is_opening: bool) -> None:
+            sent(scheduled)
+            self._gateway_of(scheduled.request.id).open(scheduled, partial(over, scheduled))
+            if is_opening:
+                schedule(next(upcoming, None), is_opening=True)
+
+        def over(scheduled: ScheduledRequest, trace: ClientTrace) -> None:
+            ended(trace)
+            self._num_open -= 1
+            if scheduled.follow is not None and isinstance(trace.outcome, Finished):
+                schedule(scheduled.follow(trace.tokens or (), trace.ended_at), is_opening=False)
+
         for gateway in self._gateways:
             gateway.streams.delivered = delivered
+            gateway.streams.computed = computed
+            gateway.workers.goes_on = lambda: self._num_open > 0
         self._close(closed_at)
         self._faults.schedule(faults, self._clients)
-        self._client_population.begin(requests)
+        schedule(next(upcoming, None), is_opening=True)
         self._agenda.run()
 
     # ---- changes of the set of workers
@@ -161,7 +169,7 @@ class SimCluster:
 
         def look() -> None:
             action()
-            if self._client_population is not None and self._client_population.num_open:
+            if self._num_open:
                 self.after(seconds, look)
 
         self.after(0.0, look)
@@ -199,7 +207,7 @@ class SimCluster:
         """Check that nothing is left open and that no worker holds blocks. Raises AssertionError naming what is."""
         for gateway in self._gateways:
             gateway.check()
-        assert self._fabric.num_reads == 0, f"{self._fabric.num_reads} reads have no end"
+        assert self.fabric.num_reads == 0, f"{self.fabric.num_reads} reads have no end"
         for worker in self.workers:
             worker.engine.check()
             books = worker.engine.books()
@@ -208,7 +216,9 @@ class SimCluster:
             assert not (books.num_sequences or books.num_leases or books.num_pulls), f"{worker!r}: {books}"
 
     def _gateway_of(self, request: RequestId) -> SimGateway:
-        """Return the gateway of a request, which is the same for all its calls."""
+        """Return the gateway of a request or of a probe, which is the same for all its calls."""
+        if request.startswith(PROBE):
+            return self._gateways[int(request.split("-")[1]) - 1]
         return self._gateways[seeded_random.integer(0, len(self._gateways) - 1, self._seed, "gateway", request)]
 
     def _revive(self, worker: SimWorker) -> SimWorker:

@@ -15,8 +15,9 @@ from tandem.core.ids import JobKey, RequestId
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.sim.cluster.gateway import SimGateway
+from tandem.sim.cluster.network import cancel_jobs
 from tandem.sim.cluster.worker import SimWorker
-from tandem.sim.cluster.worker_lifecycle import SimClusterState, WorkerLifecycle
+from tandem.sim.cluster.worker_lifecycle import WorkerLifecycle
 from tandem.sim.kernel.event_queue import Actor
 
 FaultKind = Literal["kill", "drain", "stall", "cut gateways", "cut gateway", "cut peer", "slow", "lose registry"]
@@ -43,18 +44,16 @@ class Faults:
 
     def __init__(
         self,
-        stage: SimClusterState,
         lives: WorkerLifecycle,
         config: GatewayConfig,
         owner: Callable[[RequestId], SimGateway],
         revive: Callable[[SimWorker], SimWorker],
     ) -> None:
-        self._agenda = stage.agenda
-        self._fabric = stage.fabric
-        self._network = stage.network
+        self._agenda = lives.agenda
+        self._fabric = lives.fabric
+        self._network = lives.network
         self._lives = lives
-        self._workers = stage.workers
-        self._gateways = stage.gateways
+        self._gateways = lives.gateways
         self._silence_s = config.worker_timeout_s
         self._owner = owner
         self._revive = revive
@@ -65,7 +64,7 @@ class Faults:
             self._agenda.at(fault.at_s, f"{fault.kind} {fault.worker}", partial(self._strike, fault, by), by=by)
 
     def _strike(self, fault: Fault, by: Actor) -> None:
-        worker = self._workers[fault.worker]
+        worker = self._lives.workers[fault.worker]
         later = partial(self._agenda.after, fault.lasts_s, "", by=by)
         match fault.kind:
             case "kill":
@@ -83,7 +82,7 @@ class Faults:
                 self._cut_gateways(worker, cut, by)
                 later(partial(self._mend_gateways, worker, cut))
             case "cut peer":
-                self._cut_peer(worker, self._workers[fault.other], later)
+                self._cut_peer(worker, self._lives.workers[fault.other], later)
             case "slow":
                 self._fabric.set_bandwidth(worker.ref, worker.spec.bandwidth / 100)
                 later(partial(self._fabric.set_bandwidth, worker.ref, worker.spec.bandwidth))
@@ -91,7 +90,7 @@ class Faults:
                 self._lives.lose_registry(fault.lasts_s)
 
     def _restart(self, index: int, by: Actor) -> None:
-        self._workers[index] = worker = self._revive(self._workers[index])
+        self._lives.workers[index] = worker = self._revive(self._lives.workers[index])
         self._lives.begin(worker, by)
 
     # ---- silence
@@ -123,7 +122,7 @@ class Faults:
         def look(gateway: SimGateway) -> None:
             if is_silent():
                 self._lost.add((worker.party, gateway.party))
-                gateway.lost(worker.ref, "silent")
+                gateway.reports.lost(worker.ref, "silent")
 
         for gateway in gateways:
             self._agenda.after(self._silence_s, "", partial(look, gateway), by=by, to=gateway.party)
@@ -133,8 +132,8 @@ class Faults:
         if (worker.party, gateway.party) not in self._lost or worker.party.is_gone:
             return
         self._lost.discard((worker.party, gateway.party))
-        awaited = gateway.waits_for(worker.ref)
-        gateway.met(worker)
+        awaited = {key for key, _ in gateway.director.positions(worker.ref)}
+        gateway.reports.met(worker)
         cancel = partial(self._cancel, gateway, awaited)
         self._network.post(worker.ref, "", cancel, gateway.party)
 
@@ -146,7 +145,7 @@ class Faults:
     def _cancel(self, gateway: SimGateway, but: Set[JobKey], engine: Engine, now: float) -> list[Effect]:
         """End the jobs of a gateway that it does not wait for."""
         keys = [key for key in engine.live_jobs() if self._owner(key.request) is gateway and key not in but]
-        return [effect for key in keys for effect in engine.cancel(key, now)]
+        return cancel_jobs(keys, engine, now)
 
     # ---- between workers
 

@@ -7,12 +7,14 @@ the connection up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
+from tandem.core.errors import TandemError
 from tandem.core.events import JobEvent
-from tandem.core.ids import HandoffKey, WorkerRef
+from tandem.core.ids import HandoffKey, JobKey, WorkerRef
+from tandem.core.request import Job
 from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import (
     Effect,
@@ -28,6 +30,7 @@ from tandem.engine.effects import (
     TearDownProducer,
 )
 from tandem.engine.engine import Engine
+from tandem.orchestration.commands import CancelJob, ReleaseLease
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.prefix_index import SimIndex
@@ -113,6 +116,24 @@ class Network:
         """Run a command at a worker, between two of its steps."""
         consumer = self._workers[worker]
         self.send(label, lambda: consumer.post(command), by, consumer.party)
+
+    def submit(
+        self, worker: SimWorker, job: Job, answered: Callable[[TandemError | None, WorkerLoad], None], by: Actor
+    ) -> None:
+        """Submit a job; `answered` is called with the refusal, or None, and the worker's load."""
+
+        def answer(refusal: TandemError | None, load: WorkerLoad) -> None:
+            self.send(f"answer {job.key}", lambda: answered(refusal, load), worker.party, by)
+
+        self.send(f"submit {type(job).__name__} {job.key}", lambda: worker.submit(job, answer), by, worker.party)
+
+    def send_command(self, command: CancelJob | ReleaseLease, by: Actor) -> None:
+        """Send a gateway's command that has no answer. A message that is lost is not repeated."""
+        match command:
+            case CancelJob(worker, keys):
+                self.post(worker, f"cancel {', '.join(map(str, keys))}", partial(cancel_jobs, keys), by)
+            case ReleaseLease(worker, key):
+                self.post(worker, f"release {key}", lambda engine, now: engine.revoke_lease(key, now), by)
 
     def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: WorkerLoad | None) -> None:
         """Send a worker's events to the listeners in one message, with the load if it has changed, and carry out its
@@ -209,6 +230,11 @@ class Network:
         self._fabric.cut(source, worker.ref)
         text = "torn down"
         self.post(worker.ref, text, lambda e, now: e.peer_lost(source, text, proven=True, now=now), worker.party)
+
+
+def cancel_jobs(keys: Iterable[JobKey], engine: Engine, now: float) -> list[Effect]:
+    """Cancel jobs at a worker."""
+    return [effect for key in keys for effect in engine.cancel(key, now)]
 
 
 def _take(engine: Engine, key: HandoffKey, num_known: int) -> Sequence[Effect]:

@@ -17,7 +17,9 @@ from tandem.admission.usage_estimator import OutputLengthEstimator, TokenUsage
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.request import Request
+from tandem.orchestration.request_queue import RequestTerms
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
+from tandem.workload.scheduled_request import ScheduledRequest
 
 _FOR_EVER_MS = 2**62
 
@@ -47,7 +49,7 @@ class SimQuotas:
         self._is_open = tenants is None
         self._accounts = {name: _Account(tenant) for name, tenant in (tenants or {}).items()}
 
-    def tenant(self, name: TenantId) -> Tenant:
+    def _tenant(self, name: TenantId) -> Tenant:
         """Return the tenant with this name. Raises TandemError(UNAUTHENTICATED) when it has no key."""
         account = self._accounts.get(name)
         if account is not None:
@@ -56,12 +58,19 @@ class SimQuotas:
             return Tenant(id=name)
         raise TandemError(ErrorKind.UNAUTHENTICATED, f"{name or 'a request without a tenant'} has no key")
 
-    def enter(self, request: Request, now: float) -> Request:
-        """Reserve the estimated use of a request, and return the request under its tenant's policy. Raises TandemError
-        for a refused request, for which nothing is reserved."""
-        tenant = self.tenant(request.tenant)
+    def enter(self, scheduled: ScheduledRequest, now: float) -> tuple[Request, RequestTerms]:
+        """Reserve the estimated use of a request; return it under its tenant's policy, and the terms on which it waits.
+
+        Raises TandemError for a refused request, for which nothing is reserved."""
+        request, tenant = scheduled.request, self._tenant(scheduled.request.tenant)
+        terms = RequestTerms(
+            weight=tenant.weight,
+            timeout_s=scheduled.timeout_s,
+            policy=tenant.disaggregation,
+            session=scheduled.session,
+        )
         if self._is_open:
-            return request
+            return request, terms
         request, limits = apply_tenant_policy(request, tenant), tenant.limits
         if any(limits):
             account, num_prompt = self._accounts[tenant.id], len(request.prompt_tokens)
@@ -72,7 +81,7 @@ class SimQuotas:
             verdict = account.book.reserve(Reservation(request.id, 1, tokens), limits, _ms(now), _FOR_EVER_MS)
             if verdict.refused:
                 raise rate_limited_error(verdict, limits)
-        return request
+        return request, terms
 
     def settle(self, request: RequestId, tenant: TenantId, spent: TokenUsage | None, now: float) -> None:
         """Settle the reservation of a request that has ended; do nothing when it has none.

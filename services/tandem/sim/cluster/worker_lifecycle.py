@@ -28,79 +28,65 @@ PEER_NOTICE_S = 0.2
 DRAIN_LOOK_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimClusterState:
-    """Parts of a cluster that its lifecycle and its faults act on. `workers` is the cluster's own list, in which a new
-    incarnation takes the place of the one before."""
+@dataclass(slots=True)
+class WorkerLifecycle:
+    """Begin, drain and end workers of one cluster on behalf of any actor.
+
+    `workers` is the cluster's own list, in which a new incarnation takes the place of the one before."""
 
     agenda: SimEventQueue
     fabric: Fabric
     network: Network
     workers: list[SimWorker]
     gateways: Sequence[SimGateway]
-
-
-class WorkerLifecycle:
-    """Begin, drain and end workers of one cluster on behalf of any actor."""
-
-    def __init__(self, stage: SimClusterState) -> None:
-        self._agenda = stage.agenda
-        self._fabric = stage.fabric
-        self._network = stage.network
-        self._workers = stage.workers
-        self._gateways = stage.gateways
-        self._registry_back_at = 0.0
+    _registry_back_at: float = 0.0
 
     def lose_registry(self, lasts_s: float) -> None:
         """Make the registry unavailable for `lasts_s` seconds: gateways find no worker meanwhile."""
-        self._registry_back_at = max(self._registry_back_at, self._agenda.now + lasts_s)
+        self._registry_back_at = max(self._registry_back_at, self.agenda.now + lasts_s)
 
     def begin(self, worker: SimWorker, by: Actor) -> None:
         """Make a worker reachable at once; gateways find it after `DISCOVERY_S`."""
-        self._network.add(worker)
-        seen_s = max(0.0, self._registry_back_at - self._agenda.now) + DISCOVERY_S
-        for gateway in self._gateways:
-            self._agenda.after(seen_s, "", partial(_discover, gateway, worker), by=by, to=gateway.party)
+        self.network.add(worker)
+        seen_s = max(0.0, self._registry_back_at - self.agenda.now) + DISCOVERY_S
+        for gateway in self.gateways:
+            self.agenda.after(seen_s, "", partial(_discover, gateway, worker), by=by, to=gateway.party)
 
     def end(self, worker: SimWorker, by: Actor, reason: str = "killed") -> None:
         worker.party.vanish()
-        self._fabric.lose(worker.ref)
-        for other in self._workers:
+        self.fabric.lose(worker.ref)
+        for other in self.workers:
             if other is not worker:
                 gone = partial(other.post, partial(_peer_gone, worker, reason))
-                self._agenda.after(PEER_NOTICE_S, "", gone, by=by, to=other.party)
-        for gateway in self._gateways:
-            gateway.missed(worker.ref)
-            lost = partial(gateway.lost, worker.ref, reason)
-            self._agenda.after(RECONNECT_S, "", lost, by=by, to=gateway.party)
+                self.agenda.after(PEER_NOTICE_S, "", gone, by=by, to=other.party)
+        for gateway in self.gateways:
+            gateway.reports.missed(worker.ref)
+            lost = partial(gateway.reports.lost, worker.ref, reason)
+            self.agenda.after(RECONNECT_S, "", lost, by=by, to=gateway.party)
 
     def drain(self, worker: SimWorker, until: float, by: Actor, ended: Callable[[], None]) -> None:
         """Drain a worker: it accepts no new jobs, and its jobs migrate. It ends when it has no job left or at `until`;
         the jobs left then fail with WORKER_LOST. `ended` is called last."""
-        worker.post(_close_doors)
+        worker.post(Engine.start_drain)
         self._look(worker, until, by, ended)
 
     # ---- inside
 
     def _look(self, worker: SimWorker, until: float, by: Actor, ended: Callable[[], None]) -> None:
-        if worker.engine.num_live and self._agenda.now < until:
-            self._agenda.after(DRAIN_LOOK_S, "", partial(self._look, worker, until, by, ended), by=by)
+        if worker.engine.num_live and self.agenda.now < until:
+            self.agenda.after(DRAIN_LOOK_S, "", partial(self._look, worker, until, by, ended), by=by)
             return
         left = [
             SendEvent(Failed(key, ErrorKind.WORKER_LOST, "the worker stopped")) for key in worker.engine.live_jobs()
         ]
-        self._network.dispatch(worker, left, None)
+        self.network.dispatch(worker, left, None)
         self.end(worker, by, "the worker stopped")
         ended()
 
 
 def _discover(gateway: SimGateway, worker: SimWorker) -> None:
     if not worker.party.is_gone:
-        gateway.met(worker)
-
-
-def _close_doors(engine: Engine, now: float) -> list[Effect]:
-    return engine.start_drain(now)
+        gateway.reports.met(worker)
 
 
 def _peer_gone(worker: SimWorker, reason: str, engine: Engine, now: float) -> list[Effect]:

@@ -3,58 +3,89 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tandem.core.config import GatewayConfig
 from tandem.core.events import KVReceived
 from tandem.core.ids import BlockHash, RequestId, WorkerRef
-from tandem.core.request import Job, PrefillJob, Request
+from tandem.core.request import Job, PrefillJob, Request, ResumeJob
+from tandem.core.worker_load import WorkerLoad
 from tandem.kv.hashing import prompt_hashes, root_hash
-from tandem.routing.link_bandwidth import LinkBandwidth
+from tandem.orchestration.director import probe_request
+from tandem.routing.pd_pairs import PROBE_RETRY_S, PairRegistry
 from tandem.routing.placement import Placement
 from tandem.routing.router import Routing
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Pair, WorkerView
 from tandem.sim.cluster.lookahead import StepRun
-from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.worker import FINGERPRINT, SimWorker
-from tandem.sim.cluster.worker_view import GatewayLink, pairs
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
+from tandem.workload.scheduled_request import MODEL
 
-PROBE_S = 1.0
-"""Seconds until a suspected pair is probed; the real gateway looks for pairs to probe once a second."""
-PROBE_RETRY_S = 5.0
-"""Seconds between two failed probes of a pair, as in the real gateway."""
+PROBE = "probe-"
+"""Beginning of the ids of probes; the rank of their gateway's actor follows."""
+
+
+@dataclass(slots=True)
+class GatewayLink:
+    """A gateway's state of one worker.
+
+    `placed`: prompt tokens to compute, by request that was placed there and not accepted yet.
+    `decoding`: requests that were sent there to decode and not answered yet.
+    `coming`: ended steps whose reports may not have reached the gateway yet.
+    `is_live`: whether the worker's stream is up."""
+
+    worker: SimWorker
+    load: WorkerLoad
+    placed: dict[RequestId, int] = field(default_factory=dict)
+    decoding: set[RequestId] = field(default_factory=set)
+    coming: deque[StepRun] = field(default_factory=deque)
+    is_live: bool = True
+
+    def answered(self, job: Job) -> None:
+        """Remove a job from the unanswered ones, because the worker has accepted or refused it."""
+        if not isinstance(job, ResumeJob):
+            self.placed.pop(job.request.id, None)
+        if not isinstance(job, PrefillJob):
+            self.decoding.discard(job.request.id)
 
 
 class SimWorkerPool:
-    """Own one simulated gateway's links to workers and its usable pairs of workers.
+    """Own one simulated gateway's links to workers and the state of its pairs of workers.
 
-    Every pair of live workers counts as probed, as it is some seconds after a real start. `party`: the gateway's actor.
-    `proven`: called when a suspected pair has passed its probe."""
+    `party`: the gateway's actor. `probe`: sends a probe through a pair of workers, which ends with `probed`. `goes_on`:
+    returns whether clients' requests are open or due; otherwise nothing is probed, so that a run ends."""
 
     def __init__(
-        self, agenda: SimEventQueue, network: Network, config: GatewayConfig, party: Actor, proven: Callable[[], None]
+        self,
+        agenda: SimEventQueue,
+        latency_s: float,
+        config: GatewayConfig,
+        party: Actor,
+        probe: Callable[[Pair, Request], None],
     ) -> None:
         self._agenda = agenda
-        self._network = network
-        self._latency_s = network.latency_s
-        self._config = config
+        self._latency_s = latency_s
         self._party = party
-        self._proven = proven
+        self._probe = probe
+        self.goes_on: Callable[[], bool] = lambda: True
         self._links: dict[WorkerRef, GatewayLink] = {}
-        self._pairs: set[Pair] = set()
-        self._suspected: set[Pair] = set()
-        self.routing = Routing(config.routing_policy, LinkBandwidth(), config.remote_prefix)
-        self._ranking = WorkerRanking(self._pairs, self._suspected)
+        self._num_probes = 0
+        self._num_probing = 0
+        self._pairs = PairRegistry(config.disaggregation)
+        self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
+        self._ranking = WorkerRanking(self._pairs.linked, self._pairs.failed.keys())
 
     def candidates(self) -> WorkerRanking:
         """Return the live workers as requests are placed among them."""
         return self._ranking
 
     def check(self) -> None:
-        """Raise AssertionError where a request that has ended still counts at a worker."""
+        """Raise AssertionError where a request that has ended still counts at a worker, or a probe has no end."""
+        assert not self._num_probing, f"{self._num_probing} probes have no end"
         for link in self._links.values():
             assert not link.decoding, f"{link.decoding} were to decode at {link.worker!r} and never accepted"
             assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never accepted"
@@ -67,15 +98,19 @@ class SimWorkerPool:
 
     # ---- discovery and loss of workers
 
+    def begin(self, workers: Iterable[SimWorker]) -> None:
+        """Add the first workers of a cluster. Their pairs count as tested, as they are some seconds after a start."""
+        for worker in workers:
+            self._add(worker)
+        for pair, _ in self._due_pairs():
+            self._pairs.ended(pair, moved=True, retry_at=self._agenda.now)
+
     def met(self, worker: SimWorker) -> None:
-        """Add a discovered worker; do nothing when it is known and live."""
+        """Add a discovered worker and probe its pairs; do nothing when it is known and live."""
         known = self._links.get(worker.ref)
-        if known is not None and known.is_live:
-            return
-        others = [link.worker for link in self._links.values() if link.is_live]
-        self._links[worker.ref] = link = GatewayLink(worker, worker.engine.load())
-        self._pairs |= pairs(worker, others, self._config)
-        self.changed(link)
+        if known is None or not known.is_live:
+            self._add(worker)
+            self._probe_pairs()
 
     def missed(self, worker: WorkerRef) -> None:
         """Stop the use of a worker whose stream ended; do nothing when it was not discovered yet."""
@@ -86,29 +121,43 @@ class SimWorkerPool:
     def lost(self, worker: WorkerRef) -> GatewayLink | None:
         """Remove a lost worker and return its link; None when it was not discovered yet."""
         self.missed(worker)
-        for pair in [pair for pair in self._suspected if worker in pair]:
-            self._suspected.discard(pair)
+        self._pairs.drop(worker)
+        self.routing.links.forget(worker)
         return self._links.pop(worker, None)
 
-    def suspect(self, workers: Set[WorkerRef]) -> None:
-        """Suspect the pairs among these workers, between which KV may have been lost; a pair is unused until a probe
-        passes."""
-        for pair in sorted(pair for pair in self._pairs if workers >= set(pair)):
-            self._pairs.discard(pair)
-            self._suspected.add(pair)
-            self._agenda.after(PROBE_S, "", partial(self._probe, pair), by=self._party)
+    def _add(self, worker: SimWorker) -> None:
+        self._links[worker.ref] = link = GatewayLink(worker, worker.engine.load())
+        self.changed(link)
 
-    def _probe(self, pair: Pair) -> None:
-        """Probe a suspected pair; do nothing when one of its workers was lost meanwhile."""
-        producer, consumer = (self._links.get(ref) for ref in pair)
-        if pair not in self._suspected or producer is None or consumer is None:
+    # ---- pairs of workers
+
+    def suspect(self, workers: Set[WorkerRef]) -> None:
+        """Stop using the pairs among these workers, between which KV may have been lost, until a probe passes."""
+        self._pairs.suspect(workers, self._agenda.now)
+        self._probe_pairs()
+
+    def probed(self, pair: Pair, *, moved: bool) -> None:
+        """Record the end of a probe. After a failure other pairs are probed now, and this one after `PROBE_RETRY_S`."""
+        self._num_probing -= 1
+        if not all(ref in self._links for ref in pair):
+            self._pairs.gone(pair)
             return
-        if self._network.is_cut(producer.worker.party, consumer.worker.party):
-            self._agenda.after(PROBE_RETRY_S, "", partial(self._probe, pair), by=self._party)
-            return
-        self._suspected.discard(pair)
-        self._pairs.add(pair)
-        self._proven()
+        self._pairs.ended(pair, moved=moved, retry_at=self._agenda.now + PROBE_RETRY_S)
+        if not moved:
+            self._probe_pairs()
+            self._agenda.after(PROBE_RETRY_S, "", self._probe_pairs, by=self._party)
+
+    def _probe_pairs(self) -> None:
+        for pair, model in self._due_pairs() if self.goes_on() else ():
+            self._num_probes += 1
+            self._num_probing += 1
+            request = probe_request(RequestId(f"{PROBE}{self._party.rank}-{self._num_probes}"), model)
+            self._agenda.after(0.0, "", partial(self._probe, pair, request), by=self._party)
+
+    def _due_pairs(self) -> list[tuple[Pair, str]]:
+        """Return the pairs to probe, in an order that does not depend on the hashes of their names."""
+        views = [self.view(link) for link in self._links.values() if link.is_live]
+        return sorted(self._pairs.due(views, self._agenda.now))
 
     # ---- what is known
 
@@ -117,25 +166,33 @@ class SimWorkerPool:
         if link.is_live:
             self._ranking.put(partial(self.view, link))
 
-    def num_reported(self, link: GatewayLink, steps: StepRun) -> int:
-        """Return how many of the steps have been reported to the gateway by now."""
-        agenda, delay_s, party = self._agenda, self._latency_s, link.worker.party
-        if agenda.now > steps.ends[-1] + delay_s:
-            return len(steps.ends)
-        return bisect_left(steps.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
+    def take_reported(self, link: GatewayLink) -> Iterator[StepRun]:
+        """Yield and remove the steps of a worker that have been reported by now, and make their load the known one."""
+        while link.coming and (num_reported := self._num_reported(link, link.coming[0])):
+            steps = link.coming.popleft()
+            if num_reported < len(steps.ends):
+                steps, rest = steps.split(num_reported)
+                link.coming.appendleft(rest)
+            link.load = _with_free(steps.load, steps.num_free[-1])
+            yield steps
 
     def view(self, link: GatewayLink) -> WorkerView:
         """Return the view of a worker as of now, with the free blocks after the last reported step; pending reports
         stay pending."""
-        num_free = link.worker.num_free_seen(self._latency_s)
+        worker, layout = link.worker, link.worker.spec.layout
+        num_free = worker.num_free_seen(self._latency_s)
         if num_free is None:
             num_free = link.load.num_free_blocks
             for steps in reversed(link.coming):
-                num_reported = self.num_reported(link, steps)
+                num_reported = self._num_reported(link, steps)
                 if num_reported:
                     num_free = steps.num_free[num_reported - 1]
                     break
-        return link.view(num_free)
+        return WorkerView(
+            worker.ref, worker.spec.pool, MODEL, FINGERPRINT, _with_free(link.load, num_free),
+            tuple(link.placed.values()), worker.step_cost, num_inflight=len(link.decoding),
+            block_size=layout.block_size, block_bytes=layout.block_bytes,
+        )  # fmt: skip
 
     def names(self, request: Request) -> Sequence[BlockHash]:
         """Return the hashes of a prompt's blocks; all workers have blocks of one size."""
@@ -145,8 +202,15 @@ class SimWorkerPool:
     def measured(self, placement: Placement, event: KVReceived) -> None:
         """Observe the bandwidth of a pull from the prefill worker, as the real gateway does."""
         producer, consumer = self.find(placement.prefill), self.find(placement.decode)
-        if event.source is None and producer is not None and consumer is not None:
+        if producer is not None and consumer is not None:
             self.routing.links.observe(self.view(producer), self.view(consumer), event.num_bytes, event.busy_s)
+
+    def _num_reported(self, link: GatewayLink, steps: StepRun) -> int:
+        """Return how many of the steps have been reported to the gateway by now."""
+        agenda, delay_s, party = self._agenda, self._latency_s, link.worker.party
+        if agenda.now > steps.ends[-1] + delay_s:
+            return len(steps.ends)
+        return bisect_left(steps.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
 
     # ---- in flight
 
@@ -167,3 +231,7 @@ class SimWorkerPool:
         if link is not None and not isinstance(job, PrefillJob):
             link.decoding.add(job.request.id)
             self.changed(link)
+
+
+def _with_free(load: WorkerLoad, num_free: int) -> WorkerLoad:
+    return load if num_free == load.num_free_blocks else replace(load, num_free_blocks=num_free)

@@ -1,18 +1,57 @@
-"""Run the events of a simulation in virtual time: a heap of events with one total order. No wall clock is read.
+"""Run the events of a simulation in virtual time, from a heap with one total order, and digest what happened.
 
 Events at one time run by kind (ends of steps first), then by the rank of the actor that scheduled them, then in the
 order in which they were scheduled. So the order does not depend on how early an actor schedules an event relative to
-other actors, which lets a worker look ahead over many steps.
+other actors, which lets a worker look ahead over many steps. No wall clock is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tandem.sim.kernel.event_digest import EventDigest
+_TIME = struct.Struct("<d")
+_STEP = struct.Struct("<dqqq")
+
+
+class EventDigest:
+    """Own two hash chains of one actor: its events and its steps.
+
+    There are two chains because a step may be recorded later than it ended (see `cluster.lookahead`). Each entry
+    contains its time, so the two chains together determine which events happened between which steps. No entry is
+    kept."""
+
+    def __init__(self) -> None:
+        self._entries = hashlib.blake2b(digest_size=16)
+        self._steps = hashlib.blake2b(digest_size=16)
+
+    def note(self, time: float, label: str) -> None:
+        """Add an event that arrived at the actor, or a decision of the actor, to the event chain."""
+        self._entries.update(_TIME.pack(time) + label.encode() + b"\n")
+
+    def note_bytes(self, raw: bytes) -> None:
+        """Add details of the entry that was noted last."""
+        self._entries.update(raw)
+
+    def step(self, time: float, number: int, num_tokens: int, num_free_blocks: int) -> None:
+        """Add a step that ended at `time`: its number, the tokens that it computed and the blocks free after it."""
+        self._steps.update(_STEP.pack(time, number, num_tokens, num_free_blocks))
+
+    def digest(self) -> bytes:
+        return self._entries.digest() + self._steps.digest()
+
+
+def combined(logs: Iterable[EventDigest]) -> str:
+    """Return the hex digest over the digests of all logs, in this order."""
+    whole = hashlib.blake2b(digest_size=16)
+    for log in logs:
+        whole.update(log.digest())
+    return whole.hexdigest()
+
 
 Action = Callable[[], None]
 

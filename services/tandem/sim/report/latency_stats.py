@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished
@@ -64,25 +64,17 @@ class GroupTally:
             self.tpot.add((trace.token_times[-1] - trace.token_times[0]) / len(gaps))
 
     def merge(self, other: GroupTally) -> None:
-        for name in _COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.errors.update(other.errors)
-        for mine, theirs in zip(self._histograms, other._histograms, strict=True):
-            mine.merge(theirs)
-
-    @property
-    def _histograms(self) -> tuple[QuantileSketch, ...]:
-        return (self.ttft, self.itl, self.tpot, self.e2e)
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, QuantileSketch):
+                mine.merge(theirs)
+            else:
+                setattr(self, each.name, mine + theirs)
 
 
 def _error_label(error: TandemError) -> str:
     """Return the kind of an error and its reason, such as `quota_exceeded (tokens_per_minute)`."""
     return f"{error.kind.value} ({error.reason})" if error.reason else error.kind.value
-
-
-_COUNTS = (
-    "num_requests", "num_complete", "num_good", "num_late", "num_late_gaps", "num_prompt", "num_cached", "num_output",
-)  # fmt: skip
 
 
 class LatencyStats:

@@ -1,9 +1,10 @@
-"""Run one workload on a simulated cluster whose number of workers an autoscaler sets, and return the result."""
+"""Run one workload on a simulated cluster whose number of workers an autoscaler sets, and format the result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tandem.core.slo import Slo
 from tandem.scaling.cluster_state import ClusterState
@@ -11,10 +12,11 @@ from tandem.scaling.decision import Decision, ReplicaTarget
 from tandem.scaling.scaler import Scaler
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
-from tandem.sim.cluster.demand_counter import Meter
+from tandem.sim.report import table
 from tandem.sim.report.latency_stats import LatencyStats
 from tandem.sim.report.report import SimulationReport, report
-from tandem.sim.scaling.autoscaled_cluster import AutoscaledCluster, Autoscaler, ElasticSpec, Moment
+from tandem.sim.scaling.autoscaled_cluster import ROLES, AutoscaledCluster, Autoscaler, ElasticSpec, Moment
+from tandem.sim.scaling.demand_counter import Meter
 from tandem.workload.scheduled_request import ScheduledRequest
 
 
@@ -43,10 +45,6 @@ class ElasticRun:
     gpu_hours: float
     moments: tuple[Moment, ...]
 
-    @property
-    def good_share(self) -> float:
-        return self.report.good_share
-
 
 def simulate_elastic(
     spec: ClusterSpec,
@@ -72,6 +70,33 @@ def simulate_elastic(
         if look is not None:
             look(cluster, tally)
 
-    cluster.run(requests, ended, sent=meter.sent)
+    cluster.run(requests, ended, sent=meter.sent, computed=meter.computed)
     cluster.check()
     return ElasticRun(report(cluster, tally), tally, operator.gpu_hours(tally.ended_s), tuple(operator.moments))
+
+
+def format_run(run: ElasticRun, slo: Slo) -> str:
+    """Return several paragraphs: latencies by class, workers, totals."""
+    return "\n\n".join((table.latencies(run.report.groups), _workers(run), _totals(run, slo)))
+
+
+def _workers(run: ElasticRun) -> str:
+    rows: list[tuple[str, ...]] = [("workers", "least", "mean", "most", "changes")]
+    for index, role in enumerate(ROLES):
+        sizes = [moment.serving[index] for moment in run.moments]
+        targets = [moment.target[index] for moment in run.moments]
+        changes = sum(one != other for one, other in pairwise(targets))
+        mean = sum(sizes) / max(1, len(sizes))
+        rows.append((f"  {role}", f"{min(sizes, default=0)}", f"{mean:.1f}", f"{max(sizes, default=0)}", f"{changes}"))
+    return table.grid(rows)
+
+
+def _totals(run: ElasticRun, slo: Slo) -> str:
+    report = run.report
+    refused = ", ".join(f"{number:,} {kind}" for kind, number in report.errors.items()) or "none"
+    return table.facts([
+        ("requests", f"{report.num_requests:,} in {report.wall_s:,.1f} s virtual; not served: {refused}"),
+        ("goodput", f"{report.good_rate:,.1f} requests/s = {report.good_share:.1%} inside {slo}"),
+        ("GPU hours", f"{run.gpu_hours:,.2f}, of which starting and draining are a part"),
+        ("digest", f"{report.digest} of {report.num_events:,} events"),
+    ])  # fmt: skip

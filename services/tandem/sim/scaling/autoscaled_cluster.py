@@ -11,9 +11,9 @@ from tandem.routing.worker_view import Pool
 from tandem.scaling.cluster_state import ClusterState, PoolState, Role, WorkerCapacity
 from tandem.scaling.decision import ReplicaTarget
 from tandem.sim.cluster.cluster import SimCluster
-from tandem.sim.cluster.demand_counter import Meter
 from tandem.sim.cluster.worker import SimWorker, WorkerSpec
 from tandem.sim.cluster.worker_lifecycle import DISCOVERY_S
+from tandem.sim.scaling.demand_counter import Meter
 
 ROLES: tuple[Role, Role] = ("prefill", "decode")
 

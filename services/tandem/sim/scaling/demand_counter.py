@@ -1,0 +1,51 @@
+"""Count the demand that gateways report to a planner, by the rules of the real gateways."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from tandem.core.errors import TandemError
+from tandem.core.request import Request
+from tandem.core.slo import Slo
+from tandem.scaling.cluster_state import Demand
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.stores.demand_store import DemandTotals
+from tandem.workload.scheduled_request import ScheduledRequest
+
+
+class Meter:
+    """Own the demand counters of all gateways together."""
+
+    def __init__(self, slo: Slo) -> None:
+        self._slo = slo
+        self._totals = DemandTotals()
+        self._taken = DemandTotals()
+        self._taken_at = 0.0
+
+    @property
+    def mean_input(self) -> float:
+        """Mean number of prompt tokens of all requests so far."""
+        return self._totals.num_input_tokens / max(1, self._totals.num_requests)
+
+    def sent(self, scheduled: ScheduledRequest) -> None:
+        self._totals.add_arrival(len(scheduled.request.prompt_tokens))
+
+    def computed(self, request: Request, num_cached: int) -> None:
+        self._totals.add_prompt(len(request.prompt_tokens), num_cached)
+
+    def ended(self, trace: ClientTrace) -> None:
+        gaps, outcome = trace.gaps_s, trace.outcome
+        self._totals.add_end(
+            outcome.kind.value if isinstance(outcome, TandemError) else "finished",
+            is_late=bool(trace.token_times) and self._slo.violates_ttft(trace.ttft_s),
+            num_output=len(trace.token_times),
+            num_gaps=len(gaps),
+            num_late_gaps=self._slo.num_late(gaps),
+        )
+
+    def take(self, now: float) -> Demand:
+        """Return the demand since the last call."""
+        new, old, seconds = self._totals, self._taken, now - self._taken_at
+        self._taken, self._taken_at = replace(new), now
+        counts = {each.name: getattr(new, each.name) - getattr(old, each.name) for each in fields(DemandTotals)}
+        return Demand(seconds=seconds, **counts)
