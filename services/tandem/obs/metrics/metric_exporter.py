@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 
 from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import Resource
@@ -31,13 +31,12 @@ class MetricSender:
         self._interval_s = interval_s
         self._started_ns = wall_ns()
         self._is_stopping = Event()
-        self._closing = Lock()
         self._is_closed = False
         self._thread = Thread(target=self._run, name="telemetry-metrics", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Send once more, then stop; returns at once."""
+        """Send once more, then stop; returns at once. `join` must follow."""
         self._is_stopping.set()
 
     def join(self, timeout_s: float) -> None:
@@ -46,13 +45,15 @@ class MetricSender:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             _log.warning("telemetry: metrics could not be sent in the time that stopping may take")
-        self._close()
+        if not self._is_closed:
+            self._is_closed = True
+            for exporter in self._exporters:
+                exporter.shutdown()
 
     def _run(self) -> None:
         while not self._is_stopping.wait(self._interval_s):
             self._send()
         self._send()
-        self._close()
 
     def _send(self) -> None:
         try:
@@ -62,10 +63,3 @@ class MetricSender:
                     exporter.export(data)
         except Exception:
             _log.exception("telemetry: metrics could not be sent")
-
-    def _close(self) -> None:
-        with self._closing:
-            if not self._is_closed:
-                self._is_closed = True
-                for exporter in self._exporters:
-                    exporter.shutdown()
