@@ -48,30 +48,32 @@ class _RankState(Enum):
     LINGERING = auto()
 
 
-class _Phase(Enum):
-    """State of a peer at the worker. LOSING: being torn down, and some rank has not yet reported the loss."""
-
-    DOWN = auto()
-    CONNECTING = auto()
-    UP = auto()
-    LOSING = auto()
-
-
 @dataclass(slots=True, eq=False)
 class _Peer:
     """A peer and its state at each rank.
 
-    `reason`: the first reason why the peer is torn down. `owes_peer_lost`: Connected was reported, so PeerLost must
-    follow. `held`: commands that wait for the end of the current phase.
+    `reason`: the first reason why the peer is torn down. `is_connecting`: Connected or ConnectFailed must follow.
+    `owes_peer_lost`: Connected was reported, so PeerLost must follow. `held`: commands that wait until the peer is up
+    or down.
     """
 
     peer: TransportPeer
     ranks: list[_RankState]
-    phase: _Phase = _Phase.DOWN
+    is_connecting: bool = False
     reason: str = ""
     num_requests: int = 0
     owes_peer_lost: bool = False
     held: deque[ConnectPeer | TearDownPeer] = field(default_factory=deque)
+
+    @property
+    def is_up(self) -> bool:
+        return set(self.ranks) == {_RankState.CONNECTED}
+
+    @property
+    def is_down(self) -> bool:
+        """Return whether no rank holds the peer any more; a read of it may be LINGERING."""
+        has_work = self.is_connecting or self.num_requests > 0
+        return not has_work and set(self.ranks) <= {_RankState.DISCONNECTED, _RankState.LINGERING}
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +115,7 @@ class RankEventMerger:
         self._error: str | None = None
 
     def __repr__(self) -> str:
-        peers = ", ".join(f"{known.peer.worker} {known.phase.name.lower()}" for known in self._peers.values())
+        peers = ", ".join(f"{known.peer.worker} {'up' if known.is_up else 'not up'}" for known in self._peers.values())
         return f"RankEventMerger({self._num_ranks} ranks, {len(self._requests)} requests, {peers or 'no peers'})"
 
     def submit(self, command: Command) -> None:
@@ -170,7 +172,7 @@ class RankEventMerger:
         if command.read in self._requests:
             return
         life = (command.source.id, command.source.incarnation)
-        known = next((x for x in self._peers.values() if x.phase is _Phase.UP and x.peer.life == life), None)
+        known = next((x for x in self._peers.values() if x.is_up and x.peer.life == life), None)
         if known is None:
             reason = f"{command.source} is not connected"
             self.events.append(ReadFailed(command.read, FailureKind.REFUSED, reason, drained=True))
@@ -202,14 +204,14 @@ class RankEventMerger:
     def _submit_connect(self, command: ConnectPeer) -> None:
         peer = command.peer
         known = self._peers.setdefault(peer, _Peer(peer, [_RankState.DISCONNECTED] * self._num_ranks))
-        if known.phase is _Phase.UP:
+        if known.is_up:
             self.events.append(Connected(peer))
-        elif known.phase is not _Phase.DOWN:
+        elif not known.is_down:
             known.held.append(command)
         elif _RankState.LINGERING in known.ranks:
             self.events.append(ConnectFailed(peer, f"a read of {peer.worker} is not proven to have ended"))
         else:
-            known.phase = _Phase.CONNECTING
+            known.is_connecting = True
             known.ranks = [_RankState.CONNECTING] * self._num_ranks
             known.reason = ""
             self._send_all(command)
@@ -219,9 +221,10 @@ class RankEventMerger:
         known = self._peers.get(command.peer)
         if known is None:
             self.events.append(PeerLost(command.peer, True, command.reason))
-        elif known.phase is _Phase.UP:
-            self._tear_down(known, command.reason)
-        elif known.phase is _Phase.CONNECTING:
+        elif known.is_up:
+            known.reason = known.reason or command.reason
+            self._tear_down(known)
+        elif known.is_connecting:
             known.held.append(command)
 
     def _set_rank_state(
@@ -235,41 +238,35 @@ class RankEventMerger:
             self._settle(known)
 
     def _settle(self, known: _Peer) -> None:
-        """End the phase of a peer when all events that the phase waits for have arrived."""
-        if known.phase is _Phase.CONNECTING and _RankState.CONNECTING not in known.ranks:
-            if known.ranks == [_RankState.CONNECTED] * self._num_ranks:
-                known.phase = _Phase.UP
+        """Report a peer that all ranks have connected; tear it down if a rank could not connect it or has lost it."""
+        if _RankState.CONNECTING in known.ranks or (known.is_up and not known.is_connecting):
+            return
+        if known.is_connecting:
+            known.is_connecting = False
+            if known.is_up:
                 known.owes_peer_lost = True
                 self.events.append(Connected(known.peer))
                 self._release(known)
-            else:
-                self.events.append(ConnectFailed(known.peer, known.reason))
-                self._tear_down(known, known.reason)
-        elif known.phase is _Phase.UP and known.ranks != [_RankState.CONNECTED] * self._num_ranks:
-            self._tear_down(known, known.reason)
-        elif (
-            known.phase is _Phase.LOSING
-            and known.num_requests == 0
-            and not {_RankState.CONNECTED, _RankState.LEAVING} & {*known.ranks}
-        ):
-            known.phase = _Phase.DOWN
-            if known.owes_peer_lost:
-                known.owes_peer_lost = False
-                self.events.append(PeerLost(known.peer, _RankState.LINGERING not in known.ranks, known.reason))
-            self._release(known)
+                return
+            self.events.append(ConnectFailed(known.peer, known.reason))
+        self._tear_down(known)
 
-    def _tear_down(self, known: _Peer, reason: str) -> None:
-        known.phase = _Phase.LOSING
-        known.reason = known.reason or reason
+    def _tear_down(self, known: _Peer) -> None:
+        """Tear a peer down where it is still connected, and report its loss once all ranks have done so."""
         for rank, state in enumerate(known.ranks):
             if state is _RankState.CONNECTED:
                 known.ranks[rank] = _RankState.LEAVING
                 self._send({rank}, TearDownPeer(known.peer, known.reason))
-        self._settle(known)
+        if not known.is_down:
+            return
+        if known.owes_peer_lost:
+            known.owes_peer_lost = False
+            self.events.append(PeerLost(known.peer, _RankState.LINGERING not in known.ranks, known.reason))
+        self._release(known)
 
     def _release(self, known: _Peer) -> None:
-        """Submit the held commands after the end of a phase, and forget a peer that no rank holds any more."""
-        if known.phase is _Phase.DOWN and _RankState.LINGERING not in known.ranks:
+        """Submit the held commands of a peer that is up or down, and forget a peer that no rank holds any more."""
+        if set(known.ranks) == {_RankState.DISCONNECTED}:
             del self._peers[known.peer]
         held, known.held = known.held, deque()
         for command in held:
@@ -281,7 +278,7 @@ class RankEventMerger:
         for request in self._requests.values():
             if request.peer is known:
                 request.unsafe.discard(rank)
-        if known.phase is _Phase.DOWN and _RankState.LINGERING not in known.ranks:
+        if known.is_down and _RankState.LINGERING not in known.ranks:
             self.events.append(PeerDrained(peer))
             self._release(known)
 

@@ -1,4 +1,4 @@
-"""The contract of KVTransport, for every implementation: content, and typed ends for every way a peer can fail."""
+"""The contract of Transport, for every implementation: content, and typed ends for every way a peer can fail."""
 
 from __future__ import annotations
 

@@ -109,11 +109,6 @@ class StepPlan:
         return len(self.spills) + len(self.fills)
 
     @property
-    def host_copied_blocks(self) -> tuple[BlockId, ...]:
-        """Return the pool block of each copy to host memory or back."""
-        return (*(block for block, _ in self.spills), *(block for _, block in self.fills))
-
-    @property
     def host_slots(self) -> tuple[HostSlot, ...]:
         """Return the host slot of each copy to host memory or back."""
         return (*(slot for _, slot in self.spills), *(slot for slot, _ in self.fills))
