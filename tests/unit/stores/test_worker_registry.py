@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tandem.stores.registry_heartbeat import Heartbeat, Registration
 from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import RegistryView, WorkerRegistry
+from tandem.stores.worker_registry import WorkerRegistry
 
 Make = Callable[..., WorkerRegistry]
 
@@ -233,20 +233,6 @@ class TestRegistry:
         assert await reader.list() == (record("w0"), record("w1"))
 
 
-@pytest.mark.redis
-class TestWatch:
-    async def test_it_yields_the_first_view_and_then_changes_only(self, registry: WorkerRegistry) -> None:
-        async with asyncio.timeout(DEADLINE_S), aclosing(registry.watch(poll_s=0.01)) as views:
-            assert await anext(views) == RegistryView((), reachable=True)
-            await registry.publish(record())
-            assert await anext(views) == RegistryView((record(),), reachable=True)
-            await registry.publish(record())
-            await registry.publish(record("w1"))
-            assert await anext(views) == RegistryView((record(), record("w1")), reachable=True)
-            await registry.withdraw(record().worker)
-            assert await anext(views) == RegistryView((record("w1"),), reachable=True)
-
-
 class Outage:
     """Embedded server that can stop, lose its data and start again under the same address."""
 
@@ -290,26 +276,6 @@ class TestOutage:
         assert await registry.list() == ()
         assert await registry.publish(record())
         assert await registry.list() == (record(),)
-
-    async def test_a_watch_keeps_the_last_records_while_unreachable(
-        self, outage: Outage, make: Make, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        registry = make(url=outage.url)
-        await registry.publish(record())
-        async with asyncio.timeout(DEADLINE_S), aclosing(registry.watch(poll_s=0.01)) as views:
-            assert await anext(views) == RegistryView((record(),), reachable=True)
-            outage.begin()
-            assert await anext(views) == RegistryView((record(),), reachable=False)
-            outage.end()
-            assert await anext(views) == RegistryView((), reachable=True)
-        assert len([r for r in caplog.records if "unreachable" in r.getMessage()]) == 1
-
-    async def test_a_watch_that_starts_in_an_outage_reports_unreachable(self, tmp_path: Path, make: Make) -> None:
-        async with (
-            asyncio.timeout(DEADLINE_S),
-            aclosing(make(url=f"unix://{tmp_path}/nothing.sock").watch(poll_s=0.01)) as views,
-        ):
-            assert await anext(views) == RegistryView((), reachable=False)
 
     @pytest.mark.slow
     async def test_a_worker_registers_again_with_a_server_that_lost_it(self, outage: Outage, make: Make) -> None:
