@@ -144,7 +144,7 @@ def _worker_checks(config: Config, system: System, limits: host_limits.ResourceL
         Check("memlock", examine_memlock, part="worker"),
         Check("shared-memory", lambda: host_limits.check_shared_memory(system), part="worker"),
         Check("ucx", examine_ucx, ucx.LIMIT_S, part="worker"),
-        Check("model", lambda: model.judge_model(model.read_model(config.model)), 30.0, part="worker"),
+        Check("model", lambda: model.check_model(config.model), 30.0, part="worker"),
     ]
 
 
