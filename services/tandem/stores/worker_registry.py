@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
@@ -22,13 +22,6 @@ DEFAULT_TTL_S = 10.0
 _INCARNATION_DIGITS = 20
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RegistrationStatus:
-    """State of a registered worker process. `role`: the role that was set for it from outside, empty if none."""
-
-    role: str
 
 
 class _Known(NamedTuple):
@@ -58,15 +51,17 @@ class WorkerRegistry:
         self._known = _Known(b"", ())
         self._unreadable: frozenset[bytes] = frozenset()
 
-    async def publish(self, record: WorkerRecord) -> RegistrationStatus | None:
-        """Register a worker or renew its entry. Returns None if a later incarnation holds the worker id.
+    async def publish(self, record: WorkerRecord) -> str | None:
+        """Register a worker or renew its entry; returns the role that was set for it from outside, empty if none.
+
+        Returns None if a later incarnation holds the worker id.
 
         Each call sends the whole record, which restores it in a registry that has lost its data. `record.role` is used
         only to restore the role in that case; otherwise the role in the registry stays.
         """
         ttl_ms = round(self.ttl_s * 1000)
         is_held, role = await self._publish(self._keys, [*_ids(record.worker), record.to_json(), ttl_ms, record.role])
-        return RegistrationStatus(role.decode(errors="replace")) if is_held else None
+        return str(role.decode(errors="replace")) if is_held else None
 
     async def set_role(self, worker: WorkerRef, role: str) -> bool:
         """Set the role by which routers use this incarnation, until its entry lapses. Returns False if it has none."""
