@@ -183,7 +183,8 @@ def _cluster_checks(
         found = await worker_list()
         chosen = pairs.choose_pairs(found, is_all=options.pairs == "all")
         if not chosen:
-            return pairs.judge_choice(found, chosen)
+            reason = "no two workers of one kind answer, one as producer and one as consumer"
+            return [skip("pairs", found.reason or reason)]
         async with dependencies.members_of(config) as members:
             results = [(pair, await pairs.measure(members, pair)) for pair in chosen]
         return [r if isinstance(r, Finding) else pairs.judge_link(pair, r, config.transfer) for pair, r in results]
