@@ -7,12 +7,11 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 from tandem.cli.cluster_members import members_of
 from tandem.core.clock import SystemClock
-from tandem.core.config import WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
 from tandem.doctor.checks import Dependencies, Options, list_checks
@@ -32,7 +31,13 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     set_up_logging(resolved.config.telemetry, "tandem-doctor")
     clock = SystemClock()
     options = Options(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")
-    dependencies = Dependencies(members_of, _require_gateway_auth, _require_worker_auth, _advertised)
+    dependencies = Dependencies(
+        members_of,
+        # Imported on use: a worker's image lacks the gateway's packages.
+        lambda settings: import_module("tandem.cli.gateway_checks").require_auth_if_public(settings),
+        lambda settings: require_worker_auth(settings.config),
+        lambda worker, environ: advertised_address(worker, worker.port, environ, default_route_address),
+    )
     checks, pairs = list_checks(resolved, System(), dependencies, options, installed_parts(), clock)
     selected = _selected([*checks, *pairs], args.only)
     checks = [check for check in checks if check.name in selected]
@@ -61,16 +66,3 @@ def _report(examined: Sequence[Examined], args: argparse.Namespace) -> str:
     if args.json:
         return json.dumps(document(examined, is_strict=args.strict), indent=2)
     return table(examined, has_colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
-
-
-def _require_gateway_auth(resolved: Resolved) -> None:
-    """Check the gateway's authentication settings. Imported on use: a worker's image lacks the gateway's packages."""
-    import_module("tandem.cli.gateway_checks").require_auth_if_public(resolved)
-
-
-def _require_worker_auth(resolved: Resolved) -> None:
-    require_worker_auth(resolved.config)
-
-
-def _advertised(worker: WorkerConfig, environ: Mapping[str, str]) -> str:
-    return advertised_address(worker, worker.port, environ, default_route_address)

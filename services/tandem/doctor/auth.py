@@ -17,7 +17,7 @@ from tandem.core.settings import DEFAULT_LAYER, Resolved
 from tandem.doctor.finding import Finding, fail, ok, skip, warn
 from tandem.wire.secret_file import SecretFile
 
-AuthCheck = Callable[[Resolved], None]
+AuthCheck = Callable[[Resolved], object]
 
 
 def check_tenants(check: AuthCheck, resolved: Resolved) -> Finding:

@@ -144,7 +144,7 @@ def _worker_checks(config: Config, system: System, limits: host_limits.ResourceL
         Check("memlock", examine_memlock, part="worker"),
         Check("shared-memory", lambda: host_limits.check_shared_memory(system), part="worker"),
         Check("ucx", examine_ucx, ucx.LIMIT_S, part="worker"),
-        Check("model", lambda: model.judge_model(model.read_model(config.model)), 30.0, part="worker"),
+        Check("model", lambda: model.check_model(config.model), 30.0, part="worker"),
     ]
 
 
@@ -183,7 +183,8 @@ def _cluster_checks(
         found = await worker_list()
         chosen = pairs.choose_pairs(found, is_all=options.pairs == "all")
         if not chosen:
-            return pairs.judge_choice(found, chosen)
+            reason = "no two workers of one kind answer, one as producer and one as consumer"
+            return [skip("pairs", found.reason or reason)]
         async with dependencies.members_of(config) as members:
             results = [(pair, await pairs.measure(members, pair)) for pair in chosen]
         return [r if isinstance(r, Finding) else pairs.judge_link(pair, r, config.transfer) for pair, r in results]

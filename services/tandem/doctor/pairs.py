@@ -6,7 +6,6 @@ knows over which kind of link the bytes arrive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import grpc.aio
@@ -96,15 +95,6 @@ def judge_link(pair: Pair, report: LinkReport, transfer: TransferConfig) -> Find
     verdict = Severity.FAIL if report.refused else Severity.WARN
     unused = "; it is not used" if report.refused else ""
     return Finding("pairs", verdict, f"{summary}: {problem}{unused}", _fix(report, transfer), figures)
-
-
-def judge_choice(worker_list: WorkerList, pairs: Sequence[Pair]) -> tuple[Finding, ...]:
-    """Report why there is nothing to measure; no finding if there are pairs."""
-    if pairs:
-        return ()
-    return (
-        skip("pairs", worker_list.reason or "no two workers of one kind answer, one as producer and one as consumer"),
-    )
 
 
 def _problem(report: LinkReport, transfer: TransferConfig) -> str:

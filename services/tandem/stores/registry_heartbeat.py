@@ -53,13 +53,13 @@ class Heartbeat:
 
     async def _beat(self) -> Registration:
         try:
-            status = await self._registry.publish(self._record)
+            role = await self._registry.publish(self._record)
         except StoreUnavailable:
             return Registration.UNREACHABLE
-        if status is None:
+        if role is None:
             return Registration.SUPERSEDED
         # The next heartbeat restores the role in a registry that has lost its data.
-        self._record = replace(self._record, role=status.role)
+        self._record = replace(self._record, role=role)
         self._on_role(self._record.effective_role)
         return Registration.REGISTERED
 

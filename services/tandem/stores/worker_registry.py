@@ -7,15 +7,14 @@ method is one script, so that it is atomic and works on Redis Cluster.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
 from tandem.stores.lua_script import Script
-from tandem.stores.redis_client import RedisClient, StoreUnavailable
+from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.worker_record import WorkerRecord
 
@@ -23,21 +22,6 @@ DEFAULT_TTL_S = 10.0
 _INCARNATION_DIGITS = 20
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryView:
-    """Registered workers, sorted by worker id. While Redis is not `reachable`, `records` are the last ones known."""
-
-    records: tuple[WorkerRecord, ...]
-    reachable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RegistrationStatus:
-    """State of a registered worker process. `role`: the role that was set for it from outside, empty if none."""
-
-    role: str
 
 
 class _Known(NamedTuple):
@@ -50,7 +34,7 @@ class WorkerRegistry:
 
     An entry and its role lapse `ttl_s` seconds after the entry was last published. `url` has a form that
     `RedisClient` accepts. Nothing is sent before the first call of a method. Methods raise StoreUnavailable, except
-    `watch` and `close`.
+    `close`.
     """
 
     def __init__(
@@ -67,15 +51,17 @@ class WorkerRegistry:
         self._known = _Known(b"", ())
         self._unreadable: frozenset[bytes] = frozenset()
 
-    async def publish(self, record: WorkerRecord) -> RegistrationStatus | None:
-        """Register a worker or renew its entry. Returns None if a later incarnation holds the worker id.
+    async def publish(self, record: WorkerRecord) -> str | None:
+        """Register a worker or renew its entry; returns the role that was set for it from outside, empty if none.
+
+        Returns None if a later incarnation holds the worker id.
 
         Each call sends the whole record, which restores it in a registry that has lost its data. `record.role` is used
         only to restore the role in that case; otherwise the role in the registry stays.
         """
         ttl_ms = round(self.ttl_s * 1000)
         is_held, role = await self._publish(self._keys, [*_ids(record.worker), record.to_json(), ttl_ms, record.role])
-        return RegistrationStatus(role.decode(errors="replace")) if is_held else None
+        return str(role.decode(errors="replace")) if is_held else None
 
     async def set_role(self, worker: WorkerRef, role: str) -> bool:
         """Set the role by which routers use this incarnation, until its entry lapses. Returns False if it has none."""
@@ -111,26 +97,6 @@ class WorkerRegistry:
                     _log.warning("a record in the registry is left out: %s", error)
         self._unreadable = frozenset(unreadable)
         return tuple(sorted(found, key=lambda record: record.worker))
-
-    async def watch(self, poll_s: float = 1.0) -> AsyncGenerator[RegistryView, None]:
-        """Yield the current view, then one for each change, for ever. An unreachable Redis is a view, not an error.
-
-        This polls instead of subscribing: polling needs no second connection, misses nothing, and costs one command of
-        microseconds per gateway and second.
-        """
-        view: RegistryView | None = None
-        while True:
-            try:
-                seen = RegistryView(await self.list(), reachable=True)
-            except StoreUnavailable as error:
-                known = view.records if view else ()
-                seen = RegistryView(known, reachable=False)
-                if seen != view:
-                    _log.warning("the worker registry is unreachable: %s", error)
-            if seen != view:
-                view = seen
-                yield view
-            await asyncio.sleep(poll_s)
 
     async def close(self) -> None:
         """Close the connections. Entries stay until they lapse."""

@@ -18,6 +18,7 @@ from tandem.doctor.finding import Severity
 from tandem.doctor.runner import Check, run_checks
 from tests.unit.doctor.cluster import Listed
 from tests.unit.doctor.trees import system
+from tests.unit.doctor.verdicts import assert_skips
 
 ROOM = Path(__file__).resolve().parents[3] / "services/tandem/doctor"
 
@@ -56,6 +57,13 @@ async def test_checks_of_parts_that_are_not_installed_are_skipped(tmp_path: Path
     assert "ports" in found["worker"] and "ports" not in found["gateway"], "only a worker listens at any free port"
     assert [f.check for f in found["gateway"].values() if f.verdict is Severity.FAIL] == []
     assert {"gpu", "shared-memory"} <= {f.check for f in found["worker"].values() if f.verdict is Severity.FAIL}
+
+
+async def test_without_a_list_of_workers_no_link_is_measured(tmp_path: Path) -> None:
+    dependencies = Dependencies(members, fine, fine, address)  # type: ignore[arg-type]
+    _, alone = list_checks(resolve([]), system(tmp_path, {}), dependencies, Options(pairs="few"), set(), SystemClock())
+    (examined,) = await run_checks(alone, SystemClock())
+    assert_skips(examined.findings[0], "pairs", "redis.url is not set")
 
 
 def test_every_check_reports_under_its_own_name_or_is_documented() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tandem.core.config import ModelConfig
-from tandem.doctor.model import NEEDED_BYTES, Cache, ModelFacts, judge_model, read_model
+from tandem.doctor.finding import Finding
+from tandem.doctor.model import NEEDED_BYTES, check_model
 from tandem.runtime.model_store import find_local_model, resolve_model
-from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns, verdicts
+from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
-ROOM = Cache("/cache", NEEDED_BYTES)
-HERE = ModelFacts("smol", ROOM, "/cache/smol", num_bytes=513 << 20)
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -37,17 +39,26 @@ def directory(tmp_path: Path) -> Path:
     return found
 
 
-def read(directory: Path) -> ModelFacts:
-    found = read_model(ModelConfig(id=str(directory), cache_dir=str(directory.parent / "cache")))
-    assert found is not None
-    return found
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
+    """Return a function that sets the free bytes of the cache and why it cannot be written, empty if it can."""
+
+    def set_disk(num_free_bytes: int, problem: str = "") -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=num_free_bytes))
+        monkeypatch.setattr("tandem.doctor.model._unwritable", lambda _: problem)
+
+    return set_disk
 
 
-def test_a_directory_that_is_complete(directory: Path) -> None:
-    found = read(directory)
-    assert (found.directory, found.missing, found.problem, found.num_bytes) == (str(directory), (), "", 2 << 20)
-    assert (found.cache.path, found.cache.problem) == (str(directory.parent / "cache"), "")
-    assert found.cache.num_free_bytes > 0
+def check(directory: Path) -> tuple[Finding, ...]:
+    return check_model(ModelConfig(id=str(directory), cache_dir=str(directory.parent / "cache")))
+
+
+def test_a_directory_that_is_complete(directory: Path, disk: Callable[[int, str], None]) -> None:
+    disk(NEEDED_BYTES, "")
+    model, cache = check(directory)
+    assert_fine(model, "model", f"{directory} in {directory}, 2MiB of weights")
+    assert_fine(cache, "cache", f"4GiB are free in {directory.parent / 'cache'}")
 
 
 def test_one_of_many_files_that_is_missing(directory: Path) -> None:
@@ -55,51 +66,45 @@ def test_one_of_many_files_that_is_missing(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     (directory / "one.safetensors").write_bytes(b"")
     (directory / "tokenizer.json").unlink()
-    found = read(directory)
-    assert found.missing == ("tokenizer.json", "two.safetensors")
-    model, _ = judge_model(found)
+    model, _ = check(directory)
     assert_fails(model, "model", "it lacks tokenizer.json, two.safetensors", f"remove {directory}")
 
 
 def test_a_malformed_index(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text("[]")
-    assert read(directory).missing == ("model.safetensors.index.json (readable)",)
+    assert_fails(check(directory)[0], "model", "it lacks model.safetensors.index.json (readable)", "remove")
 
 
 def test_a_model_that_no_worker_would_load(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps({**CONFIG, "model_type": "gpt2"}))
-    model, _ = judge_model(read(directory))
+    model, _ = check(directory)
     assert_fails(model, "model", "model_type='gpt2'", "a --model that is an alias")
-    nowhere, _ = judge_model(read(directory / "none"))
+    nowhere, _ = check(directory / "none")
     assert_fails(nowhere, "model", "is no alias", "a --model that is an alias")
 
 
-def test_a_model_that_is_here() -> None:
-    model, cache = judge_model(HERE)
-    assert_fine(model, "model", "smol in /cache/smol, 513MiB of weights")
-    assert_fine(cache, "cache", "4GiB are free in /cache")
-
-
-def test_a_model_that_is_not_fetched_yet(tmp_path: Path) -> None:
-    found = read_model(ModelConfig(cache_dir=str(tmp_path / "none")))
-    assert found is not None and (found.directory, found.problem) == ("", "")
-    model, cache = judge_model(replace(found, cache=ROOM))
+def test_a_model_that_is_not_fetched_yet(tmp_path: Path, disk: Callable[[int, str], None]) -> None:
+    config = ModelConfig(cache_dir=str(tmp_path / "none"))
+    disk(NEEDED_BYTES, "")
+    model, cache = check_model(config)
     assert_warns(model, "model", "smollm2-135m-instruct is not on this machine yet", "the first worker fetches it")
     assert_fine(cache, "cache", "4GiB are free")
-    full = judge_model(ModelFacts("smol", Cache("/cache", 1 << 30)))[1]
-    assert_warns(full, "cache", "1GiB are free in /cache, and the model is not fetched yet", "--model-cache-dir")
-    closed = judge_model(ModelFacts("smol", Cache("/cache", 1 << 40, "/ cannot be written by user 7")))[1]
-    assert_fails(closed, "cache", "/ cannot be written by user 7", "the volume of `cache`")
+    disk(1 << 30, "")
+    full = check_model(config)[1]
+    assert_warns(full, "cache", f"1GiB are free in {tmp_path}/none, and the model is not fetched", "--model-cache-dir")
+    disk(1 << 40, "/ cannot be written by user 7")
+    assert_fails(check_model(config)[1], "cache", "/ cannot be written by user 7", "the volume of `cache`")
 
 
-def test_a_read_only_cache_is_fine_for_a_model_that_is_here() -> None:
-    _, cache = judge_model(replace(HERE, cache=Cache("/cache", 0, "read-only")))
-    assert_fine(cache, "cache", "nothing needs to be written")
+def test_a_read_only_cache_is_fine_for_a_model_that_is_here(directory: Path, disk: Callable[[int, str], None]) -> None:
+    disk(0, "read-only")
+    assert_fine(check(directory)[1], "cache", "nothing needs to be written")
 
 
-def test_without_torch_no_model_runs() -> None:
-    assert verdicts(judge_model(None)) == [("model", "skip")]
-    assert_skips(judge_model(None)[0], "model", "torch is not installed")
+def test_without_torch_no_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tandem.runtime.model_store", None)
+    (finding,) = check_model(ModelConfig())
+    assert_skips(finding, "model", "torch is not installed")
 
 
 def test_the_check_neither_fetches_nor_creates_anything(tmp_path: Path) -> None:
@@ -116,5 +121,5 @@ def test_the_check_neither_fetches_nor_creates_anything(tmp_path: Path) -> None:
 def test_a_converted_model_is_found(tmp_path: Path) -> None:
     made = resolve_model("random:smollm2-135m@7", tmp_path)
     assert find_local_model("random:smollm2-135m@7", tmp_path) == made
-    facts = read_model(ModelConfig(id="random:smollm2-135m@7", cache_dir=str(tmp_path)))
-    assert facts is not None and (facts.directory, facts.missing, facts.problem) == (str(made), (), "")
+    model, _ = check_model(ModelConfig(id="random:smollm2-135m@7", cache_dir=str(tmp_path)))
+    assert_fine(model, "model", f"in {made}")

@@ -16,7 +16,7 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.stores.redis_client import RedisClient
 from tandem.stores.registry_heartbeat import Heartbeat
 from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import RegistrationStatus, WorkerRegistry
+from tandem.stores.worker_registry import WorkerRegistry
 from tests.effort import effort
 
 pytestmark = pytest.mark.redis
@@ -70,12 +70,10 @@ async def test_a_role_is_listed_and_returned_to_its_worker(registry: WorkerRegis
     assert await registry.set_role(record().worker, "prefill")
     assert await registry.list() == (record(role="prefill"), record("w1"))
     assert [entry.effective_role for entry in await registry.list()] == ["prefill", "decode"]
-    assert await registry.publish(record()) == RegistrationStatus("prefill")
-    assert await registry.publish(record("w1")) == RegistrationStatus("")
+    assert await registry.publish(record()) == "prefill"
+    assert await registry.publish(record("w1")) == ""
     assert await registry.set_role(record().worker, "mixed")
-    assert await registry.publish(record(role="prefill")) == RegistrationStatus("mixed"), (
-        "what is set counts, not what was roles_seen"
-    )
+    assert await registry.publish(record(role="prefill")) == "mixed", "what is set counts, not what was roles_seen"
     assert await registry.list() == (record(role="mixed"), record("w1"))
 
 
@@ -96,7 +94,7 @@ async def test_a_role_ends_with_its_incarnation(registry: WorkerRegistry, redis:
     later = record(incarnation=BORN + 1)
     await registry.publish(record())
     await registry.set_role(record().worker, "prefill")
-    assert await registry.publish(later) == RegistrationStatus("")
+    assert await registry.publish(later) == ""
     assert await registry.list() == (later,) and not await redis.exists(roles)
     await registry.set_role(later.worker, "mixed")
     assert not await registry.withdraw(record().worker)
@@ -180,13 +178,13 @@ async def _run(url: str, namespace: str, steps: list[tuple[object, ...]]) -> Non
             mine = lives[int(str(life))]
             if verb == "publish":
                 is_later = held is None or held.worker.incarnation <= mine.worker.incarnation
-                status = await registry.publish(replace(mine, role=known[int(str(life))]))
-                assert (status is not None) == is_later
-                if status is not None:
+                role = await registry.publish(replace(mine, role=known[int(str(life))]))
+                assert (role is not None) == is_later
+                if role is not None:
                     is_renewal = held is not None and held.worker == mine.worker
                     held = held if is_renewal else replace(mine, role=known[int(str(life))])
-                    assert held is not None and status.role == held.role
-                    known[int(str(life))] = status.role
+                    assert held is not None and role == held.role
+                    known[int(str(life))] = role
             elif verb == "role":
                 is_held = held is not None and held.worker == mine.worker
                 assert await registry.set_role(mine.worker, str(rest[0])) == is_held
