@@ -29,11 +29,11 @@ class RequestContext:
     """Caller and terms of one request, the same for both front ends.
 
     `request_id`: the client's label, which need not be unique. `lane`: None where the client named none. `timeout_s`:
-    seconds that the client's own deadline leaves; None where it has none. `session`: requests of one key and session
-    go to the same workers where that costs nothing. `explain`: the response carries the reasons of the
-    placement. `include_timing`: the response carries the seconds of each stage. `received_at`: when the HTTP exchange or
-    the RPC began, on the gateway's clock. `traceparent`, `tracestate`: the headers of W3C Trace Context as received,
-    empty where there were none."""
+    seconds that the client's own deadline leaves; None where it has none. `session`: requests of one key and session go
+    to the same workers where that costs nothing. `explain`: the response carries the reasons of the placement.
+    `include_timing`: the response carries the seconds of each stage. `received_at`: when the HTTP exchange or the RPC
+    began, on the gateway's clock. `traceparent`, `tracestate`: the headers of W3C Trace Context as received, empty
+    where there were none."""
 
     request_id: str
     received_at: float
