@@ -65,6 +65,6 @@ def test_a_journey_is_short_and_its_places_exist(title: str, num_files: int, num
 
 def test_the_map_and_the_page_have_every_room() -> None:
     rooms = {path.parent.name for path in SERVICES.glob("*/__init__.py")}
-    drawn = set(re.findall(r'class="room"[^>]*>(\w+)<', (ROOT / "docs/rooms.svg").read_text()))
-    assert drawn == rooms
+    mapped = set(re.findall(r'class="room"[^>]*>(\w+)<', (ROOT / "docs/rooms.svg").read_text()))
+    assert mapped == rooms
     assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == rooms

@@ -75,10 +75,10 @@ def traces_of(
 
 def run(one: SimCluster, workload: Iterable[ScheduledRequest]) -> list[ClientTrace]:
     """Run and check all that holds for every run: each request ends once, and well; nothing is left open."""
-    asks = list(workload)
-    traces = traces_of(one, asks)
+    schedule = list(workload)
+    traces = traces_of(one, schedule)
     one.check()
-    assert [trace.id for trace in traces] == [ask.request.id for ask in asks]
+    assert [trace.id for trace in traces] == [scheduled.request.id for scheduled in schedule]
     bad = [(trace.id, trace.outcome) for trace in traces if not trace.is_complete]
     assert not bad, bad
     assert one.now < max(trace.ended_at for trace in traces) + 1.0, "a lease lapsed that should have been released"

@@ -49,54 +49,54 @@ class Scenario:
     closed_at: tuple[tuple[float, RequestId], ...]
     faults: tuple[Fault, ...]
 
-    def asks(self) -> list[ScheduledRequest]:
+    def schedule(self) -> list[ScheduledRequest]:
         return [ScheduledRequest(request, "", due_s) for due_s, request in self.requests]
 
 
 def scenario(seed: int) -> Scenario:
     """At every moment one worker at least that prefills and one that decodes are whole, and linked."""
-    draws = Random(f"faults {seed}")
+    rng = Random(f"faults {seed}")
     spec = replace(slow_spec(), num_blocks=150, config=CONFIG, max_run=1)
     workers = tuple((replace(spec, pool=pool), number) for pool, number in POOLS.items())
-    requests = tuple(_request(draws, index) for index in range(NUM_REQUESTS))
-    leaving = draws.sample(requests, 3)
+    requests = tuple(_request(rng, index) for index in range(NUM_REQUESTS))
+    leaving = rng.sample(requests, 3)
     return Scenario(
         ClusterSpec(workers=workers, gateway=GATEWAY, num_gateways=NUM_GATEWAYS, seed=seed),
         tuple(sorted(requests, key=lambda pair: pair[0])),
-        tuple((due_s + draws.uniform(0.0, 2.0), request.id) for due_s, request in leaving),
-        tuple(_faults(draws)),
+        tuple((due_s + rng.uniform(0.0, 2.0), request.id) for due_s, request in leaving),
+        tuple(_faults(rng)),
     )
 
 
-def _request(draws: Random, index: int) -> tuple[float, Request]:
+def _request(rng: Random, index: int) -> tuple[float, Request]:
     """Some begin alike."""
-    shared = draws.choice([0, 0, 48, 96])
-    length = draws.choice([1, 10, 60, 200, 600])
-    tokens = (7,) * shared + tuple(draws.randrange(1000, 2000) for _ in range(length))
+    shared = rng.choice([0, 0, 48, 96])
+    length = rng.choice([1, 10, 60, 200, 600])
+    tokens = (7,) * shared + tuple(rng.randrange(1000, 2000) for _ in range(length))
     request = Request(
         id=RequestId(f"r{index}"),
         model=MODEL,
         prompt_tokens=tokens,
-        num_choices=draws.choice([1, 1, 1, 2, 3]),
-        sampling=SamplingParams(max_tokens=draws.choice([1, 2, 10, 30]), seed=index),
+        num_choices=rng.choice([1, 1, 1, 2, 3]),
+        sampling=SamplingParams(max_tokens=rng.choice([1, 2, 10, 30]), seed=index),
     )
-    return draws.uniform(0.0, ARRIVALS_S), request
+    return rng.uniform(0.0, ARRIVALS_S), request
 
 
-def _faults(draws: Random) -> Iterator[Fault]:
+def _faults(rng: Random) -> Iterator[Fault]:
     """Of half of the workers, each with a line of its own; the first of each pool are never struck."""
     firsts, total = _firsts(), sum(POOLS.values())
-    for worker in draws.sample([index for index in range(total) if index not in firsts], total // 2):
-        at_s = draws.uniform(0.0, STRIKES_S)
+    for worker in rng.sample([index for index in range(total) if index not in firsts], total // 2):
+        at_s = rng.uniform(0.0, STRIKES_S)
         while at_s < STRIKES_S:
-            (kind,) = draws.choices(list(KINDS), list(KINDS.values()))
-            lasts_s = draws.choice([0.2, 1.0, 2.5, 5.0])
+            (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
+            lasts_s = rng.choice([0.2, 1.0, 2.5, 5.0])
             ends = NUM_GATEWAYS if kind == "cut gateway" else total
-            other = draws.choice([index for index in range(ends) if index != worker or kind != "cut peer"])
+            other = rng.choice([index for index in range(ends) if index != worker or kind != "cut peer"])
             yield Fault(at_s=at_s, kind=kind, worker=worker, other=other, lasts_s=lasts_s)
-            at_s += lasts_s + RESTART_S + draws.uniform(0.0, STRIKES_S)
-    if draws.random() < 0.3:
-        yield Fault(at_s=draws.uniform(0.0, STRIKES_S), kind="lose registry", worker=0, lasts_s=draws.uniform(1.0, 6.0))
+            at_s += lasts_s + RESTART_S + rng.uniform(0.0, STRIKES_S)
+    if rng.random() < 0.3:
+        yield Fault(at_s=rng.uniform(0.0, STRIKES_S), kind="lose registry", worker=0, lasts_s=rng.uniform(1.0, 6.0))
 
 
 def _firsts() -> set[int]:
@@ -134,8 +134,8 @@ class Witness:
                 continue
             assert isinstance(outcome, Finished), f"{name}: {outcome.kind}: {outcome}"
             request = self.requests[name]
-            told = [self.seen[name, choice] for choice in range(request.num_choices)]
-            assert told == [request.sampling.max_tokens] * request.num_choices, f"{name}: {told} tokens"
+            counts = [self.seen[name, choice] for choice in range(request.num_choices)]
+            assert counts == [request.sampling.max_tokens] * request.num_choices, f"{name}: {counts} tokens"
 
 
 def run(seed: int) -> tuple[SimCluster, Witness]:
@@ -143,7 +143,7 @@ def run(seed: int) -> tuple[SimCluster, Witness]:
     one = scenario(seed)
     witness = Witness({request.id: request for _, request in one.requests})
     cluster = SimCluster(one.spec)
-    cluster.run(one.asks(), witness.ended, one.closed_at, one.faults, witness.delivered)
+    cluster.run(one.schedule(), witness.ended, one.closed_at, one.faults, witness.delivered)
     cluster.check()
     witness.check([name for _, name in one.closed_at])
     return cluster, witness

@@ -31,9 +31,11 @@ POOLS: dict[str, Workers] = {
 
 @pytest.mark.parametrize("name", POOLS)
 def test_every_request_ends_well_and_the_books_balance(name: str) -> None:
-    one, asks = cluster(*POOLS[name]), mix(seed=1, count=40, rate=1.0)
-    traces = run(one, asks)
-    assert [len(trace.token_times) for trace in traces] == [ask.request.sampling.max_tokens for ask in asks]
+    one, schedule = cluster(*POOLS[name]), mix(seed=1, count=40, rate=1.0)
+    traces = run(one, schedule)
+    assert [len(trace.token_times) for trace in traces] == [
+        scheduled.request.sampling.max_tokens for scheduled in schedule
+    ]
     has_split = any(kind.pool == "prefill" for kind, _ in POOLS[name])
     assert {trace.path for trace in traces} == {"remote" if has_split else "local"}
     assert (one.fabric.num_bytes > 0) == has_split
@@ -57,9 +59,9 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
 
 
 def test_one_request_alone_takes_what_can_be_added_up() -> None:
-    (ask,) = poisson([RequestClass("one", 1.0, (100, 100), (4, 4))], seed=1, count=1, rate=0.0)
+    (scheduled,) = poisson([RequestClass("one", 1.0, (100, 100), (4, 4))], seed=1, count=1, rate=0.0)
     one = cluster((slow_spec(), 1), latency_s=0.01)
-    (trace,) = run(one, [ask])
+    (trace,) = run(one, [scheduled])
     chunk = LAPTOP.base_s + LAPTOP.chunk_s(0, 100)
     steps = [LAPTOP.base_s + LAPTOP.decode_seq_s + LAPTOP.decode_context_s * (100 + i) for i in (1, 2, 3)]
     assert trace.ttft_s == pytest.approx(0.02 + chunk), "to the worker and back"
@@ -67,10 +69,10 @@ def test_one_request_alone_takes_what_can_be_added_up() -> None:
 
 
 def test_a_client_that_goes_leaves_nothing_behind() -> None:
-    asks = mix(seed=4, count=40, rate=2.0)
-    gone = {ask.request.id: ask.due_s + 0.05 * i for i, ask in enumerate(asks) if i % 2}
+    schedule = mix(seed=4, count=40, rate=2.0)
+    gone = {scheduled.request.id: scheduled.due_s + 0.05 * i for i, scheduled in enumerate(schedule) if i % 2}
     one = cluster(*SPLIT)
-    traces = traces_of(one, asks, [(time, request) for request, time in gone.items()])
+    traces = traces_of(one, schedule, [(time, request) for request, time in gone.items()])
     one.check()
     ended = {trace.id: trace for trace in traces}
     cut = [r for r in gone if not ended[r].is_complete]
@@ -185,8 +187,8 @@ def test_it_looks_and_backs_off_as_often_as_the_real_programs() -> None:
 
 
 def test_a_second_end_is_an_error() -> None:
-    (ask,) = mix(seed=1, count=1, rate=0.0)
-    trace = ClientTrace(ask)
+    (scheduled,) = mix(seed=1, count=1, rate=0.0)
+    trace = ClientTrace(scheduled)
     trace.end(TandemError(ErrorKind.CANCELLED, "gone"), 1.0)
     with pytest.raises(RuntimeError, match="ended twice"):
         trace.end(TandemError(ErrorKind.CANCELLED, "gone"), 2.0)

@@ -39,7 +39,7 @@ class Scripted:
 
 def elastic_run(
     scaler: Autoscaler,
-    asks: Sequence[ScheduledRequest],
+    schedule: Sequence[ScheduledRequest],
     begins: tuple[int, int] = (1, 1),
 ) -> ElasticRun:
     kinds = slow_spec("prefill"), slow_spec("decode")
@@ -50,22 +50,22 @@ def elastic_run(
         start_s=START_S,
     )
     spec = cluster_spec(*zip(kinds, begins, strict=True))
-    return simulate_elastic(spec, elastic, scaler, asks, SLO)
+    return simulate_elastic(spec, elastic, scaler, schedule, SLO)
 
 
 def waves(*rates: float, lasts_s: float = 20.0) -> list[ScheduledRequest]:
     """One after another, at these rates: short prompts and answers."""
-    asks: list[ScheduledRequest] = []
+    schedule: list[ScheduledRequest] = []
     for index, rate in enumerate(rates):
         for i in range(round(rate * lasts_s)):
             request = Request(
-                id=RequestId(f"r{len(asks)}"),
+                id=RequestId(f"r{len(schedule)}"),
                 model=MODEL,
-                prompt_tokens=(1000 + len(asks),) * (60 + 40 * (i % 3)),
+                prompt_tokens=(1000 + len(schedule),) * (60 + 40 * (i % 3)),
                 sampling=SamplingParams(max_tokens=10 + 10 * (i % 2), seed=i),
             )
-            asks.append(ScheduledRequest(request, "same", index * lasts_s + i / rate))
-    return asks
+            schedule.append(ScheduledRequest(request, "same", index * lasts_s + i / rate))
+    return schedule
 
 
 def test_a_script_is_carried_out_and_paid_for() -> None:
@@ -85,10 +85,10 @@ def test_a_script_is_carried_out_and_paid_for() -> None:
 
 
 def test_without_changes_a_run_is_as_without_an_autoscaler() -> None:
-    asks = waves(4.0, lasts_s=8.0)
+    schedule = waves(4.0, lasts_s=8.0)
     spec = cluster_spec((slow_spec("prefill"), 1), (slow_spec("decode"), 2))
-    plain, tally = simulate(spec, asks, SLO)
-    run = elastic_run(Scripted((1, 2)), asks, (1, 2))
+    plain, tally = simulate(spec, schedule, SLO)
+    run = elastic_run(Scripted((1, 2)), schedule, (1, 2))
     assert run.report.digest == plain.digest
     assert run.gpu_hours == pytest.approx((2 + 2 * 1) * tally.ended_s / 3600)
 
@@ -108,15 +108,15 @@ def test_equal_runs_have_equal_digests() -> None:
 
 
 def test_what_an_autoscaler_is_shown_adds_up() -> None:
-    script, asks = Scripted((1, 1)), waves(4.0)
-    run = elastic_run(script, asks)
-    told = [observed.demand for observed, _ in script.seen]
-    assert all(demand is not None and demand.seconds == 1.0 for demand in told)
-    whole = sum(demand.num_requests for demand in told if demand is not None)
-    ended = sum(demand.num_served for demand in told if demand is not None)
-    output = sum(demand.num_output_tokens for demand in told if demand is not None)
+    script, schedule = Scripted((1, 1)), waves(4.0)
+    run = elastic_run(script, schedule)
+    demands = [observed.demand for observed, _ in script.seen]
+    assert all(demand is not None and demand.seconds == 1.0 for demand in demands)
+    whole = sum(demand.num_requests for demand in demands if demand is not None)
+    ended = sum(demand.num_served for demand in demands if demand is not None)
+    output = sum(demand.num_output_tokens for demand in demands if demand is not None)
     everyone = run.report.groups[0]
-    assert whole == len(asks) and ended <= whole and 0 < output <= everyone.num_output
+    assert whole == len(schedule) and ended <= whole and 0 < output <= everyone.num_output
     assert all(observed.prefill_worker is not None for observed, _ in script.seen)
     assert any(ongoing.decode > 0 for _, ongoing in script.seen)
 

@@ -78,14 +78,14 @@ def struck(due_s: list[float], fault: Fault) -> tuple[SimCluster, list[ClientTra
     workers = ((replace(spec, pool="prefill"), 1), (replace(spec, pool="decode"), 1))
     cluster = SimCluster(ClusterSpec(workers=workers, gateway=GATEWAY))
     sampling = SamplingParams(max_tokens=100)
-    asks = [
+    schedule = [
         ScheduledRequest(
             Request(id=RequestId(f"r{i}"), model=MODEL, prompt_tokens=(5,) * 20, sampling=sampling), "", at_s
         )
         for i, at_s in enumerate(due_s)
     ]
     traces: list[ClientTrace] = []
-    cluster.run(asks, traces.append, (), [fault])
+    cluster.run(schedule, traces.append, (), [fault])
     return cluster, traces
 
 

@@ -45,11 +45,11 @@ def test_requests_of_one_session_stay_at_one_worker(session: str, num_used: int)
 def test_a_request_that_cannot_meet_its_clients_deadline_is_refused_or_ended() -> None:
     """The prompt of the fourth takes longer than its client waits. The fifth ends while it decodes."""
     spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(early_rejection="on"))
-    asks = [scheduled(i, 0.0, prompt(i, 2000)) for i in range(3)]
-    asks.append(replace(scheduled(3, 1.0, prompt(3, 2000)), timeout_s=2.0))
-    asks.append(replace(scheduled(4, 60.0, prompt(4, 50), max_tokens=200), timeout_s=2.0))
+    schedule = [scheduled(i, 0.0, prompt(i, 2000)) for i in range(3)]
+    schedule.append(replace(scheduled(3, 1.0, prompt(3, 2000)), timeout_s=2.0))
+    schedule.append(replace(scheduled(4, 60.0, prompt(4, 50), max_tokens=200), timeout_s=2.0))
     cluster, traces = SimCluster(spec), dict[str, ClientTrace]()
-    cluster.run(asks, lambda trace: traces.__setitem__(trace.id, trace))
+    cluster.run(schedule, lambda trace: traces.__setitem__(trace.id, trace))
     cluster.check()
     assert all(isinstance(traces[f"r{i}"].outcome, Finished) for i in range(3))
     refused, late = traces["r3"], traces["r4"]
@@ -65,11 +65,11 @@ def test_a_new_worker_is_used_with_others_once_a_probe_has_moved_a_block() -> No
     workers = ((replace(spec, pool="prefill"), 1), (replace(spec, pool="decode"), 1))
     cluster = SimCluster(ClusterSpec(workers=workers, gateway=GATEWAY))
     met_s = 1.1 + DISCOVERY_S
-    asks = [scheduled(i, at_s, prompt(i, 20)) for i, at_s in enumerate([0.0, met_s + 0.001, met_s + 1.0])]
+    schedule = [scheduled(i, at_s, prompt(i, 20)) for i, at_s in enumerate([0.0, met_s + 0.001, met_s + 1.0])]
     tokens: list[Token] = []
     traces: list[ClientTrace] = []
     kill = Fault(at_s=1.0, kind="kill", worker=1, lasts_s=0.1)
-    cluster.run(asks, traces.append, (), [kill], tokens.append)
+    cluster.run(schedule, traces.append, (), [kill], tokens.append)
     cluster.check()
     assert [trace.path for trace in traces] == ["remote"] * 3
     first, waited, last = (trace.ttft_s for trace in sorted(traces, key=lambda trace: trace.id))
@@ -91,10 +91,10 @@ def fetched(monkeypatch: pytest.MonkeyPatch, faults: list[Fault]) -> list[Reques
     answer of the first turn from the first decode worker, the only one that has it."""
     workers = ((gpu_spec("prefill", max_num_batched_tokens=8192), 1), (gpu_spec("decode"), 2))
     cluster = SimCluster(ClusterSpec(workers=workers, gateway=GatewayConfig()))
-    asks = [scheduled(i, 0.1 * i, prompt(i, 2000), 1200) for i in range(12)]
+    schedule = [scheduled(i, 0.1 * i, prompt(i, 2000), 1200) for i in range(12)]
     for i in range(12):
         answer = tuple(token_at(i, 0, index) for index in range(1200))
-        asks.append(scheduled(12 + i, 30 + 0.3 * i, (*prompt(i, 2000), *answer, *range(100))))
+        schedule.append(scheduled(12 + i, 30 + 0.3 * i, (*prompt(i, 2000), *answer, *range(100))))
     found: list[RequestId] = []
     submit = cluster._network.submit
 
@@ -106,7 +106,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch, faults: list[Fault]) -> list[Reques
 
     monkeypatch.setattr(cluster._network, "submit", watched)
     traces: list[ClientTrace] = []
-    cluster.run(asks, traces.append, (), faults)
+    cluster.run(schedule, traces.append, (), faults)
     cluster.check()
     assert all(trace.is_complete for trace in traces)
     return found

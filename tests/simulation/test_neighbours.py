@@ -120,8 +120,8 @@ def tokens_by(traces: list[ClientTrace], until: float) -> dict[str, int]:
     """Count the tokens of prompts whose first token arrived, and of output, by tenant."""
     found: dict[str, int] = {}
     for trace in traces:
-        drawn = sum(time <= until for time in trace.token_times)
-        found[trace.tenant] = found.get(trace.tenant, 0) + drawn + (trace.num_prompt if drawn else 0)
+        sampled = sum(time <= until for time in trace.token_times)
+        found[trace.tenant] = found.get(trace.tenant, 0) + sampled + (trace.num_prompt if sampled else 0)
     return found
 
 

@@ -101,16 +101,16 @@ def test_bounds_never_forbid_what_holds() -> None:
 
 def test_the_bound_of_a_busy_workload_is_close() -> None:
     """60 prompts of 2,500 tokens per second ask for more than a hundred laptops."""
-    asks = list(poisson([RequestClass("long", 1.0, (2500, 2500), (4, 4))], seed=1, count=200, rate=60.0))
+    schedule = list(poisson([RequestClass("long", 1.0, (2500, 2500), (4, 4))], seed=1, count=200, rate=60.0))
     slo = Slo(ttft_s=6.0)
-    (bound,) = of_laptops(slo)[0].least(demand(asks, 16, has_cache=True), slo, 90.0)
+    (bound,) = of_laptops(slo)[0].least(demand(schedule, 16, has_cache=True), slo, 90.0)
     assert int(bound) > 50
 
 
 def test_shared_beginnings_are_needed_once() -> None:
-    asks = mix(seed=1, count=3, rate=1.0)
-    twice = [*asks, *(replace(ask, due_s=ask.due_s + 10) for ask in asks)]
-    once, cached = demand(asks, 16, has_cache=True), demand(twice, 16, has_cache=True)
+    schedule = mix(seed=1, count=3, rate=1.0)
+    twice = [*schedule, *(replace(scheduled, due_s=scheduled.due_s + 10) for scheduled in schedule)]
+    once, cached = demand(schedule, 16, has_cache=True), demand(twice, 16, has_cache=True)
     plain = demand(twice, 16, has_cache=False)
     assert plain.prefill.num_prefill_tokens == 2 * once.prefill.num_prefill_tokens
     assert once.prefill.num_prefill_tokens < cached.prefill.num_prefill_tokens
@@ -173,20 +173,22 @@ def test_a_request_that_is_refused_counts_as_never_answered() -> None:
 
 
 def test_lengthened_prompts_share_what_they_shared() -> None:
-    (ask,) = mix(seed=1, count=1, rate=1.0)
-    prompt = ask.request.prompt_tokens
-    other = replace(ask, request=replace(ask.request, prompt_tokens=prompt[:32] + tuple(t + 1 for t in prompt[32:])))
+    (scheduled,) = mix(seed=1, count=1, rate=1.0)
+    prompt = scheduled.request.prompt_tokens
+    other = replace(
+        scheduled, request=replace(scheduled.request, prompt_tokens=prompt[:32] + tuple(t + 1 for t in prompt[32:]))
+    )
     for factor in (0.5, 2.0, 3.3):
-        a, b = lengthened(ask, factor).request.prompt_tokens, lengthened(other, factor).request.prompt_tokens
+        a, b = lengthened(scheduled, factor).request.prompt_tokens, lengthened(other, factor).request.prompt_tokens
         assert len(a) == max(1, round(len(prompt) * factor))
         shared = next(index for index, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
         assert shared == pytest.approx(32 * factor, abs=1)
-    assert lengthened(ask, 1.0).request.prompt_tokens == prompt
+    assert lengthened(scheduled, 1.0).request.prompt_tokens == prompt
 
 
 def test_a_follow_up_is_lengthened_too() -> None:
-    (ask, answer) = mix(seed=1, count=2, rate=1.0)
-    talk = replace(ask, follow=lambda tokens, ended_s: replace(answer, due_s=ended_s + 1))
+    (scheduled, answer) = mix(seed=1, count=2, rate=1.0)
+    talk = replace(scheduled, follow=lambda tokens, ended_s: replace(answer, due_s=ended_s + 1))
     follow = lengthened(talk, 2.0).follow
     assert follow is not None
     later: ScheduledRequest = follow((), 5.0)

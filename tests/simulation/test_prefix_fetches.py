@@ -131,8 +131,8 @@ def busy(max_run: int, num_blocks: int) -> Rig:
 def test_looking_ahead_changes_nothing(num_blocks: int) -> None:
     one, other = busy(1, num_blocks), busy(64, num_blocks)
     assert one.digest == other.digest
-    told = [[(at, e) for at, e in rig.ears.events if not isinstance(e, Token)] for rig in (one, other)]
-    assert told[0] == told[1] and len([e for _, e in told[0] if isinstance(e, Finished)]) == 14
+    events = [[(at, e) for at, e in rig.ears.events if not isinstance(e, Token)] for rig in (one, other)]
+    assert events[0] == events[1] and len([e for _, e in events[0] if isinstance(e, Finished)]) == 14
     assert sum(worker.engine.load().num_remote_hit_tokens for worker in one.workers) > 1000
     assert one.agenda.num_run > 1.5 * other.agenda.num_run, "it did look ahead"
 

@@ -36,15 +36,15 @@ def split() -> SimCluster:
 @pytest.fixture(scope="module")
 def ran() -> tuple[SimCluster, list[ScheduledRequest], list[ClientTrace]]:
     """Return a run that has ended, for tests that only read it."""
-    one, asks = split(), mix(seed=2, count=60, rate=0.8)
-    return one, asks, run(one, asks)
+    one, schedule = split(), mix(seed=2, count=60, rate=0.8)
+    return one, schedule, run(one, schedule)
 
 
 def test_a_report_adds_up(ran: tuple[SimCluster, list[ScheduledRequest], list[ClientTrace]]) -> None:
-    one, asks, traces = ran
+    one, schedule, traces = ran
     result = report(one, tallied(traces))
-    num_output = sum(ask.request.sampling.max_tokens for ask in asks)
-    num_prompt = sum(len(ask.request.prompt_tokens) for ask in asks)
+    num_output = sum(scheduled.request.sampling.max_tokens for scheduled in schedule)
+    num_prompt = sum(len(scheduled.request.prompt_tokens) for scheduled in schedule)
     assert result.errors == {} and result.request_rate * result.wall_s == pytest.approx(60)
     assert result.output_rate * result.wall_s == pytest.approx(num_output)
     assert result.prompt_rate * result.wall_s == pytest.approx(num_prompt) and result.cached_share == 0
@@ -63,10 +63,10 @@ def test_a_report_adds_up(ran: tuple[SimCluster, list[ScheduledRequest], list[Cl
 
 
 def test_pools_add_up(ran: tuple[SimCluster, list[ScheduledRequest], list[ClientTrace]]) -> None:
-    one, asks, traces = ran
+    one, schedule, traces = ran
     result = report(one, tallied(traces))
-    num_prompt = sum(len(ask.request.prompt_tokens) for ask in asks)
-    num_decoded = sum(ask.request.sampling.max_tokens for ask in asks) - 60
+    num_prompt = sum(len(scheduled.request.prompt_tokens) for scheduled in schedule)
+    num_decoded = sum(scheduled.request.sampling.max_tokens for scheduled in schedule) - 60
     decode, prefill = result.pools
     assert (decode.pool, decode.num_workers, prefill.pool, prefill.num_workers) == ("decode", 2, "prefill", 1)
     assert prefill.prefill_rate * result.wall_s == pytest.approx(num_prompt) and prefill.decode_rate == 0
@@ -126,28 +126,28 @@ def test_a_run_without_requests_has_no_report() -> None:
 
 def test_what_watches_a_run_does_not_change_it() -> None:
     spec = cluster_spec((slow_spec("prefill"), 1), (slow_spec("decode"), 1))
-    asks = mix(seed=3, count=15, rate=1.0)
-    plain, _ = simulate(spec, asks, Slo())
+    schedule = mix(seed=3, count=15, rate=1.0)
+    plain, _ = simulate(spec, schedule, Slo())
     series = Series()
     seen: list[float] = []
-    watched, _ = simulate(spec, asks, TARGETS, series=series, look=lambda cluster, _: seen.append(cluster.now))
+    watched, _ = simulate(spec, schedule, TARGETS, series=series, look=lambda cluster, _: seen.append(cluster.now))
     assert plain.digest == watched.digest
     assert len(seen) == 15 and series.queued
 
 
 def test_a_series_adds_up_and_stays_small() -> None:
     series, one = Series(width_s=0.01), split()
-    asks = mix(seed=2, count=60, rate=0.8)
+    schedule = mix(seed=2, count=60, rate=0.8)
 
     def ended(trace: ClientTrace) -> None:
         series.add(trace)
         series.look(one)
 
-    one.run(asks, ended)
+    one.run(schedule, ended)
     windows = series.windows()
     width_s = min(b.begin_s - a.begin_s for a, b in pairwise(windows))
     assert len(windows) <= MAX_POINTS and width_s > 0.01, "windows should have been joined"
-    num_output = sum(ask.request.sampling.max_tokens for ask in asks)
+    num_output = sum(scheduled.request.sampling.max_tokens for scheduled in schedule)
     assert sum(window.output_rate for window in windows) * width_s == pytest.approx(num_output)
     pools = series.pools()
     assert set(pools) == {"prefill", "decode"}

@@ -61,8 +61,8 @@ def test_two_accelerators_halve_all_but_their_communication() -> None:
     assert two.cost().base_s == pytest.approx(FLOOR.cost().base_s / 2)
     assert two.cost().decode_context_s == pytest.approx(FLOOR.cost().decode_context_s / 2)
     # 64 sums of 4,096 bf16 numbers, each accelerator sends as many as there are: 524,288 bytes at 360 GB/s.
-    told = two.seconds(prompt(2048)) - FLOOR.seconds(prompt(2048)) / 2
-    assert told == pytest.approx(2048 * 64 * 4096 * 2 / 360e9, rel=1e-6)
+    difference_s = two.seconds(prompt(2048)) - FLOOR.seconds(prompt(2048)) / 2
+    assert difference_s == pytest.approx(2048 * 64 * 4096 * 2 / 360e9, rel=1e-6)
 
 
 def test_what_is_slower_makes_the_step_slower() -> None:

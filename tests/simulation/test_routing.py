@@ -29,7 +29,7 @@ from tests.unit.routing.rankings import ranking_of
 def talks(num_talks: int, num_turns: int, unit: int) -> list[ScheduledRequest]:
     """Conversations of which each turn repeats all before it; they come by turns, long ones among short ones. `unit`
     scales their prompts, and with them the time between two requests."""
-    asks = []
+    schedule = []
     for turn in range(num_turns):
         for talk in range(num_talks):
             length = unit * ((50 if talk % 4 else 240) + 9 * turn)
@@ -38,17 +38,17 @@ def talks(num_talks: int, num_turns: int, unit: int) -> list[ScheduledRequest]:
             turn_request = Request(
                 id=RequestId(f"r{number}"), model=MODEL, prompt_tokens=prompt, sampling=SamplingParams(max_tokens=40)
             )
-            asks.append(ScheduledRequest(turn_request, "talk", number * unit * 3e-4))
-    return asks
+            schedule.append(ScheduledRequest(turn_request, "talk", number * unit * 3e-4))
+    return schedule
 
 
-def spent(policy: RoutingPolicy, asks: list[ScheduledRequest], num_decode: int) -> tuple[float, float]:
+def spent(policy: RoutingPolicy, schedule: list[ScheduledRequest], num_decode: int) -> tuple[float, float]:
     """The share of prompts that was cached, and the 95th percentile of TTFT."""
     spec = ClusterSpec(
         workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 4), (gpu_spec("decode"), num_decode)),
         gateway=GatewayConfig(routing_policy=policy),
     )
-    traces = run(SimCluster(spec), asks)
+    traces = run(SimCluster(spec), schedule)
     num_cached = sum(trace.outcome.num_cached_tokens for trace in traces)  # type: ignore[union-attr]
     return num_cached / sum(t.num_prompt for t in traces), sorted(t.ttft_s for t in traces)[int(0.95 * len(traces))]
 
@@ -61,8 +61,10 @@ def test_on_conversations_the_cost_finds_the_prefixes_and_keeps_the_tail_short(
     num_talks: int, num_turns: int, unit: int, num_decode: int
 ) -> None:
     """What only follows prefixes does as well here, where each conversation stays with one of few workers."""
-    asks = talks(num_talks, num_turns, unit)
-    found = {policy: spent(policy, asks, num_decode) for policy in ("cost", "random", "round_robin", "least_loaded")}
+    schedule = talks(num_talks, num_turns, unit)
+    found = {
+        policy: spent(policy, schedule, num_decode) for policy in ("cost", "random", "round_robin", "least_loaded")
+    }
     share, tail_s = found.pop("cost")
     assert share > 1.05 * max(share for share, _ in found.values())
     assert tail_s < 0.95 * min(tail_s for _, tail_s in found.values())
@@ -112,7 +114,7 @@ def answered(*, num_gateways: int, remote_prefix: bool) -> tuple[int, int]:
         gateway=GatewayConfig(remote_prefix=remote_prefix),
         num_gateways=num_gateways,
     )
-    asks = []
+    schedule = []
     for number in range(12):
         turn, talk = divmod(number, 6)
         first = tuple((talk * 7919 + i) % 30_000 for i in range(2000))
@@ -123,19 +125,19 @@ def answered(*, num_gateways: int, remote_prefix: bool) -> tuple[int, int]:
             prompt_tokens=first if turn == 0 else (*first, *answer, *range(100)),
             sampling=SamplingParams(max_tokens=1200 if turn == 0 else 4, seed=talk),
         )
-        asks.append(ScheduledRequest(turn_request, "talk", 30.0 * turn + 0.1 * talk))
+        schedule.append(ScheduledRequest(turn_request, "talk", 30.0 * turn + 0.1 * talk))
     cluster = SimCluster(spec)
-    traces = run(cluster, asks)
+    traces = run(cluster, schedule)
     return sum(t.outcome.num_cached_tokens for t in traces), cluster.num_remote_hit_tokens  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("num_gateways", [1, 3])
 def test_an_answer_that_only_its_decode_worker_has_is_read_from_there(num_gateways: int) -> None:
     """All gateways see the same prefix index, whichever of them placed the request."""
-    cached, borrowed = answered(num_gateways=num_gateways, remote_prefix=True)
+    cached, fetched = answered(num_gateways=num_gateways, remote_prefix=True)
     alone, none = answered(num_gateways=num_gateways, remote_prefix=False)
     assert none == 0 and alone <= 6 * 2000
-    assert borrowed >= 6 * 1184 and cached >= 6 * (2000 + 1184), "all but the last block or so of each"
+    assert fetched >= 6 * 1184 and cached >= 6 * (2000 + 1184), "all but the last block or so of each"
 
 
 GPU = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
@@ -156,7 +158,7 @@ class Gateways:
             for placed in own.values():
                 placed.clear()
 
-    def ask(self, number: int, num_tokens: int) -> None:
+    def submit(self, number: int, num_tokens: int) -> None:
         own = self.own[number % len(self.own)]
         views = [
             WorkerView(ref, "mixed", "m", "f", WorkerLoad(num_queued_tokens=num), tuple(own[ref]), GPU)
@@ -177,7 +179,7 @@ def test_gateways_on_one_fleet_do_not_herd(num_gateways: int) -> None:
     for number in range(10 * 96):
         if number % 96 == 0:
             fleet.report()
-        fleet.ask(number, 500)
+        fleet.submit(number, 500)
     mean = sum(fleet.queued.values()) / 8
     assert max(fleet.queued.values()) < 1.25 * mean and min(fleet.queued.values()) > 0.75 * mean
 
@@ -189,6 +191,6 @@ def test_what_each_gateway_alone_would_overload_is_shared() -> None:
         fleet.queued[ref] = 40
     fleet.report()
     for number in range(32):
-        fleet.ask(number, 500)
+        fleet.submit(number, 500)
     taken = {ref.id: num // 500 for ref, num in fleet.queued.items()}
     assert max(taken.values()) <= 8 and sum(num > 0 for num in taken.values()) == 8, taken

@@ -27,7 +27,7 @@ def test_every_built_in_mix_ends_well(name: str) -> None:
     # Each of the conversations of `agent` has many turns.
     requests = list(open_workload(name, seed=1, count=3 if name == "agent" else 15, rate=None))
     traces, _ = ended(requests, (gpu_spec("prefill"), 2), (gpu_spec("decode"), 2))
-    assert {ask.request.id for ask in requests} <= {trace.id for trace in traces}
+    assert {scheduled.request.id for scheduled in requests} <= {trace.id for trace in traces}
     assert len({trace.id for trace in traces}) == len(traces)
 
 

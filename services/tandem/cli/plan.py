@@ -55,7 +55,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     if path is not None:
         simulate_setup.write_json(path, _document(args, plan, target, machines, curves))
     if chart is not None:
-        import_module("tandem.sim.planner.plan_chart").draw_plan(chart, args.workload, plan, curves)
+        import_module("tandem.sim.planner.plan_chart").render_plan(chart, args.workload, plan, curves)
     return 0 if plan.winner is not None else 1
 
 

@@ -65,7 +65,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     if path is not None:
         simulate_setup.write_json(path, _document(args, count, deployment, report, tally, series))
     if chart is not None and series is not None:
-        import_module("tandem.sim.report.chart").draw_run(chart, heading, tally, series)
+        import_module("tandem.sim.report.chart").render_run(chart, heading, tally, series)
     return 0
 
 

@@ -175,7 +175,7 @@ class Loop:
             try:
                 await self.once()
             except Exception:
-                _log.exception("a decision failed; the next one comes in %g s", self._interval_s)
+                _log.exception("a decision failed; the next one follows in %g s", self._interval_s)
             try:
                 await asyncio.wait_for(stopped.wait(), self._interval_s)
             except TimeoutError:

@@ -29,11 +29,11 @@ class RequestContext:
     """Caller and terms of one request, the same for both front ends.
 
     `request_id`: the client's label, which need not be unique. `lane`: None where the client named none. `timeout_s`:
-    seconds that the client's own deadline leaves; None where it has none. `session`: requests of one key and session
-    go to the same workers where that costs nothing. `wants_explanation`: the response carries the reasons of the
-    placement. `wants_timing`: the response carries the seconds of each stage. `received_at`: when the HTTP exchange or
-    the RPC began, on the gateway's clock. `traceparent`, `tracestate`: the headers of W3C Trace Context as received,
-    empty where there were none."""
+    seconds that the client's own deadline leaves; None where it has none. `session`: requests of one key and session go
+    to the same workers where that costs nothing. `explain`: the response carries the reasons of the placement.
+    `include_timing`: the response carries the seconds of each stage. `received_at`: when the HTTP exchange or the RPC
+    began, on the gateway's clock. `traceparent`, `tracestate`: the headers of W3C Trace Context as received, empty
+    where there were none."""
 
     request_id: str
     received_at: float
@@ -41,8 +41,8 @@ class RequestContext:
     lane: Lane | None = None
     timeout_s: float | None = None
     session: str = ""
-    wants_explanation: bool = False
-    wants_timing: bool = False
+    explain: bool = False
+    include_timing: bool = False
     traceparent: str = ""
     tracestate: str = ""
 
@@ -64,8 +64,8 @@ def read_context(
         lane=lane_of(headers.get(LANE_HEADER)),
         timeout_s=timeout_s,
         session=headers.get(SESSION_HEADER, ""),
-        wants_explanation=is_flag_set(EXPLAIN_HEADER, headers.get(EXPLAIN_HEADER)),
-        wants_timing=is_flag_set(TIMING_HEADER, headers.get(TIMING_HEADER)),
+        explain=is_flag_set(EXPLAIN_HEADER, headers.get(EXPLAIN_HEADER)),
+        include_timing=is_flag_set(TIMING_HEADER, headers.get(TIMING_HEADER)),
         traceparent=headers.get(TRACEPARENT_HEADER, ""),
         tracestate=headers.get(TRACESTATE_HEADER, ""),
     )

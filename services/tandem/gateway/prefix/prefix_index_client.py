@@ -89,7 +89,7 @@ class PrefixIndexClient:
 
         A worker that repeatedly has less than predicted is loaded again from its snapshot."""
         if self.false_hits.reported(predicted, num_cached):
-            _log.warning("%s holds less than the prefix index says; its entries are loaded again", predicted.worker)
+            _log.warning("%s holds less than the prefix index lists; its entries are loaded again", predicted.worker)
             self._mirror.suspect(predicted.worker)
 
     @property

@@ -79,12 +79,12 @@ class CompletionStream:
         self._streams: list[TokenStream] = []
         self._unclosed: list[TokenStream] = []
         self._recording = recording
-        self._wants_explanation = False
+        self._explain = False
         self._usage_counter = UsageCounter(params.num_choices, recording.pace)
 
     async def admit(self, dispatch: RequestDispatcher, jobs: Sequence[Request], caller: RequestContext) -> None:
         """Admit all jobs or none: when one is refused, the ones admitted before it end. Raises TandemError."""
-        self._wants_explanation = caller.wants_explanation
+        self._explain = caller.explain
         if not caller.session and self.params.body.user:
             caller = replace(caller, session=self.params.body.user)
         job, recording = jobs[0], self._recording
@@ -121,7 +121,7 @@ class CompletionStream:
     def reasons(self) -> list[dict[str, object]] | None:
         """Return per prompt, as JSON values, why it was placed where it was; final once `path` is. None where not
         requested."""
-        return [dict(stream.reasons) for stream in self._streams] if self._wants_explanation else None
+        return [dict(stream.reasons) for stream in self._streams] if self._explain else None
 
     @property
     def timing(self) -> RequestTiming | None:

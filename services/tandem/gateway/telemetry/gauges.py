@@ -43,7 +43,7 @@ def watch_prefixes(metrics: Metrics, prefixes: PrefixIndexClient) -> None:
     for instrument, read in (
         (have.PREFIX_INDEX_REACHABLE, lambda: prefixes.is_reachable),
         (have.PREFIX_INDEX_WORKERS, lambda: table.num_workers),
-        (have.PREFIX_INDEX_WORKERS_WANTED, lambda: prefixes.num_unloaded_workers),
+        (have.PREFIX_INDEX_WORKERS_EXPECTED, lambda: prefixes.num_unloaded_workers),
         (have.PREFIX_INDEX_BLOCKS, lambda: table.num_blocks),
         (have.PREFIX_INDEX_BYTES, lambda: table.num_bytes),
         (have.PREFIX_PREDICTED_TOKENS, lambda: hits.num_predicted),

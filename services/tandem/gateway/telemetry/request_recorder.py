@@ -171,7 +171,7 @@ class RequestRecording:
     @property
     def timing(self) -> RequestTiming | None:
         """Return the stages up to now; None where the client did not request them."""
-        if not self._caller.wants_timing:
+        if not self._caller.include_timing:
             return None
         now = self._recorder.clock.now()
         return RequestTiming(now - self._caller.received_at, self._first_token_s(), self._last(now)[1])

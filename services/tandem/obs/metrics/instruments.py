@@ -129,8 +129,8 @@ TRANSFER_LINKS = gauge(
 )
 PREFIX_INDEX_REACHABLE = gauge("tandem.prefix.index.reachable", "", "Whether the prefix index can be read.")
 PREFIX_INDEX_WORKERS = gauge("tandem.prefix.index.workers", "{worker}", "Workers whose blocks are mirrored.")
-PREFIX_INDEX_WORKERS_WANTED = gauge(
-    "tandem.prefix.index.workers_wanted", "{worker}", "Workers whose blocks have to be loaded from a snapshot."
+PREFIX_INDEX_WORKERS_EXPECTED = gauge(
+    "tandem.prefix.index.workers_expected", "{worker}", "Workers whose blocks have to be loaded from a snapshot."
 )
 PREFIX_INDEX_BLOCKS = gauge("tandem.prefix.index.blocks", "{block}", "Blocks in the mirror of the prefix index.")
 PREFIX_INDEX_BYTES = gauge("tandem.prefix.index.size", "By", "Memory of the mirror of the prefix index.")

@@ -18,7 +18,7 @@ _GIVEN_UP = 2.0
 """Margin at which an aborted run is plotted, since its real margin is unknown."""
 
 
-def draw_plan(path: Path, workload: str, plan: Plan, curves: Mapping[str, Sequence[BreakEvenPoint]]) -> None:
+def render_plan(path: Path, workload: str, plan: Plan, curves: Mapping[str, Sequence[BreakEvenPoint]]) -> None:
     """Write a figure with cost against worst percentile of all tried deployments, and the costs of both kinds along
     each axis."""
     figure = Figure(figsize=(5.5 * (1 + len(curves)), 4.6), layout="constrained")

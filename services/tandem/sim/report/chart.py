@@ -27,7 +27,7 @@ def require_drawable(path: Path) -> Path:
     return path
 
 
-def draw_run(path: Path, title: str, tally: LatencyStats, series: Series) -> None:
+def render_run(path: Path, title: str, tally: LatencyStats, series: Series) -> None:
     """Write a figure with TTFT and ITL by class, the utilisation of each pool, waiting requests, throughput and the
     worst token gaps."""
     figure = Figure(figsize=(11, 9.5), layout="constrained")
