@@ -51,14 +51,7 @@ _LIMIT = _Rule(Annotated[str, Meta(pattern="^[0-9]+$")], "a whole number")
 _BOOLEAN = _Rule(Literal["true", "false"], "true or false")
 _SHARE = _Rule(Annotated[float, Meta(ge=0, le=1)], "a ratio from 0 to 1")
 _SAMPLER = _Rule(
-    Literal[
-        "always_on",
-        "always_off",
-        "traceidratio",
-        "parentbased_always_on",
-        "parentbased_always_off",
-        "parentbased_traceidratio",
-    ],
+    Annotated[str, Meta(pattern="^(parentbased_)?(always_on|always_off|traceidratio)$")],
     "always_on, always_off or traceidratio, which parentbased_ may precede",
 )
 _PROTOCOL = _Rule(Protocol, "grpc or http/protobuf")

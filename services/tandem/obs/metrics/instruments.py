@@ -14,25 +14,8 @@ LATENCY = (
 )
 """Bucket bounds in seconds, for times to a first token, of requests and of their stages."""
 GAP = (
-    0.001,
-    0.0025,
-    0.005,
-    0.0075,
-    0.01,
-    0.015,
-    0.02,
-    0.025,
-    0.03,
-    0.04,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.5,
-    1.0,
-    2.5,
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5),
 )
 """Bucket bounds in seconds, for times between two tokens and of steps."""
 TOKENS = tuple(4.0**power for power in range(10))
