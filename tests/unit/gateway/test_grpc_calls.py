@@ -13,7 +13,7 @@ from urllib.parse import quote
 import grpc
 import pytest
 
-from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.grpc.call import DETAIL_TYPE
 from tandem.gateway.grpc.service import MAX_HELD
 from tandem.wire.channels import channel_options
@@ -169,11 +169,11 @@ def test_every_error_has_its_code_and_details(front: Front, stub: Any, kind: Err
     with pytest.raises(grpc.RpcError) as error:
         consume(stub, "Chat")
     trailers = dict(error.value.trailing_metadata())
-    assert error.value.code().name == ERROR_TABLE[kind].grpc
+    assert error.value.code().name == kind.grpc
     assert error.value.details() == "größer"
     detail = pb.ErrorDetail.FromString(trailers["tandem-error-bin"])
     assert (detail.kind, detail.param, detail.retry_after_s) == (kind.value, "n", 1.25)
-    assert (detail.reason, detail.type) == ("queue_full", ERROR_TABLE[kind].openai_type)
+    assert (detail.reason, detail.type) == ("queue_full", kind.openai_type)
     assert trailers["retry-after"] == "2" and trailers["grpc-retry-pushback-ms"] == "1250"
 
 
