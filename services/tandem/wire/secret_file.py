@@ -54,9 +54,6 @@ class SecretFile:
         self._secrets = self._read()
         self._looked_at: float | None = None
 
-    def __repr__(self) -> str:
-        return f"<secrets of {self._path}, {len(self._secrets)}>"
-
     def current(self, now: float) -> tuple[bytes, ...]:
         """Return the secrets, of which the first is used to sign and each is accepted."""
         # The clock may have been set back, which must not delay a rotation: hence the lower bound.
