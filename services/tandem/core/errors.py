@@ -47,6 +47,10 @@ class ErrorKind(Enum):
         kind.openai_type = openai_type
         return kind
 
+    @property
+    def value(self) -> str:  # mypy takes the type of an enumeration's value as unknown where there is a `__new__`
+        return self._value_
+
 
 class TandemError(Exception):
     """A failure with a kind. `param` names the offending field; `retry_after_s` is in seconds; `reason` is the
