@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -228,7 +227,7 @@ def _once(read: Callable[[], Awaitable[_T]]) -> Callable[[], Awaitable[_T]]:
 def _no_server() -> str:
     """Return why `tandem serve` has no Redis server to start; empty if it has one."""
     try:
-        program = find_program()
+        find_program()
     except EmbeddedServerError as error:
         return str(error)
-    return "" if os.access(program, os.X_OK) else f"{program} cannot be executed"
+    return ""

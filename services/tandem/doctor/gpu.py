@@ -141,13 +141,8 @@ def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Se
     summary = f"{index} {gpu.name}, driver {driver}, {format_bytes(gpu.num_bytes)}"
     found: list[Finding] = []
     if gpu.compute_mode == "Prohibited":
-        found.append(
-            fail(
-                "gpu",
-                f"{summary}: no process may compute on it (compute mode Prohibited)",
-                f"`nvidia-smi -i {index} -c DEFAULT`",
-            )
-        )
+        unusable = f"{summary}: no process may compute on it (compute mode Prohibited)"
+        found.append(fail("gpu", unusable, f"`nvidia-smi -i {index} -c DEFAULT`"))
     if gpu.compute_mode.startswith("Exclusive"):
         several = f"{summary}: one process only (compute mode {gpu.compute_mode}), and several workers share a GPU"
         found.append(warn("gpu", several, f"`nvidia-smi -i {index} -c DEFAULT`, or one worker for each GPU"))
