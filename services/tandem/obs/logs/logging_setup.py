@@ -15,7 +15,7 @@ from types import TracebackType
 
 from tandem.core.clock import SystemClock
 from tandem.core.config import TelemetryConfig
-from tandem.obs.logs.log_formatters import JsonFormatter, Origin, TextFormatter
+from tandem.obs.logs.log_formatters import JsonFormatter, TextFormatter
 from tandem.obs.logs.log_handler import LineHandler
 from tandem.obs.logs.log_rate_limit import LogLimit
 from tandem.obs.metrics.instruments import LOG_LINES_DROPPED
@@ -37,7 +37,8 @@ def set_up_logging(
 
     An empty `instance` is replaced by host name and process id."""
     handlers = list(handlers) or [LineHandler(sys.stderr)]
-    origin = Origin(service, instance or f"{socket.gethostname()}-{os.getpid()}", os.getpid())
+    instance = instance or f"{socket.gethostname()}-{os.getpid()}"
+    origin = {"service": service, "instance": instance, "pid": os.getpid()}
     is_json = telemetry.log_format == "json"
     limit = LogLimit(SystemClock(), handlers)
     for handler in handlers:

@@ -20,7 +20,8 @@ GAP = (
 """Bucket bounds in seconds, for times between two tokens and of steps."""
 TOKENS = tuple(4.0**power for power in range(10))
 
-_GEN_AI = ("gen_ai.operation.name", "gen_ai.request.model", "tenant", "lane")
+MODEL = "gen_ai.request.model"
+_GEN_AI = ("gen_ai.operation.name", MODEL, "tenant", "lane")
 
 # ---- what clients see: gateway
 
@@ -41,12 +42,7 @@ TOKEN_USAGE = histogram(
     "gen_ai.client.token.usage", "{token}", "Tokens of a request.", TOKENS, *_GEN_AI, "gen_ai.token.type"
 )
 INTER_TOKEN_LATENCY = histogram(
-    "tandem.inter_token_latency",
-    "s",
-    "Between two tokens of a choice, as sent by the gateway.",
-    GAP,
-    "lane",
-    "gen_ai.request.model",
+    "tandem.inter_token_latency", "s", "Between two tokens of a choice, as sent by the gateway.", GAP, "lane", MODEL
 )
 
 # ---- requests: gateway
@@ -61,13 +57,7 @@ CACHED_PROMPT_TOKENS = counter(
 )
 OUTPUT_TOKENS = counter("tandem.output_tokens", "{token}", "Output tokens sent to clients.", "path", "tenant")
 STAGE_DURATION = histogram(
-    "tandem.request.stage.duration",
-    "s",
-    "Time of a request in one of its stages.",
-    LATENCY,
-    "stage",
-    "lane",
-    "gen_ai.request.model",
+    "tandem.request.stage.duration", "s", "Time of a request in one of its stages.", LATENCY, "stage", "lane", MODEL
 )
 ADMISSIONS = counter(
     "tandem.admissions", "{request}", "Requests admitted or refused, and why.", "decision", "reason", "lane", "tenant"

@@ -15,7 +15,6 @@ from tandem.obs.metrics import instruments as on
 from tandem.obs.metrics.instrument import Instrument, Kind
 from tandem.obs.metrics.metrics import HistogramSnapshot, MetricFamily, Values, total
 
-_MODEL = "gen_ai.request.model"
 _INFO_MODEL = on.WORKER_INFO.attributes.index("model")
 
 
@@ -84,7 +83,7 @@ def _points(alias: Alias, family: MetricFamily, served: str) -> dict[Values, flo
     for values, point in family.points.items():
         labels = dict(zip(attributes, values, strict=True))
         if labels.items() >= alias.where.items():
-            points.setdefault(labels.get(_MODEL, served), []).append(point)
+            points.setdefault(labels.get(on.MODEL, served), []).append(point)
     return {(model,): _merged(alias, found) for model, found in points.items()}
 
 
