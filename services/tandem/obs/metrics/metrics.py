@@ -191,11 +191,7 @@ class Metrics:
 
     def _bounded(self, instrument: Instrument, values: Values) -> Values:
         assert len(values) == len(instrument.attributes), (instrument, values)
-        if OPEN_ATTRIBUTES.isdisjoint(instrument.attributes):
-            return values
-        return tuple(
-            self._bounded_value(name, value) for name, value in zip(instrument.attributes, values, strict=True)
-        )
+        return tuple(map(self._bounded_value, instrument.attributes, values))
 
     def _bounded_value(self, attribute: str, value: str) -> str:
         if attribute not in OPEN_ATTRIBUTES:
