@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -102,8 +102,7 @@ def _exporters(signal: Signal, environ: Mapping[str, str]) -> tuple[Exporter, ..
     names = _convert(variable, _NAMES[signal], given)
     if not names and any(environ.get(name) for name in _otlp("ENDPOINT", signal)):
         return ("otlp",)
-    exporters: tuple[Exporter, ...] = ("otlp", "console")
-    return tuple(name for name in exporters if name in names)
+    return tuple(name for name in get_args(Exporter) if name in names)
 
 
 def _protocol(signal: Signal, environ: Mapping[str, str]) -> Protocol:

@@ -53,7 +53,12 @@ class TextFormatter(logging.Formatter):
         start = f"{self.formatTime(record)} {record.levelname} {record.name} {message}"
         raised = _exception(record)
         traceback_lines = [] if raised is None else [f"  {_one_line(each)}" for each in raised.split("\n")]
-        return "\n".join([start + _text_fields(message, _line_fields(record)), *traceback_lines])
+        fields_text = "".join(
+            f" {name}={_to_text(value)}"
+            for name, value in _line_fields(record).items()
+            if name != "request_id" or str(value) not in message
+        )
+        return "\n".join([start + fields_text, *traceback_lines])
 
 
 class JsonFormatter(logging.Formatter):
@@ -100,15 +105,6 @@ def _line_fields(record: logging.LogRecord) -> dict[str, Any]:
         for name, value in every.items()
         if value is not None
     }
-
-
-def _text_fields(message: str, known: Mapping[str, Any]) -> str:
-    """Return the fields of a line for people."""
-    return "".join(
-        f" {name}={_to_text(value)}"
-        for name, value in known.items()
-        if name != "request_id" or str(value) not in message
-    )
 
 
 def _exception(record: logging.LogRecord) -> str | None:
