@@ -23,7 +23,7 @@ from tandem.core.events import Finished, FinishReason, JobEvent, SampledToken, T
 from tandem.core.ids import Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.text.text_model import TextModel
-from tandem.wire.channels import server_options
+from tandem.wire.channels import SERVER_OPTIONS
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 from tandem.wire.job_codec import decode_key, decode_submission
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(step_s: float) -> None:
-    worker, server = FakeWorker(step_s), grpc.aio.server(options=server_options())
+    worker, server = FakeWorker(step_s), grpc.aio.server(options=SERVER_OPTIONS)
     add_WorkerServicer_to_server(worker, server)
     worker.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -25,7 +25,7 @@ from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
 from tandem.obs.logs.logging_setup import set_up_logging
-from tandem.stores.embedded_redis import EmbeddedServer, EmbeddedServerError
+from tandem.stores.embedded_redis import EmbeddedServer
 
 READY_TIMEOUT_S = 180.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -65,7 +65,7 @@ def _private(config: Config, stack: ExitStack, progress: Progress) -> Config:
     redis, cluster = config.redis, config.cluster
     if not redis.url:
         progress.step("redis", "starting an embedded server")
-        redis = replace(redis, url=stack.enter_context(_embedded_server()).url)
+        redis = replace(redis, url=stack.enter_context(EmbeddedServer.start()).url)
     if not cluster.secret_file:
         cluster = replace(cluster, secret_file=str(stack.enter_context(run_secret())))
     return replace(config, redis=redis, cluster=cluster)
@@ -115,13 +115,6 @@ def _operating(config: Config) -> str:
     redis = config.redis
     where = f"--redis-url {redis.url} --namespace {redis.namespace} --secret-file {config.cluster.secret_file}"
     return f"  tandem role {where}\n"
-
-
-def _embedded_server() -> EmbeddedServer:
-    try:
-        return EmbeddedServer.start()
-    except EmbeddedServerError as error:
-        raise TandemError(ErrorKind.UNSUPPORTED, str(error)) from error
 
 
 def _counted(num_threads: int) -> str:

@@ -2,69 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 
 class ErrorKind(Enum):
-    """Kinds of failure; each value is the machine-readable reason, stable across versions."""
+    """Kinds of failure; each value is the machine-readable reason, stable across versions.
 
-    INVALID_REQUEST = "invalid_request"
-    CONTEXT_LENGTH = "context_length_exceeded"
-    UNSUPPORTED = "unsupported"
-    MODEL_NOT_FOUND = "model_not_found"
-    NOT_FOUND = "not_found"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    BODY_TOO_LARGE = "body_too_large"
-    HEADERS_TOO_LARGE = "headers_too_large"
-    REQUEST_TIMEOUT = "request_timeout"
-    UNAUTHENTICATED = "unauthenticated"
-    FORBIDDEN = "forbidden"
-    QUOTA = "quota_exceeded"
-    OVERLOADED = "overloaded"
-    SLO_MISS = "predicted_slo_miss"
-    NO_WORKER = "no_worker"
-    DRAINING = "draining"
-    WORKER_LOST = "worker_lost"
-    KV_LOST = "kv_lost"
-    DEADLINE = "deadline_exceeded"
-    CANCELLED = "cancelled"
-    INTERNAL = "internal"
+    Clients see the HTTP status `http`, the name `grpc` of a gRPC status code, and `openai_type` as the `type` of
+    OpenAI's error body.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class ErrorFacts:
-    """How clients see an error kind: the HTTP status `http`, the gRPC status code name `grpc` and the `type` of
-    OpenAI's error body."""
-
+    _value_: str
     http: int
     grpc: str
     openai_type: str
 
+    INVALID_REQUEST = "invalid_request", 400, "INVALID_ARGUMENT", "invalid_request_error"
+    CONTEXT_LENGTH = "context_length_exceeded", 400, "INVALID_ARGUMENT", "invalid_request_error"
+    UNSUPPORTED = "unsupported", 400, "UNIMPLEMENTED", "invalid_request_error"
+    MODEL_NOT_FOUND = "model_not_found", 404, "NOT_FOUND", "invalid_request_error"
+    NOT_FOUND = "not_found", 404, "NOT_FOUND", "invalid_request_error"
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405, "UNIMPLEMENTED", "invalid_request_error"
+    BODY_TOO_LARGE = "body_too_large", 413, "INVALID_ARGUMENT", "invalid_request_error"
+    HEADERS_TOO_LARGE = "headers_too_large", 431, "INVALID_ARGUMENT", "invalid_request_error"
+    REQUEST_TIMEOUT = "request_timeout", 408, "DEADLINE_EXCEEDED", "invalid_request_error"
+    UNAUTHENTICATED = "unauthenticated", 401, "UNAUTHENTICATED", "authentication_error"
+    FORBIDDEN = "forbidden", 403, "PERMISSION_DENIED", "permission_error"
+    QUOTA = "quota_exceeded", 429, "RESOURCE_EXHAUSTED", "rate_limit_error"
+    SLO_MISS = "predicted_slo_miss", 503, "UNAVAILABLE", "overloaded_error"
+    OVERLOADED = "overloaded", 503, "UNAVAILABLE", "overloaded_error"
+    NO_WORKER = "no_worker", 503, "UNAVAILABLE", "server_error"
+    DRAINING = "draining", 503, "UNAVAILABLE", "server_error"
+    WORKER_LOST = "worker_lost", 502, "UNAVAILABLE", "server_error"
+    KV_LOST = "kv_lost", 502, "UNAVAILABLE", "server_error"
+    DEADLINE = "deadline_exceeded", 504, "DEADLINE_EXCEEDED", "server_error"
+    CANCELLED = "cancelled", 499, "CANCELLED", "invalid_request_error"
+    INTERNAL = "internal", 500, "INTERNAL", "server_error"
 
-ERROR_TABLE: dict[ErrorKind, ErrorFacts] = {
-    ErrorKind.INVALID_REQUEST: ErrorFacts(400, "INVALID_ARGUMENT", "invalid_request_error"),
-    ErrorKind.CONTEXT_LENGTH: ErrorFacts(400, "INVALID_ARGUMENT", "invalid_request_error"),
-    ErrorKind.UNSUPPORTED: ErrorFacts(400, "UNIMPLEMENTED", "invalid_request_error"),
-    ErrorKind.MODEL_NOT_FOUND: ErrorFacts(404, "NOT_FOUND", "invalid_request_error"),
-    ErrorKind.NOT_FOUND: ErrorFacts(404, "NOT_FOUND", "invalid_request_error"),
-    ErrorKind.METHOD_NOT_ALLOWED: ErrorFacts(405, "UNIMPLEMENTED", "invalid_request_error"),
-    ErrorKind.BODY_TOO_LARGE: ErrorFacts(413, "INVALID_ARGUMENT", "invalid_request_error"),
-    ErrorKind.HEADERS_TOO_LARGE: ErrorFacts(431, "INVALID_ARGUMENT", "invalid_request_error"),
-    ErrorKind.REQUEST_TIMEOUT: ErrorFacts(408, "DEADLINE_EXCEEDED", "invalid_request_error"),
-    ErrorKind.UNAUTHENTICATED: ErrorFacts(401, "UNAUTHENTICATED", "authentication_error"),
-    ErrorKind.FORBIDDEN: ErrorFacts(403, "PERMISSION_DENIED", "permission_error"),
-    ErrorKind.QUOTA: ErrorFacts(429, "RESOURCE_EXHAUSTED", "rate_limit_error"),
-    ErrorKind.SLO_MISS: ErrorFacts(503, "UNAVAILABLE", "overloaded_error"),
-    ErrorKind.OVERLOADED: ErrorFacts(503, "UNAVAILABLE", "overloaded_error"),
-    ErrorKind.NO_WORKER: ErrorFacts(503, "UNAVAILABLE", "server_error"),
-    ErrorKind.DRAINING: ErrorFacts(503, "UNAVAILABLE", "server_error"),
-    ErrorKind.WORKER_LOST: ErrorFacts(502, "UNAVAILABLE", "server_error"),
-    ErrorKind.KV_LOST: ErrorFacts(502, "UNAVAILABLE", "server_error"),
-    ErrorKind.DEADLINE: ErrorFacts(504, "DEADLINE_EXCEEDED", "server_error"),
-    ErrorKind.CANCELLED: ErrorFacts(499, "CANCELLED", "invalid_request_error"),
-    ErrorKind.INTERNAL: ErrorFacts(500, "INTERNAL", "server_error"),
-}
+    def __new__(cls, reason: str, http: int, grpc: str, openai_type: str) -> ErrorKind:
+        kind = object.__new__(cls)
+        kind._value_ = reason
+        kind.http = http
+        kind.grpc = grpc
+        kind.openai_type = openai_type
+        return kind
+
+    @property
+    def value(self) -> str:  # mypy takes the type of an enumeration's value as unknown where there is a `__new__`
+        return self._value_
 
 
 class TandemError(Exception):
@@ -86,10 +71,6 @@ class TandemError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.reason = reason
-
-    @property
-    def facts(self) -> ErrorFacts:
-        return ERROR_TABLE[self.kind]
 
     def __repr__(self) -> str:
         return f"TandemError({self.kind.value}: {self.message})"

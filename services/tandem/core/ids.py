@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, NewType
+from typing import Annotated, NamedTuple, NewType
+
+from msgspec import Meta
 
 RequestId = NewType("RequestId", str)
 SeqId = NewType("SeqId", int)
@@ -47,7 +49,7 @@ class WorkerRef:
     """Identifies one incarnation of a worker, with the gRPC address (host:port) at which it answers."""
 
     id: WorkerId
-    incarnation: Incarnation
+    incarnation: Annotated[Incarnation, Meta(ge=0)]
     address: str
 
     def __str__(self) -> str:

@@ -38,7 +38,6 @@ _FLAG_NAMES = {
     "gateway.host": "--host",
     "gateway.port": "--port",
     "redis.url": "--redis-url",
-    "worker.id": "--worker-id",
     "worker.metrics_port": "--metrics-port",
     "handoff.lease_s": "--lease-s",
     "planner.model": "--planner-model",

@@ -43,13 +43,7 @@ class StepCost:
 
     @property
     def vector(self) -> tuple[float, ...]:
-        return (
-            self.base_s,
-            self.prefill_token_s,
-            self.decode_seq_s,
-            self.decode_context_s,
-            self.prefill_pair_s,
-        )
+        return (self.base_s, self.prefill_token_s, self.decode_seq_s, self.decode_context_s, self.prefill_pair_s)
 
     def predict(self, features: StepFeatures) -> float:
         """Return the seconds of one step."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from tandem.doctor import (
 from tandem.doctor.finding import Finding, skip
 from tandem.doctor.runner import Check, on_thread
 from tandem.doctor.system import System
-from tandem.stores.embedded_redis import EmbeddedServerError, find_program
+from tandem.stores.embedded_redis import find_program
 
 PAIRS_S = 3600.0
 """Time limit for all pairs, which are measured one after the other with a time limit for each."""
@@ -228,7 +227,7 @@ def _once(read: Callable[[], Awaitable[_T]]) -> Callable[[], Awaitable[_T]]:
 def _no_server() -> str:
     """Return why `tandem serve` has no Redis server to start; empty if it has one."""
     try:
-        program = find_program()
-    except EmbeddedServerError as error:
-        return str(error)
-    return "" if os.access(program, os.X_OK) else f"{program} cannot be executed"
+        find_program()
+    except TandemError as error:
+        return error.message
+    return ""

@@ -14,10 +14,7 @@ from tandem.doctor.system import System
 
 QUERY_S, TORCH_S = 10.0, 30.0
 """Time limits: a failing driver answers late or not at all; torch takes seconds to load its libraries."""
-_FIELDS = (
-    *("name", "driver_version", "memory.total", "memory.used"),
-    *("compute_mode", "persistence_mode", "mig.mode.current"),
-)
+_FIELDS = "name,driver_version,memory.total,memory.used,compute_mode,persistence_mode,mig.mode.current"
 _TORCH = """
 import importlib.util, json, torch
 nixl = [name for name in ("nixl_cu12", "nixl_cu13") if importlib.util.find_spec(name)]
@@ -69,7 +66,7 @@ class Torch:
 
 
 def read_driver(system: System) -> Driver:
-    ran = system.run(["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"], QUERY_S)
+    ran = system.run(["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"], QUERY_S)
     if ran.code:
         return Driver(problem=ran.problem)
     return parse_driver(ran.out, system.run(["nvidia-smi"], QUERY_S).out)
@@ -141,13 +138,8 @@ def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Se
     summary = f"{index} {gpu.name}, driver {driver}, {format_bytes(gpu.num_bytes)}"
     found: list[Finding] = []
     if gpu.compute_mode == "Prohibited":
-        found.append(
-            fail(
-                "gpu",
-                f"{summary}: no process may compute on it (compute mode Prohibited)",
-                f"`nvidia-smi -i {index} -c DEFAULT`",
-            )
-        )
+        unusable = f"{summary}: no process may compute on it (compute mode Prohibited)"
+        found.append(fail("gpu", unusable, f"`nvidia-smi -i {index} -c DEFAULT`"))
     if gpu.compute_mode.startswith("Exclusive"):
         several = f"{summary}: one process only (compute mode {gpu.compute_mode}), and several workers share a GPU"
         found.append(warn("gpu", several, f"`nvidia-smi -i {index} -c DEFAULT`, or one worker for each GPU"))

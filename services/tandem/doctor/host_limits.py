@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 from dataclasses import dataclass
 
@@ -77,10 +78,8 @@ def judge_open_files(limits: ResourceLimits, max_connections: int) -> Finding:
 
 
 def _has_ipc_lock(system: System) -> bool:
-    for line in system.text("/proc/self/status").splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> _IPC_LOCK_BIT & 1)
-    return False
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", system.text("/proc/self/status"), re.MULTILINE)
+    return effective is not None and bool(int(effective[1], 16) >> _IPC_LOCK_BIT & 1)
 
 
 def _size(num_bytes: int | None) -> str:

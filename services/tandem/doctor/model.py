@@ -15,7 +15,6 @@ from tandem.doctor.finding import Finding, fail, format_bytes, ok, skip, warn
 NEEDED_BYTES = 4 << 30
 """Space that must be free in the cache before a model is fetched. The smallest served model takes 1.2 GB including its
 converted form; most are larger, but their size is not known in advance."""
-_CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
 _FIX = "a --model that is an alias, a directory with config, tokenizer and safetensors, a .gguf file or a hub id"
 
 
@@ -38,7 +37,7 @@ def check_model(model: ModelConfig) -> tuple[Finding, ...]:
 
 
 def _files(model: str, directory: Path) -> Finding:
-    missing = [name for name in (_CONFIG, _TOKENIZER) if not (directory / name).is_file()]
+    missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
     weights = [] if _is_random(directory) else _weights(directory)
     missing += [name for name in weights if not (directory / name).is_file()]
     if missing:

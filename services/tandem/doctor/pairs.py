@@ -16,7 +16,7 @@ from tandem.core.link import LinkReport
 from tandem.doctor.finding import Finding, Severity, fail, skip
 from tandem.doctor.workers import MemberList, WorkerFacts, WorkerList
 from tandem.wire.gen import worker_pb2
-from tandem.wire.kv_codec import encode_worker
+from tandem.wire.kv_codec import encode_worker, same_fields
 from tandem.wire.link_codec import decode_link
 from tandem.wire.peer_auth import reason_of
 from tandem.wire.worker_codec import decode_refusal
@@ -25,6 +25,7 @@ MEASURE_S = 30.0
 """Time limit of one pair: connecting may take seconds, and so may the read over a slow link."""
 FEW_PRODUCERS, FEW_PAIRS = 3, 16
 """Without --all-pairs: maximum number of producers for each consumer, and of pairs in all."""
+_FIGURES = ("link_type", "num_bytes", "seconds", "evidence", "problem", "refused")
 
 
 class Pair(NamedTuple):
@@ -82,13 +83,8 @@ def judge_link(pair: Pair, report: LinkReport, transfer: TransferConfig) -> Find
     figures = {
         "consumer": pair.consumer.ref.id,
         "producer": pair.producer.ref.id,
-        "link_type": report.link_type,
         "gbps": round(report.gbps, 3),
-        "num_bytes": report.num_bytes,
-        "seconds": report.seconds,
-        "evidence": report.evidence,
-        "problem": report.problem,
-        "refused": report.refused,
+        **same_fields(report, _FIGURES),
     }
     if not problem:
         return Finding("pairs", Severity.OK, summary, figures=figures)

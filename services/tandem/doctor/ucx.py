@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from tandem.core.config import HandoffConfig, TransferConfig
 from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
@@ -94,11 +95,7 @@ def judge_trial(trial: Trial, handoff: HandoffConfig, transfer: TransferConfig, 
 
 
 def _stuck(trial: Trial, ucx_tls: str) -> Finding:
-    because = (
-        f" (UCX_TLS={ucx_tls} names {', '.join(trial.missing)}, which this machine does not have)"
-        if trial.missing
-        else ""
-    )
+    because = f" ({_missing_names(trial, ucx_tls)})" if trial.missing else ""
     fix = (
         "`pip install 'tandem[worker]'` if NIXL is missing; unset UCX_TLS and UCX_NET_DEVICES, or name what is there "
         f"({_names(trial) or 'tcp,sm,self'}); handoff.transport=local does without on one machine"
@@ -123,7 +120,11 @@ def _chose(trial: Trial, ucx_tls: str) -> Finding:
 def _missing(trial: Trial, ucx_tls: str) -> Iterator[Finding]:
     if trial.missing:
         fix = f"UCX_TLS of what there is: {_names(trial)}; RDMA needs the card in the pod (`pools.<name>.rdma`)"
-        yield warn("ucx", f"UCX_TLS={ucx_tls} names {', '.join(trial.missing)}, which this machine does not have", fix)
+        yield warn("ucx", _missing_names(trial, ucx_tls), fix)
+
+
+def _missing_names(trial: Trial, ucx_tls: str) -> str:
+    return f"UCX_TLS={ucx_tls} names {', '.join(trial.missing)}, which this machine does not have"
 
 
 def _required(trial: Trial, transfer: TransferConfig, ucx_tls: str) -> Iterator[Finding]:
@@ -155,29 +156,23 @@ def _names(trial: Trial) -> str:
 
 def _available(lines: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the enabled transports (marked `+`) of the table, which has one row for each, with their devices."""
-    try:
-        start = next(i for i, line in enumerate(lines) if "Available Transports and Devices" in line)
-    except StopIteration:
-        return
-    for line in lines[start + 1 :]:
-        if not line.startswith(("|", "+-")) or "Legend" in line:
-            return
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
+    for cells in next(_tables(lines, "Available Transports and Devices"), ()):
         if len(cells) == 4 and (name := _MARKED.fullmatch(cells[2])) and name[1] == "+":
             yield name[2], tuple(device for sign, device in _MARKED.findall(cells[3]) if sign == "+")
 
 
 def _chosen(lines: Sequence[str]) -> tuple[str, ...]:
     """Return the transports for the largest reads from the peer: the last row of the last table of reads."""
-    lanes: tuple[str, ...] = ()
-    for start in (i for i, line in enumerate(lines) if "remote memory read by ucp_get" in line):
-        for line in lines[start:]:
-            if not line.startswith(("|", "+-")):
-                break
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if len(cells) == 3 and (found := _LANE.findall(cells[2])):
-                lanes = tuple(found)
-    return lanes
+    rows = (cells for table in _tables(lines, "remote memory read by ucp_get") for cells in table)
+    lanes = [found for cells in rows if len(cells) == 3 and (found := _LANE.findall(cells[2]))]
+    return tuple(lanes[-1]) if lanes else ()
+
+
+def _tables(lines: Sequence[str], title: str) -> Iterator[list[list[str]]]:
+    """Yield the cells of the rows below each line with this title, down to the end of the table or its legend."""
+    for start in (i for i, line in enumerate(lines, 1) if title in line):
+        rows = takewhile(lambda line: line.startswith(("|", "+-")) and "Legend" not in line, lines[start:])
+        yield [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
 def _last_line(text: str) -> str:

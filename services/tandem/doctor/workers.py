@@ -92,15 +92,10 @@ def judge_workers(worker_list: WorkerList) -> tuple[Finding, ...]:
         return (warn("workers", "no worker is registered", fix),)
     live = [worker for worker in worker_list.workers if worker.is_live]
     lost = tuple(_lost_finding(worker) for worker in worker_list.workers if not worker.is_live)
-    ill = tuple(
-        warn(
-            "workers",
-            f"{w.ref.id} reports a Redis error: {w.redis_problem}",
-            "the network from that worker to redis.url",
-        )
-        for w in live
-        if w.redis_problem
-    )
+    fix = "the network from that worker to redis.url"
+    ill = [
+        warn("workers", f"{w.ref.id} reports a Redis error: {w.redis_problem}", fix) for w in live if w.redis_problem
+    ]
     summary = ", ".join(f"{w.ref.id} ({w.role}{', draining' if w.is_draining else ''})" for w in live)
     return (*((ok("workers", f"{len(live)} answer: {summary}"),) if live else ()), *lost, *ill)
 

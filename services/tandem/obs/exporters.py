@@ -6,12 +6,15 @@ take 0.2 s to import. The exporters read endpoints and headers from `os.environ`
 from __future__ import annotations
 
 import logging
+from importlib import import_module
+from typing import Any
 
 from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, MetricExporter
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter
 
 from tandem.obs.otel_settings import OtelSettings, Protocol
 
+_PACKAGES: dict[Protocol, str] = {"grpc": "grpc", "http/protobuf": "http"}
 MAX_BATCH = 2000
 """Series per message: with twenty buckets each, a message stays below the 4 MiB that a gRPC server accepts."""
 _QUIET_S = 60.0
@@ -43,37 +46,26 @@ _rate_limit = RateLimitFilter()
 
 
 def span_exporters(settings: OtelSettings) -> list[SpanExporter]:
-    protocol = settings.traces_protocol
-    return [_otlp_spans(protocol) if name == "otlp" else ConsoleSpanExporter() for name in settings.traces]
+    return [
+        _otlp(settings.traces_protocol, "trace_exporter").OTLPSpanExporter()
+        if name == "otlp"
+        else ConsoleSpanExporter()
+        for name in settings.traces
+    ]
 
 
 def metric_exporters(settings: OtelSettings) -> list[MetricExporter]:
-    return [_otlp_metrics(settings) if name == "otlp" else ConsoleMetricExporter() for name in settings.metrics]
+    options = {"timeout": settings.metrics_timeout_s, "max_export_batch_size": MAX_BATCH}
+    return [
+        _otlp(settings.metrics_protocol, "metric_exporter").OTLPMetricExporter(**options)
+        if name == "otlp"
+        else ConsoleMetricExporter()
+        for name in settings.metrics
+    ]
 
 
-def _otlp_spans(protocol: Protocol) -> SpanExporter:
-    _limit_exporter_logs()
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
-
-        return GrpcSpanExporter()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
-
-    return HttpSpanExporter()
-
-
-def _otlp_metrics(settings: OtelSettings) -> MetricExporter:
-    _limit_exporter_logs()
-    timeout_s = settings.metrics_timeout_s
-    if settings.metrics_protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetricExporter
-
-        return GrpcMetricExporter(timeout=timeout_s, max_export_batch_size=MAX_BATCH)
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpMetricExporter
-
-    return HttpMetricExporter(timeout=timeout_s, max_export_batch_size=MAX_BATCH)
-
-
-def _limit_exporter_logs() -> None:
+def _otlp(protocol: Protocol, module: str) -> Any:
+    """Import and return a module of the OTLP exporters of a protocol, whose logs are limited from then on."""
     for name in NOISY_EXPORTERS:
         logging.getLogger(name).addFilter(_rate_limit)
+    return import_module(f"opentelemetry.exporter.otlp.proto.{_PACKAGES[protocol]}.{module}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -51,14 +51,7 @@ _LIMIT = _Rule(Annotated[str, Meta(pattern="^[0-9]+$")], "a whole number")
 _BOOLEAN = _Rule(Literal["true", "false"], "true or false")
 _SHARE = _Rule(Annotated[float, Meta(ge=0, le=1)], "a ratio from 0 to 1")
 _SAMPLER = _Rule(
-    Literal[
-        "always_on",
-        "always_off",
-        "traceidratio",
-        "parentbased_always_on",
-        "parentbased_always_off",
-        "parentbased_traceidratio",
-    ],
+    Annotated[str, Meta(pattern="^(parentbased_)?(always_on|always_off|traceidratio)$")],
     "always_on, always_off or traceidratio, which parentbased_ may precede",
 )
 _PROTOCOL = _Rule(Protocol, "grpc or http/protobuf")
@@ -109,8 +102,7 @@ def _exporters(signal: Signal, environ: Mapping[str, str]) -> tuple[Exporter, ..
     names = _convert(variable, _NAMES[signal], given)
     if not names and any(environ.get(name) for name in _otlp("ENDPOINT", signal)):
         return ("otlp",)
-    exporters: tuple[Exporter, ...] = ("otlp", "console")
-    return tuple(name for name in exporters if name in names)
+    return tuple(name for name in get_args(Exporter) if name in names)
 
 
 def _protocol(signal: Signal, environ: Mapping[str, str]) -> Protocol:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Self
 
-from tandem.core.clock import Clock, SystemClock
+from tandem.core.clock import SystemClock
 from tandem.obs.logs.logging_setup import watch_dropped
 from tandem.obs.metrics.instruments import SPANS_DROPPED
 from tandem.obs.metrics.metrics import Metrics
 from tandem.obs.metrics.process_metrics import watch_process
 from tandem.obs.metrics.prometheus import PrometheusCollector
-from tandem.obs.otel_settings import OtelSettings, read_otel
+from tandem.obs.otel_settings import read_otel
 from tandem.obs.tracing import OFF
 
 if TYPE_CHECKING:
@@ -27,18 +27,13 @@ class Telemetry:
     `close`."""
 
     def __init__(
-        self,
-        metrics: Metrics,
-        spans: SpanPipeline | None = None,
-        metric_sender: MetricSender | None = None,
-        clock: Clock | None = None,
+        self, metrics: Metrics, spans: SpanPipeline | None = None, metric_sender: MetricSender | None = None
     ) -> None:
         self.metrics = metrics
         self.exposition = PrometheusCollector(metrics).exposition
         self.tracer: Tracer = OFF if spans is None else spans.tracer
         self._spans = spans
         self._metric_sender = metric_sender
-        self._clock = clock or SystemClock()
         metrics.watch(SPANS_DROPPED, lambda: {(): 0 if spans is None else spans.num_dropped})
 
     @classmethod
@@ -55,18 +50,28 @@ class Telemetry:
         if not settings.traces and not settings.metrics:
             return cls(metrics)
         resource = _resource(service, instance)
-        spans = _span_pipeline(resource, settings) if settings.traces else None
-        return cls(metrics, spans, _metric_sender(metrics, resource, settings) if settings.metrics else None)
+        spans = metric_sender = None
+        if settings.traces:
+            from tandem.obs.exporters import span_exporters
+            from tandem.obs.span_pipeline import SpanPipeline
+
+            spans = SpanPipeline(span_exporters(settings), resource, settings.max_spans)
+        if settings.metrics:
+            from tandem.obs.exporters import metric_exporters
+            from tandem.obs.metrics.metric_exporter import MetricSender
+
+            metric_sender = MetricSender(metrics, resource, metric_exporters(settings), settings.metrics_interval_s)
+        return cls(metrics, spans, metric_sender)
 
     def close(self, timeout_s: float) -> None:
         """Send what is pending, and return when it was sent or after `timeout_s`. Blocks."""
-        end = self._clock.now() + timeout_s
+        end = SystemClock.now() + timeout_s
         if self._metric_sender is not None:
             self._metric_sender.stop()
         if self._spans is not None:
             self._spans.close(timeout_s)
         if self._metric_sender is not None:
-            self._metric_sender.join(max(0.0, end - self._clock.now()))
+            self._metric_sender.join(max(0.0, end - SystemClock.now()))
 
 
 def _forget_empty_variables() -> None:
@@ -81,17 +86,3 @@ def _resource(service: str, instance: str) -> Resource:
     detected = OTELResourceDetector().detect().attributes
     own = {"service.name": service, "service.instance.id": instance}
     return Resource.create({name: value for name, value in own.items() if name not in detected})
-
-
-def _span_pipeline(resource: Resource, settings: OtelSettings) -> SpanPipeline:
-    from tandem.obs.exporters import span_exporters
-    from tandem.obs.span_pipeline import SpanPipeline
-
-    return SpanPipeline(span_exporters(settings), resource, settings.max_spans)
-
-
-def _metric_sender(metrics: Metrics, resource: Resource, settings: OtelSettings) -> MetricSender:
-    from tandem.obs.exporters import metric_exporters
-    from tandem.obs.metrics.metric_exporter import MetricSender
-
-    return MetricSender(metrics, resource, metric_exporters(settings), settings.metrics_interval_s)

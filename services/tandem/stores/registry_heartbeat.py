@@ -71,6 +71,3 @@ class Heartbeat:
         elif state is Registration.SUPERSEDED:
             _log.warning("%s is superseded: a later worker of that id is registered", self._record.worker)
         self.state = state
-
-    def __repr__(self) -> str:
-        return f"<heartbeat of {self._record.worker} {self.state.value}>"

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import msgspec
 
 from tandem.core.config import Count
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import WorkerRef
 from tandem.core.topology import Topology
 from tandem.stores.json_record import decode_record
 
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed. A new field needs no
 increase, since readers skip unknown fields."""
-
-_SHARED = ("pool", "model", "fingerprint", "layout", "max_model_len", "bundle_digest")
-
-
-class _Stored(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """JSON form of a record, in which `host`, `rack` and `zone` are missing where the topology has no such label."""
-
-    schema: int
-    id: str
-    incarnation: Count
-    address: str
-    pool: str
-    model: str
-    fingerprint: str
-    layout: str
-    max_model_len: Count
-    bundle_digest: str
-    host: str = ""
-    rack: str = ""
-    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +32,7 @@ class WorkerRecord:
     model: str
     fingerprint: str
     layout: str
-    max_model_len: int
+    max_model_len: Count
     bundle_digest: str
     role: str = ""
     topology: Topology = field(default_factory=Topology)
@@ -62,14 +43,18 @@ class WorkerRecord:
         return self.role or self.pool
 
     def to_json(self) -> str:
-        shared = {name: getattr(self, name) for name in _SHARED}
-        stored = _Stored(schema=SCHEMA, **asdict(self.worker), **asdict(self.topology), **shared)
-        return msgspec.json.encode(stored).decode()
+        """Return the record as one flat object, in which `host`, `rack` and `zone` are missing where they are empty."""
+        flat = asdict(self)
+        worker = flat.pop("worker")
+        labels = {name: label for name, label in flat.pop("topology").items() if label}
+        del flat["role"]
+        return msgspec.json.encode({"schema": SCHEMA, **worker, **flat, **labels}).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> WorkerRecord:
         """Parse a stored record. Raises ValueError."""
-        stored = decode_record(text, _Stored, SCHEMA)
-        worker = WorkerRef(WorkerId(stored.id), Incarnation(stored.incarnation), stored.address)
-        topology = Topology(stored.host, stored.rack, stored.zone)
-        return cls(worker=worker, topology=topology, **{name: getattr(stored, name) for name in _SHARED})
+        flat = decode_record(text, dict[str, Any], SCHEMA)
+        try:
+            return msgspec.convert({**flat, "worker": flat, "topology": flat, "role": ""}, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from None

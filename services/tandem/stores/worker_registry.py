@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
 from tandem.stores.lua_script import Script
@@ -22,11 +21,6 @@ DEFAULT_TTL_S = 10.0
 _INCARNATION_DIGITS = 20
 
 _log = logging.getLogger(__name__)
-
-
-class _Known(NamedTuple):
-    version: bytes
-    records: tuple[WorkerRecord, ...]
 
 
 class WorkerRegistry:
@@ -48,7 +42,8 @@ class WorkerRegistry:
         self._withdraw = Script(self._redis, "withdraw")
         self._role = Script(self._redis, "role")
         self._list = Script(self._redis, "list")
-        self._known = _Known(b"", ())
+        self._version = b""
+        self._records: tuple[WorkerRecord, ...] = ()
         self._unreadable: frozenset[bytes] = frozenset()
 
     async def publish(self, record: WorkerRecord) -> str | None:
@@ -77,11 +72,12 @@ class WorkerRegistry:
         Redis sends the entries only if they have changed since the last call: those of thousands of workers take
         megabytes.
         """
-        version, *changed = await self._list(self._keys, [self._known.version])
+        version, *changed = await self._list(self._keys, [self._version])
         if changed:
             texts, roles = changed
-            self._known = _Known(version, self._readable(texts, dict(zip(roles[::2], roles[1::2], strict=True))))
-        return self._known.records
+            self._records = self._readable(texts, dict(zip(roles[::2], roles[1::2], strict=True)))
+            self._version = version
+        return self._records
 
     def _readable(self, texts: Sequence[bytes], roles: Mapping[bytes, bytes]) -> tuple[WorkerRecord, ...]:
         """Parse records, and log once each that cannot be read. `roles`: worker id -> incarnation as 20 decimal digits,

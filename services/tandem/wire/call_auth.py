@@ -96,9 +96,6 @@ class CallCheck:
         self._incarnation = incarnation
         self._nonces = _Nonces(max_nonces)
 
-    def __repr__(self) -> str:
-        return f"<check of calls to incarnation {self._incarnation}, {self._nonces.count} remembered>"
-
     def judge(self, headers: Sequence[bytes], method: str, secrets: Sequence[bytes], now: float) -> AuthFailure | None:
         """Return the reason to refuse a call, None to accept it. `now` is in seconds since the epoch."""
         if not headers:

@@ -18,7 +18,7 @@ _COMMON: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
-_CHANNEL: tuple[tuple[str, int], ...] = (
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON,
     # Workers are in the same cluster: ignore HTTP proxies from the environment, which are for external traffic.
     ("grpc.enable_http_proxy", 0),
@@ -33,7 +33,7 @@ _CHANNEL: tuple[tuple[str, int], ...] = (
 TLS_NAME = "tandem-cluster"
 """DNS name in every worker's certificate, checked instead of the address, because addresses of pods change."""
 
-_SERVER: tuple[tuple[str, int], ...] = (
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON,
     # Accept the pings above.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -43,17 +43,9 @@ _SERVER: tuple[tuple[str, int], ...] = (
 )
 
 
-def channel_options() -> list[tuple[str, int]]:
-    return list(_CHANNEL)
-
-
-def server_options() -> list[tuple[str, int]]:
-    return list(_SERVER)
-
-
 def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
     """Open a channel to `host:port`, which connects at its first call; unencrypted if there are no credentials."""
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=channel_options())
-    options: list[tuple[str, Any]] = [*_CHANNEL, ("grpc.ssl_target_name_override", TLS_NAME)]
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME)]
     return grpc.aio.secure_channel(address, credentials, options=options)

@@ -6,7 +6,7 @@ A malformed message raises TandemError(INVALID_REQUEST), as in `tandem.wire.work
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict, assert_never, get_args
+from typing import Any, assert_never, get_args
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar, GrammarKind
@@ -30,16 +30,6 @@ class Submission:
     gateway: GatewayId
     incarnation: Incarnation
     job: Job
-
-
-class _JobFields(TypedDict):
-    """Fields that all kinds of jobs have."""
-
-    request: Request
-    attempt: int
-    choice: int
-    num_choices: int
-    output_tokens: tuple[int, ...]
 
 
 def encode_key(key: JobKey) -> pb.JobKey:
@@ -88,6 +78,9 @@ def _decode_grammar(message: pb.Grammar) -> Grammar:
     raise malformed(f"unknown kind of grammar {message.kind!r}")
 
 
+_REQUEST = ("model", "prompt_tokens", "priority", "cache_salt", "lane", "tenant", "prompt_logprobs", "traceparent")
+
+
 def encode_submission(submission: Submission) -> pb.SubmitRequest:
     """Encode a submission. Raises TandemError(INVALID_REQUEST) for a client's number that does not fit its field."""
     job, request = submission.job, submission.job.request
@@ -95,18 +88,11 @@ def encode_submission(submission: Submission) -> pb.SubmitRequest:
         message = pb.SubmitRequest(
             gateway=submission.gateway,
             key=encode_key(job.key),
-            model=request.model,
-            prompt_tokens=request.prompt_tokens,
             output_tokens=job.output_tokens,
             sampling=encode_sampling(request.sampling),
-            priority=request.priority,
-            cache_salt=request.cache_salt,
             incarnation=submission.incarnation,
-            lane=request.lane,
-            tenant=request.tenant,
             num_choices=job.num_choices,
-            prompt_logprobs=request.prompt_logprobs,
-            traceparent=request.traceparent,
+            **same_fields(request, _REQUEST),
         )
     except (ValueError, TypeError) as error:
         raise TandemError(ErrorKind.INVALID_REQUEST, f"request {request.id} cannot be sent: {error}") from None
@@ -149,23 +135,22 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         traceparent=_decode_traceparent(message.traceparent),
     )
-    job_fields = _JobFields(
-        request=request,
-        attempt=key.attempt,
-        choice=key.choice,
-        num_choices=message.num_choices or 1,
-        output_tokens=tuple(message.output_tokens),
-    )
+    common: dict[str, Any] = {
+        "request": request,
+        "attempt": key.attempt,
+        "choice": key.choice,
+        "num_choices": message.num_choices or 1,
+        "output_tokens": tuple(message.output_tokens),
+    }
     match message.WhichOneof("job"):
         case "generate":
-            prefix = _decode_prefix(message.generate.prefix) if message.generate.HasField("prefix") else None
-            return GenerateJob(**job_fields, prefix=prefix)
+            return GenerateJob(**common, prefix=_decode_prefix(message.generate))
         case "prefill":
-            prefix = _decode_prefix(message.prefill.prefix) if message.prefill.HasField("prefix") else None
-            return PrefillJob(**job_fields, handoff=_decode_handoff(message.prefill.handoff), prefix=prefix)
+            handoff = _decode_handoff(message.prefill.handoff)
+            return PrefillJob(**common, handoff=handoff, prefix=_decode_prefix(message.prefill))
         case "resume":
             return ResumeJob(
-                **job_fields,
+                **common,
                 handoff=_decode_handoff(message.resume.handoff),
                 source=decode_worker(message.resume.source),
                 offer_attempt=message.resume.offer_attempt,
@@ -181,8 +166,11 @@ def _encode_prefix(prefix: RemotePrefix | None) -> pb.RemotePrefix | None:
     return pb.RemotePrefix(handoff=prefix.handoff, source=source, num_blocks=prefix.num_blocks)
 
 
-def _decode_prefix(message: pb.RemotePrefix) -> RemotePrefix:
-    """Decode a remote prefix; RemotePrefix itself checks its range."""
+def _decode_prefix(job: pb.GenerateJob | pb.PrefillJob) -> RemotePrefix | None:
+    """Decode the remote prefix of a job, if it has one; RemotePrefix itself checks its range."""
+    if not job.HasField("prefix"):
+        return None
+    message = job.prefix
     source = decode_worker(message.source)
     return RemotePrefix(handoff=_decode_handoff(message.handoff), source=source, num_blocks=message.num_blocks)
 

@@ -28,7 +28,7 @@ from tandem.wire.call_auth import (
     prove,
     sign_token,
 )
-from tandem.wire.channels import open_channel, server_options
+from tandem.wire.channels import SERVER_OPTIONS, open_channel
 from tandem.wire.gen import worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.secret_file import SecretFile
@@ -50,8 +50,7 @@ class Signed(NamedTuple):
 class PeerAuth:
     """Own this program's credentials, and make authenticated stubs, channels and servers with them.
 
-    `who` names this program in the logs of others. `wall` returns seconds since the epoch, `random_bytes` as many
-    random bytes as its argument says.
+    `who` names this program in the logs of others. `wall` returns seconds since the epoch.
     """
 
     def __init__(
@@ -60,13 +59,11 @@ class PeerAuth:
         secret: SecretFile | None = None,
         tls: TlsFiles | None = None,
         wall: Callable[[], float] = lambda: wall_ns() / 1e9,
-        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._who = who
         self._secret = secret
         self._tls = tls
         self._wall = wall
-        self._random_bytes = random_bytes
 
     @classmethod
     def of(cls, who: str, config: ClusterConfig) -> PeerAuth:
@@ -74,9 +71,6 @@ class PeerAuth:
         files."""
         secret = SecretFile(Path(config.secret_file)) if config.secret_file else None
         return cls(who, secret, TlsFiles(config) if config.has_tls else None)
-
-    def __repr__(self) -> str:
-        return f"<trust of {self._who}: {self._secret}, {self._tls}>"
 
     @property
     def is_open(self) -> bool:
@@ -114,7 +108,7 @@ class PeerAuth:
         """Return the metadata for one call, which must not be reused; empty without a secret."""
         if self._secret is None:
             return Signed((), b"")
-        now, nonce = self._wall(), self._random_bytes(NONCE_BYTES)
+        now, nonce = self._wall(), secrets.token_bytes(NONCE_BYTES)
         token = CallToken(self._who, int(now * 1e3), incarnation, nonce)
         return Signed(((HEADER, sign_token(token, method, self._secret.current(now)[0])),), nonce)
 
@@ -135,7 +129,7 @@ class PeerAuth:
     def server(self, incarnation: Incarnation) -> grpc.aio.Server:
         """Make a server that accepts only calls that are signed with the cluster's secret for this incarnation."""
         guards = () if self._secret is None else (AuthInterceptor(incarnation, self._secret, self._wall),)
-        return grpc.aio.server(options=server_options(), interceptors=guards)
+        return grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """Bind `host:port` and return the port. Raises RuntimeError if it cannot be bound."""

@@ -54,15 +54,12 @@ class SecretFile:
         self._secrets = self._read()
         self._looked_at: float | None = None
 
-    def __repr__(self) -> str:
-        return f"<secrets of {self._path}, {len(self._secrets)}>"
-
     def current(self, now: float) -> tuple[bytes, ...]:
         """Return the secrets, of which the first is used to sign and each is accepted."""
         # The clock may have been set back, which must not delay a rotation: hence the lower bound.
         if self._looked_at is None or not 0 <= now - self._looked_at < LOOK_S:
             self._looked_at = now
-            self._look()
+            self.look()
         return self._secrets
 
     def look(self) -> bool:
@@ -71,13 +68,9 @@ class SecretFile:
         Call this when a signature matches none of the current secrets: the peer may have read a new file sooner.
         """
         before = self._secrets
-        self._look()
-        return self._secrets != before
-
-    def _look(self) -> None:
         seen = signature(self._path)
         if seen == self._seen:
-            return
+            return False
         self._seen = seen  # taken before reading, so that a change during the read is seen by the next check
         try:
             self._secrets = self._read()
@@ -85,6 +78,7 @@ class SecretFile:
             _log.error("the secret file cannot be used, the previous secrets stay in force: %s", error.message)
         else:
             _log.info("%s was read again: %d secrets", self._path, len(self._secrets))
+        return self._secrets != before
 
     def _read(self) -> tuple[bytes, ...]:
         try:

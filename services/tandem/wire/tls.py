@@ -48,9 +48,6 @@ class TlsFiles:
         self._pems = self._read()
         self._served = self._pems
 
-    def __repr__(self) -> str:
-        return f"<TLS of {self._cert}>"
-
     def current(self) -> Pems:
         """Return the content to use for a new connection."""
         seen = self._signature()

@@ -46,6 +46,8 @@ from tandem.wire.kv_codec import (
 
 # ---- errors
 
+_ERROR_KINDS = {kind.value: kind for kind in ErrorKind}
+
 
 def encode_refusal(kind: ErrorKind, message: str) -> pb.Refusal:
     return pb.Refusal(kind=kind.value, message=message)
@@ -58,10 +60,7 @@ def decode_refusal(message: pb.Refusal) -> TandemError:
 
 def decode_kind(value: str) -> ErrorKind:
     """Return the error kind of a name; INTERNAL for a kind that only newer versions know, to keep the error itself."""
-    try:
-        return ErrorKind(value)
-    except ValueError:
-        return ErrorKind.INTERNAL
+    return _ERROR_KINDS.get(value, ErrorKind.INTERNAL)
 
 
 # ---- events

@@ -18,4 +18,4 @@ async def abort_on_error(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIt
     try:
         yield
     except TandemError as error:
-        await context.abort(grpc.StatusCode[error.facts.grpc], error.message)
+        await context.abort(grpc.StatusCode[error.kind.grpc], error.message)

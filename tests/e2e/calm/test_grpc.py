@@ -12,7 +12,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tandem.wire.channels import channel_options
+from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.e2e.calm.test_openai_client import FORM
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @contextmanager
 def connected(gateway: Gateway) -> Iterator[Any]:
-    with grpc.insecure_channel(gateway.grpc_target, options=channel_options()) as channel:
+    with grpc.insecure_channel(gateway.grpc_target, options=CHANNEL_OPTIONS) as channel:
         yield InferenceStub(channel)  # type: ignore[arg-type]
 
 
@@ -116,7 +116,7 @@ def test_a_stream_longer_than_the_drain_ends_with_a_typed_error(calm: Pair) -> N
     gateway = calm.cluster.gateway("cutting-grpc", "--gateway-drain-s", "0.2")
     gateway.wait_ready()
     gateway.wait_serving()
-    with grpc.insecure_channel(gateway.grpc_target, options=channel_options()) as channel:
+    with grpc.insecure_channel(gateway.grpc_target, options=CHANNEL_OPTIONS) as channel:
         stub: Any = InferenceStub(channel)  # type: ignore[arg-type]
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING

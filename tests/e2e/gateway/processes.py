@@ -14,7 +14,7 @@ import grpc
 import httpx
 
 from tandem.stores.embedded_redis import find_program
-from tandem.wire.channels import channel_options
+from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.peer_auth import PeerAuth
@@ -53,7 +53,7 @@ class Worker(Program):
 
     @contextmanager
     def _describing(self) -> Iterator[Callable[[], pb.DescribeReply]]:
-        with grpc.insecure_channel(self.ready["address"], options=channel_options()) as channel:
+        with grpc.insecure_channel(self.ready["address"], options=CHANNEL_OPTIONS) as channel:
             stub: Any = WorkerStub(channel)  # type: ignore[arg-type]  # made for asynchronous calls by its types only
 
             def describe() -> pb.DescribeReply:

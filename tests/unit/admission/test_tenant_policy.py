@@ -33,7 +33,7 @@ def refusal(request: Request, tenant: Tenant) -> TandemError:
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
     assert apply_tenant_policy(REQUEST, replace(ACME, max_prompt_tokens=10))
     error = refusal(REQUEST, replace(ACME, max_prompt_tokens=9))
-    assert error.facts.http == 400 and "at most 9 tokens" in error.message and "has 10" in error.message
+    assert error.kind.http == 400 and "at most 9 tokens" in error.message and "has 10" in error.message
 
 
 def test_a_more_urgent_lane_is_lowered_to_the_tenants() -> None:

@@ -46,7 +46,7 @@ def test_a_late_prompt_is_rejected_with_its_reason(
     error = ttft_error(TtftForecast(3.0, 1.0), target_s, deadline_s)
     assert (None if error is None else error.reason) == reason
     if error is not None:
-        assert error.kind is ErrorKind.SLO_MISS and error.facts.http == 503 and error.retry_after_s == 1.0
+        assert error.kind is ErrorKind.SLO_MISS and error.kind.http == 503 and error.retry_after_s == 1.0
 
 
 def test_a_rejection_has_a_retry_time() -> None:

@@ -34,7 +34,7 @@ from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.worker_view import Pool
-from tandem.wire.channels import channel_options
+from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.tokenizer import TEMPLATE, train_tokenizer
 from tests.unit.gateway.instant import instant_events
@@ -288,7 +288,7 @@ def front(running_front: Front) -> Front:
 @pytest.fixture(scope="package")
 def channel(running_front: Front) -> Iterator[grpc.Channel]:
     """Connect to the gRPC front end. Without the `front` fixture nothing is scripted."""
-    with grpc.insecure_channel(f"127.0.0.1:{running_front.grpc_port}", options=channel_options()) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{running_front.grpc_port}", options=CHANNEL_OPTIONS) as channel:
         yield channel
 
 

@@ -13,10 +13,10 @@ from urllib.parse import quote
 import grpc
 import pytest
 
-from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.grpc.call import DETAIL_TYPE
 from tandem.gateway.grpc.service import MAX_HELD
-from tandem.wire.channels import channel_options
+from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.conftest import Endless, Front
@@ -125,7 +125,7 @@ def test_a_client_that_does_not_read_holds_up_its_stream_alone(front: Front, stu
     """
     stream = Endless()
     front.dispatch.script = lambda request: stream
-    narrow = [*channel_options(), ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
+    narrow = [*CHANNEL_OPTIONS, ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
     with grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}", options=narrow) as channel:
         slow: Any = InferenceStub(channel)  # type: ignore[arg-type]
         # With the alternatives of each, few tokens fill what lies between the two.
@@ -151,7 +151,7 @@ def test_many_connections_at_once(front: Front) -> None:
 
     def chat(number: int) -> str:
         address = f"127.0.0.1:{front.grpc_port}"
-        with grpc.insecure_channel(address, options=channel_options()) as channel:
+        with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             stub: Any = InferenceStub(channel)  # type: ignore[arg-type]
             return "".join(update.choices[0].message.content for update in stub.StreamChat(HELLO))
 
@@ -169,11 +169,11 @@ def test_every_error_has_its_code_and_details(front: Front, stub: Any, kind: Err
     with pytest.raises(grpc.RpcError) as error:
         consume(stub, "Chat")
     trailers = dict(error.value.trailing_metadata())
-    assert error.value.code().name == ERROR_TABLE[kind].grpc
+    assert error.value.code().name == kind.grpc
     assert error.value.details() == "größer"
     detail = pb.ErrorDetail.FromString(trailers["tandem-error-bin"])
     assert (detail.kind, detail.param, detail.retry_after_s) == (kind.value, "n", 1.25)
-    assert (detail.reason, detail.type) == ("queue_full", ERROR_TABLE[kind].openai_type)
+    assert (detail.reason, detail.type) == ("queue_full", kind.openai_type)
     assert trailers["retry-after"] == "2" and trailers["grpc-retry-pushback-ms"] == "1250"
 
 

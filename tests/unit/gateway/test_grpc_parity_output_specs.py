@@ -21,7 +21,7 @@ from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.tenants_file import Key, Tenants
 from tandem.gateway.text.text_model import TextModel
-from tandem.wire.channels import channel_options
+from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.conftest import Front, ScriptedDispatch
@@ -123,7 +123,7 @@ def locked_front(
     with (
         front,
         httpx.Client(base_url=front.url, timeout=20, trust_env=False, verify=False) as http,
-        grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}", options=channel_options()) as channel,
+        grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}", options=CHANNEL_OPTIONS) as channel,
     ):
         yield front, http, InferenceStub(channel)  # type: ignore[arg-type]
 

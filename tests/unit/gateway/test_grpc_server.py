@@ -21,7 +21,7 @@ from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, ServedModel
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.text.text_model import TextModel
-from tandem.wire.channels import channel_options, open_channel
+from tandem.wire.channels import CHANNEL_OPTIONS, open_channel
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.conftest import Endless, Front, ScriptedDispatch
@@ -173,7 +173,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_its_request_cancelled(
     async with serving(make_text, stalled_client_s=0.3) as (server, dispatch, _):
         stream = Endless()
         dispatch.script = lambda request: stream
-        narrow = [*channel_options(), ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
+        narrow = [*CHANNEL_OPTIONS, ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=narrow) as channel:
             # With the alternatives of each, few tokens fill what lies between the two.
             much = pb.ChatRequest(model="tiny", messages=HELLO.messages, logprobs=True, top_logprobs=20)

@@ -16,7 +16,7 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
 from tandem.core.request import Job
 from tandem.obs.logs.log_context import InRequest, request_fields
-from tandem.obs.logs.log_formatters import JsonFormatter, Origin
+from tandem.obs.logs.log_formatters import JsonFormatter
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front
 from tests.unit.gateway.rig import Rig
@@ -28,7 +28,7 @@ def log() -> Iterator[io.StringIO]:
     """Capture all log lines as JSON."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
-    handler.setFormatter(JsonFormatter(Origin("tandem-gateway", "g", 1)))
+    handler.setFormatter(JsonFormatter({"service": "tandem-gateway", "instance": "g", "pid": 1}))
     logging.getLogger().addHandler(handler)
     yield text
     logging.getLogger().removeHandler(handler)

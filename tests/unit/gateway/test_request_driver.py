@@ -69,7 +69,7 @@ async def test_a_refusal_for_good_ends_the_request(rig: Rig) -> None:
     decode.on_submit = lambda job: (ErrorKind.CONTEXT_LENGTH, "too long")
     with pytest.raises(TandemError, match="too long") as refused:
         await collect(await rig.open())
-    assert refused.value.facts.http == 400
+    assert refused.value.kind.http == 400
 
 
 async def test_a_request_not_placed_in_time_fails_with_the_reason(make_rig: Callable[..., Rig]) -> None:
@@ -77,7 +77,7 @@ async def test_a_request_not_placed_in_time_fails_with_the_reason(make_rig: Call
     await rig.start()
     with pytest.raises(TandemError, match="no live worker serves the model") as refused:
         await collect(await rig.open())
-    assert refused.value.kind is ErrorKind.NO_WORKER and refused.value.facts.http == 503
+    assert refused.value.kind is ErrorKind.NO_WORKER and refused.value.kind.http == 503
     assert refused.value.retry_after_s
 
 
@@ -131,7 +131,7 @@ async def test_a_request_without_progress_fails_and_is_cancelled_at_both_workers
     request = await rig.open()
     with pytest.raises(TandemError, match=r"no progress within 0\.25 s; 2 attempts") as late:
         await collect(request)
-    assert late.value.kind is ErrorKind.DEADLINE and late.value.facts.http == 504
+    assert late.value.kind is ErrorKind.DEADLINE and late.value.kind.http == 504
     name = str(request.state.request.id)
     await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))
 

@@ -13,7 +13,7 @@ from tandem.gateway.telemetry import request_log
 from tandem.gateway.telemetry.request_log import LOGGER, RequestLog
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.gateway.telemetry.usage import Usage
-from tandem.obs.logs.log_formatters import JsonFormatter, Origin
+from tandem.obs.logs.log_formatters import JsonFormatter
 from tandem.obs.logs.log_rate_limit import UNLIMITED
 from tandem.orchestration.phase_ledger import StageSeconds
 from tests.unit.gateway.records import record
@@ -38,7 +38,7 @@ REFUSED = replace(RECORD, outcome="quota_exceeded", error="x" * 9999, path="", w
 LOST = replace(RECORD, outcome="worker_lost", error="worker d is gone")
 STOPPING = replace(RECORD, outcome="draining", error="this gateway is shutting down")
 CANCELLED = replace(RECORD, outcome="cancelled")
-FORMATTER = JsonFormatter(Origin("tandem-gateway", "g", 1))
+FORMATTER = JsonFormatter({"service": "tandem-gateway", "instance": "g", "pid": 1})
 
 
 def lines(caplog: pytest.LogCaptureFixture, mode: Any, *records: RequestRecord) -> list[logging.LogRecord]:

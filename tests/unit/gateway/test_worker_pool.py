@@ -169,7 +169,7 @@ async def test_a_worker_that_falls_silent_is_lost(
     decode.mute = True
     with pytest.raises(TandemError, match=r"silent for 0\.5 s") as lost:
         await collect(request)
-    assert lost.value.kind is ErrorKind.WORKER_LOST and lost.value.facts.http == 502
+    assert lost.value.kind is ErrorKind.WORKER_LOST and lost.value.kind.http == 502
 
 
 async def test_a_lost_prefill_process_costs_no_request(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

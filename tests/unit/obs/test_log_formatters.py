@@ -14,7 +14,6 @@ from tandem.obs.logs.log_formatters import (
     MAX_EXCEPTION,
     MAX_MESSAGE,
     JsonFormatter,
-    Origin,
     TextFormatter,
     fields,
 )
@@ -24,7 +23,7 @@ HOSTILE = (
     '"}\n{"severity": "CRITICAL"}',
     "\n2026-11-22 13:27:45,123 ERROR tandem.worker forged",
 )
-ORIGIN = Origin("tandem-gateway", "g-1", 7)
+ORIGIN = {"service": "tandem-gateway", "instance": "g-1", "pid": 7}
 JSON, TEXT = JsonFormatter(ORIGIN), TextFormatter()
 
 

@@ -92,5 +92,7 @@ def test_the_table_is_in_order() -> None:
     assert len({alias.name for alias in ALIASES}) == len(ALIASES)
     for alias in ALIASES:
         assert alias.where.keys() <= set(alias.source.attributes), alias
-        assert alias.name.endswith("_seconds") == (alias.kind is Kind.HISTOGRAM and alias.source.unit == "s"), alias
+        assert alias.name.endswith("_seconds") == (
+            alias.instrument.kind is Kind.HISTOGRAM and alias.source.unit == "s"
+        ), alias
     assert len({alias.source for alias in ALIASES}) > 10

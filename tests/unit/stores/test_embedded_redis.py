@@ -15,7 +15,8 @@ import pytest
 import redis
 
 from tandem.core.config import Bytes
-from tandem.stores.embedded_redis import EmbeddedServer, EmbeddedServerError, find_program
+from tandem.core.errors import TandemError
+from tandem.stores.embedded_redis import EmbeddedServer, find_program
 
 pytestmark = pytest.mark.redis
 
@@ -24,6 +25,7 @@ DEADLINE_S = 30.0
 # Start the server from a thread that ends at once, to which a parent-death signal would be bound.
 OWNER = """
 import sys, threading
+from tandem.core.errors import TandemError
 from tandem.stores.embedded_redis import EmbeddedServer
 servers = []
 thread = threading.Thread(target=lambda: servers.append(EmbeddedServer.start()))
@@ -113,12 +115,12 @@ def test_the_output_of_a_failing_program_is_in_the_error(tmp_path: Path) -> None
     program = tmp_path / "redis-server"
     program.write_text('#!/bin/sh\nfor last; do :; done\necho "no licence" > log\nexit 3\n')
     program.chmod(0o755)
-    with pytest.raises(EmbeddedServerError, match="did not start: no licence"):
+    with pytest.raises(TandemError, match="did not start: no licence"):
         EmbeddedServer.start(program=program)
 
 
 def test_a_missing_program_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(EmbeddedServerError, match=r"did not start: .*No such file"):
+    with pytest.raises(TandemError, match=r"did not start: .*No such file"):
         EmbeddedServer.start(program=tmp_path / "nothing")
 
 
@@ -133,7 +135,7 @@ def test_a_server_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.Monke
 def test_without_any_server_the_error_names_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EmbeddedServerError, match=r"set redis\.url"):
+    with pytest.raises(TandemError, match=r"set redis\.url"):
         find_program()
 
 

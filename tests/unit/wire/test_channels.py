@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from tandem.wire.channels import MAX_MESSAGE_BYTES, open_channel, server_options
+from tandem.wire.channels import MAX_MESSAGE_BYTES, SERVER_OPTIONS, open_channel
 from tandem.wire.gen import worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, WorkerStub, add_WorkerServicer_to_server
 
@@ -23,7 +23,7 @@ class Describing(WorkerServicer):
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    server = grpc.aio.server(options=server_options())
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     add_WorkerServicer_to_server(Describing(), server)
     bound = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -40,6 +40,6 @@ async def test_large_messages_pass_and_proxies_are_ignored(port: int, monkeypatc
 
 
 async def test_a_second_server_cannot_share_the_port(port: int) -> None:
-    second = grpc.aio.server(options=server_options())
+    second = grpc.aio.server(options=SERVER_OPTIONS)
     with pytest.raises(RuntimeError):
         second.add_insecure_port(f"127.0.0.1:{port}")

@@ -61,7 +61,7 @@ class GrpcCall:
     async def abort(self, error: TandemError) -> None:
         """End the call with the status of an error and an ErrorDetail; raises AbortError, or CancelledError where the
         client has disconnected."""
-        code = grpc.StatusCode[error.facts.grpc]
+        code = grpc.StatusCode[error.kind.grpc]
         message = _cut(error.message, MAX_MESSAGE)
         try:
             await self._context.abort(code, message, _trailers(error, code, message, self.request_id))
@@ -88,7 +88,7 @@ def _trailers(
         param=None if error.param is None else _cut(error.param, MAX_PATH),
         retry_after_s=retry_after_s,
         reason=reject_reason or error.reason,
-        type=error.facts.openai_type,
+        type=error.kind.openai_type,
     ).SerializeToString()
     status = pb.RichStatus(code=code.value[0], message=message)
     status.details.add(type_url=DETAIL_TYPE, value=detail)

@@ -117,15 +117,15 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 def error_response(error: TandemError, headers: Mapping[str, str] | None = None) -> Response:
     """Make the response with OpenAI's error body and the status of the error table."""
     extra = {**(headers or {}), **error_headers(error)}
-    if error.facts.http == 401:
+    if error.kind.http == 401:
         extra["www-authenticate"] = "Bearer"
-    return json_response(error_body(error), error.facts.http, extra)
+    return json_response(error_body(error), error.kind.http, extra)
 
 
 def refusal(error: TandemError) -> tuple[float | None, str | None]:
     """Return after how many seconds to retry, and the exceeded limit; the latter is None for an error that is no
     refusal."""
-    if error.facts.http not in _REFUSALS:
+    if error.kind.http not in _REFUSALS:
         return error.retry_after_s, None
     retry_after_s = DEFAULT_RETRY_S if error.retry_after_s is None else error.retry_after_s
     return retry_after_s, error.reason or error.kind.value
@@ -144,7 +144,7 @@ def error_headers(error: TandemError) -> dict[str, str]:
 
 
 def error_body(error: TandemError) -> bytes:
-    body = ErrorBody(error.message, error.facts.openai_type, error.param, error.kind.value)
+    body = ErrorBody(error.message, error.kind.openai_type, error.param, error.kind.value)
     return msgspec.json.encode(ErrorReply(body))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from starlette.responses import HTMLResponse, Response
 
-from tandem.core.errors import ERROR_TABLE
 from tandem.core.lane import Lane
 from tandem.gateway.context.request_context import (
     EXPLAIN_HEADER,
@@ -146,7 +145,7 @@ def _responses(documented: Operation, schemas: Mapping[Any, Mapping[str, Any]]) 
     responses: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
     by_status: dict[int, list[str]] = {}
     for error in documented.errors:
-        by_status.setdefault(ERROR_TABLE[error].http, []).append(error.value)
+        by_status.setdefault(error.http, []).append(error.value)
     for status, codes in sorted(by_status.items()):
         error_content = {"application/json": schemas[ErrorReply]}
         responses[str(status)] = {"description": f"code: {', '.join(codes)}", "content": error_content}
@@ -175,7 +174,7 @@ def _section(route: HandlerRoute) -> str:
     lines = [f"<h3><code>{title}</code></h3><p>{escape(documented.summary)}</p>"]
     named = (("body", documented.body), ("reply", documented.reply), ("streamed", documented.chunk))
     links = [f'{role} <a href="#{kind.__name__}">{kind.__name__}</a>' for role, kind in named if kind is not None]
-    codes = [f"{ERROR_TABLE[kind].http} {kind.value}" for kind in documented.errors]
+    codes = [f"{kind.http} {kind.value}" for kind in documented.errors]
     return "".join([*lines, f"<p>{', '.join(links)}</p>", f"<p>{escape(', '.join(codes))}</p>"])
 
 

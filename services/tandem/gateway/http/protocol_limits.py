@@ -283,7 +283,7 @@ async def _without_chunks(cycle: RequestResponseCycle, app: Any, scope: Any, rec
 
 
 def _response(error: TandemError) -> bytes:
-    body, status = error_body(error), error.facts.http
+    body, status = error_body(error), error.kind.http
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         "content-type: application/json",

@@ -6,16 +6,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from tandem.core.errors import ERROR_TABLE, ErrorKind
+from tandem.core.errors import ErrorKind
 from tandem.core.request_stages import Stage
 from tandem.gateway.telemetry.request_record import CANCELLED, FINISHED, RequestRecord
 from tandem.obs.logs.log_formatters import fields
 from tandem.obs.logs.log_rate_limit import UNLIMITED
 
 LOGGER = "tandem.requests"
-_FAULTS = frozenset(
-    kind.value for kind in ErrorKind if ERROR_TABLE[kind].http >= 500 and kind is not ErrorKind.DRAINING
-)
+_FAULTS = frozenset(kind.value for kind in ErrorKind if kind.http >= 500 and kind is not ErrorKind.DRAINING)
 """Outcomes that are faults of the cluster. DRAINING is not among them: somebody stopped a program on purpose."""
 _WELL = (FINISHED, CANCELLED)
 _MAX_ERROR = 500

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tandem.core.clock import wall_ns
-from tandem.core.errors import ERROR_TABLE, TandemError
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 from tandem.core.request_stages import Stage
 from tandem.core.slo import Slo
@@ -19,7 +19,7 @@ OPERATIONS = {"chat": "chat", "completion": "text_completion"}
 """Operation names of OpenTelemetry's conventions by endpoint."""
 NO_PATH = "none"
 """Path attribute of requests that were never placed."""
-_THEIRS = frozenset({CANCELLED, *(kind.value for kind, facts in ERROR_TABLE.items() if facts.http < 500)})
+_THEIRS = frozenset({CANCELLED, *(kind.value for kind in ErrorKind if kind.http < 500)})
 """Outcomes that are the client's doing; they count neither for nor against a latency target."""
 _STAGES = [stage.value for stage in Stage]
 

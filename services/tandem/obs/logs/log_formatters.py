@@ -11,7 +11,7 @@ import re
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -24,14 +24,6 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _JSON = json.JSONEncoder(default=str, separators=(",", ":"))
 _FAST_JSON = msgspec.json.Encoder(enc_hook=str)
 _WORD = re.compile(r"[!#-<>-~]+")
-
-
-class Origin(NamedTuple):
-    """Process that writes the lines: `service` and `instance` as in traces and metrics, and its `pid`."""
-
-    service: str
-    instance: str
-    pid: int
 
 
 def fields(**values: Any) -> dict[str, Any]:
@@ -61,15 +53,23 @@ class TextFormatter(logging.Formatter):
         start = f"{self.formatTime(record)} {record.levelname} {record.name} {message}"
         raised = _exception(record)
         traceback_lines = [] if raised is None else [f"  {_one_line(each)}" for each in raised.split("\n")]
-        return "\n".join([start + _text_fields(message, _line_fields(record)), *traceback_lines])
+        fields_text = "".join(
+            f" {name}={_to_text(value)}"
+            for name, value in _line_fields(record).items()
+            if name != "request_id" or str(value) not in message
+        )
+        return "\n".join([start + fields_text, *traceback_lines])
 
 
 class JsonFormatter(logging.Formatter):
-    """Format a record as one JSON object per line, in ASCII."""
+    """Format a record as one JSON object per line, in ASCII.
 
-    def __init__(self, origin: Origin) -> None:
+    `origin`: fields of the process that writes the lines: `service` and `instance` as in traces and metrics, and `pid`.
+    """
+
+    def __init__(self, origin: Mapping[str, Any]) -> None:
         super().__init__()
-        self._origin = origin._asdict()
+        self._origin = origin
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
@@ -105,15 +105,6 @@ def _line_fields(record: logging.LogRecord) -> dict[str, Any]:
         for name, value in every.items()
         if value is not None
     }
-
-
-def _text_fields(message: str, known: Mapping[str, Any]) -> str:
-    """Return the fields of a line for people."""
-    return "".join(
-        f" {name}={_to_text(value)}"
-        for name, value in known.items()
-        if name != "request_id" or str(value) not in message
-    )
 
 
 def _exception(record: logging.LogRecord) -> str | None:

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from tandem.core.clock import Clock, SystemClock
+from tandem.core.clock import SystemClock
 from tandem.core.config import TelemetryConfig
-from tandem.obs.logs.log_formatters import JsonFormatter, Origin, TextFormatter
+from tandem.obs.logs.log_formatters import JsonFormatter, TextFormatter
 from tandem.obs.logs.log_handler import LineHandler
 from tandem.obs.logs.log_rate_limit import LogLimit
 from tandem.obs.metrics.instruments import LOG_LINES_DROPPED
@@ -32,15 +32,15 @@ def set_up_logging(
     service: str,
     instance: str = "",
     handlers: Sequence[logging.Handler] = (),
-    clock: Clock | None = None,
 ) -> None:
     """Send all log records of this process to `handlers`, or to standard error where none are given. To be called once.
 
     An empty `instance` is replaced by host name and process id."""
     handlers = list(handlers) or [LineHandler(sys.stderr)]
-    origin = Origin(service, instance or f"{socket.gethostname()}-{os.getpid()}", os.getpid())
+    instance = instance or f"{socket.gethostname()}-{os.getpid()}"
+    origin = {"service": service, "instance": instance, "pid": os.getpid()}
     is_json = telemetry.log_format == "json"
-    limit = LogLimit(clock or SystemClock(), handlers)
+    limit = LogLimit(SystemClock(), handlers)
     for handler in handlers:
         handler.setFormatter(JsonFormatter(origin) if is_json else TextFormatter())
         handler.addFilter(limit)

@@ -14,30 +14,14 @@ LATENCY = (
 )
 """Bucket bounds in seconds, for times to a first token, of requests and of their stages."""
 GAP = (
-    0.001,
-    0.0025,
-    0.005,
-    0.0075,
-    0.01,
-    0.015,
-    0.02,
-    0.025,
-    0.03,
-    0.04,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.5,
-    1.0,
-    2.5,
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5),
 )
 """Bucket bounds in seconds, for times between two tokens and of steps."""
 TOKENS = tuple(4.0**power for power in range(10))
 
-_GEN_AI = ("gen_ai.operation.name", "gen_ai.request.model", "tenant", "lane")
+MODEL = "gen_ai.request.model"
+_GEN_AI = ("gen_ai.operation.name", MODEL, "tenant", "lane")
 
 # ---- what clients see: gateway
 
@@ -58,12 +42,7 @@ TOKEN_USAGE = histogram(
     "gen_ai.client.token.usage", "{token}", "Tokens of a request.", TOKENS, *_GEN_AI, "gen_ai.token.type"
 )
 INTER_TOKEN_LATENCY = histogram(
-    "tandem.inter_token_latency",
-    "s",
-    "Between two tokens of a choice, as sent by the gateway.",
-    GAP,
-    "lane",
-    "gen_ai.request.model",
+    "tandem.inter_token_latency", "s", "Between two tokens of a choice, as sent by the gateway.", GAP, "lane", MODEL
 )
 
 # ---- requests: gateway
@@ -78,13 +57,7 @@ CACHED_PROMPT_TOKENS = counter(
 )
 OUTPUT_TOKENS = counter("tandem.output_tokens", "{token}", "Output tokens sent to clients.", "path", "tenant")
 STAGE_DURATION = histogram(
-    "tandem.request.stage.duration",
-    "s",
-    "Time of a request in one of its stages.",
-    LATENCY,
-    "stage",
-    "lane",
-    "gen_ai.request.model",
+    "tandem.request.stage.duration", "s", "Time of a request in one of its stages.", LATENCY, "stage", "lane", MODEL
 )
 ADMISSIONS = counter(
     "tandem.admissions", "{request}", "Requests admitted or refused, and why.", "decision", "reason", "lane", "tenant"

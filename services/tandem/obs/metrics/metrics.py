@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from tandem.obs.metrics.instrument import Instrument, Kind
 
@@ -17,6 +17,7 @@ OTHER = "other"
 OPEN_ATTRIBUTES = frozenset({"tenant", "worker", "source", "gen_ai.request.model"})
 """Attributes whose values come from outside and are unbounded; the values of all others are enumerations."""
 
+S = TypeVar("S")
 Values = tuple[str, ...]
 """Values of an instrument's attributes, in their order."""
 
@@ -102,20 +103,27 @@ class MetricFamily:
     points: Mapping[Values, float | HistogramSnapshot]
 
 
-class Counter:
-    """Count an instrument in one series per combination of attribute values."""
+class _Metric(Generic[S]):
+    """Own the series of an instrument, one for each combination of attribute values."""
 
-    def __init__(self, instrument: Instrument, bounded: Callable[[Instrument, Values], Values]) -> None:
+    def __init__(
+        self, instrument: Instrument, bounded: Callable[[Instrument, Values], Values], new: Callable[[], S]
+    ) -> None:
         self.instrument = instrument
         self._bounded = bounded
-        self._series: dict[Values, CounterSeries] = {}
+        self._new = new
+        self._series: dict[Values, S] = {}
 
-    def of(self, *values: str) -> CounterSeries:
+    def of(self, *values: str) -> S:
         """Return the series of these attribute values; frequent users keep it."""
         series = self._series.get(values)
         if series is None:
-            series = self._series.setdefault(self._bounded(self.instrument, values), CounterSeries())
+            series = self._series.setdefault(self._bounded(self.instrument, values), self._new())
         return series
+
+
+class Counter(_Metric[CounterSeries]):
+    """Count an instrument."""
 
     def add(self, amount: float, *values: str) -> None:
         self.of(*values).value += amount
@@ -124,21 +132,8 @@ class Counter:
         return MetricFamily(self.instrument, {values: series.value for values, series in self._series.copy().items()})
 
 
-class Histogram:
-    """Record an instrument's values in one histogram per combination of attribute values."""
-
-    def __init__(self, instrument: Instrument, bounded: Callable[[Instrument, Values], Values]) -> None:
-        self.instrument = instrument
-        self._bounded = bounded
-        self._series: dict[Values, HistogramSeries] = {}
-
-    def of(self, *values: str) -> HistogramSeries:
-        """Return the series of these attribute values; frequent users keep it."""
-        series = self._series.get(values)
-        if series is None:
-            new = HistogramSeries(self.instrument.bounds)
-            series = self._series.setdefault(self._bounded(self.instrument, values), new)
-        return series
+class Histogram(_Metric[HistogramSeries]):
+    """Record an instrument's values."""
 
     def family(self) -> MetricFamily:
         points = {
@@ -161,7 +156,7 @@ class Metrics:
 
     def counter(self, instrument: Instrument) -> Counter:
         assert instrument.kind is Kind.COUNTER, instrument
-        metric = Counter(instrument, self._bounded)
+        metric = Counter(instrument, self._bounded, CounterSeries)
         if not instrument.attributes:
             metric.of()  # export 0 from the start: rate() misses the first increment of a series that begins at 1
         self._add(instrument, metric.family)
@@ -169,7 +164,7 @@ class Metrics:
 
     def histogram(self, instrument: Instrument) -> Histogram:
         assert instrument.kind is Kind.HISTOGRAM, instrument
-        metric = Histogram(instrument, self._bounded)
+        metric = Histogram(instrument, self._bounded, lambda: HistogramSeries(instrument.bounds))
         self._add(instrument, metric.family)
         return metric
 
@@ -196,11 +191,7 @@ class Metrics:
 
     def _bounded(self, instrument: Instrument, values: Values) -> Values:
         assert len(values) == len(instrument.attributes), (instrument, values)
-        if OPEN_ATTRIBUTES.isdisjoint(instrument.attributes):
-            return values
-        return tuple(
-            self._bounded_value(name, value) for name, value in zip(instrument.attributes, values, strict=True)
-        )
+        return tuple(map(self._bounded_value, instrument.attributes, values))
 
     def _bounded_value(self, attribute: str, value: str) -> str:
         if attribute not in OPEN_ATTRIBUTES:

@@ -23,7 +23,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from tandem.obs.metrics.instrument import Kind
-from tandem.obs.metrics.metrics import Exemplar, HistogramSnapshot, MetricFamily, Values
+from tandem.obs.metrics.metrics import HistogramSnapshot, MetricFamily
 
 _SCOPE = InstrumentationScope("tandem")
 _NO_SPAN = 0
@@ -41,7 +41,7 @@ def _metric(family: MetricFamily, started_ns: int, now_ns: int) -> Metric:
     instrument = family.instrument
     numbers, histograms = [], []
     for values, point in family.points.items():
-        attributes = _attributes(instrument.attributes, values)
+        attributes = dict(zip(instrument.attributes, values, strict=True))
         if isinstance(point, HistogramSnapshot):
             histograms.append(_histogram_point(attributes, point, instrument.bounds, started_ns, now_ns))
         else:
@@ -70,14 +70,8 @@ def _histogram_point(
         explicit_bounds=bounds,
         min=None,  # type: ignore[arg-type]  # optional in OTLP, and not recorded
         max=None,  # type: ignore[arg-type]
-        exemplars=[_exemplar(exemplar) for exemplar in snapshot.exemplars.values()],
+        exemplars=[
+            SdkExemplar({}, float(value), round(at * 1e9), _NO_SPAN, int(trace, 16))
+            for value, trace, at in snapshot.exemplars.values()
+        ],
     )
-
-
-def _exemplar(exemplar: Exemplar) -> SdkExemplar:
-    at_ns = round(exemplar.at * 1e9)
-    return SdkExemplar({}, float(exemplar.value), at_ns, _NO_SPAN, int(exemplar.trace, 16))
-
-
-def _attributes(names: tuple[str, ...], values: Values) -> Mapping[str, str]:
-    return dict(zip(names, values, strict=True))

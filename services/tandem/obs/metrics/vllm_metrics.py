@@ -15,7 +15,6 @@ from tandem.obs.metrics import instruments as on
 from tandem.obs.metrics.instrument import Instrument, Kind
 from tandem.obs.metrics.metrics import HistogramSnapshot, MetricFamily, Values, total
 
-_MODEL = "gen_ai.request.model"
 _INFO_MODEL = on.WORKER_INFO.attributes.index("model")
 
 
@@ -23,49 +22,46 @@ _INFO_MODEL = on.WORKER_INFO.attributes.index("model")
 class Alias:
     """vLLM's name for a metric.
 
-    `where` selects the series of `source` with these attribute values. `is_complement` exports 1 minus a ratio. A
-    histogram under a counter's name is exported as its number of values."""
+    `name` is without the prefix `vllm:`. `where` selects the series of `source` with these attribute values.
+    `is_complement` exports 1 minus a ratio, and `is_counted` a histogram's number of values, as a counter."""
 
     name: str
-    kind: Kind
     source: Instrument
     where: Mapping[str, str] = field(default_factory=dict)
     is_complement: bool = False
+    is_counted: bool = False
 
-
-def _gauge(name: str, source: Instrument, *, is_complement: bool = False, **where: str) -> Alias:
-    return Alias(f"vllm:{name}", Kind.GAUGE, source, where, is_complement)
-
-
-def _counter(name: str, source: Instrument, where: Mapping[str, str] | None = None) -> Alias:
-    return Alias(f"vllm:{name}", Kind.COUNTER, source, where or {})
-
-
-def _histogram(name: str, source: Instrument, where: Mapping[str, str] | None = None) -> Alias:
-    return Alias(f"vllm:{name}", Kind.HISTOGRAM, source, where or {})
+    @property
+    def instrument(self) -> Instrument:
+        name = f"vllm:{self.name}"
+        kind = Kind.COUNTER if self.is_counted else self.source.kind
+        unit = "s" if name.endswith("_seconds") else ""
+        selection = "".join(f", {attribute} {value!r}" for attribute, value in self.where.items())
+        description = f"vLLM's name for {self.source.name}{selection}."
+        return Instrument(name, kind, unit, description, ("model_name",), self.source.bounds)
 
 
 ALIASES = (
     # workers
-    _gauge("num_requests_running", on.SEQUENCES, state="running"),
-    _gauge("num_requests_waiting", on.SEQUENCES, state="waiting"),
-    _gauge("kv_cache_usage_perc", on.KV_UNUSED, is_complement=True),
-    _counter("num_preemptions", on.PREEMPTIONS),
-    _counter("prompt_tokens", on.STEP_PREFILL_TOKENS),
-    _counter("generation_tokens", on.GENERATED_TOKENS),
-    _counter("prefix_cache_queries", on.PREFIX_QUERIED_TOKENS),
-    _counter("prefix_cache_hits", on.PREFIX_HIT_TOKENS),
+    Alias("num_requests_running", on.SEQUENCES, {"state": "running"}),
+    Alias("num_requests_waiting", on.SEQUENCES, {"state": "waiting"}),
+    Alias("kv_cache_usage_perc", on.KV_UNUSED, is_complement=True),
+    Alias("num_preemptions", on.PREEMPTIONS),
+    Alias("prompt_tokens", on.STEP_PREFILL_TOKENS),
+    Alias("generation_tokens", on.GENERATED_TOKENS),
+    Alias("prefix_cache_queries", on.PREFIX_QUERIED_TOKENS),
+    Alias("prefix_cache_hits", on.PREFIX_HIT_TOKENS),
     # gateways
-    _histogram("time_to_first_token_seconds", on.TIME_TO_FIRST_TOKEN),
-    _histogram("inter_token_latency_seconds", on.INTER_TOKEN_LATENCY),
-    _histogram("request_time_per_output_token_seconds", on.TIME_PER_OUTPUT_TOKEN),
-    _histogram("e2e_request_latency_seconds", on.REQUEST_DURATION),
-    _histogram("request_queue_time_seconds", on.STAGE_DURATION, {"stage": Stage.QUEUE.value}),
-    _histogram("request_prefill_time_seconds", on.STAGE_DURATION, {"stage": Stage.PREFILL.value}),
-    _histogram("request_decode_time_seconds", on.STAGE_DURATION, {"stage": Stage.DECODE.value}),
-    _histogram("request_prompt_tokens", on.TOKEN_USAGE, {"gen_ai.token.type": "input"}),
-    _histogram("request_generation_tokens", on.TOKEN_USAGE, {"gen_ai.token.type": "output"}),
-    _counter("request_success", on.REQUEST_DURATION, {"error.type": ""}),
+    Alias("time_to_first_token_seconds", on.TIME_TO_FIRST_TOKEN),
+    Alias("inter_token_latency_seconds", on.INTER_TOKEN_LATENCY),
+    Alias("request_time_per_output_token_seconds", on.TIME_PER_OUTPUT_TOKEN),
+    Alias("e2e_request_latency_seconds", on.REQUEST_DURATION),
+    Alias("request_queue_time_seconds", on.STAGE_DURATION, {"stage": Stage.QUEUE.value}),
+    Alias("request_prefill_time_seconds", on.STAGE_DURATION, {"stage": Stage.PREFILL.value}),
+    Alias("request_decode_time_seconds", on.STAGE_DURATION, {"stage": Stage.DECODE.value}),
+    Alias("request_prompt_tokens", on.TOKEN_USAGE, {"gen_ai.token.type": "input"}),
+    Alias("request_generation_tokens", on.TOKEN_USAGE, {"gen_ai.token.type": "output"}),
+    Alias("request_success", on.REQUEST_DURATION, {"error.type": ""}, is_counted=True),
 )
 
 
@@ -75,17 +71,10 @@ def vllm_aliases(families: Sequence[MetricFamily]) -> list[MetricFamily]:
     info = by_name.get(on.WORKER_INFO.name)
     served = next((values[_INFO_MODEL] for values in info.points), "") if info is not None else ""
     return [
-        MetricFamily(_instrument(alias), points)
+        MetricFamily(alias.instrument, points)
         for alias in ALIASES
         if alias.source.name in by_name and (points := _points(alias, by_name[alias.source.name], served))
     ]
-
-
-def _instrument(alias: Alias) -> Instrument:
-    unit = "s" if alias.name.endswith("_seconds") else ""
-    selection = "".join(f", {name} {value!r}" for name, value in alias.where.items())
-    description = f"vLLM's name for {alias.source.name}{selection}."
-    return Instrument(alias.name, alias.kind, unit, description, ("model_name",), alias.source.bounds)
 
 
 def _points(alias: Alias, family: MetricFamily, served: str) -> dict[Values, float | HistogramSnapshot]:
@@ -94,13 +83,13 @@ def _points(alias: Alias, family: MetricFamily, served: str) -> dict[Values, flo
     for values, point in family.points.items():
         labels = dict(zip(attributes, values, strict=True))
         if labels.items() >= alias.where.items():
-            points.setdefault(labels.get(_MODEL, served), []).append(point)
+            points.setdefault(labels.get(on.MODEL, served), []).append(point)
     return {(model,): _merged(alias, found) for model, found in points.items()}
 
 
 def _merged(alias: Alias, points: Sequence[float | HistogramSnapshot]) -> float | HistogramSnapshot:
     snapshots = [point for point in points if isinstance(point, HistogramSnapshot)]
-    if snapshots and alias.kind is Kind.HISTOGRAM:
+    if snapshots and not alias.is_counted:
         return _sum(snapshots)
     return 1 - total(points) if alias.is_complement else total(points)
 
