@@ -13,7 +13,9 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId
+from tandem.engine.rank_messages import HaltMover
 from tandem.engine.transfer_messages import (
+    Command,
     Connected,
     ConnectFailed,
     Event,
@@ -30,7 +32,8 @@ from tandem.transfer.interface import BlockCopy, ReadState
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.transfer_thread import TransferThread
-from tandem.worker.ranks.remote_transfer import RemoteTransfer, TransferServer
+from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
+from tandem.worker.ranks.remote_transfer import RemoteTransfer, carry_out
 from tests.contract.transfer.conftest import GUARD_S, NUM_BLOCKS, Rig, known_content, reference
 from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, ConsumerRank, World, layout_of
 
@@ -67,8 +70,8 @@ class Desk:
         # Of this test alone: stopping a mover closes its transport.
         self.ranks = [ConsumerRank(world.kind, world.layout, rank, 2) for rank in range(2)]
         self.down, self.up = Channel(), Channel()
-        self.service = TransferServer(lambda on_event: self._mover_of(1, on_event), self.up.send)
-        self.down.deliver = self.service.handle
+        self.service = self._mover_of(1, lambda event: self.up.send(RANK_EVENTS.encode(event)))
+        self.down.deliver = self._carry_out
         self.mover = MultiRankTransfer([lambda on_event: self._mover_of(0, on_event), self._remote], self.events.put)
         self.mover.start()
         self.service.start()
@@ -78,9 +81,19 @@ class Desk:
         return TransferThread(consumer.transport, consumer.digest, on_event, SystemClock(), MAX_POST_BYTES)
 
     def _remote(self, on_event: Callable[[Event], None]) -> RemoteTransfer:
-        self.remote = RemoteTransfer(self.down.send, on_event)
-        self.up.deliver = self.remote.received
+        self.remote = RemoteTransfer(lambda command: self.down.send(RANK_COMMANDS.encode(command)), on_event)
+        self.up.deliver = self._receive
         return self.remote
+
+    def _carry_out(self, data: bytes) -> None:
+        command = RANK_COMMANDS.decode(data)
+        assert isinstance(command, Command | HaltMover)
+        carry_out(self.service, command)
+
+    def _receive(self, data: bytes) -> None:
+        event = RANK_EVENTS.decode(data)
+        assert isinstance(event, Event)
+        self.remote.received(event)
 
     def take(self) -> Event:
         return self.events.get(timeout=GUARD_S)

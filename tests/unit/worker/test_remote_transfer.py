@@ -17,12 +17,13 @@ from tandem.engine.transfer_messages import (
     SetPolling,
     TransferStopped,
 )
+from tandem.transfer.interface import KVTransfer
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
-from tandem.worker.ranks.remote_transfer import RemoteTransfer, TransferServer
+from tandem.worker.ranks.remote_transfer import RemoteTransfer, carry_out
 from tests.unit.transfer.scripted import P
 
 
-class Recorder:
+class Recorder(KVTransfer):
     """Record the commands that a rank's mover receives."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
@@ -50,12 +51,8 @@ class Pair:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.service = TransferServer(self._open, lambda data: self.remote.received(data))
-        self.remote = RemoteTransfer(self.service.handle, self.events.append)
-
-    def _open(self, on_event: Callable[[Event], None]) -> Recorder:
-        self.recorder = Recorder(on_event)
-        return self.recorder
+        self.recorder = Recorder(lambda event: self.remote.received(event))
+        self.remote = RemoteTransfer(lambda command: carry_out(self.recorder, command), self.events.append)
 
 
 @pytest.fixture
@@ -94,18 +91,6 @@ def test_a_broken_channel_is_the_end(pair: Pair) -> None:
         pair.remote.send(SelfTest())
 
 
-@pytest.mark.parametrize("data", [b"\xff", b""])
-def test_an_undecodable_message_ends_both_sides(pair: Pair, data: bytes) -> None:
-    pair.service.handle(data)
-    assert pair.recorder.num_halts == 1
-    pair.service.handle(b"\xff")
-    pair.remote.received(data)
-    (event,) = pair.events
-    assert isinstance(event, TransferStopped)
-    assert event.error is not None
-    assert "invalid message" in event.error
-
-
 def test_a_command_after_the_end_is_dropped(pair: Pair) -> None:
     pair.recorder.halt()
     pair.remote.send(SetPolling(True))
@@ -122,7 +107,7 @@ def test_a_channel_that_breaks_inside_a_command_is_reported_after_it() -> None:
         return own[0]
 
     def open_broken(on_event: Callable[[Event], None]) -> RemoteTransfer:
-        remote = RemoteTransfer(lambda data: remote.lost("broken pipe"), on_event)
+        remote = RemoteTransfer(lambda _command: remote.lost("broken pipe"), on_event)
         return remote
 
     joined = MultiRankTransfer([open_own, open_broken], events.append)
