@@ -28,7 +28,7 @@ from tandem.engine.effects import (
     SendHandoffEnded,
     SendRemainderRequest,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.engine import Engine
 from tandem.engine.ports import Pipeline
@@ -313,7 +313,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                     node.carrier.accept(effect)
                 case JobEnded():
                     pass
-                case TearDownProducer():
+                case TearDownPeer():
                     raise AssertionError("a read did not end")
 
     def _send_to_source(

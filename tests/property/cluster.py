@@ -23,7 +23,7 @@ from tandem.engine.effects import (
     SendHandoffEnded,
     SendRemainderRequest,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.kv.handoff import RemotePrefixRequest
 from tandem.orchestration.commands import (
@@ -381,7 +381,7 @@ class Cluster:
                     self.execute_at_source(worker, effect)
                 case StartRead():
                     self.start_read(worker, effect)
-                case TearDownProducer(source):
+                case TearDownPeer(source):
                     # The transport answers; only then is it known whether its reads have really ended.
                     proven = self.random.random() < 0.5
                     self.agenda.after(0.2, lambda s=source, p=proven: self.lose_peer_later(worker, s, p))  # type: ignore[misc]

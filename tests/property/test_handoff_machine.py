@@ -22,7 +22,7 @@ from tandem.engine.effects import (
     SendAnnouncement,
     SendHandoffEnded,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.kv_consumer import KVConsumer
 from tandem.engine.kv_producer import KVProducer
@@ -496,7 +496,7 @@ class HandoffMachine(RuleBasedStateMachine):
                     self.end_pull(job.offer, effect)
                 case ReleaseHandoff(_, key):
                     self.to_producer.append(("release", (key,), self.now))
-                case TearDownProducer():
+                case TearDownPeer():
                     assert not self.torn, "torn down twice"
                     self.torn = self.lingers = True
 

@@ -101,10 +101,11 @@ class StartRead:
 
 
 @dataclass(frozen=True, slots=True)
-class TearDownProducer:
-    """Tear down the connection to a producer as a whole, because a read does not end."""
+class TearDownPeer:
+    """Disconnect a peer and end all reads from it; answered by PeerLost unless it is disconnected already."""
 
     source: WorkerRef
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ Effect = (
     | SendRemainderRequest
     | RenewLeases
     | StartRead
-    | TearDownProducer
+    | TearDownPeer
     | JobEnded
 )
 

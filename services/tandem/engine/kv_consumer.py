@@ -25,7 +25,7 @@ from tandem.engine.effects import (
     RenewLeases,
     SendRemainderRequest,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.job_events import first_tokens, validate_announcement
 from tandem.engine.job_timeline import PullOutcome, PullTimes
@@ -402,7 +402,7 @@ class KVConsumer:
                 self._torn.add(source)
                 late.append(source)
         for source in late:
-            effects.append(TearDownProducer(source))
+            effects.append(TearDownPeer(source, "a read does not end"))
             effects += self.on_source_lost(source, "its transport was torn down", now)
         if now >= self._next_renewal:
             self._next_renewal = now + self._renewal_s

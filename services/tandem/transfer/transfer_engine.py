@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
 from tandem.core.ids import BlockId, Incarnation, WorkerId
-from tandem.engine.effects import StartRead
+from tandem.engine.effects import StartRead, TearDownPeer
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
@@ -28,7 +28,6 @@ from tandem.engine.transfer_messages import (
     SelfTest,
     SelfTestDone,
     SetPolling,
-    TearDownPeer,
     TransferStopped,
     TransportPeer,
 )
@@ -291,8 +290,9 @@ class TransferEngine:
             case Cancel(id):
                 if id in self._tasks:
                     self._tasks[id].fail(FailureKind.CANCELLED, "cancelled")
-            case TearDownPeer(peer, reason):
-                self._tear_down(peer, reason)
+            case TearDownPeer(source, reason):
+                if (known := self._peers.get((source.id, source.incarnation))) is not None:
+                    self._disconnect_peer(known, FailureKind.TEARDOWN, reason)
             case SelfTest():
                 self._start_self_test()
             case SetPolling(busy):
@@ -450,15 +450,6 @@ class TransferEngine:
         else:
             self._peers[peer.life] = peer
             self._events.append(Connected(peer))
-
-    def _tear_down(self, peer: TransportPeer, reason: str) -> None:
-        if peer.life in self._lingering:
-            return
-        known = self._peers.get(peer.life)
-        if known is None:
-            self._events.append(PeerLost(peer, True, reason))
-        else:
-            self._disconnect_peer(known, FailureKind.TEARDOWN, reason)
 
     def _disconnect_peer(
         self, peer: TransportPeer, kind: FailureKind, reason: str, failed_post: int | None = None

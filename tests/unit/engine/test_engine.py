@@ -21,7 +21,7 @@ from tandem.engine.effects import (
     SendEvent,
     SendHandoffEnded,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.engine import Engine
 from tandem.kv.block_pool import BlockPool
@@ -338,7 +338,7 @@ def test_a_cancelled_pull_holds_its_blocks_until_its_read_has_ended() -> None:
     assert ReleaseHandoff(OTHER, KEY) in effects and events(effects) == [Cancelled(resume().key)]
     books = e.books()
     assert (books.num_free_blocks, books.num_reading_blocks, books.num_table_blocks) == (8, 4, 0)
-    assert e.tick(12.0) == [TearDownProducer(OTHER)]
+    assert e.tick(12.0) == [TearDownPeer(OTHER, "a read does not end")]
     assert e.peer_lost(OTHER, "gone", proven=False, now=13.0) == []
     assert e.books().num_quarantined_blocks == 4 and not e.is_idle
     assert e.peer_lost(OTHER, "gone", proven=True, now=14.0) == []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockId, HostSlot, Incarnation, WorkerId, WorkerRef
-from tandem.engine.effects import StartRead
+from tandem.engine.effects import StartRead, TearDownPeer
 from tandem.engine.rank_messages import (
     AgentCommand,
     ClearBlocks,
@@ -45,7 +45,6 @@ from tandem.engine.transfer_messages import (
     SelfTest,
     SelfTestDone,
     SetPolling,
-    TearDownPeer,
     TransferStopped,
     TransportPeer,
     TransportRank,
@@ -107,7 +106,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     reads(),
     st.just(ConnectPeer(PEER)),
     st.builds(Cancel, U64),
-    st.builds(TearDownPeer, st.just(PEER), texts),
+    st.builds(TearDownPeer, st.just(WORKER), texts),
     st.builds(SetPolling, st.booleans()),
     st.just(SelfTest()),
 )

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
     Event,
-    PeerLost,
     ReadDone,
+    ReadFailed,
     SelfTest,
     SelfTestDone,
     SetPolling,
@@ -112,13 +113,13 @@ def test_a_channel_that_breaks_inside_a_command_is_reported_after_it() -> None:
 
     joined = MultiRankTransfer([open_own, open_broken], events.append)
     joined.start()
-    joined.self_test()
+    joined.send(SelfTest())
     assert own[0].num_halts > 0, "the others are halted"
     own[0].on_event(SelfTestDone("the transfer thread was stopped", 0.5))
     own[0].on_event(TransferStopped(None))
     assert events == [SelfTestDone("rank 1: broken pipe", 0.5), TransferStopped("rank 1: broken pipe")]
     with pytest.raises(RuntimeError, match="has stopped"):
-        joined.self_test()
+        joined.send(SelfTest())
 
 
 def two_recorders(on_event: Callable[[Event], None]) -> tuple[MultiRankTransfer, list[Recorder]]:
@@ -136,7 +137,7 @@ def test_sending_to_a_stopped_rank_raises_no_error() -> None:
     events: list[Event] = []
     joined, (first, second) = two_recorders(events.append)
     second.halt()
-    joined.self_test()
+    joined.send(SelfTest())
     first.on_event(SelfTestDone(None, 0.5))
     assert events == []
     second.on_event(TransferStopped("broke"))
@@ -149,12 +150,12 @@ def test_events_are_delivered_one_at_a_time_even_if_the_listener_causes_more() -
     log: list[str] = []
 
     def on_event(event: Event) -> None:
-        assert isinstance(event, PeerLost)
-        log.append(f"begin {event.reason}")
-        if event.reason == "first":
-            joined.teardown(P, "second")
-        log.append(f"end {event.reason}")
+        assert isinstance(event, ReadFailed), "nobody is connected"
+        log.append(f"begin {event.id}")
+        if event.id == 1:
+            joined.send(StartRead(2, P.worker, (), (), ()))
+        log.append(f"end {event.id}")
 
     joined, _ = two_recorders(on_event)
-    joined.teardown(P, "first")
-    assert log == ["begin first", "end first", "begin second", "end second"]
+    joined.send(StartRead(1, P.worker, (), (), ()))
+    assert log == ["begin 1", "end 1", "begin 2", "end 2"]

@@ -27,7 +27,7 @@ from tandem.engine.effects import (
     SendHandoffEnded,
     SendRemainderRequest,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.engine import Engine
 from tandem.orchestration.commands import CancelJob, ReleaseLease
@@ -183,7 +183,7 @@ class Network:
                 self.post(source, label, lambda engine, now: engine.release(key, now, is_taken=is_taken), by)
             case StartRead():
                 self._read(worker, effect)
-            case TearDownProducer(source):
+            case TearDownPeer(source):
                 self._tear_down(worker, source)
 
     def _request_renewal(
