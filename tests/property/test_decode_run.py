@@ -77,7 +77,7 @@ class Worker:
             for seq in scheduler.state.by_id.values()
         ]  # fmt: skip
         names = {name: pool.copies(name) for name in pool.hashes()}
-        return seqs, pool.free_blocks(), names, list(names), scheduler.load(), scheduler.state.num_plans
+        return seqs, tuple(pool._free), names, list(names), scheduler.load(), scheduler.state.num_plans
 
 
 def token(seq: SeqId, index: int) -> int:

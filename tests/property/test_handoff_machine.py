@@ -445,7 +445,7 @@ class HandoffMachine(RuleBasedStateMachine):
 
     def recycle(self) -> None:
         """The worst case: free blocks are used for something else at once."""
-        for block in self.producer_pool.free_blocks():
+        for block in self.producer_pool._free:
             self.given[block] = "recycled"
 
     def abandon(self, key: HandoffKey) -> None:

@@ -109,7 +109,7 @@ class Engine:
         offer, or whose blocks the others need, fails as DRAINING. Prefills end as usual.
         """
         self.draining = True
-        self._drain_migration.begin()
+        self._drain_migration.has_begun = True
         return self._migrate_or_requeue(now)
 
     # ---- the step
@@ -169,7 +169,7 @@ class Engine:
 
         None while a choice has its first token still to sample, because first tokens are recorded by `finish`.
         """
-        if self._times.awaiting_first_token or self._producer.has_undigested:
+        if self._times.awaiting_first_token or self._producer.blocks_to_digest():
             return None
         return self._scheduler.run(limit)
 

@@ -24,7 +24,7 @@ class Migrating:
         self.migration = DrainMigration(self.scheduler.state, self.producer)
         add(self.scheduler, generate("a", num_prompt, max_tokens))
         step(self.scheduler)
-        self.migration.begin()
+        self.migration.has_begun = True
         (offered,) = self.migration.offer()
         assert isinstance(offered, SendEvent) and isinstance(offered.event, MigrationOffered)
         self.key: HandoffKey = offered.event.offer

@@ -93,14 +93,14 @@ def test_prefix_is_onloaded_into_fresh_blocks() -> None:
     pool.publish(table, [A, B])
     pool.release(table)
     pool.grow(other, 2)
-    spills, fills = pool.take_copies()
+    spills, fills = pool.host.take_copies()
     assert [name for name, _ in spills] == [1] and not fills, "one block was never used, and the last goes first"
     assert pool.count_hits([A, B]) == 2 and pool.num_free_needed([A, B], 2) == 2
     pool.check([other], (), (), (1,), [slot for _, slot in spills])
     pool.end_copies(spills, fills)
     pool.release(other)
     assert pool.share(table, [A, B, C]) == 2 == table.num_published
-    spills, fills = pool.take_copies()
+    spills, fills = pool.host.take_copies()
     assert not spills and fills == ((0, table.ids()[1]),) and table.ids()[0] == 0
     pool.end_copies(spills, fills)
     facts = [BlockStored(A, None), BlockStored(B, A), BlockOffloaded(B), BlockStored(B, A)]
@@ -119,7 +119,7 @@ def test_a_block_that_is_copied_out_is_held_until_then() -> None:
     assert pool.grow(table, 1)
     pool.trim(table, 0)
     assert pool.num_free == 0 and pool.holders(block(0)) == (0, 0, 0, 1), "a read must not be let in yet"
-    pool.end_copies(*pool.take_copies())
+    pool.end_copies(*pool.host.take_copies())
     assert pool.num_free == pool.num_free_at_once == 1
     with pytest.raises(AssertionError, match="block 0 is free"):
         pool.retain([block(0)], Holder.READ)

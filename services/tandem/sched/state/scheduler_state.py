@@ -197,10 +197,6 @@ class SchedulerState:
             seq.num_open_plans -= 1
         return self.open_plans.pop(number)
 
-    def skip_plans(self, num_plans: int) -> None:
-        """Use up the numbers of plans that were committed as a run, without being opened."""
-        self.num_plans += num_plans
-
     # ---- invariants
 
     def check(self) -> None:
