@@ -13,7 +13,7 @@ from tandem.core.config import HandoffConfig
 from tandem.core.events import KVFact, KVReceived, SampledToken
 from tandem.core.ids import HandoffId, HandoffKey, RequestId, WorkerRef
 from tandem.core.request import Request, ResumeJob, SamplingParams
-from tandem.engine.effects import Effect, SendEvent, StartRead, TearDownPeer
+from tandem.engine.effects import Effect, StartRead, TearDownPeer
 from tandem.engine.engine import Engine
 from tandem.engine.transfer_messages import SetPolling, TransportPeer
 from tandem.kv.block_pool import BlockPool
@@ -131,7 +131,7 @@ class ConsumerHarness:
                     self._read = effect
                 case TearDownPeer():
                     self._desk.tear_down(effect.source, effect.reason)
-                case SendEvent(KVReceived() as pulled):
+                case KVReceived() as pulled:
                     self._pulled, self._arrived_at = pulled, self._clock.now()
                     self._arrived.set()
                 case _:

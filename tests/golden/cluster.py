@@ -24,7 +24,6 @@ from tandem.engine.effects import (
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
-    SendEvent,
     SendHandoffEnded,
     SendRemainderRequest,
     StartRead,
@@ -298,7 +297,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         for effect in effects:
             now = self.clock.now()
             match effect:
-                case SendEvent(event):
+                case event if isinstance(event, JobEvent):
                     self._take(node, event)
                 case SendAnnouncement(consumer, message):
                     node.share([offered.block for offered in message.blocks])

@@ -19,7 +19,6 @@ from tandem.engine.effects import (
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
-    SendEvent,
     SendHandoffEnded,
     SendRemainderRequest,
     StartRead,
@@ -367,7 +366,7 @@ class Cluster:
     def effects(self, worker: Worker, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case SendEvent(event):
+                case event if isinstance(event, JobEvent):
                     worker.times.on_event(event)
                     self.witness(worker, event)
                     self.report(worker, event)

@@ -13,13 +13,6 @@ from tandem.kv.handoff import Announcement, BlockDigest, RemotePrefixRequest
 
 
 @dataclass(frozen=True, slots=True)
-class SendEvent:
-    """Send an event to the job's gateway."""
-
-    event: JobEvent
-
-
-@dataclass(frozen=True, slots=True)
 class SendAnnouncement:
     """Send an announcement to the consumer that follows its hand-off."""
 
@@ -133,7 +126,7 @@ class JobEnded:
 
 
 Effect = (
-    SendEvent
+    JobEvent
     | SendAnnouncement
     | SendHandoffEnded
     | FollowHandoff
@@ -144,6 +137,7 @@ Effect = (
     | TearDownPeer
     | JobEnded
 )
+"""A `JobEvent` is to be sent to the job's gateway."""
 
 ConsumerEffect = Effect | PullEnded
 """Effects of `KVConsumer`: the engine itself carries out `PullEnded`."""

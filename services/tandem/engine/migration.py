@@ -16,7 +16,7 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, JobKey
 from tandem.core.request import PrefillJob
-from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.effects import Effect
 from tandem.engine.kv_producer import KVProducer
 from tandem.kv.handoff import BlockDigest
 from tandem.sched.state.schedule_result import SequenceUpdate
@@ -82,7 +82,7 @@ class DrainMigration:
             key = HandoffKey(HandoffId(f"{job.request}/{job.choice}/{self._num_offers}"), job.attempt)
             self._offers[job] = key
             self._jobs[key] = job
-            effects.append(SendEvent(MigrationOffered(job, key)))
+            effects.append(MigrationOffered(job, key))
         return effects
 
     def follow(self, key: HandoffKey, now: float) -> None:

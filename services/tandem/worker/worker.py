@@ -26,7 +26,6 @@ from tandem.engine.effects import (
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
-    SendEvent,
     SendHandoffEnded,
     SendRemainderRequest,
     StartRead,
@@ -327,9 +326,10 @@ class Worker:
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         events: list[JobEvent] = []
         for effect in effects:
+            if isinstance(effect, JobEvent):
+                events.append(effect)
+                continue
             match effect:
-                case SendEvent(event):
-                    events.append(event)
                 case SendAnnouncement() | SendHandoffEnded():
                     self._handoffs.send(effect)
                 case FollowHandoff() | RenewLeases() | SendRemainderRequest() | ReleaseHandoff():

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
-from tandem.core.events import SampledToken
+from tandem.core.events import JobEvent, SampledToken
 from tandem.core.ids import (
     BlockHash,
     BlockId,
@@ -27,7 +27,6 @@ from tandem.engine.effects import (
     FollowHandoff,
     PullEnded,
     ReleaseHandoff,
-    SendEvent,
     StartRead,
     TearDownPeer,
 )
@@ -93,7 +92,7 @@ class Consumer(KVConsumer):
 
 
 def without_messages(effects: Iterable[ConsumerEffect]) -> list[ConsumerEffect]:
-    return [x for x in effects if not isinstance(x, SendEvent | ReleaseHandoff | FollowHandoff)]
+    return [x for x in effects if not isinstance(x, JobEvent | ReleaseHandoff | FollowHandoff)]
 
 
 def opened(lease_until: float | None = 10.0) -> Consumer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tandem.core.events import MigrationOffered
 from tandem.core.ids import HandoffKey
-from tandem.engine.effects import SendEvent
 from tandem.engine.kv_producer import KVProducer, Lease
 from tandem.engine.migration import DrainMigration
 from tandem.kv.block_pool import BlockPool
@@ -26,8 +25,8 @@ class Migrating:
         step(self.scheduler)
         self.migration.has_begun = True
         (offered,) = self.migration.offer()
-        assert isinstance(offered, SendEvent) and isinstance(offered.event, MigrationOffered)
-        self.key: HandoffKey = offered.event.offer
+        assert isinstance(offered, MigrationOffered)
+        self.key: HandoffKey = offered.offer
         self.migration.follow(self.key, 0.0)
 
     @property
