@@ -208,7 +208,7 @@ class PoolMachine(RuleBasedStateMachine):
         hashes, free = owner.hashes[:stop], set(self.pool._free)
         blocks = self.pool.cached(hashes)
         assert [self.content[b] for b in blocks] == hashes[: len(blocks)], "a block of another name is lent"
-        assert len(blocks) == next((i for i, h in enumerate(hashes) if h not in self.pool.hashes()), len(hashes))
+        assert len(blocks) == next((i for i, h in enumerate(hashes) if h not in self.pool._index.all()), len(hashes))
         if not blocks:
             return multiple()  # type: ignore[return-value]
         self.pool.retain_for_lease(blocks)
@@ -263,12 +263,12 @@ class PoolMachine(RuleBasedStateMachine):
                     del self.present[name]
                     self.in_host.discard(name)
                     assert name not in self.present.values(), "a parent went before its child"
-        assert set(self.present) == set(self.pool.hashes()) | self.in_host
-        assert self.in_host == set(self.pool.host.hashes()) and self.in_host.isdisjoint(self.pool.hashes())
+        assert set(self.present) == set(self.pool._index.all()) | self.in_host
+        assert self.in_host == set(self.pool.host._sole) and self.in_host.isdisjoint(self.pool._index.all())
         for name in self.present:
-            assert all(self.content[b] == name for b in self.pool.copies(name)), "a name stands on other content"
+            assert all(self.content[b] == name for b in self.pool._index.copies(name)), "a name stands on other content"
             if name in self.in_host:
-                assert self.host_content[self.pool.host.slot(name)] == name, "a name stands on other content"
+                assert self.host_content[self.pool.host._slots[name]] == name, "a name stands on other content"
 
 
 TestPool = PoolMachine.TestCase

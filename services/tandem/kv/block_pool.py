@@ -113,14 +113,6 @@ class BlockPool:
         """Count the free blocks that can be taken without an offload copy to host memory."""
         return self.num_free - self.num_cached if self.host.num_slots else self.num_free
 
-    def copies(self, block_hash: BlockHash) -> tuple[BlockId, ...]:
-        """Return the device blocks that hold the content of `block_hash`, in the order in which they were published."""
-        return self._index.copies(block_hash)
-
-    def hashes(self) -> Iterable[BlockHash]:
-        """Return the hashes of all blocks that device memory holds."""
-        return self._index.all()
-
     def holders(self, block: BlockId) -> tuple[int, int, int, int]:
         """Count the tables, leases, reads and copies that hold `block`."""
         tables, leases, reads, copies = self._tables, self._leases, self._reads, self._copies

@@ -467,7 +467,7 @@ def test_a_prefix_fetch_under_the_key_of_a_hand_off_is_rejected() -> None:
     two = Two()
     prefill = PrefillJob(request=request("p", (7, 7, 7)), attempt=1, handoff=KEY.handoff)
     two.producer.do(two.producer.engine.submit(prefill, 1.0))
-    prefix_request = RemotePrefixRequest(0, tuple(two.producer.pool.hashes()))
+    prefix_request = RemotePrefixRequest(0, tuple(two.producer.pool._index.all()))
     effects = two.producer.do(two.producer.engine.follow(HandoffKey(KEY.handoff, 2), CONSUMER, 1.0, prefix_request))
     assert effects == [] and two.producer.engine.books().num_leases == 1
     two.producer.run(1.0)

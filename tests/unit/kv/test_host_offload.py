@@ -29,7 +29,7 @@ def test_first_offloaded_block_is_evicted_first() -> None:
     kept = pool.keep(C, None, block(7))
     assert kept.facts == [BlockEvicted(A), BlockOffloaded(C)] and kept.is_copied
     assert pool.take_copies() == (((7, 0),), ())
-    assert list(pool.hashes()) == [B, C]
+    assert list(pool._sole) == [B, C]
 
 
 def test_spare_slots_are_reused_first_and_need_no_second_copy() -> None:
@@ -53,7 +53,7 @@ def test_too_many_offloads_keep_the_beginning_of_a_prompt() -> None:
     pool = HostBlockPool(2)
     parents = {A: None, B: A, C: B, D: C}
     dropped = [kept.dropped for name in (D, C, B, A) for kept in [pool.keep(name, parents[name], block(ord(name[:1])))]]
-    assert list(pool.hashes()) == [B, A] and dropped == [(), (), (ord("d"),), (ord("c"),)]
+    assert list(pool._sole) == [B, A] and dropped == [(), (), (ord("d"),), (ord("c"),)]
     assert pool.take_copies() == (((ord("b"), 0), (ord("a"), 1)), ())
 
 

@@ -41,9 +41,6 @@ class OrderedQueue:
     def __reversed__(self) -> Iterator[Sequence]:
         return reversed(self._items)
 
-    def __contains__(self, seq: object) -> bool:
-        return any(item is seq for item in self._items)
-
 
 def _order(seq: Sequence) -> Order:
     return seq.order
