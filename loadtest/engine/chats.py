@@ -18,10 +18,10 @@ from loadtest.common.stats import percentile
 from loadtest.common.tables import ms, table
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Bytes, Config, EngineConfig
-from tandem.core.events import Finished, Token
+from tandem.core.events import Finished, JobEvent, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import GenerateJob, Request, SamplingParams
-from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.engine.factory import build_engine
 from tandem.engine.ports import Executor
@@ -85,7 +85,7 @@ def _run_turn(
         plan, effects = engine.begin(clock.now())
         assert plan is not None, "a prompt waits for nothing here"
         effects = [*effects, *engine.finish(executor.execute(plan), clock.now())]
-        for event in (effect.event for effect in effects if isinstance(effect, SendEvent)):
+        for event in (effect for effect in effects if isinstance(effect, JobEvent)):
             if isinstance(event, Token):
                 first_at = first_at or clock.now()
                 answer.append(event.token.id)

@@ -22,7 +22,7 @@ from tandem.core.events import Failed, Finished, JobEvent, Token
 from tandem.core.ids import GatewayId, RequestId
 from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.core.worker_load import WorkerLoad
-from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.engine.factory import build_engine
 from tandem.engine.ports import Executor
@@ -169,7 +169,7 @@ class _Pass:
         effects = [*effects, *self._engine.finish(result, executed)]
         committed = self._clock.now()
         self._engine.pacer.measured(result, committed - began)
-        events = [effect.event for effect in effects if isinstance(effect, SendEvent)]
+        events = [effect for effect in effects if isinstance(effect, JobEvent)]
         self._stream(events)
         streamed = self._clock.now()
         inside = self._offline.timed.take_s() if self._offline.timed is not None else 0.0

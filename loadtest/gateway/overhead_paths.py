@@ -101,7 +101,6 @@ class EnginePath:
         return await asyncio.to_thread(self._run, requests)
 
     def _run(self, requests: list[Request]) -> list[Served]:
-        from tandem.engine.effects import SendEvent
 
         log, engine, now = Log(self._clock), self._engine, self._clock.now
         for request in requests:
@@ -111,8 +110,8 @@ class EnginePath:
             plan, _ = engine.begin(now())
             assert plan is not None
             for effect in engine.finish(self._executor.execute(plan), now()):
-                if isinstance(effect, SendEvent) and isinstance(effect.event, Token):
-                    log.on_token(effect.event.key.request)
+                if isinstance(effect, Token):
+                    log.on_token(effect.key.request)
         return [log.served(request) for request in requests]
 
 

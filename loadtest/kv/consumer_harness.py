@@ -13,9 +13,9 @@ from tandem.core.config import HandoffConfig
 from tandem.core.events import KVFact, KVReceived, SampledToken
 from tandem.core.ids import HandoffId, HandoffKey, RequestId, WorkerRef
 from tandem.core.request import Request, ResumeJob, SamplingParams
-from tandem.engine.effects import Effect, SendEvent, StartRead, TearDownProducer
+from tandem.engine.effects import Effect, StartRead, TearDownPeer
 from tandem.engine.engine import Engine
-from tandem.engine.transfer_messages import TransportPeer
+from tandem.engine.transfer_messages import SetPolling, TransportPeer
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.layout import KVLayout
@@ -123,15 +123,15 @@ class ConsumerHarness:
     def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
         if snapshot.is_transferring != self._was_moving:
             self._was_moving = snapshot.is_transferring
-            self._mover.set_busy(snapshot.is_transferring)
+            self._mover.send(SetPolling(snapshot.is_transferring))
         for effect in effects:
             match effect:
                 case StartRead():
                     self._desk.start_read(effect)
                     self._read = effect
-                case TearDownProducer():
-                    self._desk.tear_down(effect.source)
-                case SendEvent(KVReceived() as pulled):
+                case TearDownPeer():
+                    self._desk.tear_down(effect.source, effect.reason)
+                case KVReceived() as pulled:
                     self._pulled, self._arrived_at = pulled, self._clock.now()
                     self._arrived.set()
                 case _:

@@ -32,7 +32,7 @@ from loadtest.kv.consumer_harness import GUARD_S, ConsumerHarness
 from loadtest.kv.raw_reads import Bare, bare_local, bare_nixl
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.transfer_messages import TransportPeer
+from tandem.engine.transfer_messages import SetPolling, TransportPeer
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.transfer.interface import Transport
@@ -172,7 +172,7 @@ def _give_rank(
     transport = _open_transport(case, pool, f"producer.1.{rank}")
     mover = TransferThread(transport, cache.digest, lambda event: None, SystemClock())
     mover.start()
-    mover.set_busy(True)
+    mover.send(SetPolling(True))
     return transport.describe(PRODUCER), mover
 
 

@@ -25,7 +25,7 @@ from tandem.core.config import Config
 from tandem.core.events import Failed, Finished, KVFact
 from tandem.core.ids import RequestId
 from tandem.core.request import GenerateJob, Request, SamplingParams
-from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.effects import Effect
 from tandem.engine.factory import build_engine
 from tandem.engine.ports import StepObserver
 from tandem.kv.layout import KVGroup, KVLayout
@@ -66,7 +66,7 @@ class Ends:
         self.snapshot = snapshot
         if self.on_effects is not None:
             self.on_effects(effects)
-        ended = sum(isinstance(each, SendEvent) and isinstance(each.event, Finished | Failed) for each in effects)
+        ended = sum(isinstance(each, Finished | Failed) for each in effects)
         if ended:
             with self._changed:
                 self.num_ended += ended

@@ -24,11 +24,10 @@ from tandem.engine.effects import (
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
-    SendEvent,
     SendHandoffEnded,
     SendRemainderRequest,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.engine import Engine
 from tandem.engine.ports import Pipeline
@@ -298,7 +297,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         for effect in effects:
             now = self.clock.now()
             match effect:
-                case SendEvent(event):
+                case event if isinstance(event, JobEvent):
                     self._take(node, event)
                 case SendAnnouncement(consumer, message):
                     node.share([offered.block for offered in message.blocks])
@@ -313,7 +312,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                     node.carrier.accept(effect)
                 case JobEnded():
                     pass
-                case TearDownProducer():
+                case TearDownPeer():
                     raise AssertionError("a read did not end")
 
     def _send_to_source(

@@ -19,11 +19,10 @@ from tandem.engine.effects import (
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
-    SendEvent,
     SendHandoffEnded,
     SendRemainderRequest,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.kv.handoff import RemotePrefixRequest
 from tandem.orchestration.commands import (
@@ -367,7 +366,7 @@ class Cluster:
     def effects(self, worker: Worker, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case SendEvent(event):
+                case event if isinstance(event, JobEvent):
                     worker.times.on_event(event)
                     self.witness(worker, event)
                     self.report(worker, event)
@@ -381,7 +380,7 @@ class Cluster:
                     self.execute_at_source(worker, effect)
                 case StartRead():
                     self.start_read(worker, effect)
-                case TearDownProducer(source):
+                case TearDownPeer(source):
                     # The transport answers; only then is it known whether its reads have really ended.
                     proven = self.random.random() < 0.5
                     self.agenda.after(0.2, lambda s=source, p=proven: self.lose_peer_later(worker, s, p))  # type: ignore[misc]

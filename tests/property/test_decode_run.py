@@ -76,8 +76,8 @@ class Worker:
              seq.table.num_published, seq.hashes(seq.num_computed // BLOCK_SIZE, BLOCK_SIZE), seq.num_cached)
             for seq in scheduler.state.by_id.values()
         ]  # fmt: skip
-        names = {name: pool.copies(name) for name in pool.hashes()}
-        return seqs, pool.free_blocks(), names, list(names), scheduler.load(), scheduler.state.num_plans
+        names = {name: pool._index.copies(name) for name in pool._index.all()}
+        return seqs, tuple(pool._free), names, list(names), scheduler.load(), scheduler.state.num_plans
 
 
 def token(seq: SeqId, index: int) -> int:

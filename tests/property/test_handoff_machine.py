@@ -22,7 +22,7 @@ from tandem.engine.effects import (
     SendAnnouncement,
     SendHandoffEnded,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.kv_consumer import KVConsumer
 from tandem.engine.kv_producer import KVProducer
@@ -445,7 +445,7 @@ class HandoffMachine(RuleBasedStateMachine):
 
     def recycle(self) -> None:
         """The worst case: free blocks are used for something else at once."""
-        for block in self.producer_pool.free_blocks():
+        for block in self.producer_pool._free:
             self.given[block] = "recycled"
 
     def abandon(self, key: HandoffKey) -> None:
@@ -496,7 +496,7 @@ class HandoffMachine(RuleBasedStateMachine):
                     self.end_pull(job.offer, effect)
                 case ReleaseHandoff(_, key):
                     self.to_producer.append(("release", (key,), self.now))
-                case TearDownProducer():
+                case TearDownPeer():
                     assert not self.torn, "torn down twice"
                     self.torn = self.lingers = True
 

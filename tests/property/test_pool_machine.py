@@ -86,7 +86,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def take_copies(self) -> None:
         """Copies happen in the order of the plans, so that the model may make them when they are planned."""
-        spills, fills = self.pool.take_copies()
+        spills, fills = self.pool.host.take_copies()
         assert len({slot for _, slot in spills}) == len(spills) and len({block for _, block in fills}) == len(fills)
         busy = {slot for plan in self.plans for _, slot in plan[0]} | {
             slot for plan in self.plans for slot, _ in plan[1]
@@ -110,7 +110,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.grow(owner, len(owner.table) + more)
 
     def grow(self, owner: Owner, num_blocks: int) -> bool:
-        before, free = owner.table.ids(), self.pool.free_blocks()
+        before, free = owner.table.ids(), tuple(self.pool._free)
         missing = num_blocks - len(before)
         grown = self.pool.grow(owner.table, num_blocks)
         assert grown == (missing <= len(free))
@@ -158,7 +158,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(target=holds, owner=owners, index=st.integers(0, 6))
     def own(self, owner: Owner, index: int) -> Hold:
         """Who shares a block that has no name yet takes a copy of it."""
-        table, free = owner.table, self.pool.free_blocks()
+        table, free = owner.table, tuple(self.pool._free)
         if not table.num_published <= index < len(table) or not self.pool.is_shared(table, index):
             return multiple()  # type: ignore[return-value]
         before = table.ids()
@@ -205,14 +205,14 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(target=holds, owner=owners, stop=st.integers(1, 6))
     def retain_for_lease(self, owner: Owner, stop: int) -> Hold:
         """Somebody else reads a prefix, whoever holds it here, if anybody."""
-        hashes, free = owner.hashes[:stop], set(self.pool.free_blocks())
+        hashes, free = owner.hashes[:stop], set(self.pool._free)
         blocks = self.pool.cached(hashes)
         assert [self.content[b] for b in blocks] == hashes[: len(blocks)], "a block of another name is lent"
-        assert len(blocks) == next((i for i, h in enumerate(hashes) if h not in self.pool.hashes()), len(hashes))
+        assert len(blocks) == next((i for i, h in enumerate(hashes) if h not in self.pool._index.all()), len(hashes))
         if not blocks:
             return multiple()  # type: ignore[return-value]
         self.pool.retain_for_lease(blocks)
-        assert set(self.pool.free_blocks()) == free - set(blocks)
+        assert set(self.pool._free) == free - set(blocks)
         hold = Hold(blocks, Holder.LEASE)
         self.held.append(hold)
         return hold
@@ -263,12 +263,12 @@ class PoolMachine(RuleBasedStateMachine):
                     del self.present[name]
                     self.in_host.discard(name)
                     assert name not in self.present.values(), "a parent went before its child"
-        assert set(self.present) == set(self.pool.hashes()) | self.in_host
-        assert self.in_host == set(self.pool.host.hashes()) and self.in_host.isdisjoint(self.pool.hashes())
+        assert set(self.present) == set(self.pool._index.all()) | self.in_host
+        assert self.in_host == set(self.pool.host._sole) and self.in_host.isdisjoint(self.pool._index.all())
         for name in self.present:
-            assert all(self.content[b] == name for b in self.pool.copies(name)), "a name stands on other content"
+            assert all(self.content[b] == name for b in self.pool._index.copies(name)), "a name stands on other content"
             if name in self.in_host:
-                assert self.host_content[self.pool.host.slot(name)] == name, "a name stands on other content"
+                assert self.host_content[self.pool.host._slots[name]] == name, "a name stands on other content"
 
 
 TestPool = PoolMachine.TestCase

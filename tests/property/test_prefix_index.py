@@ -68,7 +68,7 @@ class Life:
         self.publisher.on_kv_events(self.pool.take_events())
 
     def due(self) -> set[int]:
-        return {short_hash(h) | DEVICE for h in self.pool.hashes() if PLACES[h] % self.stride == 0}
+        return {short_hash(h) | DEVICE for h in self.pool._index.all() if PLACES[h] % self.stride == 0}
 
 
 class Fleet:

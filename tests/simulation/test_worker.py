@@ -16,7 +16,7 @@ from tandem.core.ids import RequestId
 from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
-from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.effects import Effect
 from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cost.model_shapes import SMOLLM_135M
@@ -44,14 +44,10 @@ class Notes:
         for i, end in enumerate(stretch.ends):
             for one in stretch.tokens:
                 token = SampledToken(one.ids[i])
-                self.effects.append((end, SendEvent(Token(one.key, one.first_index + i, token))))
+                self.effects.append((end, Token(one.key, one.first_index + i, token)))
 
     def times(self, name: str, kind: type[Token] | type[Finished]) -> list[float]:
-        return [
-            time
-            for time, effect in self.effects
-            if isinstance(effect, SendEvent) and isinstance(effect.event, kind) and effect.event.key.request == name
-        ]
+        return [time for time, effect in self.effects if isinstance(effect, kind) and effect.key.request == name]
 
 
 def job(name: str, num_prompt: int, max_tokens: int = 1) -> GenerateJob:
@@ -124,7 +120,7 @@ def test_prompts_that_take_turns_find_their_beginnings_in_host_memory(num_host_s
         agenda.at(10.0 * i, str(i), lambda one=one: worker.submit(one, lambda *_: None), by=PARTY)  # type: ignore[misc]
     agenda.run()
     worker.engine.check()
-    ends = [e.event for _, e in notes.effects if isinstance(e, SendEvent) and isinstance(e.event, Finished)]
+    ends = [e for _, e in notes.effects if isinstance(e, Finished)]
     hit = 992 if num_host_slots else 0
     assert [end.num_cached_tokens for end in ends] == [0, 0, 0, hit, hit, hit]
     assert worker.num_prefill_tokens == 6 * 1000 - 3 * hit

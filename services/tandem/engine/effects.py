@@ -13,13 +13,6 @@ from tandem.kv.handoff import Announcement, BlockDigest, RemotePrefixRequest
 
 
 @dataclass(frozen=True, slots=True)
-class SendEvent:
-    """Send an event to the job's gateway."""
-
-    event: JobEvent
-
-
-@dataclass(frozen=True, slots=True)
 class SendAnnouncement:
     """Send an announcement to the consumer that follows its hand-off."""
 
@@ -101,10 +94,11 @@ class StartRead:
 
 
 @dataclass(frozen=True, slots=True)
-class TearDownProducer:
-    """Tear down the connection to a producer as a whole, because a read does not end."""
+class TearDownPeer:
+    """Disconnect a peer and end all reads from it; answered by PeerLost unless it is disconnected already."""
 
     source: WorkerRef
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +126,7 @@ class JobEnded:
 
 
 Effect = (
-    SendEvent
+    JobEvent
     | SendAnnouncement
     | SendHandoffEnded
     | FollowHandoff
@@ -140,9 +134,10 @@ Effect = (
     | SendRemainderRequest
     | RenewLeases
     | StartRead
-    | TearDownProducer
+    | TearDownPeer
     | JobEnded
 )
+"""A `JobEvent` is to be sent to the job's gateway."""
 
 ConsumerEffect = Effect | PullEnded
 """Effects of `KVConsumer`: the engine itself carries out `PullEnded`."""

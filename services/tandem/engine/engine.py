@@ -16,7 +16,7 @@ from tandem.core.events import Cancelled, Failed, KVFact, PromptLogprobs, TokenR
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
-from tandem.engine.effects import ConsumerEffect, Effect, JobEnded, PullEnded, SendEvent
+from tandem.engine.effects import ConsumerEffect, Effect, JobEnded, PullEnded
 from tandem.engine.job_events import ending, kv_received, pull_failure_event, tokens
 from tandem.engine.job_table import JobTable
 from tandem.engine.job_timeline import EndedChoice, JobTimeline, Outcome, dropped_choice, ended_choice
@@ -100,7 +100,7 @@ class Engine:
             if not self._jobs.is_known(key):
                 self._jobs.tombstone(key, now)
             return []
-        return [*self._stop_choice(key, job, now, ErrorKind.CANCELLED, "cancelled"), SendEvent(Cancelled(key))]
+        return [*self._stop_choice(key, job, now, ErrorKind.CANCELLED, "cancelled"), Cancelled(key)]
 
     def start_drain(self, now: float) -> list[Effect]:
         """Reject new jobs from now on, and migrate or requeue the jobs that are here.
@@ -109,7 +109,7 @@ class Engine:
         offer, or whose blocks the others need, fails as DRAINING. Prefills end as usual.
         """
         self.draining = True
-        self._drain_migration.begin()
+        self._drain_migration.has_begun = True
         return self._migrate_or_requeue(now)
 
     # ---- the step
@@ -147,7 +147,7 @@ class Engine:
         for progress in self._scheduler.commit(result):
             if progress.scores:
                 prompt_key = (self._jobs.live_keys(progress.key) or [progress.key])[0]
-                effects.append(SendEvent(PromptLogprobs(prompt_key, progress.first_scored, progress.scores)))
+                effects.append(PromptLogprobs(prompt_key, progress.first_scored, progress.scores))
             for part in progress.parts:
                 self.num_generated += len(part.tokens)
                 effects += tokens(
@@ -169,7 +169,7 @@ class Engine:
 
         None while a choice has its first token still to sample, because first tokens are recorded by `finish`.
         """
-        if self._times.awaiting_first_token or self._producer.has_undigested:
+        if self._times.awaiting_first_token or self._producer.blocks_to_digest():
             return None
         return self._scheduler.run(limit)
 
@@ -264,7 +264,7 @@ class Engine:
         """Fail every live job, because nothing can be computed any more; the engine must not be used afterwards."""
         effects: list[Effect] = []
         for key in self.live_jobs():
-            effects.append(SendEvent(Failed(key, kind, message)))
+            effects.append(Failed(key, kind, message))
             ended = dropped_choice(self._scheduler.num_output(key), kind, message, "failed")
             effects += self._record_end(key, ended, now)
         return effects
@@ -369,7 +369,7 @@ class Engine:
         for part in (part for part in progress.parts if part.has_ended):
             kind = ErrorKind.CANCELLED if part.error is None else part.error_kind
             effects += self._forget(part.key, now, kind, part.error or "nothing is left to hand over")
-            effects.append(SendEvent(ending(part)))
+            effects.append(ending(part))
             effects += self._record_end(part.key, ended_choice(part), now)
         return effects
 
@@ -428,13 +428,13 @@ class Engine:
             # CANCELLED: nothing is left to hand over, so the job has done its part, see `pull_failure_event`.
             outcome: Outcome | None = "finished" if ended.kind is ErrorKind.CANCELLED else None
             effects = self._drop(keys, now, ended.kind, ended.message, outcome)
-            return effects + [SendEvent(pull_failure_event(key, job, ended.kind, ended.message)) for key in keys]
+            return effects + [pull_failure_event(key, job, ended.kind, ended.message) for key in keys]
         if not isinstance(job, ResumeJob):
             self._scheduler.on_prefix_ready(keys[0])
-            return [SendEvent(kv_received(keys[0], times))] if times.num_blocks else []
+            return [kv_received(keys[0], times)] if times.num_blocks else []
         progress = self._scheduler.kv_arrived(job.key, ended.first_tokens, ended.num_cached, ended.num_computed)
         received = kv_received(progress.parts[0].key, times)
-        return [SendEvent(received), *self._settle(progress, now)]
+        return [received, *self._settle(progress, now)]
 
     def _fetch_remote_prefix(self, job: GenerateJob | PrefillJob, now: float) -> list[Effect]:
         """Request the remote prefix for which an accepted job waits; let the job start if that is not possible."""
@@ -460,14 +460,14 @@ class Engine:
         job, failed = self._jobs.find(key), Failed(key, ErrorKind.DRAINING, "this worker is about to stop")
         assert job is not None, f"{key} is here without a job"
         self._drain_migration.num_requeued += 1
-        return [*self._stop_choice(key, job, now, failed.kind, failed.message), SendEvent(failed)]
+        return [*self._stop_choice(key, job, now, failed.kind, failed.message), failed]
 
     def _cancel_all(self, job_key: JobKey | None, now: float) -> list[Effect]:
         return [x for key in (self._jobs.live_keys(job_key) if job_key else ()) for x in self.cancel(key, now)]
 
     def _fail(self, job: Job, kind: ErrorKind, message: str, now: float) -> list[Effect]:
         keys = self._jobs.live_keys(job.key)
-        return [*self._stop(job, now, kind, message), *(SendEvent(Failed(key, kind, message)) for key in keys)]
+        return [*self._stop(job, now, kind, message), *(Failed(key, kind, message) for key in keys)]
 
     def _open_lease(self, job: PrefillJob, now: float) -> list[Effect]:
         """Open the lease of a job that the scheduler has accepted; the job of a fenced older hand-off ends."""

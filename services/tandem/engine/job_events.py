@@ -9,7 +9,7 @@ from tandem.core.events import Failed, Finished, KVReceived, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Job, ResumeJob
 from tandem.core.request_stages import JobStages
-from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.effects import Effect
 from tandem.engine.job_timeline import PullTimes
 from tandem.kv.handoff import Announcement
 from tandem.sched.state.schedule_result import SequenceUpdate
@@ -21,10 +21,10 @@ def tokens(part: SequenceUpdate, stages: JobStages | None) -> list[Effect]:
     first = part.first_index
     num_cached = part.num_cached if first == len(part.job.output_tokens) else None
     out: list[Effect] = [
-        SendEvent(Token(part.key, first + i, token, None if i else num_cached)) for i, token in enumerate(part.tokens)
+        Token(part.key, first + i, token, None if i else num_cached) for i, token in enumerate(part.tokens)
     ]
     if stages is not None and part.tokens:
-        out[0] = SendEvent(Token(part.key, first, part.tokens[0], num_cached, stages))
+        out[0] = Token(part.key, first, part.tokens[0], num_cached, stages)
     return out
 
 
@@ -67,10 +67,10 @@ def first_tokens(job: ResumeJob, keys: Iterable[JobKey], message: Announcement) 
         return []
     if job.num_choices > 1:
         sampled = dict(enumerate(message.first_tokens, job.choice))
-        return [SendEvent(Token(key, 0, sampled[key.choice], message.num_cached)) for key in keys]
+        return [Token(key, 0, sampled[key.choice], message.num_cached) for key in keys]
     known, first = len(job.output_tokens), first_index(job, message)
     fresh = enumerate(message.first_tokens[known - first :], known)
-    return [SendEvent(Token(job.key, i, token, None if i > known else message.num_cached)) for i, token in fresh]
+    return [Token(job.key, i, token, None if i > known else message.num_cached) for i, token in fresh]
 
 
 def first_index(job: ResumeJob, message: Announcement) -> int:

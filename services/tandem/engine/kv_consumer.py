@@ -25,7 +25,7 @@ from tandem.engine.effects import (
     RenewLeases,
     SendRemainderRequest,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.job_events import first_tokens, validate_announcement
 from tandem.engine.job_timeline import PullOutcome, PullTimes
@@ -151,10 +151,6 @@ class Pull:
         the requested number."""
         num_blocks = max(self.num_hits, -(-self.num_computed // block_size))
         return min(num_blocks, len(self.blocks)) if self.is_prefix_fetch else num_blocks
-
-    def offered_in(self, first: int, stop: int) -> tuple[BlockDigest, ...]:
-        """Return the offered blocks at positions `[first, stop)`."""
-        return tuple(self.offered[first - self.first_index : stop - self.first_index])
 
     def read(self, first: int, num_blocks: int) -> None:
         """Record that `num_blocks` blocks from position `first` on were read; reads end in any order."""
@@ -402,7 +398,7 @@ class KVConsumer:
                 self._torn.add(source)
                 late.append(source)
         for source in late:
-            effects.append(TearDownProducer(source))
+            effects.append(TearDownPeer(source, "a read does not end"))
             effects += self.on_source_lost(source, "its transport was torn down", now)
         if now >= self._next_renewal:
             self._next_renewal = now + self._renewal_s
@@ -551,7 +547,8 @@ class KVConsumer:
         first, stop = pull.next_index, pull.num_readable
         if stop <= first:
             return self._arrive(pull, now)
-        offered, local = pull.offered_in(first, stop), pull.blocks[first:stop]
+        offered = tuple(pull.offered[first - pull.first_index : stop - pull.first_index])
+        local = pull.blocks[first:stop]
         self._num_reads += 1
         read_id = self._num_reads
         self._reads[read_id] = _InflightRead(pull, first, local)

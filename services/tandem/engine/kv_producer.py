@@ -159,11 +159,6 @@ class KVProducer:
 
     # ---- served prefixes
 
-    @property
-    def has_undigested(self) -> bool:
-        """Return whether blocks of served prefixes are still to be digested."""
-        return bool(self._undigested)
-
     def blocks_to_digest(self) -> tuple[PrefixBlock, ...]:
         """Return the blocks of served prefixes that the next plan is to digest, as many as it may, in the order in
         which their requests arrived."""

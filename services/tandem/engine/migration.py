@@ -16,7 +16,7 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, JobKey
 from tandem.core.request import PrefillJob
-from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.effects import Effect
 from tandem.engine.kv_producer import KVProducer
 from tandem.kv.handoff import BlockDigest
 from tandem.sched.state.schedule_result import SequenceUpdate
@@ -27,7 +27,7 @@ from tandem.sched.state.sequence import Sequence as Seq
 
 class DrainMigration:
     """Own the offers of running sequences to other workers, and `Sequence.migration_state`, which otherwise only the
-    plan that freezes a sequence writes. Nothing is offered before `begin`.
+    plan that freezes a sequence writes. All running sequences are offered once `has_begun` is set.
 
     Counted since the start: `num_migrated` sequences that other workers took over, and `num_requeued` jobs that had
     nothing to migrate or blocked others.
@@ -44,10 +44,6 @@ class DrainMigration:
         # Number of output tokens that the consumer knows, for offers whose consumer has requested the remainder.
         self._num_known: dict[HandoffKey, int] = {}
         self._num_offers = 0
-
-    def begin(self) -> None:
-        """Start offering all running sequences."""
-        self.has_begun = True
 
     @property
     def is_due(self) -> bool:
@@ -86,7 +82,7 @@ class DrainMigration:
             key = HandoffKey(HandoffId(f"{job.request}/{job.choice}/{self._num_offers}"), job.attempt)
             self._offers[job] = key
             self._jobs[key] = job
-            effects.append(SendEvent(MigrationOffered(job, key)))
+            effects.append(MigrationOffered(job, key))
         return effects
 
     def follow(self, key: HandoffKey, now: float) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockId, WorkerRef
 from tandem.engine.ports import DeviceLost
-from tandem.engine.transfer_messages import TransportPeer
+from tandem.engine.transfer_messages import Command, Event, TransportPeer
 from tandem.kv.host_offload import Offload, Onload
 
 
@@ -76,20 +76,18 @@ RankCommand = SpillBlocks | FillBlocks | CopyBlocks | ClearBlocks | DigestBlocks
 
 
 @dataclass(frozen=True, slots=True)
-class MoverBytes:
-    """Encoded message to or from the agent that transfers a rank's KV; only the agent decodes it."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class OpenMover:
     """Open the transfer agent of a rank, for this incarnation of the worker. Answered by RankRegistered."""
 
     worker: WorkerRef
 
 
-AgentCommand = MoverBytes | OpenMover
+@dataclass(frozen=True, slots=True)
+class HaltMover:
+    """Stop the transfer agent of a rank after its open reads. Answered by TransferStopped."""
+
+
+AgentCommand = OpenMover | HaltMover | Command
 """Commands to the transfer agent, carried out in parallel to the model's commands."""
 
 
@@ -122,4 +120,4 @@ class RankRegistered:
     peer: TransportPeer
 
 
-RankEvent = RankReady | Loaded | RankRegistered | RankFailed | MoverBytes
+RankEvent = RankReady | Loaded | RankRegistered | RankFailed | Event

@@ -64,11 +64,7 @@ def step_settings(config: Config) -> Mapping[str, Mapping[str, Any]]:
 
 
 def encode_head(head: StepLogHead) -> str:
-    layout = head.layout.to_dict()
-    fields = {"worker": head.worker, "pool": head.pool, "model": head.model, "num_threads": head.num_threads}
-    return json.dumps(
-        {"format": FORMAT, **fields, "num_blocks": head.num_blocks, "layout": layout, "settings": head.settings}
-    )
+    return json.dumps({"format": FORMAT, **asdict(head), "layout": head.layout.to_dict()})
 
 
 def encode_step(step: LoggedStep) -> str:

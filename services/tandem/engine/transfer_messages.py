@@ -1,5 +1,5 @@
-"""Define how a worker is read by others, the commands to its transfer thread or process beside `StartRead`, and the
-events in answer, as frozen values."""
+"""Define how a worker is read by others, the commands to its transfer thread or process beside `StartRead` and
+`TearDownPeer`, and the events in answer, as frozen values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.engine.effects import StartRead
+from tandem.engine.effects import StartRead, TearDownPeer
 from tandem.kv.layout import KVLayout, KVRegion
 
 
@@ -56,21 +56,15 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class TearDownPeer:
-    """Disconnect a peer and end all reads from it; answered by PeerLost unless it is disconnected already."""
-
-    peer: TransportPeer
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class SelfTest:
-    """Transfer a few bytes through the transport; answered by SelfTestDone."""
+    """Transfer a few bytes through the transport; answered by SelfTestDone, unless a thread hangs in a transport
+    call."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetPolling:
-    """Set the polling rate. `busy`: a lease is open on this worker, so peers may read from it."""
+    """Set the polling rate. `busy`: a lease is open on this worker, so peers may read from it; a peer's read over TCP
+    advances only when it is polled here."""
 
     busy: bool
 

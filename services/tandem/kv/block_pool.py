@@ -38,16 +38,12 @@ class BlockTable:
     """Own the blocks of one sequence in the order of its tokens; append-only until released, and written only by
     `BlockPool`."""
 
-    __slots__ = ("_blocks", "_num_published")
+    __slots__ = ("_blocks", "num_published")
 
     def __init__(self) -> None:
         self._blocks: list[BlockId] = []
-        self._num_published = 0
-
-    @property
-    def num_published(self) -> int:
-        """Count the leading blocks whose hashes a prefix lookup can find."""
-        return self._num_published
+        self.num_published = 0
+        """Number of leading blocks whose hashes a prefix lookup can find."""
 
     def ids(self, stop: int | None = None) -> tuple[BlockId, ...]:
         return tuple(self._blocks[:stop])
@@ -56,7 +52,7 @@ class BlockTable:
         return len(self._blocks)
 
     def __repr__(self) -> str:
-        return f"<table {len(self._blocks)} blocks, {self._num_published} published>"
+        return f"<table {len(self._blocks)} blocks, {self.num_published} published>"
 
 
 class BlockPool:
@@ -64,9 +60,9 @@ class BlockPool:
 
     Host memory for a block's record is allocated at the block's first use. With `records_facts` the owner must call
     `take_events` regularly, because the events collect in a list until then. With host slots, `share`, `grow` and
-    `make_exclusive` may queue copies, which the next plan must take (`take_copies`) and make before anything is
-    computed or read into their blocks; a table with blocks that a plan fills must be kept until `end_copies` of that
-    plan.
+    `make_exclusive` may queue copies, which the next plan must take (`HostBlockPool.take_copies`) and make before
+    anything is computed or read into their blocks; a table with blocks that a plan fills must be kept until
+    `end_copies` of that plan.
     """
 
     def __init__(
@@ -117,18 +113,6 @@ class BlockPool:
         """Count the free blocks that can be taken without an offload copy to host memory."""
         return self.num_free - self.num_cached if self.host.num_slots else self.num_free
 
-    def free_blocks(self) -> tuple[BlockId, ...]:
-        """Return the free blocks in the order in which they will be reused."""
-        return tuple(self._free)
-
-    def copies(self, block_hash: BlockHash) -> tuple[BlockId, ...]:
-        """Return the device blocks that hold the content of `block_hash`, in the order in which they were published."""
-        return self._index.copies(block_hash)
-
-    def hashes(self) -> Iterable[BlockHash]:
-        """Return the hashes of all blocks that device memory holds."""
-        return self._index.all()
-
     def holders(self, block: BlockId) -> tuple[int, int, int, int]:
         """Count the tables, leases, reads and copies that hold `block`."""
         tables, leases, reads, copies = self._tables, self._leases, self._reads, self._copies
@@ -173,7 +157,7 @@ class BlockPool:
                 self._free.remove(block)
             self._tables[block] = self._tables.get(block, 0) + 1
             table._blocks.append(block)
-        table._num_published = num_hits
+        table.num_published = num_hits
         return num_hits
 
     def grow(self, table: BlockTable, num_blocks: int) -> bool:
@@ -194,7 +178,7 @@ class BlockPool:
         for block in source._blocks:
             self._tables[block] += 1
         table._blocks += source._blocks
-        table._num_published = source._num_published
+        table.num_published = source.num_published
 
     def make_exclusive(self, table: BlockTable, index: int) -> tuple[BlockId, BlockId] | None:
         """Replace a shared block of a table by a fresh one (copy-on-write) and return (shared block, fresh block) to be
@@ -226,13 +210,13 @@ class BlockPool:
             return
         for i in range(table.num_published, len(hashes)):
             self._add_hash(table._blocks[i], hashes[i], hashes[i - 1] if i else None)
-            table._num_published = i + 1
+            table.num_published = i + 1
 
     def release(self, table: BlockTable) -> None:
         """Release all blocks of a table, last block first, and leave the table empty."""
         self._let_go(table._blocks, self._tables)
         table._blocks.clear()
-        table._num_published = 0
+        table.num_published = 0
 
     def retain(self, blocks: Sequence[BlockId], holder: Holder) -> None:
         """Add a `holder` to blocks that have holders already; `blocks` are in the order of their tokens."""
@@ -259,15 +243,8 @@ class BlockPool:
         """End a `retain` of exactly these blocks."""
         self._let_go(blocks, self._counts(holder))
 
-    def take_copies(self) -> tuple[tuple[Offload, ...], tuple[Onload, ...]]:
-        """Return the copies to host memory and then the copies back that the next plan must make.
-
-        Blocks that are copied out are held as COPY until `end_copies`.
-        """
-        return self.host.take_copies()
-
     def end_copies(self, spills: Sequence[Offload], fills: Sequence[Onload]) -> None:
-        """Release the blocks and host slots of copies whose plan was committed."""
+        """Release the blocks, held as COPY until now, and the host slots of copies whose plan was committed."""
         self.drop([block for block, _ in spills], Holder.COPY)
         self.host.end_copies(spills, fills)
 

@@ -19,12 +19,13 @@ LEAST_STALE = 64
 
 
 class FreeList:
-    """Own the order of the free blocks; all of `ids` are free at first."""
+    """Own the order of the free blocks; all of `ids` are free at first. Blocks `[0, num_used)` were taken at least
+    once."""
 
     def __init__(self, ids: Sequence[BlockId]) -> None:
         self._ids = ids
         self._front: list[BlockId] = []
-        self._num_used = 0
+        self.num_used = 0
         self._back: deque[BlockId] = deque()
         # Number of stale entries by block. The oldest entries of a block in `_back` are the stale ones, so the block's
         # newest entry may be live.
@@ -32,18 +33,13 @@ class FreeList:
         self._num_stale = 0
 
     def __len__(self) -> int:
-        return len(self._front) + len(self._ids) - self._num_used + self.num_hashed
+        return len(self._front) + len(self._ids) - self.num_used + self.num_hashed
 
     def __iter__(self) -> Iterator[BlockId]:
         """Iterate in the order of reuse."""
         yield from reversed(self._front)
-        yield from islice(self._ids, self._num_used, None)
+        yield from islice(self._ids, self.num_used, None)
         yield from self._live()
-
-    @property
-    def num_used(self) -> int:
-        """Count the blocks that were taken at least once: blocks `[0, num_used)`."""
-        return self._num_used
 
     @property
     def num_hashed(self) -> int:
@@ -65,9 +61,9 @@ class FreeList:
         num_front = min(number, len(self._front))
         taken = self._front[: -num_front - 1 : -1]
         del self._front[len(self._front) - num_front :]
-        stop = min(len(self._ids), self._num_used + number - num_front)
-        taken += self._ids[self._num_used : stop]
-        self._num_used = stop
+        stop = min(len(self._ids), self.num_used + number - num_front)
+        taken += self._ids[self.num_used : stop]
+        self.num_used = stop
         while len(taken) < number:
             block = self._back.popleft()
             if self._num_stale and self._stale[block]:

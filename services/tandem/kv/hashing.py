@@ -27,11 +27,6 @@ def root_hash(model_fingerprint: str, block_size: int, salt: str) -> BlockHash:
     return BlockHash(digest.digest())
 
 
-def child_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
-    """Return the hash of a full block that holds `tokens` and follows `parent`."""
-    return _child(parent, array("I", tokens).tobytes())
-
-
 def chain_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> list[BlockHash]:
     """Return the hashes of all full blocks of `tokens`, in order; a partial last block has none."""
     hashes: list[BlockHash] = []
@@ -39,7 +34,8 @@ def chain_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> l
     size = block_size * words.itemsize
     view = memoryview(words).cast("B")
     for start in range(0, len(view) - size + 1, size):
-        parent = _child(parent, view[start : start + size])
+        block = view[start : start + size]
+        parent = BlockHash(hashlib.blake2b(block, key=parent, digest_size=HASH_BYTES).digest())
         hashes.append(parent)
     return hashes
 
@@ -52,7 +48,3 @@ def prompt_hashes(parent: BlockHash, request: Request, block_size: int) -> tuple
             chain_hashes(parent, request.prompt_tokens, block_size)
         )
     return hashes
-
-
-def _child(parent: BlockHash, words: bytes | memoryview) -> BlockHash:
-    return BlockHash(hashlib.blake2b(words, key=parent, digest_size=HASH_BYTES).digest())

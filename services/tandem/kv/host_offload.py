@@ -71,14 +71,6 @@ class HostBlockPool:
         """Return whether the hash is sole."""
         return block_hash in self._sole
 
-    def hashes(self) -> Collection[BlockHash]:
-        """Return the sole hashes."""
-        return self._sole.keys()
-
-    def slot(self, block_hash: BlockHash) -> HostSlot:
-        """Return the slot that holds the copy of `block_hash`, or will hold it once the next plan has made the copy."""
-        return self._slots[block_hash]
-
     def keep(self, block_hash: BlockHash, parent: BlockHash | None, block: BlockId) -> OffloadDecision:
         """Decide what becomes of a hash whose last device block is about to be reused.
 

@@ -185,7 +185,8 @@ class Scheduler:
         if self.state.open_plans or run.number != self.state.num_plans:
             raise ValueError(f"a run from plan {run.number} on, but the next is {self.state.num_plans}")
         updates = advance(run, [self.state.by_id[seq] for seq in run.seqs], sampled, self.pool)
-        self.state.skip_plans(len(sampled[0]))
+        # The numbers of these plans are used up, though none was opened.
+        self.state.num_plans += len(sampled[0])
         return updates
 
     # ---- statistics and invariants
@@ -269,7 +270,7 @@ class Scheduler:
 
     def _open_plan(self, builder: PlanBuilder, prefix_blocks: Many[PrefixBlock]) -> StepPlan | None:
         """Turn a builder into an open plan; None where there is nothing to compute, copy or digest."""
-        spills, fills = self.pool.take_copies()
+        spills, fills = self.pool.host.take_copies()
         number = self.state.num_plans
         digests = () if builder.slices else tuple(prefix_blocks[: builder.num_digests_left])
         if digests:

@@ -9,17 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from tandem.core.ids import BlockId, WorkerRef
-from tandem.engine.effects import StartRead
-from tandem.engine.transfer_messages import (
-    Cancel,
-    Command,
-    ConnectPeer,
-    Event,
-    SelfTest,
-    SetPolling,
-    TearDownPeer,
-    TransportPeer,
-)
+from tandem.engine.transfer_messages import Command, Event, TransportPeer
 from tandem.transfer.memory_pool import MemoryPool
 
 
@@ -128,37 +118,6 @@ class KVTransfer(Protocol):
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the transfer thread. Returns False when the thread is still running after `timeout_s`."""
         ...
-
-    def connect(self, peer: TransportPeer) -> None:
-        """Make the blocks of `peer` readable. Connected or ConnectFailed answers."""
-        self.send(ConnectPeer(peer))
-
-    def read(self, read: StartRead) -> None:
-        """Read and check blocks of a peer. Exactly one ReadDone or ReadFailed answers."""
-        self.send(read)
-
-    def cancel(self, read: int) -> None:
-        """End a read early. One ReadDone or ReadFailed still answers it."""
-        self.send(Cancel(read))
-
-    def teardown(self, peer: TransportPeer, reason: str) -> None:
-        """Disconnect a peer and fail its reads.
-
-        ReadFailed answers for each of its reads, then PeerLost. PeerDrained follows when some read was not proven to
-        have ended and the proof arrives later.
-        """
-        self.send(TearDownPeer(peer, reason))
-
-    def self_test(self) -> None:
-        """Move a few bytes through the transport. SelfTestDone answers.
-
-        No answer within seconds means that a thread hangs in a transport call.
-        """
-        self.send(SelfTest())
-
-    def set_busy(self, busy: bool) -> None:
-        """Poll often while leases are open here: a peer's TCP read from this worker advances only when polled here."""
-        self.send(SetPolling(busy))
 
     def stop(self, timeout_s: float) -> bool:
         """Halt, then wait. Returns False when the thread is still running after `timeout_s`."""

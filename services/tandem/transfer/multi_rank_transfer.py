@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from tandem.engine.effects import StartRead
+from tandem.engine.effects import StartRead, TearDownPeer
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
@@ -31,7 +31,6 @@ from tandem.engine.transfer_messages import (
     SelfTest,
     SelfTestDone,
     SetPolling,
-    TearDownPeer,
     TransferStopped,
     TransportPeer,
 )
@@ -218,14 +217,13 @@ class RankEventMerger:
 
     def _submit_teardown(self, command: TearDownPeer) -> None:
         """Tear a peer down. The end of a teardown that is already under way answers the command."""
-        known = self._peers.get(command.peer)
-        if known is None:
-            self.events.append(PeerLost(command.peer, True, command.reason))
-        elif known.is_up:
-            known.reason = known.reason or command.reason
-            self._tear_down(known)
-        elif known.is_connecting:
-            known.held.append(command)
+        life = (command.source.id, command.source.incarnation)
+        for known in [known for known in self._peers.values() if known.peer.life == life]:
+            if known.is_up:
+                known.reason = known.reason or command.reason
+                self._tear_down(known)
+            elif known.is_connecting:
+                known.held.append(command)
 
     def _set_rank_state(
         self, rank: int, peer: TransportPeer, after: _RankState, before: tuple[_RankState, ...], reason: str = ""
@@ -256,7 +254,7 @@ class RankEventMerger:
         for rank, state in enumerate(known.ranks):
             if state is _RankState.CONNECTED:
                 known.ranks[rank] = _RankState.LEAVING
-                self._send({rank}, TearDownPeer(known.peer, known.reason))
+                self._send({rank}, TearDownPeer(known.peer.worker, known.reason))
         if not known.is_down:
             return
         if known.owes_peer_lost:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
 from tandem.core.ids import BlockId, Incarnation, WorkerId
-from tandem.engine.effects import StartRead
+from tandem.engine.effects import StartRead, TearDownPeer
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
@@ -28,7 +28,6 @@ from tandem.engine.transfer_messages import (
     SelfTest,
     SelfTestDone,
     SetPolling,
-    TearDownPeer,
     TransferStopped,
     TransportPeer,
 )
@@ -143,7 +142,8 @@ class DigestChecks:
 
     Every method but `help` is called on the transfer thread. Each check is done once, by that thread or by its helper.
 
-    `heads`: the KV heads of the model that `digest` covers, a rank's part of the producer's digests.
+    `heads`: the KV heads of the model that `digest` covers, a rank's part of the producer's digests. `num_open` counts
+    the checks that were shared or begun and whose result `take` has not returned yet.
     """
 
     def __init__(self, digest: Digest, heads: range) -> None:
@@ -151,12 +151,7 @@ class DigestChecks:
         self._heads = slice(heads.start, heads.stop)
         self._waiting: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Check] = queue.SimpleQueue()
-        self._num_open = 0
-
-    @property
-    def num_open(self) -> int:
-        """Count the checks that were shared or begun and whose result `take` has not returned yet."""
-        return self._num_open
+        self.num_open = 0
 
     @property
     def may_work(self) -> bool:
@@ -164,12 +159,12 @@ class DigestChecks:
 
     def share(self, check: Check) -> None:
         """Queue a check for the helper thread, or for `work`."""
-        self._num_open += 1
+        self.num_open += 1
         self._waiting.put(check)
 
     def do(self, check: Check) -> None:
         """Do a check on the calling thread. Waking the helper may take longer than a small check."""
-        self._num_open += 1
+        self.num_open += 1
         self._do(check)
 
     def work(self) -> None:
@@ -196,7 +191,7 @@ class DigestChecks:
         done: list[Check] = []
         while not self._done.empty():
             check = self._done.get()
-            self._num_open -= 1
+            self.num_open -= 1
             _, part = check
             if part.defect is not None:
                 raise part.defect
@@ -226,12 +221,6 @@ class DigestChecks:
 Life = tuple[WorkerId, Incarnation]
 
 
-@dataclass(slots=True)
-class _Test:
-    handle: int
-    started: float
-
-
 class TransferEngine:
     """Carry out read requests and report each of them exactly once, whatever its peer does.
 
@@ -254,7 +243,8 @@ class TransferEngine:
         self._tasks: dict[int, ReadTask] = {}
         self._post_queue: deque[int] = deque()
         self._arrived: deque[Check] = deque()
-        self._test: _Test | None = None
+        # Handle and start of the self-test that is running.
+        self._test: tuple[int, float] | None = None
         self._leases_open = False
         self._events: list[Event] = []
 
@@ -291,8 +281,9 @@ class TransferEngine:
             case Cancel(id):
                 if id in self._tasks:
                     self._tasks[id].fail(FailureKind.CANCELLED, "cancelled")
-            case TearDownPeer(peer, reason):
-                self._tear_down(peer, reason)
+            case TearDownPeer(source, reason):
+                if (known := self._peers.get((source.id, source.incarnation))) is not None:
+                    self._disconnect_peer(known, FailureKind.TEARDOWN, reason)
             case SelfTest():
                 self._start_self_test()
             case SetPolling(busy):
@@ -451,15 +442,6 @@ class TransferEngine:
             self._peers[peer.life] = peer
             self._events.append(Connected(peer))
 
-    def _tear_down(self, peer: TransportPeer, reason: str) -> None:
-        if peer.life in self._lingering:
-            return
-        known = self._peers.get(peer.life)
-        if known is None:
-            self._events.append(PeerLost(peer, True, reason))
-        else:
-            self._disconnect_peer(known, FailureKind.TEARDOWN, reason)
-
     def _disconnect_peer(
         self, peer: TransportPeer, kind: FailureKind, reason: str, failed_post: int | None = None
     ) -> None:
@@ -494,7 +476,7 @@ class TransferEngine:
             return
         started = self._clock.now()
         try:
-            self._test = _Test(self._transport.post_self_test(), started)
+            self._test = (self._transport.post_self_test(), started)
         except PeerError as error:
             self._events.append(SelfTestDone(str(error), self._clock.now() - started))
 
@@ -502,7 +484,7 @@ class TransferEngine:
         if self._test is None:
             return
         try:
-            state = self._transport.poll(self._test.handle)
+            state = self._transport.poll(self._test[0])
         except PeerError as error:
             self._end_self_test(str(error))
             return
@@ -511,5 +493,5 @@ class TransferEngine:
 
     def _end_self_test(self, error: str | None) -> None:
         assert self._test is not None
-        self._events.append(SelfTestDone(error, self._clock.now() - self._test.started))
+        self._events.append(SelfTestDone(error, self._clock.now() - self._test[1]))
         self._test = None

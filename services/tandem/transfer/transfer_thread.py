@@ -65,11 +65,7 @@ class TransferThread(KVTransfer):
         self._core_avoidance = CoreAvoidance()
 
     def __repr__(self) -> str:
-        return f"TransferThread({'alive' if self.is_alive else 'ended'}, {self._engine!r})"
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return f"TransferThread({'alive' if self._thread.is_alive() else 'ended'}, {self._engine!r})"
 
     def start(self) -> None:
         self._thread.start()

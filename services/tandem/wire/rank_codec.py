@@ -11,13 +11,12 @@ from typing import Any, Generic, TypeVar, get_args
 import msgspec
 
 from tandem.engine.rank_messages import AgentCommand, RankCommand, RankEvent
-from tandem.engine.transfer_messages import Command, Event
 
 T = TypeVar("T")
 
 
 class MessageCodec(Generic[T]):
-    """Encode and decode the values of a union of dataclasses and None."""
+    """Encode and decode the values of a union of dataclasses."""
 
     def __init__(self, union: Any) -> None:
         self._envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
@@ -38,6 +37,3 @@ class MessageCodec(Generic[T]):
 
 RANK_COMMANDS: MessageCodec[RankCommand | AgentCommand] = MessageCodec(RankCommand | AgentCommand)
 RANK_EVENTS: MessageCodec[RankEvent] = MessageCodec(RankEvent)
-TRANSFER_COMMANDS: MessageCodec[Command | None] = MessageCodec(Command | None)
-"""None stops the transfer engine."""
-TRANSFER_EVENTS: MessageCodec[Event] = MessageCodec(Event)

@@ -23,7 +23,6 @@ from tandem.core.ids import WorkerRef
 from tandem.core.settings import build, from_environment
 from tandem.engine.rank_messages import (
     Loaded,
-    MoverBytes,
     OpenMover,
     RankCommand,
     RankEvent,
@@ -33,12 +32,13 @@ from tandem.engine.rank_messages import (
 )
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.obs.logs.logging_setup import set_up_logging
+from tandem.transfer.interface import KVTransfer
 from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
 from tandem.worker.main import prepare_process
 from tandem.worker.ranks.rank_channel import RankChannel, connect
-from tandem.worker.ranks.remote_transfer import TransferServer
+from tandem.worker.ranks.remote_transfer import carry_out
 
-OpenServer = Callable[[WorkerRef], tuple[TransferServer, TransportPeer]]
+OpenRankTransfer = Callable[[WorkerRef], tuple[KVTransfer, TransportPeer]]
 """Opens the transfer of this rank, which returns how other workers read it."""
 
 END_S = 0.5
@@ -71,7 +71,7 @@ def run(config: Config, directory: Path, rank: int) -> int:
         inbox.start()
         follower = load_rank_model(config, directory, rank)
         inbox.openers.put(
-            partial(open_rank_transfer, config.handoff.transport, follower.cache, rank, inbox.send_transfer_event)
+            partial(open_rank_transfer, config.handoff.transport, follower.cache, rank, partial(_send_event, channel))
         )
         _send_event(channel, Loaded(follower.cache.num_blocks))
         while (command := inbox.commands.get()) is not None:
@@ -98,16 +98,12 @@ class _CommandReader:
     def __init__(self, channel: RankChannel, directory: Path, has_ended: threading.Event) -> None:
         self.channel = channel
         self.commands: queue.SimpleQueue[RankCommand | None] = queue.SimpleQueue()
-        self.openers: queue.SimpleQueue[OpenServer] = queue.SimpleQueue()
+        self.openers: queue.SimpleQueue[OpenRankTransfer] = queue.SimpleQueue()
         self._directory = directory
         self._has_ended = has_ended
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="tandem-line", daemon=True).start()
-
-    def send_transfer_event(self, data: bytes) -> None:
-        """Send an event of the transfer to the first rank; on any thread."""
-        _send_event(self.channel, MoverBytes(data))
 
     def _run(self) -> None:
         try:
@@ -125,24 +121,23 @@ class _CommandReader:
             os._exit(1)
 
     def _read(self) -> None:
-        server: TransferServer | None = None
+        transfer: KVTransfer | None = None
         try:
             while (message := self.channel.receive()) is not None:
                 command = RANK_COMMANDS.decode(message)
-                match command:
-                    case OpenMover(worker):
-                        assert server is None, "the transfer is opened once"
-                        server, peer = self.openers.get()(worker)
-                        _send_event(self.channel, RankRegistered(peer))
-                    case MoverBytes(data):
-                        if server is None:
-                            raise ValueError("the transfer is not open")
-                        server.handle(data)
-                    case _:
-                        self.commands.put(command)
+                if isinstance(command, RankCommand):
+                    self.commands.put(command)
+                elif isinstance(command, OpenMover):
+                    assert transfer is None, "the transfer is opened once"
+                    transfer, peer = self.openers.get()(command.worker)
+                    _send_event(self.channel, RankRegistered(peer))
+                elif transfer is None:
+                    raise ValueError("the transfer is not open")
+                else:
+                    carry_out(transfer, command)
         finally:
-            if server is not None:
-                server.stop(STOP_S)
+            if transfer is not None:
+                transfer.stop(STOP_S)
 
 
 def _send_event(channel: RankChannel, event: RankEvent) -> None:

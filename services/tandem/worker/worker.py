@@ -26,15 +26,14 @@ from tandem.engine.effects import (
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
-    SendEvent,
     SendHandoffEnded,
     SendRemainderRequest,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.factory import build_engine, engine_limits
 from tandem.engine.step_log import StepLogHead, step_settings
-from tandem.engine.transfer_messages import PeerLost, TransferStopped
+from tandem.engine.transfer_messages import PeerLost, SetPolling, TransferStopped
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.registry_heartbeat import Heartbeat
 from tandem.stores.worker_record import WorkerRecord
@@ -278,13 +277,13 @@ class Worker:
             self._was_transferring = snapshot.is_transferring
             # RuntimeError: the transfer thread has stopped, which it reports separately.
             with contextlib.suppress(RuntimeError):
-                self._transfer_client.transfer.set_busy(snapshot.is_transferring)
+                self._transfer_client.transfer.send(SetPolling(snapshot.is_transferring))
         others: list[Effect] = []
         for effect in effects:
             if isinstance(effect, StartRead):
                 self._transfer_client.start_read(effect)
-            elif isinstance(effect, TearDownProducer):
-                self._transfer_client.tear_down(effect.source)
+            elif isinstance(effect, TearDownPeer):
+                self._transfer_client.tear_down(effect.source, effect.reason)
             else:
                 others.append(effect)
         self._post_event(EngineReported(others, snapshot))
@@ -327,9 +326,10 @@ class Worker:
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         events: list[JobEvent] = []
         for effect in effects:
+            if isinstance(effect, JobEvent):
+                events.append(effect)
+                continue
             match effect:
-                case SendEvent(event):
-                    events.append(event)
                 case SendAnnouncement() | SendHandoffEnded():
                     self._handoffs.send(effect)
                 case FollowHandoff() | RenewLeases() | SendRemainderRequest() | ReleaseHandoff():

@@ -13,16 +13,21 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId
+from tandem.engine.rank_messages import HaltMover
 from tandem.engine.transfer_messages import (
+    Command,
     Connected,
     ConnectFailed,
+    ConnectPeer,
     Event,
     FailureKind,
     PeerDrained,
     PeerLost,
     ReadDone,
     ReadFailed,
+    SelfTest,
     SelfTestDone,
+    SetPolling,
     TransferStopped,
 )
 from tandem.kv.handoff import BlockDigest
@@ -30,7 +35,8 @@ from tandem.transfer.interface import BlockCopy, ReadState
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.transfer_thread import TransferThread
-from tandem.worker.ranks.remote_transfer import RemoteTransfer, TransferServer
+from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
+from tandem.worker.ranks.remote_transfer import RemoteTransfer, carry_out
 from tests.contract.transfer.conftest import GUARD_S, NUM_BLOCKS, Rig, known_content, reference
 from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, ConsumerRank, World, layout_of
 
@@ -67,8 +73,8 @@ class Desk:
         # Of this test alone: stopping a mover closes its transport.
         self.ranks = [ConsumerRank(world.kind, world.layout, rank, 2) for rank in range(2)]
         self.down, self.up = Channel(), Channel()
-        self.service = TransferServer(lambda on_event: self._mover_of(1, on_event), self.up.send)
-        self.down.deliver = self.service.handle
+        self.service = self._mover_of(1, lambda event: self.up.send(RANK_EVENTS.encode(event)))
+        self.down.deliver = self._carry_out
         self.mover = MultiRankTransfer([lambda on_event: self._mover_of(0, on_event), self._remote], self.events.put)
         self.mover.start()
         self.service.start()
@@ -78,9 +84,19 @@ class Desk:
         return TransferThread(consumer.transport, consumer.digest, on_event, SystemClock(), MAX_POST_BYTES)
 
     def _remote(self, on_event: Callable[[Event], None]) -> RemoteTransfer:
-        self.remote = RemoteTransfer(self.down.send, on_event)
-        self.up.deliver = self.remote.received
+        self.remote = RemoteTransfer(lambda command: self.down.send(RANK_COMMANDS.encode(command)), on_event)
+        self.up.deliver = self._receive
         return self.remote
+
+    def _carry_out(self, data: bytes) -> None:
+        command = RANK_COMMANDS.decode(data)
+        assert isinstance(command, Command | HaltMover)
+        carry_out(self.service, command)
+
+    def _receive(self, data: bytes) -> None:
+        event = RANK_EVENTS.decode(data)
+        assert isinstance(event, Event)
+        self.remote.received(event)
 
     def take(self) -> Event:
         return self.events.get(timeout=GUARD_S)
@@ -126,16 +142,16 @@ def test_one_order_fills_both_ranks_and_is_answered_once(world: World, desk: Des
     remote, local = (list(side) for side in zip(*COPIES, strict=True))
     for id, degree in enumerate((1, 2, 4) if world.kind == "local" else (1, 2)):
         producer = world.producer(degree)
-        desk.mover.connect(producer)
+        desk.mover.send(ConnectPeer(producer))
         assert desk.take() == Connected(producer)
         for rank in desk.ranks:
             rank.memory[:] = 0
-        desk.mover.read(world.order(id, producer))
+        desk.mover.send(world.order(id, producer))
         done = desk.take()
         assert isinstance(done, ReadDone)
         assert (done.id, done.num_bytes) == (id, len(COPIES) * world.layout.block_bytes)
         assert np.array_equal(desk.content()[local], expected[remote])
-    desk.mover.self_test()
+    desk.mover.send(SelfTest())
     tested = desk.take()
     assert isinstance(tested, SelfTestDone)
     assert tested.error is None
@@ -145,18 +161,18 @@ def test_one_order_fills_both_ranks_and_is_answered_once(world: World, desk: Des
 @ONE
 def test_a_wrong_head_at_either_rank_fails_the_order(world: World, desk: Desk) -> None:
     producer = world.producer(2)
-    desk.mover.connect(producer)
+    desk.mover.send(ConnectPeer(producer))
     assert desk.take() == Connected(producer)
     good = world.order(0, producer)
     for head in (0, HEADS - 1):
         spoilt = tuple(
             BlockDigest(o.block, (*o.heads[:head], o.heads[head] ^ 1, *o.heads[head + 1 :])) for o in good.offered
         )
-        desk.mover.read(replace(good, read=head, offered=spoilt))
+        desk.mover.send(replace(good, read=head, offered=spoilt))
         failed = desk.take()
         assert isinstance(failed, ReadFailed)
         assert (failed.id, failed.kind, failed.drained) == (head, FailureKind.DIGEST, True)
-    desk.mover.read(replace(good, read=99))
+    desk.mover.send(replace(good, read=99))
     assert isinstance(desk.take(), ReadDone)
 
 
@@ -164,11 +180,11 @@ def test_a_wrong_head_at_either_rank_fails_the_order(world: World, desk: Desk) -
 def test_a_source_rank_that_dies_costs_the_peer_at_both_ranks(world: World, desk: Desk) -> None:
     """Each of our ranks reads from one of theirs only: the one that is unharmed gives the peer up, too."""
     victim, processes = world.spawn("joined-victim", 2)
-    desk.mover.connect(victim)
+    desk.mover.send(ConnectPeer(victim))
     assert desk.take() == Connected(victim)
     processes[1].kill()
     processes[1].wait()
-    desk.mover.read(world.order(1, victim))
+    desk.mover.send(world.order(1, victim))
     failed = desk.take()
     assert isinstance(failed, ReadFailed)
     assert (failed.id, failed.kind) == (1, FailureKind.PEER)
@@ -176,7 +192,7 @@ def test_a_source_rank_that_dies_costs_the_peer_at_both_ranks(world: World, desk
     assert isinstance(lost, PeerLost)
     assert lost.peer == victim
     assert lost.proven or desk.take() == PeerDrained(victim)
-    desk.mover.read(world.order(2, victim))
+    desk.mover.send(world.order(2, victim))
     refused = desk.take()
     assert isinstance(refused, ReadFailed)
     assert refused.kind is FailureKind.REFUSED
@@ -188,26 +204,26 @@ def test_a_peer_that_one_rank_cannot_read_is_connected_at_none(world: World, des
     producer = world.producer(4)
     *good, last = producer.ranks
     spoilt = replace(producer, ranks=(*good, replace(last, metadata=b"nothing", agent="nobody")))
-    desk.mover.connect(spoilt)
+    desk.mover.send(ConnectPeer(spoilt))
     assert isinstance(desk.take(), ConnectFailed)
-    desk.mover.connect(producer)
+    desk.mover.send(ConnectPeer(producer))
     assert desk.take() == Connected(producer)
 
 
 @ONE
 def test_a_rank_behind_a_broken_channel_ends_the_mover_with_every_order_answered(world: World, desk: Desk) -> None:
     producer = world.producer(1)
-    desk.mover.connect(producer)
+    desk.mover.send(ConnectPeer(producer))
     assert desk.take() == Connected(producer)
     desk.down.cut()
-    desk.mover.read(world.order(7, producer))
+    desk.mover.send(world.order(7, producer))
     desk.remote.lost("the process of rank 1 is gone")
     failed = desk.take()
     assert isinstance(failed, ReadFailed)
     assert (failed.id, failed.kind, failed.drained) == (7, FailureKind.STOPPED, False)
     assert desk.take() == TransferStopped("rank 1: the process of rank 1 is gone")
     with pytest.raises(RuntimeError, match="stopped"):
-        desk.mover.connect(producer)
+        desk.mover.send(ConnectPeer(producer))
     assert desk.mover.stop(GUARD_S)
     assert desk.service.stop(GUARD_S)
     desk.down.close()
@@ -221,7 +237,7 @@ def test_descriptions_of_our_ranks_are_merged_into_one_worker(world: World, desk
     peer = join_ranks([rank.transport.describe(us) for rank in desk.ranks])
     assert [(rank.region.head_start, rank.region.head_stop) for rank in peer.ranks] == [(0, 2), (2, 4)]
     desk.ranks[0].memory[3], desk.ranks[1].memory[3] = 1, 2
-    desk.mover.set_busy(True)
+    desk.mover.send(SetPolling(True))
     (reader,) = world.consumer(1)
     reader.transport.connect(peer)
     handle = reader.transport.post_read(peer, [BlockCopy(BlockId(3), BlockId(9))])

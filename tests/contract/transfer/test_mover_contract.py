@@ -12,15 +12,17 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId
-from tandem.engine.effects import StartRead
+from tandem.engine.effects import StartRead, TearDownPeer
 from tandem.engine.transfer_messages import (
     Connected,
+    ConnectPeer,
     Event,
     FailureKind,
     PeerDrained,
     PeerLost,
     ReadDone,
     ReadFailed,
+    SelfTest,
     SelfTestDone,
     TransferStopped,
 )
@@ -49,7 +51,7 @@ class Desk:
         return self.events.get(timeout=GUARD_S)
 
     def connect(self, peer) -> None:
-        self.mover.connect(peer.handshake)
+        self.mover.send(ConnectPeer(peer.handshake))
         assert self.take() == Connected(peer.handshake)
 
     def order(self, id: int, peer, remote: Sequence[int], local: Sequence[int]) -> StartRead:
@@ -82,12 +84,12 @@ def test_orders_are_read_checked_and_reported(desk, good_peer) -> None:
     local = rng.permutation(256)
     for id in range(4):
         part = slice(id * 64, id * 64 + 64)
-        desk.mover.read(desk.order(id, good_peer, remote[part].tolist(), local[part].tolist()))
+        desk.mover.send(desk.order(id, good_peer, remote[part].tolist(), local[part].tolist()))
     done = [desk.take() for _ in range(4)]
     assert all(isinstance(event, ReadDone) for event in done), done
     assert sorted(event.id for event in done) == [0, 1, 2, 3]
     assert np.array_equal(desk.memory[local], good_peer.content[remote])
-    desk.mover.self_test()
+    desk.mover.send(SelfTest())
     assert isinstance(tested := desk.take(), SelfTestDone)
     assert tested.error is None
 
@@ -98,7 +100,7 @@ def test_another_block_than_the_offered_one_is_noticed(desk, good_peer) -> None:
     heads = [offered.heads for offered in order.offered]
     offered = tuple(BlockDigest(o.block, other) for o, other in zip(order.offered[::-1], heads, strict=True))
     swapped = replace(order, offered=offered, local=order.local[::-1])
-    desk.mover.read(swapped)
+    desk.mover.send(swapped)
     event = desk.take()
     assert isinstance(event, ReadFailed)
     assert (event.kind, event.drained) == (FailureKind.DIGEST, True)
@@ -107,10 +109,10 @@ def test_another_block_than_the_offered_one_is_noticed(desk, good_peer) -> None:
 def test_a_peer_that_is_killed_ends_its_orders(desk, rig) -> None:
     peer = rig.spawn("victim", 31)
     desk.connect(peer)
-    desk.mover.read(desk.order(1, peer, range(8), range(8)))
+    desk.mover.send(desk.order(1, peer, range(8), range(8)))
     assert isinstance(desk.take(), ReadDone)
     peer.kill()
-    desk.mover.read(desk.order(2, peer, range(8), range(8)))
+    desk.mover.send(desk.order(2, peer, range(8), range(8)))
     failed, lost = desk.take(), desk.take()
     assert isinstance(failed, ReadFailed)
     assert (failed.kind, failed.drained) == (FailureKind.PEER, True)
@@ -121,7 +123,7 @@ def test_a_peer_that_is_killed_ends_its_orders(desk, rig) -> None:
 def test_a_reader_that_stops_in_the_middle_leaves_its_peer_alive(desk, rig) -> None:
     peer = rig.spawn("victim", 34)
     desk.connect(peer)
-    desk.mover.read(desk.order(1, peer, range(256), range(256)))
+    desk.mover.send(desk.order(1, peer, range(256), range(256)))
     assert desk.mover.stop(GUARD_S)
     rig.transport.connect(peer.handshake)
     handle = rig.transport.post_read(peer.handshake, [BlockCopy(BlockId(7), BlockId(8))])
@@ -132,24 +134,24 @@ def test_a_reader_that_stops_in_the_middle_leaves_its_peer_alive(desk, rig) -> N
 def test_a_stopped_peer_is_torn_down_and_its_next_life_is_read(desk, rig) -> None:
     old = rig.spawn("victim", 32)
     desk.connect(old)
-    desk.mover.read(desk.order(1, old, range(8), range(8)))
+    desk.mover.send(desk.order(1, old, range(8), range(8)))
     assert isinstance(desk.take(), ReadDone)
     old.signal(signal.SIGSTOP)
-    desk.mover.read(desk.order(2, old, range(128), range(128)))
-    desk.mover.self_test()
+    desk.mover.send(desk.order(2, old, range(128), range(128)))
+    desk.mover.send(SelfTest())
     if rig.needs_its_target:
         assert isinstance(desk.take(), SelfTestDone), "the read hangs, the mover does not"
-        desk.mover.teardown(old.handshake, "deadline")
+        desk.mover.send(TearDownPeer(old.handshake.worker, "deadline"))
         assert desk.take() == ReadFailed(2, FailureKind.TEARDOWN, "deadline", drained=False)
         assert desk.take() == PeerLost(old.handshake, False, "deadline")
     else:
         assert {type(desk.take()), type(desk.take())} == {ReadDone, SelfTestDone}
 
     young = rig.spawn("victim", 33)
-    desk.mover.connect(young.handshake)
+    desk.mover.send(ConnectPeer(young.handshake))
     while not isinstance(event := desk.take(), Connected):
         assert isinstance(event, PeerLost)
-    desk.mover.read(desk.order(3, young, range(128), range(128, 256)))
+    desk.mover.send(desk.order(3, young, range(128), range(128, 256)))
     assert isinstance(desk.take(), ReadDone)
     assert np.array_equal(desk.memory[128:], young.content[:128])
     if rig.needs_its_target:

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, FinishReason, SampledToken, Token
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEvent, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.core.request_stages import JobStages
@@ -18,10 +18,9 @@ from tandem.engine.effects import (
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
-    SendEvent,
     SendHandoffEnded,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.engine import Engine
 from tandem.kv.block_pool import BlockPool
@@ -57,7 +56,7 @@ def resume(attempt: int = 1, request: Request = REQUEST) -> ResumeJob:
 
 
 def events(effects: list[Effect]) -> list[object]:
-    return [x.event for x in effects if isinstance(x, SendEvent)]
+    return [x for x in effects if isinstance(x, JobEvent)]
 
 
 def finish(
@@ -318,7 +317,7 @@ def test_the_first_token_does_not_wait_for_the_kv() -> None:
     assert events(e.announced(offer(0, 4, 50), 2.0)) == [], "a replay"
     assert e.read_done(read.read, 3.0) == []
     unfollow, pulled = e.read_done(second.read, 3.0)
-    assert unfollow == ReleaseHandoff(OTHER, KEY, is_taken=True) and isinstance(pulled, SendEvent)
+    assert unfollow == ReleaseHandoff(OTHER, KEY, is_taken=True) and isinstance(pulled, JobEvent)
     e.check()
     received = [x for _ in range(2) for x in events(step(e, now=4.0))]
     # One second of the pull came after its source's last word, one the arrived KV waited for a step.
@@ -338,7 +337,7 @@ def test_a_cancelled_pull_holds_its_blocks_until_its_read_has_ended() -> None:
     assert ReleaseHandoff(OTHER, KEY) in effects and events(effects) == [Cancelled(resume().key)]
     books = e.books()
     assert (books.num_free_blocks, books.num_reading_blocks, books.num_table_blocks) == (8, 4, 0)
-    assert e.tick(12.0) == [TearDownProducer(OTHER)]
+    assert e.tick(12.0) == [TearDownPeer(OTHER, "a read does not end")]
     assert e.peer_lost(OTHER, "gone", proven=False, now=13.0) == []
     assert e.books().num_quarantined_blocks == 4 and not e.is_idle
     assert e.peer_lost(OTHER, "gone", proven=True, now=14.0) == []

@@ -7,10 +7,10 @@ import pytest
 
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, SampledToken
+from tandem.core.events import Failed, JobEvent, SampledToken
 from tandem.core.ids import BlockId, HandoffId, RequestId
 from tandem.core.request import GenerateJob, Request, ResumeJob, SamplingParams
-from tandem.engine.effects import Effect, SendEvent, StartRead
+from tandem.engine.effects import Effect, StartRead
 from tandem.engine.engine import Engine
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
@@ -101,7 +101,7 @@ def test_a_prefill_that_hands_over_more_than_one_token_ends_only_its_job(num_sam
     blocks = tuple(BlockDigest(BlockId(index), ()) for index in range(8))
     sampled = tuple(SampledToken(5) for _ in range(num_sampled))
     effects = engine.announced(Announcement(job.offer, 0, blocks, 4 + num_sampled - 1, sampled), 1.0)
-    (failed,) = [effect.event for effect in effects if isinstance(effect, SendEvent)]
+    (failed,) = [effect for effect in effects if isinstance(effect, JobEvent)]
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
     engine.check()
     assert engine.is_idle

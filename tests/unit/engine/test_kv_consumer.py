@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
-from tandem.core.events import SampledToken
+from tandem.core.events import JobEvent, SampledToken
 from tandem.core.ids import (
     BlockHash,
     BlockId,
@@ -27,9 +27,8 @@ from tandem.engine.effects import (
     FollowHandoff,
     PullEnded,
     ReleaseHandoff,
-    SendEvent,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.kv_consumer import KVConsumer
 from tandem.kv.block_pool import BlockPool, BlockTable
@@ -93,7 +92,7 @@ class Consumer(KVConsumer):
 
 
 def without_messages(effects: Iterable[ConsumerEffect]) -> list[ConsumerEffect]:
-    return [x for x in effects if not isinstance(x, SendEvent | ReleaseHandoff | FollowHandoff)]
+    return [x for x in effects if not isinstance(x, JobEvent | ReleaseHandoff | FollowHandoff)]
 
 
 def opened(lease_until: float | None = 10.0) -> Consumer:
@@ -241,7 +240,7 @@ def test_a_read_that_does_not_end_costs_the_peer_once() -> None:
     assert without_messages(book.drop(JOB, ErrorKind.CANCELLED, "cancelled", 2.0)) == []
     assert list(book.blocks()) == list(LOCAL[1:3])
     assert book.tick(11.9) == []
-    assert book.tick(12.0) == [TearDownProducer(SOURCE)] and book.tick(13.0) == []
+    assert book.tick(12.0) == [TearDownPeer(SOURCE, "a read does not end")] and book.tick(13.0) == []
     assert (
         without_messages(book.on_peer_lost(SOURCE, "gone", proven=False, now=13.0)) == [] and book.num_quarantined == 2
     )
@@ -259,7 +258,7 @@ def test_a_teardown_ends_every_pull_of_the_peer_and_no_other() -> None:
     book.on_resume(resume("new", elsewhere, HandoffId("new")), 2.0)
     without_messages(book.drop(JOB, ErrorKind.CANCELLED, "cancelled", 2.0))
     outcomes = book.tick(12.0)
-    assert kinds(outcomes) == ["TearDownProducer", "failed"]
+    assert kinds(outcomes) == ["TearDownPeer", "failed"]
     assert [pull.source for pull in book] == [elsewhere]
 
 

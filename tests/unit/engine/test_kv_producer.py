@@ -300,7 +300,7 @@ def test_a_prefix_is_announced_from_its_first_missing_block_to_its_last() -> Non
     assert serve(book) == [] and book.pool.num_leased == 5, "the parents too"
     parts = [*digest(book, 0, 2), *digest(book, 1)]
     assert [(part.first_index, part.num_computed, part.is_last) for part in parts] == [(2, 16, False), (4, 20, True)]
-    assert not book.has_undigested and book.blocks_to_digest() == ()
+    assert book.blocks_to_digest() == ()
     assert serve(book, now=1.0) == [SendAnnouncement(CONSUMER, part) for part in parts]
     book.checked()
 
@@ -335,7 +335,7 @@ def test_a_served_prefix_that_has_ended_is_digested_no_more() -> None:
     book.on_release(key(1), 1.0)
     assert book.blocks_to_digest() == ((BlockId(3), 3), (BlockId(4), 4))
     book.on_release(HandoffKey(HandoffId("b"), 1), 1.0)
-    assert not book.has_undigested and digest(book, 0) == []
+    assert not book.blocks_to_digest() and digest(book, 0) == []
     book.checked()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tandem.core.events import MigrationOffered
 from tandem.core.ids import HandoffKey
-from tandem.engine.effects import SendEvent
 from tandem.engine.kv_producer import KVProducer, Lease
 from tandem.engine.migration import DrainMigration
 from tandem.kv.block_pool import BlockPool
@@ -24,10 +23,10 @@ class Migrating:
         self.migration = DrainMigration(self.scheduler.state, self.producer)
         add(self.scheduler, generate("a", num_prompt, max_tokens))
         step(self.scheduler)
-        self.migration.begin()
+        self.migration.has_begun = True
         (offered,) = self.migration.offer()
-        assert isinstance(offered, SendEvent) and isinstance(offered.event, MigrationOffered)
-        self.key: HandoffKey = offered.event.offer
+        assert isinstance(offered, MigrationOffered)
+        self.key: HandoffKey = offered.offer
         self.migration.follow(self.key, 0.0)
 
     @property

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Cancelled, Finished, KVReceived, Token
+from tandem.core.events import Cancelled, Finished, JobEvent, KVReceived, Token
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
 from tandem.engine.effects import (
@@ -20,7 +20,6 @@ from tandem.engine.effects import (
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
-    SendEvent,
     SendHandoffEnded,
     StartRead,
 )
@@ -68,7 +67,7 @@ class Side:
             pass
 
     def events(self, name: str, kind: type) -> list[object]:
-        sent = [x.event for x in self.effects if isinstance(x, SendEvent)]
+        sent = [x for x in self.effects if isinstance(x, JobEvent)]
         return [event for event in sent if isinstance(event, kind) and event.key.request == name]
 
     @property
@@ -180,8 +179,8 @@ def test_a_prefix_fetch_is_requested_digested_read_and_then_a_cache_hit() -> Non
     assert two.consumer.engine.books().num_reading_blocks == 6 and two.consumer.engine.books().num_pulls == 1
     release, emitted = two.read(reads)
     assert release == ReleaseHandoff(PRODUCER, KEY)
-    assert isinstance(emitted, SendEvent) and isinstance(emitted.event, KVReceived)
-    assert (emitted.event.source, emitted.event.num_blocks, emitted.event.num_cached_tokens) == (PRODUCER, 6, 0)
+    assert isinstance(emitted, KVReceived)
+    assert (emitted.source, emitted.num_blocks, emitted.num_cached_tokens) == (PRODUCER, 6, 0)
     assert two.consumer.engine.load().num_remote_hit_tokens == 12
     two.finish("b", 12)
     assert sum(plan.num_tokens for plan in two.consumer.plans) == 2
@@ -378,7 +377,7 @@ def test_cancel_and_a_newer_attempt_end_the_prefix_fetch(is_under_read: bool) ->
     reads = two.to_consumer([*two.to_producer(effects), *two.digest()]) if is_under_read else []
     newer = two.submit(consumer(attempt=2))
     key = HandoffKey(KEY.handoff, 2)
-    assert [type(x) for x in newer] == [ReleaseHandoff, JobEnded, SendEvent, FollowHandoff] and newer[
+    assert [type(x) for x in newer] == [ReleaseHandoff, JobEnded, Cancelled, FollowHandoff] and newer[
         0
     ] == ReleaseHandoff(PRODUCER, KEY)
     # The newer attempt may be heard of first.
@@ -387,7 +386,7 @@ def test_cancel_and_a_newer_attempt_end_the_prefix_fetch(is_under_read: bool) ->
     assert two.consumer.engine.books().num_reading_blocks == (6 if is_under_read else 0)
     ended = two.consumer.do(two.consumer.engine.cancel(consumer(attempt=2).key, 1.0))
     release, done, event = ended
-    assert release == ReleaseHandoff(PRODUCER, key) and event == SendEvent(Cancelled(consumer(attempt=2).key))
+    assert release == ReleaseHandoff(PRODUCER, key) and event == Cancelled(consumer(attempt=2).key)
     assert isinstance(done, JobEnded) and done.times.pull is not None and done.times.pull.outcome == "cancelled"
     two.to_producer(ended)
     for read in [x for x in reads if isinstance(x, StartRead)]:
@@ -429,9 +428,9 @@ def test_choices_share_a_prefix_fetch_and_each_may_be_cancelled() -> None:
     two = Two()
     effects = two.submit(consumer(num_choices=3))
     first, *_ = consumer(num_choices=3).keys
-    assert two.consumer.do(two.consumer.engine.cancel(first, 1.0)) == [SendEvent(Cancelled(first))]
+    assert two.consumer.do(two.consumer.engine.cancel(first, 1.0)) == [Cancelled(first)]
     replies = two.read(two.to_consumer([*two.to_producer(effects), *two.digest()]))
-    (pulled,) = [x.event for x in replies if isinstance(x, SendEvent)]
+    (pulled,) = [x for x in replies if isinstance(x, JobEvent)]
     assert isinstance(pulled, KVReceived) and pulled.key.choice == 1
     two.to_producer(replies)
     two.consumer.run(1.0)
@@ -468,7 +467,7 @@ def test_a_prefix_fetch_under_the_key_of_a_hand_off_is_rejected() -> None:
     two = Two()
     prefill = PrefillJob(request=request("p", (7, 7, 7)), attempt=1, handoff=KEY.handoff)
     two.producer.do(two.producer.engine.submit(prefill, 1.0))
-    prefix_request = RemotePrefixRequest(0, tuple(two.producer.pool.hashes()))
+    prefix_request = RemotePrefixRequest(0, tuple(two.producer.pool._index.all()))
     effects = two.producer.do(two.producer.engine.follow(HandoffKey(KEY.handoff, 2), CONSUMER, 1.0, prefix_request))
     assert effects == [] and two.producer.engine.books().num_leases == 1
     two.producer.run(1.0)

@@ -13,7 +13,7 @@ from tandem.core.events import SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
 from tandem.core.request_stages import JobStages
-from tandem.engine.effects import Effect, JobEnded, SendEvent, StartRead
+from tandem.engine.effects import Effect, JobEnded, StartRead
 from tandem.engine.engine import Engine
 from tandem.engine.job_timeline import MAX_CHUNKS, JobTimes, PrefillChunk, PullTimes
 from tandem.kv.block_pool import BlockPool
@@ -43,7 +43,7 @@ class Line:
     def take(self, effects: list[Effect]) -> list[Effect]:
         self.engine.check()
         self.ended += [x.times for x in effects if isinstance(x, JobEnded)]
-        tokens = [x.event for x in effects if isinstance(x, SendEvent) and isinstance(x.event, Token)]
+        tokens = [x for x in effects if isinstance(x, Token)]
         self.firsts += [token for token in tokens if token.stages is not None]
         return effects
 

@@ -29,7 +29,7 @@ def test_first_offloaded_block_is_evicted_first() -> None:
     kept = pool.keep(C, None, block(7))
     assert kept.facts == [BlockEvicted(A), BlockOffloaded(C)] and kept.is_copied
     assert pool.take_copies() == (((7, 0),), ())
-    assert list(pool.hashes()) == [B, C]
+    assert list(pool._sole) == [B, C]
 
 
 def test_spare_slots_are_reused_first_and_need_no_second_copy() -> None:
@@ -53,7 +53,7 @@ def test_too_many_offloads_keep_the_beginning_of_a_prompt() -> None:
     pool = HostBlockPool(2)
     parents = {A: None, B: A, C: B, D: C}
     dropped = [kept.dropped for name in (D, C, B, A) for kept in [pool.keep(name, parents[name], block(ord(name[:1])))]]
-    assert list(pool.hashes()) == [B, A] and dropped == [(), (), (ord("d"),), (ord("c"),)]
+    assert list(pool._sole) == [B, A] and dropped == [(), (), (ord("d"),), (ord("c"),)]
     assert pool.take_copies() == (((ord("b"), 0), (ord("a"), 1)), ())
 
 
@@ -93,14 +93,14 @@ def test_prefix_is_onloaded_into_fresh_blocks() -> None:
     pool.publish(table, [A, B])
     pool.release(table)
     pool.grow(other, 2)
-    spills, fills = pool.take_copies()
+    spills, fills = pool.host.take_copies()
     assert [name for name, _ in spills] == [1] and not fills, "one block was never used, and the last goes first"
     assert pool.count_hits([A, B]) == 2 and pool.num_free_needed([A, B], 2) == 2
     pool.check([other], (), (), (1,), [slot for _, slot in spills])
     pool.end_copies(spills, fills)
     pool.release(other)
     assert pool.share(table, [A, B, C]) == 2 == table.num_published
-    spills, fills = pool.take_copies()
+    spills, fills = pool.host.take_copies()
     assert not spills and fills == ((0, table.ids()[1]),) and table.ids()[0] == 0
     pool.end_copies(spills, fills)
     facts = [BlockStored(A, None), BlockStored(B, A), BlockOffloaded(B), BlockStored(B, A)]
@@ -119,7 +119,7 @@ def test_a_block_that_is_copied_out_is_held_until_then() -> None:
     assert pool.grow(table, 1)
     pool.trim(table, 0)
     assert pool.num_free == 0 and pool.holders(block(0)) == (0, 0, 0, 1), "a read must not be let in yet"
-    pool.end_copies(*pool.take_copies())
+    pool.end_copies(*pool.host.take_copies())
     assert pool.num_free == pool.num_free_at_once == 1
     with pytest.raises(AssertionError, match="block 0 is free"):
         pool.retain([block(0)], Holder.READ)

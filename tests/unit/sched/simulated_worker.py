@@ -61,7 +61,7 @@ class SimulatedWorker:
         )
         self.scheduler = Scheduler(BlockPool(num_blocks, 16), limits, "model")
         if prior is not None:
-            self.scheduler.pacer.calibrated(prior)
+            self.scheduler.pacer.model.restart(prior)
         self.truth = truth
         self.now = 0.0
         self.num_steps = 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tandem.engine.effects import StartRead
+from tandem.engine.effects import StartRead, TearDownPeer
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
@@ -25,7 +25,6 @@ from tandem.engine.transfer_messages import (
     SelfTest,
     SelfTestDone,
     SetPolling,
-    TearDownPeer,
     TransferStopped,
     TransportPeer,
 )
@@ -114,7 +113,7 @@ def test_a_connection_that_fails_at_one_rank_is_torn_down_at_the_others(two: Two
     assert two.on_event(0, Connected(P)) == []
     two.take_commands()
     assert two.on_event(1, ConnectFailed(P, "no route")) == [ConnectFailed(P, "no route")]
-    assert two.take_commands() == [(0, TearDownPeer(P, "no route"))]
+    assert two.take_commands() == [(0, TearDownPeer(P.worker, "no route"))]
     assert two.submit(ConnectPeer(P)) == [], "waits for the end of the first"
     assert two.take_commands() == []
     assert two.on_event(0, PeerLost(P, True, "no route")) == [], "nobody was told that it was connected"
@@ -130,7 +129,7 @@ def test_an_order_for_nobody_is_refused(two: Two) -> None:
     (event,) = two.submit(order(1))
     assert isinstance(event, ReadFailed)
     assert (event.kind, event.drained) == (FailureKind.REFUSED, True)
-    assert two.submit(TearDownPeer(Q, "who?")) == [PeerLost(Q, True, "who?")]
+    assert two.submit(TearDownPeer(Q.worker, "who?")) == []
 
 
 def test_a_peer_that_one_rank_loses_is_lost_when_all_have_given_it_up(two: Two) -> None:
@@ -139,7 +138,7 @@ def test_a_peer_that_one_rank_loses_is_lost_when_all_have_given_it_up(two: Two) 
     two.take_commands()
     two.on_event(0, failed(1, FailureKind.PEER, "reset"))
     assert two.on_event(0, PeerLost(P, True, "reset")) == []
-    assert two.take_commands() == [(1, Cancel(1)), (1, TearDownPeer(P, "reset"))]
+    assert two.take_commands() == [(1, Cancel(1)), (1, TearDownPeer(P.worker, "reset"))]
     assert two.submit(order(2)) == [failed(2, FailureKind.REFUSED, f"{P.worker} is not connected")]
     assert two.on_event(1, failed(1, FailureKind.CANCELLED)) == [failed(1, FailureKind.PEER, "reset")]
     assert two.on_event(1, PeerLost(P, True, "reset")) == [PeerLost(P, True, "reset")]
@@ -159,7 +158,7 @@ def test_both_ranks_may_lose_a_peer_at_once(two: Two) -> None:
     """The teardown crosses the loss, and is answered like one of a stranger, even after the next connection began."""
     two.connect()
     two.on_event(0, PeerLost(P, True, "reset"))
-    assert two.take_commands() == [(1, TearDownPeer(P, "reset"))]
+    assert two.take_commands() == [(1, TearDownPeer(P.worker, "reset"))]
     assert two.on_event(1, PeerLost(P, True, "gone")) == [PeerLost(P, True, "reset")]
     two.submit(ConnectPeer(P))
     assert two.on_event(1, PeerLost(P, True, "reset")) == [], "late"
@@ -170,8 +169,8 @@ def test_both_ranks_may_lose_a_peer_at_once(two: Two) -> None:
 def test_what_one_rank_cannot_prove_is_not_proven(two: Two) -> None:
     two.connect()
     two.submit(order(1))
-    two.submit(TearDownPeer(P, "slow"))
-    two.submit(TearDownPeer(P, "again"))
+    two.submit(TearDownPeer(P.worker, "slow"))
+    two.submit(TearDownPeer(P.worker, "again"))
     two.on_event(0, failed(1, FailureKind.TEARDOWN, "slow"))
     two.on_event(0, PeerLost(P, True, "slow"))
     slow = failed(1, FailureKind.TEARDOWN, "slow", drained=False)
@@ -179,7 +178,7 @@ def test_what_one_rank_cannot_prove_is_not_proven(two: Two) -> None:
     assert two.on_event(1, PeerLost(P, False, "slow")) == [PeerLost(P, False, "slow")]
     (refused,) = two.submit(ConnectPeer(P))
     assert isinstance(refused, ConnectFailed)
-    assert two.submit(TearDownPeer(P, "again")) == []
+    assert two.submit(TearDownPeer(P.worker, "again")) == []
     assert two.on_event(1, PeerDrained(P)) == [PeerDrained(P)]
     two.take_commands()
     two.connect()
@@ -270,7 +269,6 @@ class JointMachine(RuleBasedStateMachine):
         self.up: set[TransportPeer] = set()
         self.unsafe: set[TransportPeer] = set()
         self.num_pending: Counter[TransportPeer] = Counter()
-        self.teardowns: Counter[TransportPeer] = Counter()
         self.end: TransferStopped | None = None
 
     @property
@@ -314,7 +312,7 @@ class JointMachine(RuleBasedStateMachine):
                 assert reason
                 self.num_pending[peer] -= 1
             case PeerLost(peer, proven):
-                assert peer in self.up or self.teardowns[peer] > 0
+                assert peer in self.up
                 assert peer not in self.open_orders.values(), "its orders were reported before"
                 self.up.discard(peer)
                 if proven:
@@ -358,8 +356,7 @@ class JointMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_serving)
     @rule(name=st.sampled_from("pq"))
     def tear_down(self, name: str) -> None:
-        self.teardowns[self.peer(name)] += 1
-        self.submit(TearDownPeer(self.peer(name), "test"))
+        self.submit(TearDownPeer(self.peer(name).worker, "test"))
 
     @rule(data=st.data(), state=st.sampled_from([ReadState.DONE, ReadState.DONE, ReadState.FAILED, None]))
     def end_read(self, data: st.DataObject, state: ReadState | None) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tandem.core.ids import BlockId
+from tandem.engine.effects import TearDownPeer
 from tandem.engine.transfer_messages import (
     Cancel,
     Connected,
@@ -24,7 +25,6 @@ from tandem.engine.transfer_messages import (
     SelfTest,
     SelfTestDone,
     SetPolling,
-    TearDownPeer,
     TransferStopped,
 )
 from tandem.transfer.interface import PeerError, ReadState
@@ -249,8 +249,8 @@ def test_a_read_that_never_ends_costs_the_peer_and_its_blocks_stay_unsafe_until_
     carrier.accept(ConnectPeer(Q))
     carrier.accept(order(2, peer=Q))
     run(carrier)
-    carrier.accept(TearDownPeer(P, "too slow"))
-    carrier.accept(TearDownPeer(P, "again"))
+    carrier.accept(TearDownPeer(P.worker, "too slow"))
+    carrier.accept(TearDownPeer(P.worker, "again"))
     assert run(carrier) == [
         ReadFailed(1, FailureKind.TEARDOWN, "too slow", drained=False),
         PeerLost(P, False, "too slow"),
@@ -266,7 +266,7 @@ def test_an_order_with_nothing_open_is_drained_even_when_its_peer_is_not(carrier
     carrier.accept(order(1, num_blocks=2))
     run(carrier)
     carrier.accept(order(2))
-    carrier.accept(TearDownPeer(P, "slow"))
+    carrier.accept(TearDownPeer(P.worker, "slow"))
     assert run(carrier) == [
         ReadFailed(1, FailureKind.TEARDOWN, "slow", drained=False),
         ReadFailed(2, FailureKind.TEARDOWN, "slow", drained=True),
@@ -274,13 +274,13 @@ def test_an_order_with_nothing_open_is_drained_even_when_its_peer_is_not(carrier
     ]
 
 
-def test_a_teardown_of_nobody_is_answered(carrier) -> None:
-    carrier.accept(TearDownPeer(Q, "unknown"))
-    assert run(carrier) == [PeerLost(Q, True, "unknown")]
+def test_a_teardown_of_an_unknown_peer_does_nothing(carrier) -> None:
+    carrier.accept(TearDownPeer(Q.worker, "unknown"))
+    assert run(carrier) == []
 
 
 def test_an_order_after_a_teardown_is_refused(carrier) -> None:
-    carrier.accept(TearDownPeer(P, "bye"))
+    carrier.accept(TearDownPeer(P.worker, "bye"))
     carrier.accept(order(1))
     lost, refused = run(carrier)
     assert lost == PeerLost(P, True, "bye")
@@ -392,7 +392,7 @@ def test_close_reports_all_that_is_open(carrier, transport) -> None:
     carrier.accept(ConnectPeer(Q))
     carrier.accept(order(2, peer=Q))
     run(carrier)
-    carrier.accept(TearDownPeer(Q, "slow"))
+    carrier.accept(TearDownPeer(Q.worker, "slow"))
     run(carrier)
     reason = "the transfer thread was stopped"
     assert carrier.close() == [
@@ -485,7 +485,7 @@ class CarrierMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("pq"))
     def tear_down(self, name: str) -> None:
-        self.carrier.accept(TearDownPeer(peer_named(name, self.incarnations[name]), "test"))
+        self.carrier.accept(TearDownPeer(peer_named(name, self.incarnations[name]).worker, "test"))
 
     @rule(broken=st.booleans())
     def break_posts(self, broken: bool) -> None:

@@ -10,16 +10,20 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.effects import StartRead
+from tandem.engine.effects import StartRead, TearDownPeer
 from tandem.engine.transfer_messages import (
+    Cancel,
     Connected,
+    ConnectPeer,
     Event,
     FailureKind,
     PeerDrained,
     PeerLost,
     ReadDone,
     ReadFailed,
+    SelfTest,
     SelfTestDone,
+    SetPolling,
     TransferStopped,
     TransportPeer,
     TransportRank,
@@ -123,17 +127,17 @@ def take(events: queue.SimpleQueue[Event]) -> Event:
 
 
 def test_only_the_movers_thread_touches_the_transport(mover, transport, events) -> None:
-    mover.connect(PEER)
+    mover.send(ConnectPeer(PEER))
     assert take(events) == Connected(PEER)
-    mover.set_busy(True)
-    mover.read(order(1))
-    mover.read(order(2))
-    mover.cancel(2)
+    mover.send(SetPolling(True))
+    mover.send(order(1))
+    mover.send(order(2))
+    mover.send(Cancel(2))
     transport.finish.set()
     done = {event.id: event for event in (take(events), take(events))}
     assert isinstance(done[1], ReadDone)
     assert isinstance(done[2], ReadFailed)
-    mover.self_test()
+    mover.send(SelfTest())
     tested = take(events)
     assert isinstance(tested, SelfTestDone)
     assert tested.error is None
@@ -144,10 +148,10 @@ def test_only_the_movers_thread_touches_the_transport(mover, transport, events) 
 
 
 def test_a_teardown_is_answered_while_the_read_hangs(mover, transport, events) -> None:
-    mover.connect(PEER)
-    mover.read(order(1))
+    mover.send(ConnectPeer(PEER))
+    mover.send(order(1))
     until_posted(transport)
-    mover.teardown(PEER, "deadline")
+    mover.send(TearDownPeer(PEER.worker, "deadline"))
     assert [take(events) for _ in range(3)] == [
         Connected(PEER),
         ReadFailed(1, FailureKind.TEARDOWN, "deadline", drained=False),
@@ -158,8 +162,8 @@ def test_a_teardown_is_answered_while_the_read_hangs(mover, transport, events) -
 
 
 def test_stop_waits_for_open_reads_and_answers_them(mover, transport, events) -> None:
-    mover.connect(PEER)
-    mover.read(order(1))
+    mover.send(ConnectPeer(PEER))
+    mover.send(order(1))
     assert take(events) == Connected(PEER)
     until_posted(transport)
     timer = threading.Timer(0.05, transport.finish.set)
@@ -174,8 +178,8 @@ def test_stop_waits_for_open_reads_and_answers_them(mover, transport, events) ->
 
 def test_stop_does_not_wait_for_ever(mover, transport, events, monkeypatch) -> None:
     monkeypatch.setattr(mover_module, "DRAIN_TURNS", 3)
-    mover.connect(PEER)
-    mover.read(order(1))
+    mover.send(ConnectPeer(PEER))
+    mover.send(order(1))
     until_posted(transport)
     assert mover.stop(GUARD_S)
     assert transport.closed
@@ -184,12 +188,12 @@ def test_stop_does_not_wait_for_ever(mover, transport, events, monkeypatch) -> N
     assert isinstance(event, ReadFailed)
     assert event.drained, "closing the transport is the proof"
     with pytest.raises(RuntimeError, match="stopped"):
-        mover.read(order(2))
+        mover.send(order(2))
 
 
 def test_a_transport_that_breaks_ends_the_mover_loudly_and_answers_everything(mover, transport, events) -> None:
-    mover.connect(PEER)
-    mover.read(order(1))
+    mover.send(ConnectPeer(PEER))
+    mover.send(order(1))
     until_posted(transport)
     transport.crash = True
     assert take(events) == Connected(PEER)
@@ -201,7 +205,7 @@ def test_a_transport_that_breaks_ends_the_mover_loudly_and_answers_everything(mo
     assert stopped.error is not None
     assert "the library broke" in stopped.error
     with pytest.raises(RuntimeError, match="stopped"):
-        mover.connect(PEER)
+        mover.send(ConnectPeer(PEER))
 
 
 def test_a_part_is_checked_while_the_next_one_is_copied_inside_its_post(transport, events, monkeypatch) -> None:
@@ -224,9 +228,9 @@ def test_a_part_is_checked_while_the_next_one_is_copied_inside_its_post(transpor
     transport.finish.set()
     mover = TransferThread(transport, digest, events.put, SystemClock(), max_post_bytes=LAYOUT.block_bytes)
     mover.start()
-    mover.connect(PEER)
+    mover.send(ConnectPeer(PEER))
     offered = tuple(BlockDigest(BlockId(i), (0,)) for i in range(2))
-    mover.read(StartRead(1, PEER.worker, (0, 1), offered, (BlockId(0), BlockId(1))))
+    mover.send(StartRead(1, PEER.worker, (0, 1), offered, (BlockId(0), BlockId(1))))
     assert take(events) == Connected(PEER)
     assert isinstance(take(events), ReadDone)
     assert mover.stop(GUARD_S)
@@ -241,8 +245,8 @@ def test_a_digest_that_breaks_ends_the_mover_loudly(transport, events) -> None:
     mover = TransferThread(transport, digest, events.put, SystemClock())
     mover.start()
     transport.finish.set()
-    mover.connect(PEER)
-    mover.read(StartRead(1, PEER.worker, (0,), (BlockDigest(BlockId(0), (0,)),), (BlockId(0),)))
+    mover.send(ConnectPeer(PEER))
+    mover.send(StartRead(1, PEER.worker, (0,), (BlockDigest(BlockId(0), (0,)),), (BlockId(0),)))
     assert take(events) == Connected(PEER)
     failed, stopped = take(events), take(events)
     assert isinstance(failed, ReadFailed)
@@ -255,7 +259,7 @@ def test_a_digest_that_breaks_ends_the_mover_loudly(transport, events) -> None:
 
 def test_a_mover_that_never_started_closes_its_transport(transport, events) -> None:
     mover = TransferThread(transport, lambda blocks, logical: [], events.put, SystemClock())
-    mover.read(order(1))
+    mover.send(order(1))
     assert mover.stop(GUARD_S)
     assert isinstance(take(events), ReadFailed)
     assert take(events) == TransferStopped(None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockId, HostSlot, Incarnation, WorkerId, WorkerRef
-from tandem.engine.effects import StartRead
+from tandem.engine.effects import StartRead, TearDownPeer
 from tandem.engine.rank_messages import (
     AgentCommand,
     ClearBlocks,
@@ -19,9 +19,9 @@ from tandem.engine.rank_messages import (
     DigestBlocks,
     FillBlocks,
     Forward,
+    HaltMover,
     Loaded,
     Logits,
-    MoverBytes,
     OpenMover,
     RankCommand,
     RankEvent,
@@ -45,14 +45,13 @@ from tandem.engine.transfer_messages import (
     SelfTest,
     SelfTestDone,
     SetPolling,
-    TearDownPeer,
     TransferStopped,
     TransportPeer,
     TransportRank,
 )
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
-from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS, TRANSFER_COMMANDS, TRANSFER_EVENTS, MessageCodec
+from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS, MessageCodec
 
 WORKER = WorkerRef(WorkerId("w"), Incarnation(7), "127.0.0.1:1")
 LAYOUT = KVLayout(16, (KVGroup(3, 4, 32, "float32"),))
@@ -66,14 +65,13 @@ COMMANDS: list[RankCommand | AgentCommand] = [
     DigestBlocks(4),
     Forward(num_rows=9, num_sequences=4, num_blocks=3, num_decodes=2, max_rows=5),
     Logits(0),
-    MoverBytes(b""),
+    HaltMover(),
     OpenMover(WORKER),
 ]
 EVENTS: list[RankEvent] = [
     RankReady(1),
     Loaded(0),
     RankFailed(ErrorKind.MODEL_NOT_FOUND, "no"),
-    MoverBytes(b"\x00"),
     RankRegistered(PEER),
 ]
 
@@ -104,14 +102,13 @@ def reads(draw: st.DrawFn) -> StartRead:
     return StartRead(draw(U64), WORKER, positions, offered, local, draw(st.booleans()))
 
 
-commands: st.SearchStrategy[Command | None] = st.one_of(
+commands: st.SearchStrategy[Command] = st.one_of(
     reads(),
     st.just(ConnectPeer(PEER)),
     st.builds(Cancel, U64),
-    st.builds(TearDownPeer, st.just(PEER), texts),
+    st.builds(TearDownPeer, st.just(WORKER), texts),
     st.builds(SetPolling, st.booleans()),
     st.just(SelfTest()),
-    st.none(),
 )
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(ReadDone, U64, U64, seconds),
@@ -126,28 +123,28 @@ events: st.SearchStrategy[Event] = st.one_of(
 
 
 @given(commands)
-def test_transfer_commands_round_trip(command: Command | None) -> None:
-    assert TRANSFER_COMMANDS.decode(TRANSFER_COMMANDS.encode(command)) == command
+def test_transfer_commands_round_trip(command: Command) -> None:
+    assert RANK_COMMANDS.decode(RANK_COMMANDS.encode(command)) == command
 
 
 @given(events)
 def test_transfer_events_round_trip(event: Event) -> None:
-    assert TRANSFER_EVENTS.decode(TRANSFER_EVENTS.encode(event)) == event
+    assert RANK_EVENTS.decode(RANK_EVENTS.encode(event)) == event
 
 
 READ = StartRead(1, WORKER, (0,), (BlockDigest(BlockId(1), (1, 2, 3, 4)),), (BlockId(2),))
-ALL = (RANK_COMMANDS, RANK_EVENTS, TRANSFER_COMMANDS, TRANSFER_EVENTS)
+ALL = (RANK_COMMANDS, RANK_EVENTS)
 
 
 @pytest.mark.parametrize("field", ["read", "source", "positions", "offered", "local"])
 def test_a_read_that_lacks_something_is_refused(field: str) -> None:
-    name, fields = msgspec.msgpack.decode(TRANSFER_COMMANDS.encode(READ))
+    name, fields = msgspec.msgpack.decode(RANK_COMMANDS.encode(READ))
     without = {key: value for key, value in fields.items() if key != field}
     with pytest.raises(ValueError, match=rf"malformed message of a rank.*{field}"):
-        TRANSFER_COMMANDS.decode(msgspec.msgpack.encode((name, without)))
+        RANK_COMMANDS.decode(msgspec.msgpack.encode((name, without)))
     if field in ("positions", "offered", "local"):
         with pytest.raises(ValueError, match=r"malformed message of a rank.*blocks with"):
-            TRANSFER_COMMANDS.decode(msgspec.msgpack.encode((name, {**fields, field: []})))
+            RANK_COMMANDS.decode(msgspec.msgpack.encode((name, {**fields, field: []})))
 
 
 @pytest.mark.parametrize(
@@ -156,9 +153,9 @@ def test_a_read_that_lacks_something_is_refused(field: str) -> None:
         (RANK_COMMANDS, ("CopyBlocks", {"copies": [[1]]})),
         (RANK_COMMANDS, ("RankReady", {"rank": 1})),
         (RANK_EVENTS, ("RankFailed", {"kind": "?", "message": ""})),
-        (TRANSFER_COMMANDS, ("TearDownPeer", {"reason": "x"})),
-        (TRANSFER_EVENTS, ("ReadFailed", {"id": 1, "kind": "bored", "reason": "", "drained": True})),
-        (TRANSFER_EVENTS, ("ReadDone", {"id": "1", "num_bytes": 1, "seconds": 1.0})),
+        (RANK_COMMANDS, ("TearDownPeer", {"reason": "x"})),
+        (RANK_EVENTS, ("ReadFailed", {"id": 1, "kind": "bored", "reason": "", "drained": True})),
+        (RANK_EVENTS, ("ReadDone", {"id": "1", "num_bytes": 1, "seconds": 1.0})),
     ],
 )
 def test_unlawful_messages_are_refused(codec: MessageCodec[Any], message: tuple[str, dict[str, object]]) -> None:

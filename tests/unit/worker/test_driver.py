@@ -13,12 +13,12 @@ import pytest
 from tandem.core.clock import SystemClock
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, Token
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Token
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.core.worker_load import EngineStats
-from tandem.engine.effects import Effect, RenewLeases, SendEvent
+from tandem.engine.effects import Effect, RenewLeases
 from tandem.engine.engine import Engine
 from tandem.engine.ports import DeviceLost
 from tandem.kv.block_pool import BlockPool
@@ -56,7 +56,7 @@ class Sink:
         self.has_ended.set()
 
     def failures(self) -> list[Failed]:
-        return [e.event for e in self.effects if isinstance(e, SendEvent) and isinstance(e.event, Failed)]
+        return [e for e in self.effects if isinstance(e, Failed)]
 
 
 class Watched(SerialPipeline):
@@ -139,7 +139,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_effects_are_dispatched_by_one_thread_before_the_reply(rig: Rig) -> None:
     rig.driver.start()
     seen: list[int] = []
-    future = rig.driver.call(lambda engine, now: (7, [SendEvent(Failed(key, ErrorKind.INTERNAL, ""))]))
+    future = rig.driver.call(lambda engine, now: (7, [Failed(key, ErrorKind.INTERNAL, "")]))
     future.add_done_callback(lambda done: seen.append(len(rig.sink.effects)))
     key = GenerateJob(request=new_request("fake", [1], 1), attempt=1).key
     assert future.result(10) == 7
@@ -169,7 +169,7 @@ def test_commands_received_during_a_step_run_right_after_it(rig: Rig) -> None:
     future = rig.driver.call(lambda engine, now: (None, engine.cancel(job.key, now)))
     go.set()
     future.result(10)
-    tokens = [e for e in rig.sink.effects if isinstance(e, SendEvent) and isinstance(e.event, Token)]
+    tokens = [e for e in rig.sink.effects if isinstance(e, Token)]
     assert len(tokens) == 1, "the step that was running is the last"
 
 
@@ -216,7 +216,7 @@ def test_a_failed_step_ends_the_engine_where_it_copied_between_memories(copies: 
             time.sleep(1e-3)
         rig.executor.before_step = lambda plan: None
         done = rig.submit(2)
-        while not any(isinstance(e, SendEvent) and e.event.key == done.key for e in rig.sink.effects):
+        while not any(isinstance(e, JobEvent) and e.key == done.key for e in rig.sink.effects):
             time.sleep(1e-3)
         assert rig.sink.ends == []
     assert [failure.kind for failure in rig.sink.failures()][:1] == [ErrorKind.INTERNAL]
@@ -300,7 +300,7 @@ def test_the_pulse_scales_with_the_longest_recent_step() -> None:
 
 
 def finished(rig: Rig) -> bool:
-    return any(isinstance(e, SendEvent) and isinstance(e.event, Finished) for e in rig.sink.effects)
+    return any(isinstance(e, Finished) for e in rig.sink.effects)
 
 
 def test_every_step_is_observed_and_the_step_cost_is_reported(rig: Rig) -> None:
@@ -340,7 +340,7 @@ def test_a_calibration_leaves_no_trace(rig: Rig) -> None:
     job = rig.submit(30)
     while not finished(rig):
         threading.Event().wait(0.01)
-    tokens = [e.event.token.id for e in rig.sink.effects if isinstance(e, SendEvent) and isinstance(e.event, Token)]
+    tokens = [e.token.id for e in rig.sink.effects if isinstance(e, Token)]
     assert tokens == continuation(job.request.prompt_tokens, 30)
 
 
@@ -417,7 +417,7 @@ def test_compile_time_of_first_steps_is_not_in_the_step_cost() -> None:
 
 
 def tokens_of(rig: Rig) -> list[int]:
-    return [e.event.token.id for e in rig.sink.effects if isinstance(e, SendEvent) and isinstance(e.event, Token)]
+    return [e.token.id for e in rig.sink.effects if isinstance(e, Token)]
 
 
 def test_the_next_plan_is_launched_while_one_runs(deep: Rig) -> None:
@@ -450,11 +450,11 @@ def test_a_job_cancelled_between_launch_and_collect_samples_no_more_and_leaves_n
     pace(deep.executor)
     deep.driver.start()
     jobs.append(deep.submit(190))
-    wait_for(lambda: any(isinstance(e, SendEvent) and isinstance(e.event, Cancelled) for e in deep.sink.effects))
+    wait_for(lambda: any(isinstance(e, Cancelled) for e in deep.sink.effects))
     wait_for(lambda: deep.engine.num_live == 0 and not deep.driver.call(_books).result(10).num_sequences)
     books = deep.driver.call(_books).result(10)
     assert books.num_free_blocks == NUM_BLOCKS
-    ends = [i for i, e in enumerate(deep.sink.effects) if isinstance(e, SendEvent) and isinstance(e.event, Cancelled)]
+    ends = [i for i, e in enumerate(deep.sink.effects) if isinstance(e, Cancelled)]
     assert ends[0] == len(deep.sink.effects) - 1, "no token after the end"
 
 

@@ -15,11 +15,11 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.engine.rank_messages import (
+    AgentCommand,
     ClearBlocks,
     Forward,
     Loaded,
     Logits,
-    MoverBytes,
     OpenMover,
     RankCommand,
     RankEvent,
@@ -28,7 +28,7 @@ from tandem.engine.rank_messages import (
     RankRegistered,
     RanksLost,
 )
-from tandem.engine.transfer_messages import TransportPeer, TransportRank
+from tandem.engine.transfer_messages import Cancel, Event, SelfTest, SelfTestDone, TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
 from tandem.worker.ranks.rank_channel import RankChannel, connect, private_directory
@@ -45,7 +45,7 @@ class Rank:
     def __init__(self, how: str | None = None) -> None:
         self.how = how
         self.stops = 0
-        self.received: list[RankCommand | MoverBytes] = []
+        self.received: list[RankCommand | AgentCommand] = []
         self.line: RankChannel | None = None
         self.is_gone = threading.Event()
 
@@ -120,18 +120,18 @@ def test_all_ranks_receive_all_commands_in_order(rig: Rig) -> None:
     assert [rank.stops for rank in rig.ranks] == [1, 1] and lost == []
 
 
-def test_transfer_data_goes_to_and_from_a_single_rank(rig: Rig) -> None:
-    rank_group, received = rig.rank_group(3), list[tuple[int, bytes]]()
-    rank_group.on_transfer_data(lambda rank, data: received.append((rank, data)))
+def test_transfer_messages_go_to_and_from_a_single_rank(rig: Rig) -> None:
+    rank_group, received = rig.rank_group(3), list[tuple[int, Event]]()
+    rank_group.on_transfer_event(lambda rank, event: received.append((rank, event)))
     rank_group.wait_loaded()
-    rank_group.send_to_transfer(2, b"read")
+    rank_group.send_to_transfer(2, SelfTest())
     until(lambda: rig.ranks[1].received)
-    assert rig.ranks[1].received == [MoverBytes(b"read")] and rig.ranks[0].received == []
+    assert rig.ranks[1].received == [SelfTest()] and rig.ranks[0].received == []
     line = rig.ranks[1].line
     assert line is not None
-    line.send(RANK_EVENTS.encode(MoverBytes(b"done")))
+    line.send(RANK_EVENTS.encode(SelfTestDone(None, 1.0)))
     until(lambda: received)
-    assert received == [(2, b"done")]
+    assert received == [(2, SelfTestDone(None, 1.0))]
     rank_group.close()
 
 
@@ -236,14 +236,14 @@ def test_the_wait_for_a_blocked_rank_is_bounded(rig: Rig) -> None:
     rig.ranks[0].line.close()
 
 
-def test_a_rank_that_reads_no_transfer_data_is_lost(rig: Rig) -> None:
+def test_a_rank_that_reads_no_transfer_commands_is_lost(rig: Rig) -> None:
     """The last message may be half written, so a caller that waits for its reply would wait for ever."""
     rig.listens = False
     rank_group, lost = rig.rank_group(2, timeout_s=0.1), list[str]()
     rank_group.wait_loaded()
     rank_group.watch(lost.append)
-    for _ in range(10_000):
-        rank_group.send_to_transfer(1, bytes(1000))
+    for id in range(100_000):
+        rank_group.send_to_transfer(1, Cancel(id))
         if lost:
             break
     assert len(lost) == 1 and "cannot send to rank 1" in lost[0]

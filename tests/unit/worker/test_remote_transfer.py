@@ -6,23 +6,25 @@ from collections.abc import Callable
 
 import pytest
 
+from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
     Event,
-    PeerLost,
     ReadDone,
+    ReadFailed,
     SelfTest,
     SelfTestDone,
     SetPolling,
     TransferStopped,
 )
+from tandem.transfer.interface import KVTransfer
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
-from tandem.worker.ranks.remote_transfer import RemoteTransfer, TransferServer
+from tandem.worker.ranks.remote_transfer import RemoteTransfer, carry_out
 from tests.unit.transfer.scripted import P
 
 
-class Recorder:
+class Recorder(KVTransfer):
     """Record the commands that a rank's mover receives."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
@@ -50,12 +52,8 @@ class Pair:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.service = TransferServer(self._open, lambda data: self.remote.received(data))
-        self.remote = RemoteTransfer(self.service.handle, self.events.append)
-
-    def _open(self, on_event: Callable[[Event], None]) -> Recorder:
-        self.recorder = Recorder(on_event)
-        return self.recorder
+        self.recorder = Recorder(lambda event: self.remote.received(event))
+        self.remote = RemoteTransfer(lambda command: carry_out(self.recorder, command), self.events.append)
 
 
 @pytest.fixture
@@ -94,18 +92,6 @@ def test_a_broken_channel_is_the_end(pair: Pair) -> None:
         pair.remote.send(SelfTest())
 
 
-@pytest.mark.parametrize("data", [b"\xff", b""])
-def test_an_undecodable_message_ends_both_sides(pair: Pair, data: bytes) -> None:
-    pair.service.handle(data)
-    assert pair.recorder.num_halts == 1
-    pair.service.handle(b"\xff")
-    pair.remote.received(data)
-    (event,) = pair.events
-    assert isinstance(event, TransferStopped)
-    assert event.error is not None
-    assert "invalid message" in event.error
-
-
 def test_a_command_after_the_end_is_dropped(pair: Pair) -> None:
     pair.recorder.halt()
     pair.remote.send(SetPolling(True))
@@ -122,18 +108,18 @@ def test_a_channel_that_breaks_inside_a_command_is_reported_after_it() -> None:
         return own[0]
 
     def open_broken(on_event: Callable[[Event], None]) -> RemoteTransfer:
-        remote = RemoteTransfer(lambda data: remote.lost("broken pipe"), on_event)
+        remote = RemoteTransfer(lambda _command: remote.lost("broken pipe"), on_event)
         return remote
 
     joined = MultiRankTransfer([open_own, open_broken], events.append)
     joined.start()
-    joined.self_test()
+    joined.send(SelfTest())
     assert own[0].num_halts > 0, "the others are halted"
     own[0].on_event(SelfTestDone("the transfer thread was stopped", 0.5))
     own[0].on_event(TransferStopped(None))
     assert events == [SelfTestDone("rank 1: broken pipe", 0.5), TransferStopped("rank 1: broken pipe")]
     with pytest.raises(RuntimeError, match="has stopped"):
-        joined.self_test()
+        joined.send(SelfTest())
 
 
 def two_recorders(on_event: Callable[[Event], None]) -> tuple[MultiRankTransfer, list[Recorder]]:
@@ -151,7 +137,7 @@ def test_sending_to_a_stopped_rank_raises_no_error() -> None:
     events: list[Event] = []
     joined, (first, second) = two_recorders(events.append)
     second.halt()
-    joined.self_test()
+    joined.send(SelfTest())
     first.on_event(SelfTestDone(None, 0.5))
     assert events == []
     second.on_event(TransferStopped("broke"))
@@ -164,12 +150,12 @@ def test_events_are_delivered_one_at_a_time_even_if_the_listener_causes_more() -
     log: list[str] = []
 
     def on_event(event: Event) -> None:
-        assert isinstance(event, PeerLost)
-        log.append(f"begin {event.reason}")
-        if event.reason == "first":
-            joined.teardown(P, "second")
-        log.append(f"end {event.reason}")
+        assert isinstance(event, ReadFailed), "nobody is connected"
+        log.append(f"begin {event.id}")
+        if event.id == 1:
+            joined.send(StartRead(2, P.worker, (), (), ()))
+        log.append(f"end {event.id}")
 
     joined, _ = two_recorders(on_event)
-    joined.teardown(P, "first")
-    assert log == ["begin first", "end first", "begin second", "end second"]
+    joined.send(StartRead(1, P.worker, (), (), ()))
+    assert log == ["begin 1", "end 1", "begin 2", "end 2"]

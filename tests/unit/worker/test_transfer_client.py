@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, WorkerRef
-from tandem.engine.effects import Effect, ReleaseHandoff, StartRead
+from tandem.engine.effects import Effect, ReleaseHandoff, StartRead, TearDownPeer
 from tandem.engine.transfer_messages import (
     Command,
     Connected,
@@ -17,7 +17,6 @@ from tandem.engine.transfer_messages import (
     PeerLost,
     ReadDone,
     ReadFailed,
-    TearDownPeer,
 )
 from tandem.kv.handoff import BlockDigest
 from tandem.transfer.interface import KVTransfer
@@ -118,11 +117,11 @@ def test_a_source_that_is_gone_is_given_up_once_nothing_is_read_of_it() -> None:
     one.on_event(ReadDone(other.read, 0, 0.0))
     assert trial.done() and not teardowns(mover)
     one.on_event(ReadFailed(order.read, FailureKind.PEER, "broken", drained=True))
-    assert [(down.peer, "gone" in down.reason) for down in teardowns(mover)] == [(P, True)]
+    assert [(down.source, "gone" in down.reason) for down in teardowns(mover)] == [(P.worker, True)]
     one.disconnect_when_idle(P.worker)
     one.on_event(PeerLost(P, True, "gone"))
     one.disconnect_when_idle(P.worker)
-    one.tear_down(P.worker)
+    one.tear_down(P.worker, "a read does not end")
     assert len(teardowns(mover)) == 2, "of one that is not connected there is nothing to give up"
 
 
@@ -141,7 +140,7 @@ def test_only_existing_sources_are_kept() -> None:
     one = desk(Engine(), mover, digests=False)
     one.on_event(Connected(Q))
     one.keep({replace(P.worker, address="the-same:1")})
-    assert [down.peer for down in teardowns(mover)] == [Q]
+    assert [down.source for down in teardowns(mover)] == [Q.worker]
 
 
 def test_a_lost_source_is_logged_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -181,10 +181,6 @@ class StepSizer:
         self.num_prefill_tokens += step.num_prefill_tokens
         self.num_decode_tokens += step.num_decode_seqs
 
-    def calibrated(self, cost: StepCost) -> None:
-        """Restart the step-time model from costs that were measured at start-up, before there were requests."""
-        self.model.restart(cost)
-
     def measured(self, result: StepResult, seconds: float) -> StepRecord:
         """Record how long a plan took, in seconds from the start of planning to the delivery of its results; return the
         record.

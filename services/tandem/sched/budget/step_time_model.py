@@ -70,7 +70,8 @@ class StepCostModel:
     """Own the fit of one worker's step times.
 
     `cost` is the current fit. `published` follows `cost` only when predictions change by `PUBLISH_CHANGE`; it is None
-    until a step or a calibration was measured.
+    until a step or a calibration was measured. `noise` is the standard deviation of the last steps' relative residuals,
+    estimated from their median distance so that outliers count little.
     """
 
     published: StepCost | None
@@ -80,7 +81,7 @@ class StepCostModel:
         self.published = None
 
     def restart(self, prior: StepCost) -> None:
-        """Forget every measured step and begin with `prior`."""
+        """Forget every measured step and begin with `prior`, for instance costs that were measured at start-up."""
         self.cost = prior
         self.published = prior
         self._prior = prior
@@ -90,14 +91,8 @@ class StepCostModel:
         self._decodes = NormalEquations(size, MEMORY)
         self._recent: deque[tuple[StepFeatures, float]] = deque(maxlen=NUM_RECENT)
         self._ratios: deque[float] = deque(maxlen=NUM_RECENT)
-        self._scale = FIRST_SCALE
+        self.noise = FIRST_SCALE
         self._num_steps = 0
-
-    @property
-    def noise(self) -> float:
-        """Return the standard deviation of the last steps' relative residuals, estimated from their median distance so
-        that outliers count little."""
-        return self._scale
 
     def predict(self, step: StepFeatures) -> float:
         """Return the predicted duration of a step, in seconds."""
@@ -112,7 +107,7 @@ class StepCostModel:
         self._ratios.append(seconds / max(MIN_S, self._fit.predict(step)))
         predicted = self.predict(step)
         if self._num_steps > NUM_UNCLIPPED:
-            limit = CLIP * self._scale
+            limit = CLIP * self.noise
             seconds = predicted * max(1 - limit, MIN_RATIO, min(1 + limit, seconds / predicted))
         weight = 1 / max(predicted, seconds)
         kind = self._mixed if step.num_prefill_tokens else self._decodes
@@ -122,7 +117,7 @@ class StepCostModel:
         level = median(self._ratios)
         # 1.48 times the median distance is the deviation where residuals are normal.
         distance = median(abs(ratio / level - 1) for ratio in self._ratios)
-        self._scale += SCALE_RATE * (max(MIN_SCALE, min(MAX_SCALE, 1.48 * distance)) - self._scale)
+        self.noise += SCALE_RATE * (max(MIN_SCALE, min(MAX_SCALE, 1.48 * distance)) - self.noise)
         self.cost = self._fit.scaled(level)
         if self._num_steps % REFIT_STEPS == 0 and self._has_moved():
             self.published = self.cost

@@ -41,9 +41,6 @@ class OrderedQueue:
     def __reversed__(self) -> Iterator[Sequence]:
         return reversed(self._items)
 
-    def __contains__(self, seq: object) -> bool:
-        return any(item is seq for item in self._items)
-
 
 def _order(seq: Sequence) -> Order:
     return seq.order
@@ -196,10 +193,6 @@ class SchedulerState:
         for seq in self.filled_pulls.pop(number):
             seq.num_open_plans -= 1
         return self.open_plans.pop(number)
-
-    def skip_plans(self, num_plans: int) -> None:
-        """Use up the numbers of plans that were committed as a run, without being opened."""
-        self.num_plans += num_plans
 
     # ---- invariants
 

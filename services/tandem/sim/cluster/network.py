@@ -19,15 +19,13 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import (
     Effect,
     FollowHandoff,
-    JobEnded,
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
-    SendEvent,
     SendHandoffEnded,
     SendRemainderRequest,
     StartRead,
-    TearDownProducer,
+    TearDownPeer,
 )
 from tandem.engine.engine import Engine
 from tandem.orchestration.commands import CancelJob, ReleaseLease
@@ -139,11 +137,12 @@ class Network:
         """Send a worker's events to the listeners in one message, with the load if it has changed, and carry out its
         other effects."""
         assert self._listeners, "nobody listens"
-        events = tuple(effect.event for effect in effects if isinstance(effect, SendEvent))
+        events = tuple(effect for effect in effects if isinstance(effect, JobEvent))
         for listener in self._listeners:
             self.send("", partial(listener.on_worker_events, worker.ref, events, load), worker.party, listener.party)
         for effect in effects:
-            self._carry(worker, effect)
+            if not isinstance(effect, JobEvent):
+                self._carry(worker, effect)
 
     def stream(self, worker: SimWorker, steps: StepRun) -> None:
         """Report the ended steps of a run to all listeners."""
@@ -162,8 +161,6 @@ class Network:
     def _carry(self, worker: SimWorker, effect: Effect) -> None:
         by = worker.party
         match effect:
-            case SendEvent() | JobEnded():
-                pass
             case SendAnnouncement(consumer, message):
                 label = f"announce {message.key} {message.num_computed}"
                 self.post(consumer, label, lambda engine, now: engine.announced(message, now), by)
@@ -183,8 +180,10 @@ class Network:
                 self.post(source, label, lambda engine, now: engine.release(key, now, is_taken=is_taken), by)
             case StartRead():
                 self._read(worker, effect)
-            case TearDownProducer(source):
+            case TearDownPeer(source):
                 self._tear_down(worker, source)
+            case _:
+                pass
 
     def _request_renewal(
         self, consumer: SimWorker, source: WorkerRef, keys: tuple[HandoffKey, ...], label: str, command: Command

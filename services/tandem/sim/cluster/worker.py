@@ -132,7 +132,7 @@ class SimWorker:
         max_model_len = spec.config.engine.max_model_len or spec.num_blocks * spec.layout.block_size
         self.engine = build_engine(spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=True)
         if spec.calibration is not None:
-            self.engine.pacer.calibrated(spec.calibration)
+            self.engine.pacer.model.restart(spec.calibration)
         self.step_cost = self.engine.pacer.model.published
         self._agenda = agenda
         self._outlet = outlet

@@ -11,7 +11,7 @@ from functools import partial
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed
-from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.gateway import SimGateway
@@ -76,9 +76,7 @@ class WorkerLifecycle:
         if worker.engine.num_live and self.agenda.now < until:
             self.agenda.after(DRAIN_LOOK_S, "", partial(self._look, worker, until, by, ended), by=by)
             return
-        left = [
-            SendEvent(Failed(key, ErrorKind.WORKER_LOST, "the worker stopped")) for key in worker.engine.live_jobs()
-        ]
+        left = [Failed(key, ErrorKind.WORKER_LOST, "the worker stopped") for key in worker.engine.live_jobs()]
         self.network.dispatch(worker, left, None)
         self.end(worker, by, "the worker stopped")
         ended()

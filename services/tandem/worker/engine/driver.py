@@ -197,7 +197,7 @@ class EngineDriver:
             _log.exception("the calibration failed")
             return
         if cost is not None:
-            self._engine.pacer.calibrated(cost)
+            self._engine.pacer.model.restart(cost)
 
     def _run_once(self) -> bool:
         """Run one iteration: inbox, deadlines, next plan. Returns False when the driver was stopped."""

@@ -109,10 +109,6 @@ class GatewayStream:
         self.is_over = False
         self.is_closing = False
 
-    def end(self) -> None:
-        self.is_over = True
-        self.wake.set()
-
     def close(self) -> None:
         self.is_closing = True
         self.wake.set()
@@ -271,7 +267,8 @@ class WatchSessions:
         box = self._open(gateway, now)
         unlisted = box.resume(positions)
         if box.stream is not None:
-            box.stream.end()
+            box.stream.is_over = True
+            box.stream.wake.set()
         stream = box.stream = GatewayStream(box)
         if self._is_closing:
             stream.close()

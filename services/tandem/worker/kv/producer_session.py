@@ -147,15 +147,7 @@ class ProducerSession:
                 if _is_cancelled():
                     raise
                 reason = "the source cancelled the call"
-            # InvalidStateError: a write to a call that has just ended.
-            except (
-                grpc.aio.AioRpcError,
-                PeerError,
-                TandemError,
-                TimeoutError,
-                asyncio.InvalidStateError,
-                _Broken,
-            ) as failure:
+            except _FAILURES as failure:
                 reason = _reason(failure)
             if self._should_give_up():
                 self._give_up(reason)

@@ -12,7 +12,7 @@ from itertools import count
 from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
-from tandem.engine.effects import Effect, StartRead
+from tandem.engine.effects import Effect, StartRead, TearDownPeer
 from tandem.engine.engine import Engine
 from tandem.engine.transfer_messages import Command as TransferCommand
 from tandem.engine.transfer_messages import (
@@ -26,7 +26,6 @@ from tandem.engine.transfer_messages import (
     ReadFailed,
     SelfTest,
     SelfTestDone,
-    TearDownPeer,
     TransferStopped,
     TransportPeer,
 )
@@ -185,12 +184,12 @@ class TransferClient:
                 del self._throughput[source]
         return taken
 
-    def tear_down(self, source: WorkerRef, reason: str = "a read does not end") -> None:
+    def tear_down(self, source: WorkerRef, reason: str) -> None:
         """Tear down the connection to a source as a whole; does nothing where there is none: that was reported to the
         engine before."""
         with self._lock:
-            peer = self._peers.get(source)
-        problem = None if peer is None else self._send(TearDownPeer(peer, reason))
+            is_connected = source in self._peers
+        problem = self._send(TearDownPeer(source, reason)) if is_connected else None
         if problem is not None:
             _log.warning("%s cannot be torn down: %s", source, problem)
 

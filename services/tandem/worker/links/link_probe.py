@@ -193,7 +193,7 @@ class _ProbePasses:
         patience_s = self._probe.patience_s
         done, _ = await asyncio.wait([order], timeout=patience_s)
         if not done:
-            self._probe.reads.tear_down(self._peer.worker)
+            self._probe.reads.tear_down(self._peer.worker, "a read does not end")
             done, _ = await asyncio.wait([order], timeout=patience_s)
         if not done:
             raise TimeoutError

@@ -17,7 +17,7 @@ from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_thread import TransferThread
 from tandem.worker.model.worker_model import WorkerModel
-from tandem.worker.ranks.remote_transfer import RemoteTransfer, Send, TransferServer
+from tandem.worker.ranks.remote_transfer import RemoteTransfer
 
 OnEvent = Callable[[Event], None]
 OpenTransport = Callable[[str, MemoryPool, str], Transport]
@@ -31,16 +31,15 @@ def open_transport(kind: str, pool: MemoryPool, agent: str) -> Transport:
 
 
 def open_rank_transfer(
-    kind: str, cache: KVCache, rank: int, send: Send, worker: WorkerRef
-) -> tuple[TransferServer, TransportPeer]:
-    """Open the transport of a rank other than the first, whose transfer executes the first rank's commands. Returns its
-    started server and how other workers read this rank. Raises TandemError."""
+    kind: str, cache: KVCache, rank: int, on_event: OnEvent, worker: WorkerRef
+) -> tuple[KVTransfer, TransportPeer]:
+    """Open the transport of a rank other than the first. Returns its started transfer, which executes the first rank's
+    commands, and how other workers read this rank. Raises TandemError."""
     pool = MemoryPool(cache.region, cache.layout, keepalive=cache)
     transport = open_transport(kind, pool, agent_name(worker.id, worker.incarnation, rank))
-    digest = cache.digest_here
-    server = TransferServer(lambda on_event: TransferThread(transport, digest, on_event, SystemClock()), send)
-    server.start()
-    return server, transport.describe(worker)
+    transfer = TransferThread(transport, cache.digest_here, on_event, SystemClock())
+    transfer.start()
+    return transfer, transport.describe(worker)
 
 
 def open_transfer(transport: Transport, model: WorkerModel, on_event: OnEvent, clock: Clock) -> KVTransfer:
@@ -63,6 +62,6 @@ def open_transfer(transport: Transport, model: WorkerModel, on_event: OnEvent, c
             transfer.lost(reason)
 
     merged = MultiRankTransfer([own, *(partial(remote, rank) for rank in rank_group.ranks)], on_event)
-    rank_group.on_transfer_data(lambda rank, data: remotes[rank].received(data))
+    rank_group.on_transfer_event(lambda rank, event: remotes[rank].received(event))
     rank_group.watch(lose)
     return merged

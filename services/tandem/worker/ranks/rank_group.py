@@ -18,16 +18,17 @@ from typing import Protocol
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.engine.rank_messages import (
+    HaltMover,
     Loaded,
-    MoverBytes,
     OpenMover,
     RankCommand,
+    RankEvent,
     RankFailed,
     RankReady,
     RankRegistered,
     RanksLost,
 )
-from tandem.engine.transfer_messages import TransportPeer
+from tandem.engine.transfer_messages import Command, Event, TransportPeer
 from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
 from tandem.worker.ranks.rank_channel import RankChannel, listen
 
@@ -70,7 +71,7 @@ class RankGroup:
         self._lost: TandemError | None = None
         self._is_closed = False
         self._watchers: list[Callable[[str], None]] = []
-        self._on_transfer_data: Callable[[int, bytes], None] | None = None
+        self._on_transfer_event: Callable[[int, Event], None] | None = None
         self._channels: dict[int, RankChannel] = {}
         self._processes: list[RankProcess] = []
         try:
@@ -135,15 +136,15 @@ class RankGroup:
                 raise self._lost
             return [self._peers[rank] for rank in self.ranks]
 
-    def on_transfer_data(self, handler: Callable[[int, bytes], None]) -> None:
-        """Set the receiver of the transfer agents' events: `handler(rank, data)`, called in order per rank, on a thread
-        per rank."""
-        self._on_transfer_data = handler
+    def on_transfer_event(self, handler: Callable[[int, Event], None]) -> None:
+        """Set the receiver of the transfer agents' events: `handler(rank, event)`, called in order per rank, on a
+        thread per rank."""
+        self._on_transfer_event = handler
 
-    def send_to_transfer(self, rank: int, data: bytes) -> None:
-        """Send encoded bytes to one rank's transfer agent. The loss of a rank is reported by `watch`."""
+    def send_to_transfer(self, rank: int, command: Command | HaltMover) -> None:
+        """Send a command to one rank's transfer agent. The loss of a rank is reported by `watch`."""
         with contextlib.suppress(RanksLost):
-            self._send(rank, RANK_COMMANDS.encode(MoverBytes(data)))
+            self._send(rank, RANK_COMMANDS.encode(command))
 
     def close(self) -> None:
         """End the ranks and wait for their ends; a second call does nothing. Does not raise."""
@@ -198,7 +199,7 @@ class RankGroup:
             error = TandemError(ErrorKind.INTERNAL, f"rank {rank} sent an invalid message: {failure}")
         self._lose(error)
 
-    def _take(self, rank: int, event: RankReady | Loaded | RankRegistered | MoverBytes) -> None:
+    def _take(self, rank: int, event: RankEvent) -> None:
         if isinstance(event, Loaded):
             with self._changed:
                 self.num_blocks.append(event.num_blocks)
@@ -207,8 +208,8 @@ class RankGroup:
             with self._changed:
                 self._peers[rank] = event.peer
                 self._changed.notify_all()
-        elif isinstance(event, MoverBytes) and self._on_transfer_data is not None:
-            self._on_transfer_data(rank, event.data)
+        elif isinstance(event, Event) and self._on_transfer_event is not None:
+            self._on_transfer_event(rank, event)
         else:
             raise ValueError(f"unexpected {type(event).__name__}")
 

@@ -1,30 +1,25 @@
-"""Drive the KV transfer of a rank in another process, over any channel of bytes.
+"""Drive the KV transfer of a rank in another process, over any channel.
 
-The first rank has a `RemoteTransfer`, the other process a `TransferServer`. The channel must keep the order in each
-direction and must not block; its owner calls `lost` when the channel breaks.
+The first rank has a `RemoteTransfer`; the other process has its commands executed by `carry_out`. The channel must keep
+the order in each direction and must not block; its owner calls `lost` when the channel breaks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 
+from tandem.engine.rank_messages import HaltMover
 from tandem.engine.transfer_messages import Command, Event, TransferStopped
-from tandem.transfer.interface import KVTransfer, OpenKVTransfer
-from tandem.wire.rank_codec import TRANSFER_COMMANDS, TRANSFER_EVENTS
-
-Send = Callable[[bytes], None]
-
-_log = logging.getLogger(__name__)
+from tandem.transfer.interface import KVTransfer
 
 
 class RemoteTransfer(KVTransfer):
     """A `KVTransfer` of one rank that forwards commands to another process. `send` may call `lost` but must not raise;
     `received` is called by one thread."""
 
-    def __init__(self, send: Send, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, send: Callable[[Command | HaltMover], None], on_event: Callable[[Event], None]) -> None:
         self._send = send
         self._on_event = on_event
         self._is_open = True
@@ -42,24 +37,19 @@ class RemoteTransfer(KVTransfer):
         with self._lock:
             if not self._is_open:
                 raise RuntimeError("the transfer thread of another rank has stopped")
-            self._send(TRANSFER_COMMANDS.encode(command))
+            self._send(command)
 
     def halt(self) -> None:
         with self._lock:
             if self._is_open:
                 self._is_open = False
-                self._send(TRANSFER_COMMANDS.encode(None))
+                self._send(HaltMover())
 
     def join(self, timeout_s: float) -> bool:
         return self._has_ended.wait(timeout_s)
 
-    def received(self, data: bytes) -> None:
+    def received(self, event: Event) -> None:
         """Forward an event of the other process. Events after the last one are dropped."""
-        try:
-            event = TRANSFER_EVENTS.decode(data)
-        except ValueError as error:
-            self.lost(f"another rank sent an invalid message: {error}")
-            return
         if isinstance(event, TransferStopped):
             self._end(event)
         elif not self._has_ended.is_set():
@@ -78,39 +68,11 @@ class RemoteTransfer(KVTransfer):
         self._on_event(event)
 
 
-class TransferServer:
-    """Own the transfer of this process's rank, driven by the first rank. Each event goes to `send`, which must not
-    raise, on the transfer thread."""
-
-    def __init__(self, open_mover: OpenKVTransfer, send: Send) -> None:
-        self._send = send
-        self._transfer = open_mover(self._send_event)
-
-    def __repr__(self) -> str:
-        return f"TransferServer({self._transfer!r})"
-
-    def start(self) -> None:
-        self._transfer.start()
-
-    def handle(self, data: bytes) -> None:
-        """Execute a command. A malformed one stops the transfer, since the first rank would wait for its outcome for
-        ever."""
-        try:
-            command = TRANSFER_COMMANDS.decode(data)
-        except ValueError as error:
-            _log.error("the first rank sent an invalid command: %s", error)
-            command = None
-        if command is None:
-            self._transfer.halt()
-            return
-        # RuntimeError: the transfer has stopped, and its last event reports that.
-        with contextlib.suppress(RuntimeError):
-            self._transfer.send(command)
-
-    def stop(self, timeout_s: float) -> bool:
-        """Stop after the open reads, because the first rank has ended. Returns False when the thread hangs."""
-        self._transfer.halt()
-        return self._transfer.join(timeout_s)
-
-    def _send_event(self, event: Event) -> None:
-        self._send(TRANSFER_EVENTS.encode(event))
+def carry_out(transfer: KVTransfer, command: Command | HaltMover) -> None:
+    """Have the transfer of this process's rank execute a command of the first rank's `RemoteTransfer`."""
+    if isinstance(command, HaltMover):
+        transfer.halt()
+        return
+    # RuntimeError: the transfer has stopped, and its last event reports that.
+    with contextlib.suppress(RuntimeError):
+        transfer.send(command)
