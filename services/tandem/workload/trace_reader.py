@@ -145,7 +145,7 @@ def scheduled_request_of(entry: TraceEntry, number: int, due_s: float, seed: int
         lane=entry.lane,
         priority=entry.priority,
     )
-    return ScheduledRequest(request, entry.group or _class_of(entry.num_prompt_tokens), due_s, entry.tenant)
+    return ScheduledRequest(request, entry.group or _class_of(len(request.prompt_tokens)), due_s, entry.tenant)
 
 
 def _scheduled(trace_entries: Iterable[TraceEntry], seed: int, speedup: float, salt: str) -> Iterator[ScheduledRequest]:
