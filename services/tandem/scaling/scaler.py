@@ -74,9 +74,6 @@ class StabilizationWindow:
             return max(current, self._highest[-1][1])
         return self._highest[0][1] if self._highest[0][1] < current else max(current, self._highest[-1][1])
 
-    def __repr__(self) -> str:
-        return f"<steady {self._highest[0][1] if self._highest else 'unknown'} for {self._hold_s:g} s>"
-
 
 @dataclass(frozen=True, slots=True)
 class _Workers:
@@ -212,7 +209,10 @@ class Scaler:
         stabilized = ReplicaTarget(
             *(window.settled(number) for window, number in zip(self._stabilization, changed, strict=True))
         )
-        target = self._limit_reductions(state, changed, stabilized)
+        target = ReplicaTarget(
+            _limit_reduction(state.prefill, changed.prefill, stabilized.prefill, policy.prefill),
+            _limit_reduction(state.decode, changed.decode, stabilized.decode, policy.decode),
+        )
         self._last_bounded = bounded
         reasons = (
             *_why(forecast, needed),
@@ -240,18 +240,10 @@ class Scaler:
         ))  # fmt: skip
         return role_changes(current, bounded, spare)
 
-    def _limit_reductions(
-        self, state: ClusterState, current: ReplicaTarget, stabilized: ReplicaTarget
-    ) -> ReplicaTarget:
-        """Return the target limited to a fraction of each pool at a time, and to no reduction while workers of the pool
-        are still draining."""
-        return ReplicaTarget(
-            _limit_reduction(state.prefill, current.prefill, stabilized.prefill, self._policy.prefill),
-            _limit_reduction(state.decode, current.decode, stabilized.decode, self._policy.decode),
-        )
-
 
 def _limit_reduction(pool: PoolState, current: int, stabilized: int, bounds: Bounds) -> int:
+    """Return the stabilized number, but at most a fraction of the pool less than now, and no fewer while workers of the
+    pool are still draining."""
     if stabilized >= current:
         return stabilized
     most = 0 if pool.num_draining else max(1, current // _LEAVE_SHARE)
