@@ -126,7 +126,7 @@ class Program:
 
         finder = ClusterFinder(api, planner.rayservice, planner.raycluster, groups, watch)
         pod_drain, retries = PodDrain(self._inventory, self._clock), Retries(Backoff(_random), metrics.failed)
-        return RayClusterActuator(groups, finder, api.patch_cluster, self._leadership, pod_drain, serve, retries)
+        return RayClusterActuator(finder, self._leadership, pod_drain, serve, retries)
 
 
 def _random() -> float:

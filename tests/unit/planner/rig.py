@@ -79,9 +79,7 @@ class Planner:
         self.finder = ClusterFinder(self.api, rayservice, raycluster, groups, self._watch)
         targets: Any = PublishedTargets(world)
         self.actuator = RayClusterActuator(
-            groups,
             self.finder,
-            self.api.patch_cluster,
             self.leadership,
             PodDrain(world.census, clock),
             ServeActuator(PlannerId(name), targets, world.census, {}),
