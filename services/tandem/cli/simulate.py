@@ -16,7 +16,6 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import PlannerConfig
 from tandem.core.settings import Resolved
 from tandem.core.slo import Slo, parse_slo
-from tandem.planner.policy import policy_of
 from tandem.scaling.cluster_state import Role
 from tandem.scaling.decision import Decision
 from tandem.scaling.scaler import Scaler
@@ -176,9 +175,7 @@ def _run_autoscaled(
 def _scaler(text: str, planner: PlannerConfig, slo: Slo) -> Autoscaler:
     kind, _, rest = text.partition("=")
     if kind == "planner" and not rest:
-        return ScalerAdapter(
-            Scaler(replace(policy_of(planner, slo), change_roles=False))
-        )  # a simulated worker keeps its role
+        return ScalerAdapter(Scaler(replace(planner, change_roles=False), slo))  # a simulated worker keeps its role
     numbers = rest.split(":")
     if kind != "queue" or len(numbers) != 2 or not all(n.isascii() and n.isdecimal() and int(n) for n in numbers):
         raise simulate_setup.refuse(

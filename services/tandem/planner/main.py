@@ -30,7 +30,7 @@ from tandem.planner.planner_loop import Loop, Planner
 from tandem.planner.planner_metrics import PlannerMetrics
 from tandem.planner.pod_drain import PodDrain
 from tandem.planner.pod_watch import PodInformer
-from tandem.planner.policy import most_of, policy_of, targets_of
+from tandem.planner.policy import most_of, targets_of
 from tandem.planner.ray_cluster import ClusterFinder
 from tandem.planner.raycluster_actuator import RayClusterActuator, Retries
 from tandem.planner.serve_actuator import ServeActuator
@@ -66,7 +66,7 @@ class Program:
         self._api: Any = None
         self._metrics = PlannerMetrics(self._telemetry.metrics, lambda: self.actuator.leads)
         self.actuator: Actuator = self._actuator()
-        scaler = Scaler(policy_of(config.planner, targets_of(config.slo)))
+        scaler = Scaler(config.planner, targets_of(config.slo))
         planner = Planner(config.planner, self._demand_store, self._inventory, scaler, self.actuator, self._clock)
         self.loop = Loop(planner, config.planner.interval_s, self._metrics, self._telemetry.tracer, on_plan)
         self.endpoint = MetricsEndpoint(config.planner.host, config.planner.metrics_port, self._telemetry.exposition)

@@ -20,7 +20,7 @@ from tandem.planner import serve_policy
 from tandem.planner.actuator import ActuatorFailed
 from tandem.planner.demand_delta import DemandDeltaResult
 from tandem.planner.planner_loop import build_observation
-from tandem.planner.policy import most_of, policy_of, targets_of
+from tandem.planner.policy import most_of, targets_of
 from tandem.planner.serve_actuator import ServeActuator
 from tandem.planner.serve_policy import ReplicaPolicy
 from tandem.planner.worker_state import WorkerState
@@ -118,7 +118,7 @@ class Fleet:
         targets: Any = self.board
         unused: Any = None
         self._actuator = ServeActuator(PlannerId("p"), targets, unused, most_of(CONFIG))
-        self._scaler = Scaler(policy_of(CONFIG, targets_of(SloConfig(ttft_ms=1500, itl_ms=50))))
+        self._scaler = Scaler(CONFIG, targets_of(SloConfig(ttft_ms=1500, itl_ms=50)))
 
     async def run(self, seconds: float) -> list[list[int]]:
         """Run some steps; return how many workers each cluster intended to run at each step."""
