@@ -9,7 +9,7 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -65,7 +65,11 @@ def _private(config: Config, stack: ExitStack, progress: Progress) -> Config:
     redis, cluster = config.redis, config.cluster
     if not redis.url:
         progress.step("redis", "starting an embedded server")
-        redis = replace(redis, url=stack.enter_context(_embedded_server()).url)
+        try:
+            server = stack.enter_context(EmbeddedServer.start())
+        except EmbeddedServerError as error:
+            raise TandemError(ErrorKind.UNSUPPORTED, str(error)) from error
+        redis = replace(redis, url=server.url)
     if not cluster.secret_file:
         cluster = replace(cluster, secret_file=str(stack.enter_context(run_secret())))
     return replace(config, redis=redis, cluster=cluster)
@@ -84,15 +88,15 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     progress.step("model", f"preparing {config.model.id}")
     _prepare_model(config)
     progress.step("ray", "starting")
-    local = stack.enter_context(import_module("tandem.cli.local_ray").local_ray(_num_ranks(config, pools)))
+    num_workers, num_ranks = sum(pools.values()), config.engine.tensor_parallel
+    local = stack.enter_context(import_module("tandem.cli.local_ray").local_ray(num_workers * num_ranks))
     signals.listen()
     stack.callback(gateway.stop)  # the gateway drains first, while the workers still run
     names = " + ".join(f"{size} {pool} ({_counted(threads[pool])})" for pool, size in pools.items())
     progress.step("workers", f"starting {names}")
     engine, num_gpus = config.engine, 0.0
     if config.model.device == "cuda":
-        num_workers, ranks = sum(pools.values()), engine.tensor_parallel
-        share = gpu_share(num_workers, local.num_gpus, engine.gpu_memory_utilization, ranks)
+        share = gpu_share(num_workers, local.num_gpus, engine.gpu_memory_utilization, num_ranks)
         engine, num_gpus = replace(engine, gpu_memory_utilization=share.memory_utilization), share.num_gpus
     engines = {pool: replace(engine, num_threads=threads[pool]) for pool in pools}
     local.deploy({pool: replace(config, engine=engine) for pool, engine in engines.items()}, pools, num_gpus)
@@ -105,23 +109,11 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     return gateway, local.logs
 
 
-def _num_ranks(config: Config, pools: Mapping[str, int]) -> int:
-    """Return the number of ranks of all workers together."""
-    return sum(pools.values()) * config.engine.tensor_parallel
-
-
 def _operating(config: Config) -> str:
     """Return the command that lists the workers and sets their roles."""
     redis = config.redis
     where = f"--redis-url {redis.url} --namespace {redis.namespace} --secret-file {config.cluster.secret_file}"
     return f"  tandem role {where}\n"
-
-
-def _embedded_server() -> EmbeddedServer:
-    try:
-        return EmbeddedServer.start()
-    except EmbeddedServerError as error:
-        raise TandemError(ErrorKind.UNSUPPORTED, str(error)) from error
 
 
 def _counted(num_threads: int) -> str:

@@ -49,7 +49,8 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
         kv_bytes=simulate_setup.kv_bytes(resolved),
         tenants=simulate_setup.tenants(resolved),
     )
-    slo, path, chart = parse_slo(args.slo), simulate_setup.writable("--json", args.json), _chart(args)
+    slo, path = parse_slo(args.slo), simulate_setup.writable("--json", args.json)
+    chart = simulate_setup.chart_path(args)
     if args.autoscale:
         if chart is not None:
             raise simulate_setup.refuse("--chart draws fixed numbers of workers; take --json with --autoscale")
@@ -89,14 +90,6 @@ def _run(
     return report, tally, clock.now() - began
 
 
-def _chart(args: argparse.Namespace) -> Path | None:
-    """Return the path of the chart; imports matplotlib before the long run, so that its absence is an error at once."""
-    path = simulate_setup.writable("--chart", args.chart)
-    if path is not None:
-        import_module("tandem.sim.report.chart").require_drawable(path)
-    return path
-
-
 def _document(
     args: argparse.Namespace,
     count: int | None,
@@ -113,13 +106,7 @@ def _document(
     assert series is not None, "a document has a series"
     return {
         "format": FORMAT,
-        "workload": {
-            "workload": args.workload,
-            "seed": args.seed,
-            "count": count,
-            "rate": args.rate,
-            "speedup": args.speedup,
-        },
+        "workload": simulate_setup.workload_document(args) | {"count": count},
         "deployment": {
             "name": str(deployment),
             "machine": deployment.machine.name,
