@@ -30,7 +30,7 @@ from tandem.planner.planner_loop import Loop, Planner
 from tandem.planner.planner_metrics import PlannerMetrics
 from tandem.planner.pod_drain import PodDrain
 from tandem.planner.pod_watch import PodInformer
-from tandem.planner.policy import most_of, targets_of
+from tandem.planner.policy import targets_of
 from tandem.planner.ray_cluster import ClusterFinder
 from tandem.planner.raycluster_actuator import RayClusterActuator, Retries
 from tandem.planner.serve_actuator import ServeActuator
@@ -105,7 +105,7 @@ class Program:
         planner, redis = self._config.planner, self._config.redis
         hold_s = max(15.0, INTERVALS_HELD * planner.interval_s)
         targets = ReplicaTargets(redis.url, redis.namespace, hold_s=hold_s, health=self._health)
-        serve = ServeActuator(self._me, targets, self._inventory, most_of(planner))
+        serve = ServeActuator(self._me, targets, self._inventory)
         return serve if planner.actuator == "serve" else self._raycluster(serve)
 
     def _raycluster(self, serve: ServeActuator) -> RayClusterActuator:

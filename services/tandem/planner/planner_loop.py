@@ -119,6 +119,7 @@ class Planner:
         delta = self._deltas.setdefault(model, DemandDelta(model)).look(records, now)
         observed = build_observation(now, delta, own_workers, starting)
         decision = self.scaler.decide(observed)
+        targets = compute_targets(decision, own_workers, starting, most_of(self.config))
         plan = PlanReport(
             at=at,
             model=model,
@@ -127,7 +128,7 @@ class Planner:
             num_gateways=delta.num_gateways,
             observed=observed,
             decision=decision,
-            replicas=compute_targets(decision, own_workers, starting, most_of(self.config)).replicas,
+            replicas=targets.replicas,
             workers={worker.ref.id: worker.role for worker in own_workers},
             notes=_notes(delta, own_workers),
         )
@@ -135,7 +136,7 @@ class Planner:
             return plan
         # A decision that is held back is applied too: it repeats the current size, which Serve must be sent regularly.
         try:
-            done = await self.actuator.carry_out(model, decision, workers, starting)
+            done = await self.actuator.carry_out(model, targets, decision.reasons, workers)
         except ActuatorFailed as error:
             return replace(plan, outcome="failed", notes=(*plan.notes, str(error)), leads=self.actuator.leads)
         outcome = "held_back" if done.outcome == "carried_out" and decision.is_held_back else done.outcome

@@ -19,12 +19,11 @@ from tandem.planner.kube_error import Backoff, KubeError
 from tandem.planner.lease_keeper import LeaseKeeper
 from tandem.planner.pod_drain import PodDrain
 from tandem.planner.pod_watch import Pod
-from tandem.planner.pool_targets import compute_targets
+from tandem.planner.pool_targets import PoolTargets
 from tandem.planner.ray_cluster import Cluster, ClusterFinder
 from tandem.planner.serve_actuator import ServeActuator
 from tandem.planner.worker_group import GroupPatch, GroupView, next_step
 from tandem.planner.worker_state import WorkerState
-from tandem.scaling.decision import Decision
 
 TRIES = 5
 """Number of tries for one decision; the next decision follows soon."""
@@ -61,21 +60,20 @@ class RayClusterActuator:
         return found
 
     async def carry_out(
-        self, model: str, decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int]
+        self, model: str, targets: PoolTargets, reasons: tuple[str, ...], workers: Sequence[WorkerState]
     ) -> ActuationResult:
-        own_workers = [worker for worker in workers if worker.model == model]
-        replicas, changed = compute_targets(decision, own_workers, starting, self.serve.most)
+        replicas, changed = targets
         try:
             step_notes, room = await self.retries.of(lambda: self._reconcile(replicas, workers))
         except NotLeading:
             return ActuationResult(
                 "standby", {}, (f"{self.leadership.election.holder or 'nobody'} leads, not this planner",)
             )
-        num_registered = Counter(worker.pool for worker in own_workers)
+        num_registered = Counter(worker.pool for worker in workers if worker.model == model)
         # No fewer than are registered either: Serve may notice the end of a pod later than the planner.
         held = {role: max(number, num_registered[role]) for role, number in room.items()}
         serve_replicas = {role: max(number, held.get(role, 0)) for role, number in replicas.items()}
-        holder = await self.serve.publish_target(model, serve_replicas, decision.reasons)
+        holder = await self.serve.publish_target(model, serve_replicas, reasons)
         serve_notes = () if self.serve.leads else (f"Serve still follows planner {holder}",)
         return ActuationResult(
             "carried_out", replicas, (*step_notes, *serve_notes, *await self.serve.change_roles(changed))

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 from tandem.core.ids import PlannerId, ServeId
 from tandem.planner.actuator import ActuationResult, ActuatorFailed
-from tandem.planner.pool_targets import compute_targets
+from tandem.planner.pool_targets import PoolTargets
 from tandem.planner.worker_inventory import WorkerInventory
 from tandem.planner.worker_state import WorkerState
-from tandem.scaling.decision import Decision
 from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 
@@ -24,14 +23,12 @@ from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 class ServeActuator:
     """Actuator that publishes replica targets for Ray Serve.
 
-    Serve accepts the targets of one planner at a time: the first one, until it has been silent for a while. `most`: see
-    `pool_targets.compute_targets`.
+    Serve accepts the targets of one planner at a time: the first one, until it has been silent for a while.
     """
 
     me: PlannerId
     targets: ReplicaTargets
     inventory: WorkerInventory
-    most: Mapping[str, int]
     leads: bool = field(default=False, init=False)
     _published_models: set[str] = field(default_factory=set, init=False)
     _known: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
@@ -54,14 +51,12 @@ class ServeActuator:
         return {role: max(0, number - num_registered[role]) for role, number in known.items()}
 
     async def carry_out(
-        self, model: str, decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int]
+        self, model: str, targets: PoolTargets, reasons: tuple[str, ...], workers: Sequence[WorkerState]
     ) -> ActuationResult:
-        own_workers = [worker for worker in workers if worker.model == model]
-        replicas, changed = compute_targets(decision, own_workers, starting, self.most)
-        holder = await self.publish_target(model, replicas, decision.reasons)
+        holder = await self.publish_target(model, targets.replicas, reasons)
         if holder != self.me:
             return ActuationResult("standby", {}, (f"planner {holder} sets the targets, this one is on standby",))
-        return ActuationResult("carried_out", replicas, await self.change_roles(changed))
+        return ActuationResult("carried_out", targets.replicas, await self.change_roles(targets.changed))
 
     async def publish_target(self, model: str, replicas: Mapping[str, int], reasons: tuple[str, ...]) -> PlannerId:
         """Publish the target; return the planner whose targets Serve accepts."""
