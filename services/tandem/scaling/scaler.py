@@ -228,7 +228,11 @@ class Scaler:
         reasons = (
             *_why(forecast, needed),
             *self._why_late(forecast),
-            *(_why_role(role, n, t) for role, n, t in _moves(current, target)),
+            *(
+                f"{role} {'grows' if then > now else 'shrinks'} from {now} to {then}"
+                for role, now, then in zip(ReplicaTarget._fields, current, target, strict=True)
+                if now != then
+            ),
         )
         return Decision(target=target, changes=changes, needed=needed, forecast=forecast, reasons=reasons)
 
@@ -281,12 +285,6 @@ def _after(current: ReplicaTarget, changes: tuple[RoleChange, ...]) -> ReplicaTa
     return ReplicaTarget(prefill, decode)
 
 
-def _moves(current: ReplicaTarget, target: ReplicaTarget) -> list[tuple[str, int, int]]:
-    return [
-        (role, now, then) for role, now, then in zip(ReplicaTarget._fields, current, target, strict=True) if now != then
-    ]
-
-
 def _why(forecast: DemandForecast, needed: ReplicaTarget) -> tuple[str, ...]:
     return (
         f"{forecast.request_rate:.2f} requests/s with {forecast.input_rate:,.0f} uncached prompt tokens/s are expected "
@@ -295,7 +293,3 @@ def _why(forecast: DemandForecast, needed: ReplicaTarget) -> tuple[str, ...]:
         f"{forecast.output_rate:,.0f} output tokens/s are expected: {forecast.num_decoding:.1f} sequences decode at "
         f"once with {forecast.mean_context:,.0f} tokens of context, for which {needed.decode} workers are needed",
     )
-
-
-def _why_role(role: str, now: int, then: int) -> str:
-    return f"{role} grows from {now} to {then}" if then > now else f"{role} shrinks from {now} to {then}"
