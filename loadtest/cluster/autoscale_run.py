@@ -9,11 +9,10 @@ from typing import Literal
 
 from loadtest.cluster.diurnal_load import Day, requests
 from tandem.core.clock import SystemClock
-from tandem.core.config import Config, EngineConfig, GatewayConfig
+from tandem.core.config import Config, EngineConfig, GatewayConfig, PlannerConfig
 from tandem.core.slo import Slo
 from tandem.scaling.cluster_state import ClusterState
 from tandem.scaling.decision import ReplicaTarget
-from tandem.scaling.policy import ScalingPolicy
 from tandem.scaling.scaler import Scaler
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import ClusterSpec
@@ -82,17 +81,17 @@ class OfferedLoad:
     degree: int
     slo: Slo
     begins: ReplicaTarget
-    policy: ScalingPolicy
+    policy: PlannerConfig
     configs: Sequence[AutoscalerConfig]
 
 
-def _policy(slo: Slo, scale_down_s: float = 300.0) -> ScalingPolicy:
+def _policy(scale_down_s: float = 300.0) -> PlannerConfig:
     """Return the defaults of `tandem planner`, adapted to a simulated day.
 
     Simulated workers keep their roles and, where traffic has no bursts of minutes, end sooner, because the day is 24
     times as short.
     """
-    return ScalingPolicy(slo=slo, scale_down_s=scale_down_s, change_roles=False)
+    return PlannerConfig(scale_down_s=scale_down_s, change_roles=False)
 
 
 def _configs(*texts: str) -> tuple[AutoscalerConfig, ...]:
@@ -109,7 +108,7 @@ LOADS = {
         degree=4,
         slo=_CHAT,
         begins=ReplicaTarget(3, 1),
-        policy=_policy(_CHAT, scale_down_s=60.0),
+        policy=_policy(scale_down_s=60.0),
         configs=_configs(
             "planner", "fixed=11+4", "fixed=12+3", "fixed=9+3", "queue=2:16", "fixed=8+4", "fixed=10+4", "fixed=12+4"
         ),
@@ -121,7 +120,7 @@ LOADS = {
         degree=2,
         slo=_CODE,
         begins=ReplicaTarget(3, 1),
-        policy=_policy(_CODE),
+        policy=_policy(),
         configs=_configs("planner", "queue=2:16", "fixed=7+1", "fixed=8+1", "fixed=10+1", "fixed=13+1", "fixed=13+2"),
     ),
 }
@@ -187,7 +186,7 @@ def run(load: OfferedLoad, trace: Path, config: AutoscalerConfig) -> AutoscaleOu
 def autoscaler(load: OfferedLoad, config: AutoscalerConfig) -> Autoscaler:
     match config.kind:
         case "planner":
-            return ScalerAdapter(Scaler(load.policy))
+            return ScalerAdapter(Scaler(load.policy, load.slo))
         case "queue":
             return QueueScaler(QueuePolicy(ongoing_per_worker=(float(config.numbers[0]), float(config.numbers[1]))))
         case "fixed":

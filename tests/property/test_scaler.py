@@ -9,12 +9,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.core.config import PlannerConfig
 from tandem.core.slo import Slo
 from tandem.core.step_cost import StepCost
 from tandem.scaling.cluster_state import ClusterState, Demand, PoolState, WorkerCapacity
 from tandem.scaling.decision import Decision, ReplicaTarget
-from tandem.scaling.policy import Bounds, ScalingPolicy
-from tandem.scaling.scaler import Scaler
+from tandem.scaling.scaler import Scaler, clamped
 from tests.effort import effort
 
 WORKER = WorkerCapacity(
@@ -24,10 +24,10 @@ WORKER = WorkerCapacity(
     max_num_seqs=256,
     max_num_batched_tokens=8192,
 )
-POLICY = ScalingPolicy(
-    slo=Slo(ttft_s=1.0, itl_s=0.04), prefill=Bounds(2, 40), decode=Bounds(1, 30), scale_down_s=60.0, window_s=60.0,
-    start_s=20.0,
-)  # fmt: skip
+SLO = Slo(ttft_s=1.0, itl_s=0.04)
+POLICY = PlannerConfig(
+    min_prefill=2, max_prefill=40, min_decode=1, max_decode=30, scale_down_s=60.0, window_s=60.0, start_s=20.0
+)
 INTERVAL_S = POLICY.interval_s
 
 rates = st.floats(0.0, 120.0)
@@ -118,17 +118,17 @@ def test_targets_are_in_bounds_and_equal_demands_give_equal_decisions(
     demand_sequence: list[Demand | None], change_roles: bool
 ) -> None:
     policy = replace(POLICY, change_roles=change_roles)
-    decisions = Fleet().driven(Scaler(policy), demand_sequence)
+    decisions = Fleet().driven(Scaler(policy, SLO), demand_sequence)
     for decision in decisions:
         assert 2 <= decision.target.prefill <= 40 and 1 <= decision.target.decode <= 30
         assert decision.reasons and all(reason for reason in decision.reasons)
-    assert Fleet().driven(Scaler(policy), demand_sequence) == decisions
+    assert Fleet().driven(Scaler(policy, SLO), demand_sequence) == decisions
 
 
 @effort(20)
 @given(st.lists(demands(), min_size=1, max_size=40))
 def test_no_pool_loses_more_than_a_quarter_at_once_nor_while_others_leave(demand_sequence: list[Demand | None]) -> None:
-    scaler, fleet = Scaler(replace(POLICY, change_roles=False)), Fleet(12, 9)
+    scaler, fleet = Scaler(replace(POLICY, change_roles=False), SLO), Fleet(12, 9)
     for what in demand_sequence:
         observed = fleet.observed(what)
         decision = scaler.decide(observed)
@@ -144,7 +144,7 @@ def test_no_pool_loses_more_than_a_quarter_at_once_nor_while_others_leave(demand
 def test_without_a_demand_the_running_workers_are_kept(
     demand_sequence: list[Demand | None], prefill: int, decode: int
 ) -> None:
-    scaler, fleet = Scaler(POLICY), Fleet(prefill, decode)
+    scaler, fleet = Scaler(POLICY, SLO), Fleet(prefill, decode)
     fleet.driven(scaler, demand_sequence)
     observed = fleet.observed(None)
     decision = scaler.decide(observed)
@@ -156,7 +156,7 @@ def test_without_a_demand_the_running_workers_are_kept(
 @given(rates, rates, st.integers(1, 8000), st.integers(0, 1000))
 def test_more_requests_never_need_fewer_workers(one: float, other: float, num_input: int, num_output: int) -> None:
     few, many = (
-        Fleet().driven(Scaler(POLICY), [demand(rate, num_input, num_output)] * 12)[-1].needed
+        Fleet().driven(Scaler(POLICY, SLO), [demand(rate, num_input, num_output)] * 12)[-1].needed
         for rate in sorted((one, other))
     )
     assert few.prefill <= many.prefill and few.decode <= many.decode
@@ -166,8 +166,8 @@ def test_more_requests_never_need_fewer_workers(one: float, other: float, num_in
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 500), st.integers(1, 500))
 def test_longer_requests_never_need_fewer_workers(one: int, other: int, short: int, long: int) -> None:
     (few_in, many_in), (few_out, many_out) = sorted((one, other)), sorted((short, long))
-    few = Fleet().driven(Scaler(POLICY), [demand(20.0, few_in, few_out)] * 12)[-1].needed
-    many = Fleet().driven(Scaler(POLICY), [demand(20.0, many_in, many_out)] * 12)[-1].needed
+    few = Fleet().driven(Scaler(POLICY, SLO), [demand(20.0, few_in, few_out)] * 12)[-1].needed
+    many = Fleet().driven(Scaler(POLICY, SLO), [demand(20.0, many_in, many_out)] * 12)[-1].needed
     assert few.prefill <= many.prefill and few.decode <= many.decode
 
 
@@ -177,7 +177,7 @@ def test_noise_turns_a_fleet_round_no_more_often_than_it_may_shrink(noise: list[
     """Each time that it shrinks, fewer workers were enough for `scale_down_s`; so in a time it turns round at most
     twice for each of those that fit into it, whatever comes."""
     demand_sequence: list[Demand | None] = [demand(rate * one) for one in noise]
-    decisions = Fleet().driven(Scaler(replace(POLICY, change_roles=False)), demand_sequence)
+    decisions = Fleet().driven(Scaler(replace(POLICY, change_roles=False), SLO), demand_sequence)
     most = 2 * (len(noise) * INTERVAL_S / POLICY.scale_down_s) + 1
     for role in (0, 1):
         sizes = [decision.target[role] for decision in decisions]
@@ -190,13 +190,15 @@ def test_noise_turns_a_fleet_round_no_more_often_than_it_may_shrink(noise: list[
 @effort(10)
 @given(st.lists(st.tuples(rates, rates), min_size=1, max_size=40))
 def test_a_target_is_never_below_what_is_needed_now_but_for_bounds(demand_sequence: list[tuple[float, float]]) -> None:
-    decisions = Fleet().driven(Scaler(replace(POLICY, change_roles=False)), [demand(one) for one, _ in demand_sequence])
+    decisions = Fleet().driven(
+        Scaler(replace(POLICY, change_roles=False), SLO), [demand(one) for one, _ in demand_sequence]
+    )
     for decision in decisions:
-        assert decision.target.prefill >= POLICY.prefill.clamped(decision.needed.prefill)
-        assert decision.target.decode >= POLICY.decode.clamped(decision.needed.decode)
+        assert decision.target.prefill >= clamped(decision.needed.prefill, POLICY.min_prefill, POLICY.max_prefill)
+        assert decision.target.decode >= clamped(decision.needed.decode, POLICY.min_decode, POLICY.max_decode)
 
 
 def test_the_same_size_for_ever_under_the_same_demand() -> None:
     demand_sequence: list[Demand | None] = [demand(30.0)] * 200
-    targets = {decision.target for decision in Fleet().driven(Scaler(POLICY), demand_sequence)[20:]}
+    targets = {decision.target for decision in Fleet().driven(Scaler(POLICY, SLO), demand_sequence)[20:]}
     assert len(targets) == 1 and targets != {ReplicaTarget(2, 1)}

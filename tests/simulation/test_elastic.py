@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from tandem.core.config import PlannerConfig
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.core.slo import Slo
 from tandem.scaling.cluster_state import ClusterState
 from tandem.scaling.decision import ReplicaTarget
-from tandem.scaling.policy import ScalingPolicy
 from tandem.scaling.scaler import Scaler
 from tandem.sim.scaling.autoscale import ElasticRun, ScalerAdapter, simulate_elastic
 from tandem.sim.scaling.autoscaled_cluster import Autoscaler, ElasticSpec
@@ -122,10 +122,8 @@ def test_what_an_autoscaler_is_shown_adds_up() -> None:
 
 
 def planned() -> ScalerAdapter:
-    policy = ScalingPolicy(
-        slo=SLO, interval_s=1.0, window_s=20.0, start_s=START_S, scale_down_s=15.0, change_roles=False
-    )  # fmt: skip
-    return ScalerAdapter(Scaler(policy))
+    policy = PlannerConfig(interval_s=1.0, window_s=20.0, start_s=START_S, scale_down_s=15.0, change_roles=False)
+    return ScalerAdapter(Scaler(policy, SLO))
 
 
 def test_a_planner_follows_the_load_up_and_down() -> None:

@@ -11,7 +11,6 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from types import TracebackType
 
 from tandem.cli.process_session import die_with
 from tandem.core.config import Config, value_of
@@ -31,11 +30,9 @@ class GatewayProcess:
 
     def __init__(self, config: Config, command: Sequence[str] = GATEWAY) -> None:
         self._stop_s = config.gateway.drain_s + STOP_MARGIN_S
-        environment = dict(os.environ)
-        environment.update({leaf.env: str(value_of(config, leaf.key)) for leaf in settings()})
         self._process = subprocess.Popen(
             command,
-            env=environment,
+            env=os.environ | {leaf.env: str(value_of(config, leaf.key)) for leaf in settings()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in the terminal must reach only the parent, which stops its parts in order
@@ -62,8 +59,8 @@ class GatewayProcess:
             if self._ends_within(POLL_S):
                 return f"it ended with code {self.exit_code()}"
             try:
-                self._get("/ready")
-                return None
+                with _DIRECT.open(f"{self.url}/ready", timeout=5):
+                    return None
             except urllib.error.HTTPError as error:
                 problem = error.read().decode(errors="replace")
             except OSError as error:
@@ -76,9 +73,7 @@ class GatewayProcess:
     def __enter__(self) -> GatewayProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -96,10 +91,6 @@ class GatewayProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(wait_s)
         return self.exit_code() is not None
-
-    def _get(self, path: str) -> bytes:
-        with _DIRECT.open(f"{self.url}{path}", timeout=5) as response:
-            return bytes(response.read())
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

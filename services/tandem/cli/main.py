@@ -189,7 +189,7 @@ def _layers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     layers: list[tuple[str, dict[str, Any]]] = [(DEFAULT_LAYER, dict(_PROGRAMS[args.command].defaults))]
     if args.config:
         layers.append((args.config, read_settings(Path(args.config))))
-    layers.append(("environment", dict(from_environment(os.environ))))
+    layers.append(("environment", from_environment(os.environ)))
     given = {key: value for key, value in vars(args).items() if "." in key and value is not None}
     layers.append(("command line", given))
     return layers

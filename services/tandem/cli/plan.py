@@ -40,9 +40,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     target, confirmation = _targets(args)
     machines, resolved = simulate_setup.machines(resolved, args)
     axes, path = _axes(args.break_even), simulate_setup.writable("--json", args.json)
-    chart = simulate_setup.writable("--chart", args.chart)
-    if chart is not None:
-        import_module("tandem.sim.report.chart").require_drawable(chart)
+    chart = simulate_setup.chart_path(args)
     kinds = _recipes(resolved, args, machines, target.slo)
     clock = SystemClock()
     began = clock.now()
@@ -164,7 +162,7 @@ def _document(
     """Return the content of the `--json` file."""
     winner, runner_up = plan.winner, plan.runner_up
     return {
-        "workload": {name: getattr(args, name) for name in ("workload", "seed", "count", "rate", "speedup")},
+        "workload": simulate_setup.workload_document(args),
         "slo": asdict(target.slo),
         "percentile": target.percentile,
         "winner": None if winner is None else _found(winner),

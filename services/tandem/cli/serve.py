@@ -9,7 +9,7 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -84,15 +84,15 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     progress.step("model", f"preparing {config.model.id}")
     _prepare_model(config)
     progress.step("ray", "starting")
-    local = stack.enter_context(import_module("tandem.cli.local_ray").local_ray(_num_ranks(config, pools)))
+    num_workers, num_ranks = sum(pools.values()), config.engine.tensor_parallel
+    local = stack.enter_context(import_module("tandem.cli.local_ray").local_ray(num_workers * num_ranks))
     signals.listen()
     stack.callback(gateway.stop)  # the gateway drains first, while the workers still run
     names = " + ".join(f"{size} {pool} ({_counted(threads[pool])})" for pool, size in pools.items())
     progress.step("workers", f"starting {names}")
     engine, num_gpus = config.engine, 0.0
     if config.model.device == "cuda":
-        num_workers, ranks = sum(pools.values()), engine.tensor_parallel
-        share = gpu_share(num_workers, local.num_gpus, engine.gpu_memory_utilization, ranks)
+        share = gpu_share(num_workers, local.num_gpus, engine.gpu_memory_utilization, num_ranks)
         engine, num_gpus = replace(engine, gpu_memory_utilization=share.memory_utilization), share.num_gpus
     engines = {pool: replace(engine, num_threads=threads[pool]) for pool in pools}
     local.deploy({pool: replace(config, engine=engine) for pool, engine in engines.items()}, pools, num_gpus)
@@ -103,11 +103,6 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     if problem is not None:
         raise TandemError(ErrorKind.INTERNAL, f"the gateway is not ready: {problem}\nlogs: {local.logs}")
     return gateway, local.logs
-
-
-def _num_ranks(config: Config, pools: Mapping[str, int]) -> int:
-    """Return the number of ranks of all workers together."""
-    return sum(pools.values()) * config.engine.tensor_parallel
 
 
 def _operating(config: Config) -> str:

@@ -16,7 +16,6 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import PlannerConfig
 from tandem.core.settings import Resolved
 from tandem.core.slo import Slo, parse_slo
-from tandem.planner.policy import policy_of
 from tandem.scaling.cluster_state import Role
 from tandem.scaling.decision import Decision
 from tandem.scaling.scaler import Scaler
@@ -50,7 +49,8 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
         kv_bytes=simulate_setup.kv_bytes(resolved),
         tenants=simulate_setup.tenants(resolved),
     )
-    slo, path, chart = parse_slo(args.slo), simulate_setup.writable("--json", args.json), _chart(args)
+    slo, path = parse_slo(args.slo), simulate_setup.writable("--json", args.json)
+    chart = simulate_setup.chart_path(args)
     if args.autoscale:
         if chart is not None:
             raise simulate_setup.refuse("--chart draws fixed numbers of workers; take --json with --autoscale")
@@ -90,14 +90,6 @@ def _run(
     return report, tally, clock.now() - began
 
 
-def _chart(args: argparse.Namespace) -> Path | None:
-    """Return the path of the chart; imports matplotlib before the long run, so that its absence is an error at once."""
-    path = simulate_setup.writable("--chart", args.chart)
-    if path is not None:
-        import_module("tandem.sim.report.chart").require_drawable(path)
-    return path
-
-
 def _document(
     args: argparse.Namespace,
     count: int | None,
@@ -114,13 +106,7 @@ def _document(
     assert series is not None, "a document has a series"
     return {
         "format": FORMAT,
-        "workload": {
-            "workload": args.workload,
-            "seed": args.seed,
-            "count": count,
-            "rate": args.rate,
-            "speedup": args.speedup,
-        },
+        "workload": simulate_setup.workload_document(args) | {"count": count},
         "deployment": {
             "name": str(deployment),
             "machine": deployment.machine.name,
@@ -176,9 +162,7 @@ def _run_autoscaled(
 def _scaler(text: str, planner: PlannerConfig, slo: Slo) -> Autoscaler:
     kind, _, rest = text.partition("=")
     if kind == "planner" and not rest:
-        return ScalerAdapter(
-            Scaler(replace(policy_of(planner, slo), change_roles=False))
-        )  # a simulated worker keeps its role
+        return ScalerAdapter(Scaler(replace(planner, change_roles=False), slo))  # a simulated worker keeps its role
     numbers = rest.split(":")
     if kind != "queue" or len(numbers) != 2 or not all(n.isascii() and n.isdecimal() and int(n) for n in numbers):
         raise simulate_setup.refuse(

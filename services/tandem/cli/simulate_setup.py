@@ -7,6 +7,7 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -159,6 +160,19 @@ def writable(flag: str, name: str | None) -> Path | None:
     if not path.resolve().parent.is_dir() or path.is_dir():
         raise refuse(f"{flag} {name}: there is no such folder")
     return path
+
+
+def chart_path(args: argparse.Namespace) -> Path | None:
+    """Return the path of the chart; imports matplotlib before the long run, so that its absence is an error at once."""
+    path = writable("--chart", args.chart)
+    if path is not None:
+        import_module("tandem.sim.report.chart").require_drawable(path)
+    return path
+
+
+def workload_document(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the flags of the workload for a `--json` file."""
+    return {name: getattr(args, name) for name in ("workload", "seed", "count", "rate", "speedup")}
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

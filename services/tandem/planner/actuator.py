@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from tandem.planner.pool_targets import PoolTargets
 from tandem.planner.worker_state import WorkerState
-from tandem.scaling.decision import Decision
 
 Outcome = Literal["carried_out", "explained", "held_back", "standby", "failed"]
 
@@ -43,7 +43,9 @@ class Actuator(Protocol):
         ...
 
     async def carry_out(
-        self, model: str, decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int]
-    ) -> ActuationResult: ...
+        self, model: str, targets: PoolTargets, reasons: tuple[str, ...], workers: Sequence[WorkerState]
+    ) -> ActuationResult:
+        """Apply `targets`. `reasons`: sentences of the decision; `workers`: those of all models."""
+        ...
 
     async def close(self) -> None: ...

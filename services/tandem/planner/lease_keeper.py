@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tandem.core.clock import Clock
@@ -17,28 +18,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class LeaseKeeper:
-    """Hold the Lease for this planner whenever the election allows it. `on_failure` is called with the error of each
-    failed call."""
+    """Hold the Lease `name` for this planner whenever the election allows it. `on_failure` is called with the error of
+    each failed call."""
 
-    def __init__(
-        self, election: Election, store: KubeApi, name: str, clock: Clock, on_failure: Callable[[KubeError], None]
-    ) -> None:
-        self._election = election
-        self._store = store
-        self._name = name
-        self._clock = clock
-        self._on_failure = on_failure
-        self._did_lead = False
+    election: Election
+    api: KubeApi
+    name: str
+    clock: Clock
+    on_failure: Callable[[KubeError], None]
+    _did_lead: bool = field(default=False, init=False)
 
     @property
     def leads(self) -> bool:
         """Return whether this planner may request changes now."""
-        return self._election.leads(self._clock.now())
-
-    @property
-    def holder(self) -> str:
-        return self._election.holder
+        return self.election.leads(self.clock.now())
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Renew or claim the Lease until `stopped`. The Lease is kept until `resign`, because a decision may still be
@@ -46,7 +41,7 @@ class LeaseKeeper:
         while not stopped.is_set():
             await asyncio.to_thread(self.look)
             try:
-                await asyncio.wait_for(stopped.wait(), self._election.period_s)
+                await asyncio.wait_for(stopped.wait(), self.election.period_s)
             except TimeoutError:
                 continue
 
@@ -56,37 +51,39 @@ class LeaseKeeper:
             self._look()
         except KubeError as error:
             if not error.is_conflict:  # a conflict means that another planner was faster
-                self._on_failure(error)
-                _log.warning("lease %s: %s", self._name, error)
+                self.on_failure(error)
+                _log.warning("lease %s: %s", self.name, error)
         self._log_leadership()
 
     def resign(self) -> None:
-        released = self._election.resigned()
+        released = self.election.resigned()
         if released is None:
             return
         try:
-            self._store.replace_lease(self._name, released)
-            _log.info("lease %s is left to the next planner", self._name)
+            self.api.replace_lease(self.name, released)
+            _log.info("lease %s is left to the next planner", self.name)
         except KubeError as error:
-            _log.info("lease %s cannot be left to the next planner, who will wait for its end: %s", self._name, error)
+            _log.info("lease %s cannot be left to the next planner, who will wait for its end: %s", self.name, error)
 
     def _look(self) -> None:
-        election, clock = self._election, self._clock
-        seen = self._store.read_lease(self._name)
+        election, clock = self.election, self.clock
+        seen = self.api.read_lease(self.name)
         sent_at = clock.now()
         if seen is None:
-            created = self._store.create_lease(self._name, election.me, election.lease_s)
+            created = self.api.create_lease(self.name, election.me, election.lease_s)
             election.claimed(created, sent_at, clock.now())
             return
         election.saw(seen, clock.now())
         claim = election.claim(sent_at)
         if claim is not None:
-            election.claimed(self._store.replace_lease(self._name, claim), sent_at, clock.now())
+            election.claimed(self.api.replace_lease(self.name, claim), sent_at, clock.now())
 
     def _log_leadership(self) -> None:
         leads = self.leads
         if leads != self._did_lead:
             _log.info(
-                "this planner %s lease %s", "leads by" if leads else f"does not lead: {self.holder} has", self._name
+                "this planner %s lease %s",
+                "leads by" if leads else f"does not lead: {self.election.holder} has",
+                self.name,
             )
         self._did_lead = leads

@@ -30,7 +30,7 @@ from tandem.planner.planner_loop import Loop, Planner
 from tandem.planner.planner_metrics import PlannerMetrics
 from tandem.planner.pod_drain import PodDrain
 from tandem.planner.pod_watch import PodInformer
-from tandem.planner.policy import most_of, policy_of, targets_of
+from tandem.planner.policy import targets_of
 from tandem.planner.ray_cluster import ClusterFinder
 from tandem.planner.raycluster_actuator import RayClusterActuator, Retries
 from tandem.planner.serve_actuator import ServeActuator
@@ -66,7 +66,7 @@ class Program:
         self._api: Any = None
         self._metrics = PlannerMetrics(self._telemetry.metrics, lambda: self.actuator.leads)
         self.actuator: Actuator = self._actuator()
-        scaler = Scaler(policy_of(config.planner, targets_of(config.slo)))
+        scaler = Scaler(config.planner, targets_of(config.slo))
         planner = Planner(config.planner, self._demand_store, self._inventory, scaler, self.actuator, self._clock)
         self.loop = Loop(planner, config.planner.interval_s, self._metrics, self._telemetry.tracer, on_plan)
         self.endpoint = MetricsEndpoint(config.planner.host, config.planner.metrics_port, self._telemetry.exposition)
@@ -105,7 +105,7 @@ class Program:
         planner, redis = self._config.planner, self._config.redis
         hold_s = max(15.0, INTERVALS_HELD * planner.interval_s)
         targets = ReplicaTargets(redis.url, redis.namespace, hold_s=hold_s, health=self._health)
-        serve = ServeActuator(self._me, targets, self._inventory, most_of(planner))
+        serve = ServeActuator(self._me, targets, self._inventory)
         return serve if planner.actuator == "serve" else self._raycluster(serve)
 
     def _raycluster(self, serve: ServeActuator) -> RayClusterActuator:
@@ -126,7 +126,7 @@ class Program:
 
         finder = ClusterFinder(api, planner.rayservice, planner.raycluster, groups, watch)
         pod_drain, retries = PodDrain(self._inventory, self._clock), Retries(Backoff(_random), metrics.failed)
-        return RayClusterActuator(groups, finder, api.patch_cluster, self._leadership, pod_drain, serve, retries)
+        return RayClusterActuator(finder, self._leadership, pod_drain, serve, retries)
 
 
 def _random() -> float:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Tracer
@@ -75,99 +75,85 @@ class ObservationError(Exception):
     """Raised when too little can be observed to decide anything."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Planner:
     """Make the decisions for one model."""
 
-    def __init__(
-        self,
-        config: PlannerConfig,
-        demand_store: DemandStore,
-        inventory: WorkerInventory,
-        scaler: Scaler,
-        actuator: Actuator,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._demand_store = demand_store
-        self._inventory = inventory
-        self._scaler = scaler
-        self._actuator = actuator
-        self._clock = clock
-        self._deltas: dict[str, DemandDelta] = {}
+    config: PlannerConfig
+    demand_store: DemandStore
+    inventory: WorkerInventory
+    scaler: Scaler
+    actuator: Actuator
+    clock: Clock
+    _deltas: dict[str, DemandDelta] = field(default_factory=dict, init=False)
 
     async def plan(self) -> PlanReport:
         """Make one decision and apply it, unless the mode is explain. Failures of stores or actuators are reported in
         the plan."""
-        began, at = self._clock.now(), wall_ns() / 1e9
+        began, at = self.clock.now(), wall_ns() / 1e9
         try:
             plan = await self._decide(at)
         except ObservationError as reason:
             plan = PlanReport(
-                at=at, model=self._config.model, outcome="held_back", leads=self._actuator.leads, notes=(str(reason),)
+                at=at, model=self.config.model, outcome="held_back", leads=self.actuator.leads, notes=(str(reason),)
             )
-        return replace(plan, seconds=self._clock.now() - began)
+        return replace(plan, seconds=self.clock.now() - began)
 
     async def _decide(self, at: float) -> PlanReport:
         """Observe the cluster, decide, and apply the decision. Raises ObservationError."""
         try:
-            records = await self._demand_store.read()
-            workers = await self._inventory.look()
+            records = await self.demand_store.read()
+            workers = await self.inventory.look()
         except StoreUnavailable as error:
             raise ObservationError(f"workers and demand cannot be read from Redis: {error}") from error
-        model = self._config.model or _only_model(workers)
+        model = self.config.model or _only_model(workers)
         own_workers = [worker for worker in workers if worker.model == model]
         problem = problem_of(own_workers)
         if problem:
             raise ObservationError(problem)
         try:
-            starting = await self._actuator.starting(model, workers)
+            starting = await self.actuator.starting(model, workers)
         except ActuatorFailed as error:
             raise ObservationError(str(error)) from error
-        now = self._clock.now()
+        now = self.clock.now()
         delta = self._deltas.setdefault(model, DemandDelta(model)).look(records, now)
         observed = build_observation(now, delta, own_workers, starting)
-        decision = self._scaler.decide(observed)
+        decision = self.scaler.decide(observed)
+        targets = compute_targets(decision, own_workers, starting, most_of(self.config))
         plan = PlanReport(
             at=at,
             model=model,
             outcome="held_back" if decision.is_held_back else "explained",
-            leads=self._actuator.leads,
+            leads=self.actuator.leads,
             num_gateways=delta.num_gateways,
             observed=observed,
             decision=decision,
-            replicas=compute_targets(decision, own_workers, starting, most_of(self._config)).replicas,
+            replicas=targets.replicas,
             workers={worker.ref.id: worker.role for worker in own_workers},
             notes=_notes(delta, own_workers),
         )
-        if self._config.mode == "explain":
+        if self.config.mode == "explain":
             return plan
         # A decision that is held back is applied too: it repeats the current size, which Serve must be sent regularly.
         try:
-            done = await self._actuator.carry_out(model, decision, workers, starting)
+            done = await self.actuator.carry_out(model, targets, decision.reasons, workers)
         except ActuatorFailed as error:
-            return replace(plan, outcome="failed", notes=(*plan.notes, str(error)), leads=self._actuator.leads)
+            return replace(plan, outcome="failed", notes=(*plan.notes, str(error)), leads=self.actuator.leads)
         outcome = "held_back" if done.outcome == "carried_out" and decision.is_held_back else done.outcome
         notes = (*plan.notes, *done.notes)
-        return replace(plan, outcome=outcome, replicas=done.replicas, notes=notes, leads=self._actuator.leads)
+        return replace(plan, outcome=outcome, replicas=done.replicas, notes=notes, leads=self.actuator.leads)
 
 
+@dataclass(slots=True, eq=False)
 class Loop:
     """Make a decision every `interval_s` seconds and report it: in a trace, metrics, the log, and to `on_plan`."""
 
-    def __init__(
-        self,
-        planner: Planner,
-        interval_s: float,
-        metrics: PlannerMetrics,
-        tracer: Tracer,
-        on_plan: Callable[[PlanReport], None] = lambda plan: None,
-    ) -> None:
-        self._planner = planner
-        self._interval_s = interval_s
-        self._metrics = metrics
-        self._tracer = tracer
-        self._on_plan = on_plan
-        self._last_summary: tuple[object, ...] = ()
+    planner: Planner
+    interval_s: float
+    metrics: PlannerMetrics
+    tracer: Tracer
+    on_plan: Callable[[PlanReport], None]
+    _last_summary: tuple[object, ...] = field(default=(), init=False)
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Make decisions until `stopped`; a decision that fails is logged, and the next one follows."""
@@ -175,21 +161,21 @@ class Loop:
             try:
                 await self.once()
             except Exception:
-                _log.exception("a decision failed; the next one follows in %g s", self._interval_s)
+                _log.exception("a decision failed; the next one follows in %g s", self.interval_s)
             try:
-                await asyncio.wait_for(stopped.wait(), self._interval_s)
+                await asyncio.wait_for(stopped.wait(), self.interval_s)
             except TimeoutError:
                 continue
 
     async def once(self) -> PlanReport:
-        span = self._tracer.start_span("plan", Context())
-        plan = await self._planner.plan()
-        self._metrics.planned(plan)
+        span = self.tracer.start_span("plan", Context())
+        plan = await self.planner.plan()
+        self.metrics.planned(plan)
         error = "; ".join(plan.notes) if plan.outcome == "failed" else ""
         span.set_attributes(plan.attributes())
         end_span(span, wall_ns() / 1e9, error)
         self._log(plan)
-        self._on_plan(plan)
+        self.on_plan(plan)
         return plan
 
     def _log(self, plan: PlanReport) -> None:

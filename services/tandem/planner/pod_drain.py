@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from tandem.core.clock import Clock
 from tandem.core.ids import WorkerRef
@@ -28,87 +29,81 @@ AWAY_S = 30.0
 """Longest interval between two looks after which a new pod is known to have had no worker."""
 
 
+@dataclass(slots=True)
+class _PodState:
+    """What is known of a pod. `is_starting`: it appeared during this planner's watch and has had no worker yet.
+    `idle_since`: since when all its workers are drained and idle. `workers`: those seen in it last."""
+
+    last_seen_at: float
+    is_starting: bool
+    is_draining: bool = False
+    is_empty: bool = False
+    idle_since: float = math.inf
+    workers: Sequence[WorkerState] = ()
+
+
 class PodDrain:
     """Own the drain state of all pods of a cluster, by name."""
 
     def __init__(self, inventory: WorkerInventory, clock: Clock) -> None:
         self._inventory = inventory
         self._clock = clock
-        self._draining: set[str] = set()
-        self._emptied: set[str] = set()
+        self._pods: dict[str, _PodState] = {}
         self._num_left: dict[WorkerRef, int | None] = {}
-        self._idle_since: dict[str, float] = {}
-        self._not_started: set[str] = set()
-        self._last_seen_at: dict[str, float] = {}
-        self._last_workers: dict[str, list[WorkerState]] = {}
         self._looked_at = -math.inf
 
     def look(self, pods: Sequence[Pod], workers: Sequence[WorkerState]) -> dict[str, PodView]:
         """Return the state of each pod. `workers`: those of all models. Raises ActuatorFailed when two pods share an
         address, so that their workers cannot be told apart."""
         _require_own_addresses(pods)
-        self._forget({pod.name for pod in pods}, {worker.ref for worker in workers})
-        self._record_new_pods(pods)
+        now = self._clock.now()
+        # At the first look all pods count as just seen, and none as starting.
+        fresh = _PodState(last_seen_at=now, is_starting=now - self._looked_at < AWAY_S)
+        self._pods = {pod.name: self._pods.get(pod.name) or replace(fresh) for pod in pods}
+        self._looked_at = now
+        known_workers = {worker.ref for worker in workers}
+        known_workers |= {worker.ref for state in self._pods.values() for worker in state.workers}
+        self._num_left = {worker: num_left for worker, num_left in self._num_left.items() if worker in known_workers}
         return {pod.name: self._pod_view(pod, _inside(pod, workers)) for pod in pods}
 
     async def drain(self, names: Iterable[str], pods: Sequence[Pod], workers: Sequence[WorkerState]) -> None:
         """Drain the workers of the pods `names`, and repeat the request for all pods that are draining already, to
         learn what is left on them."""
-        self._draining |= set(names)
-        affected = [worker for pod in pods if pod.name in self._draining for worker in self._workers_of(pod, workers)]
+        for name in names:
+            self._pods[name].is_draining = True
+        states = [(pod, self._pods[pod.name]) for pod in pods if pod.name in self._pods]
+        affected = [
+            worker for pod, state in states if state.is_draining for worker in _inside(pod, workers) or state.workers
+        ]
         self._num_left |= await self._inventory.drain(affected)
 
     def _pod_view(self, pod: Pod, inside: Sequence[WorkerState]) -> PodView:
-        now, name = self._clock.now(), pod.name
+        now, state = self._clock.now(), self._pods[pod.name]
         if inside:
-            self._last_seen_at[name] = now
-            self._last_workers[name] = list(inside)
-            self._not_started.discard(name)
+            state.last_seen_at = now
+            state.workers = inside
+            state.is_starting = False
         is_idle = bool(inside) and all(worker.is_draining and not worker.num_jobs for worker in inside)
-        since = self._idle_since.setdefault(name, now) if is_idle else self._idle_since.pop(name, now)
-        if is_idle and now - since >= ADOPT_S:
-            self._draining.add(name)
-        num_left = [self._num_left.get(worker.ref) for worker in self._last_workers.get(name, ())]
+        state.idle_since = min(state.idle_since, now) if is_idle else math.inf
+        if now - state.idle_since >= ADOPT_S:
+            state.is_draining = True
+        num_left = [self._num_left.get(worker.ref) for worker in state.workers]
         if num_left and not any(number != 0 for number in num_left):
-            self._emptied.add(name)
+            state.is_empty = True
         elif inside or any(num_left):
-            self._emptied.discard(name)
+            state.is_empty = False
         return PodView(
-            name=name,
+            name=pod.name,
             num_jobs=sum(worker.num_jobs for worker in inside) if inside else None,
-            is_draining=name in self._draining,
-            is_empty=name in self._emptied,
-            is_starting=name in self._not_started,
+            is_draining=state.is_draining,
+            is_empty=state.is_empty,
+            is_starting=state.is_starting,
             is_lost=not inside
-            and name not in self._not_started
-            and now - self._last_seen_at[name] >= LOST_S
+            and not state.is_starting
+            and now - state.last_seen_at >= LOST_S
             and all(number is None for number in num_left),
             is_ending=pod.is_ending,
         )
-
-    def _workers_of(self, pod: Pod, workers: Sequence[WorkerState]) -> list[WorkerState]:
-        return _inside(pod, workers) or self._last_workers.get(pod.name, [])
-
-    def _record_new_pods(self, pods: Sequence[Pod]) -> None:
-        """Record pods that appeared since the last look; at the first look all pods count as just seen, and none as not
-        started."""
-        now, names = self._clock.now(), {pod.name for pod in pods}
-        fresh = names - {*self._last_seen_at}
-        self._not_started |= fresh if now - self._looked_at < AWAY_S else set()
-        self._last_seen_at |= dict.fromkeys(fresh, now)
-        self._looked_at = now
-
-    def _forget(self, pods: set[str], workers: set[WorkerRef]) -> None:
-        self._draining &= pods
-        self._emptied &= pods
-        self._not_started &= pods
-        self._last_workers = {name: workers_seen for name, workers_seen in self._last_workers.items() if name in pods}
-        known_workers = workers | {
-            worker.ref for workers_seen in self._last_workers.values() for worker in workers_seen
-        }
-        self._num_left = {worker: num_left for worker, num_left in self._num_left.items() if worker in known_workers}
-        self._idle_since = {name: since for name, since in self._idle_since.items() if name in pods}
-        self._last_seen_at = {name: seen_at for name, seen_at in self._last_seen_at.items() if name in pods}
 
 
 def _inside(pod: Pod, workers: Sequence[WorkerState]) -> list[WorkerState]:

@@ -1,10 +1,9 @@
-"""Convert settings to the scaler's policy."""
+"""Convert settings to latency targets and to bounds of pools."""
 
 from __future__ import annotations
 
 from tandem.core.config import PlannerConfig, SloConfig
 from tandem.core.slo import Slo
-from tandem.scaling.policy import Bounds, ScalingPolicy
 
 
 def targets_of(slo: SloConfig) -> Slo:
@@ -20,19 +19,3 @@ def most_of(planner: PlannerConfig) -> dict[str, int]:
     """
     most = {"prefill": planner.max_prefill, "decode": planner.max_decode} if planner.change_roles else {}
     return {pool: number for pool, number in most.items() if number}
-
-
-def policy_of(planner: PlannerConfig, slo: Slo) -> ScalingPolicy:
-    """Build the scaling policy. Raises TandemError(INVALID_REQUEST)."""
-    return ScalingPolicy(
-        slo=slo,
-        percentile=planner.percentile,
-        headroom=planner.headroom,
-        interval_s=planner.interval_s,
-        window_s=planner.window_s,
-        start_s=planner.start_s,
-        scale_down_s=planner.scale_down_s,
-        prefill=Bounds(planner.min_prefill, planner.max_prefill or None),
-        decode=Bounds(planner.min_decode, planner.max_decode or None),
-        change_roles=planner.change_roles,
-    )

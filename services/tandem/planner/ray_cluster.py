@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tandem.core.ray_worker_groups import WorkerGroup
@@ -26,30 +26,23 @@ class Cluster:
     groups: Mapping[str, GroupView]
 
 
+@dataclass(slots=True, eq=False)
 class ClusterFinder:
     """Find the RayCluster of a RayService or, without the name of a service, the RayCluster with the given name.
-    `watch` builds the informer of the pods that a label selector matches."""
+    `make_watch` builds the informer of the pods that a label selector matches."""
 
-    def __init__(
-        self,
-        objects: KubeApi,
-        rayservice: str,
-        raycluster: str,
-        groups: Sequence[WorkerGroup],
-        watch: Callable[[str], PodInformer],
-    ) -> None:
-        self._objects = objects
-        self._rayservice = rayservice
-        self._raycluster = raycluster
-        self._groups = groups
-        self._make_watch = watch
-        self._watch: PodInformer | None = None
+    api: KubeApi
+    rayservice: str
+    raycluster: str
+    groups: Sequence[WorkerGroup]
+    make_watch: Callable[[str], PodInformer]
+    _watch: PodInformer | None = field(default=None, init=False)
 
     def read(self) -> Cluster:
         """Read the cluster. Blocks. Raises KubeError, and ActuatorFailed for a cluster that must not be scaled as it
         is."""
-        name = self._active() if self._rayservice else self._raycluster
-        cluster_object = self._objects.read_cluster(name)
+        name = self._active() if self.rayservice else self.raycluster
+        cluster_object = self.api.read_cluster(name)
         spec = cluster_object.get("spec", {})
         if spec.get("enableInTreeAutoscaling"):
             raise ActuatorFailed(
@@ -57,7 +50,7 @@ class ClusterFinder:
             )
         if spec.get("suspend"):
             raise ActuatorFailed(f"RayCluster {name} is suspended")
-        groups = {group.role: self._group(cluster_object, name, group.name) for group in self._groups}
+        groups = {group.role: self._group(cluster_object, name, group.name) for group in self.groups}
         return Cluster(name, str(cluster_object["metadata"]["resourceVersion"]), groups)
 
     def pods(self, cluster: Cluster) -> tuple[Pod, ...]:
@@ -65,7 +58,7 @@ class ClusterFinder:
         selector = _selector(cluster)
         if self._watch is None or self._watch.selector != selector:
             self.close()
-            self._watch = self._make_watch(selector)
+            self._watch = self.make_watch(selector)
             self._watch.start()
         pods = self._watch.pods(FIRST_LIST_S)
         if pods is None:
@@ -74,7 +67,7 @@ class ClusterFinder:
 
     def pods_now(self, cluster: Cluster) -> tuple[Pod, ...]:
         """List the cluster's pods at the API server, because the informer may lag behind. Blocks. Raises KubeError."""
-        return tuple(sorted(self._objects.list_pods(_selector(cluster))[0]))
+        return tuple(sorted(self.api.list_pods(_selector(cluster))[0]))
 
     def close(self) -> None:
         if self._watch is not None:
@@ -82,16 +75,16 @@ class ClusterFinder:
             self._watch = None
 
     def _active(self) -> str:
-        status = self._objects.read_service(self._rayservice).get("status", {})
+        status = self.api.read_service(self.rayservice).get("status", {})
         active, pending = (
             str(status.get(which, {}).get("rayClusterName") or "")
             for which in ("activeServiceStatus", "pendingServiceStatus")
         )
         if not active:
-            raise ActuatorFailed(f"RayService {self._rayservice} has no cluster that serves yet")
+            raise ActuatorFailed(f"RayService {self.rayservice} has no cluster that serves yet")
         if pending and pending != active:
             raise ActuatorFailed(
-                f"RayService {self._rayservice} goes over from RayCluster {active} to {pending}: both stay as they are"
+                f"RayService {self.rayservice} goes over from RayCluster {active} to {pending}: both stay as they are"
             )
         return active
 

@@ -10,7 +10,8 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from tandem.core.ray_worker_groups import WorkerGroup
 from tandem.planner.actuator import ActuationResult, ActuatorFailed
@@ -18,17 +19,14 @@ from tandem.planner.kube_error import Backoff, KubeError
 from tandem.planner.lease_keeper import LeaseKeeper
 from tandem.planner.pod_drain import PodDrain
 from tandem.planner.pod_watch import Pod
-from tandem.planner.pool_targets import compute_targets
+from tandem.planner.pool_targets import PoolTargets
 from tandem.planner.ray_cluster import Cluster, ClusterFinder
 from tandem.planner.serve_actuator import ServeActuator
 from tandem.planner.worker_group import GroupPatch, GroupView, next_step
 from tandem.planner.worker_state import WorkerState
-from tandem.scaling.decision import Decision
 
 TRIES = 5
 """Number of tries for one decision; the next decision follows soon."""
-Patch = Callable[[str, Sequence[Mapping[str, Any]]], None]
-"""Apply a JSON Patch to a RayCluster, see `kube_client.KubeApi.patch_cluster`."""
 _T = TypeVar("_T")
 
 
@@ -36,103 +34,88 @@ class NotLeading(Exception):
     """Raised when another planner has taken the Lease."""
 
 
-class ReconcileResult(NamedTuple):
-    """Result of one step. `notes`: what was done, in sentences. `num_workers`: workers, by role, for which the pods
-    have room after the step."""
-
-    notes: tuple[str, ...]
-    num_workers: dict[str, int]
-
-
+@dataclass(frozen=True, slots=True, eq=False)
 class RayClusterActuator:
-    """Actuator that scales the worker groups `groups`."""
+    """Actuator that scales the worker groups of the cluster that `finder` finds."""
 
-    def __init__(
-        self,
-        groups: Sequence[WorkerGroup],
-        finder: ClusterFinder,
-        patch: Patch,
-        leadership: LeaseKeeper,
-        pod_drain: PodDrain,
-        serve: ServeActuator,
-        retries: Retries,
-    ) -> None:
-        self._groups = groups
-        self._finder = finder
-        self._patch = patch
-        self._leadership = leadership
-        self._pod_drain = pod_drain
-        self._serve = serve
-        self._retries = retries
+    finder: ClusterFinder
+    leadership: LeaseKeeper
+    pod_drain: PodDrain
+    serve: ServeActuator
+    retries: Retries
 
     @property
     def leads(self) -> bool:
-        return self._leadership.leads
+        return self.leadership.leads
 
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> dict[str, int]:
         """Count the workers that are starting: a pod counts until its workers are registered. Draining pods have
         workers still."""
-        found = await self._serve.starting(model, workers)
-        cluster = await self._retries.of(lambda: asyncio.to_thread(self._finder.read))
+        found = await self.serve.starting(model, workers)
+        cluster = await self.retries.of(lambda: asyncio.to_thread(self.finder.read))
         num_registered = Counter(worker.pool for worker in workers if worker.model == model)
-        for group in self._groups:
+        for group in self.finder.groups:
             num_pods = cluster.groups[group.role].replicas - group.num_spare
             found[group.role] = max(0, num_pods * group.num_workers - num_registered[group.role])
         return found
 
     async def carry_out(
-        self, model: str, decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int]
+        self, model: str, targets: PoolTargets, reasons: tuple[str, ...], workers: Sequence[WorkerState]
     ) -> ActuationResult:
-        own_workers = [worker for worker in workers if worker.model == model]
-        replicas, changed = compute_targets(decision, own_workers, starting, self._serve.most)
+        replicas, changed = targets
         try:
-            result = await self._retries.of(lambda: self._reconcile(replicas, workers))
+            step_notes, room = await self.retries.of(lambda: self._reconcile(replicas, workers))
         except NotLeading:
-            return ActuationResult("standby", {}, (f"{self._leadership.holder or 'nobody'} leads, not this planner",))
-        num_registered = Counter(worker.pool for worker in own_workers)
+            return ActuationResult(
+                "standby", {}, (f"{self.leadership.election.holder or 'nobody'} leads, not this planner",)
+            )
+        num_registered = Counter(worker.pool for worker in workers if worker.model == model)
         # No fewer than are registered either: Serve may notice the end of a pod later than the planner.
-        held = {role: max(number, num_registered[role]) for role, number in result.num_workers.items()}
+        held = {role: max(number, num_registered[role]) for role, number in room.items()}
         serve_replicas = {role: max(number, held.get(role, 0)) for role, number in replicas.items()}
-        holder = await self._serve.publish_target(model, serve_replicas, decision.reasons)
-        serve_notes = () if self._serve.leads else (f"Serve still follows planner {holder}",)
+        holder = await self.serve.publish_target(model, serve_replicas, reasons)
+        serve_notes = () if self.serve.leads else (f"Serve still follows planner {holder}",)
         return ActuationResult(
-            "carried_out", replicas, (*result.notes, *serve_notes, *await self._serve.change_roles(changed))
+            "carried_out", replicas, (*step_notes, *serve_notes, *await self.serve.change_roles(changed))
         )
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._finder.close)
-        await self._serve.close()
+        await asyncio.to_thread(self.finder.close)
+        await self.serve.close()
 
     # ---- internals
 
-    async def _reconcile(self, replicas: Mapping[str, int], workers: Sequence[WorkerState]) -> ReconcileResult:
-        """Read the cluster, and make one step towards `replicas`. Raises KubeError."""
+    async def _reconcile(
+        self, replicas: Mapping[str, int], workers: Sequence[WorkerState]
+    ) -> tuple[tuple[str, ...], dict[str, int]]:
+        """Read the cluster, and make one step towards `replicas`. Returns what was done, in sentences, and for how many
+        workers, by role, the pods have room after the step. Raises KubeError."""
         self._require_lead()
-        cluster = await asyncio.to_thread(self._finder.read)
-        pods = await asyncio.to_thread(self._finder.pods, cluster)
-        await self._pod_drain.drain((), pods, workers)
+        cluster = await asyncio.to_thread(self.finder.read)
+        pods = await asyncio.to_thread(self.finder.pods, cluster)
+        await self.pod_drain.drain((), pods, workers)
         steps = await self._steps(cluster, replicas, pods, workers)
         if any(step.replicas < view.replicas for view, step in steps):
             # If a pod died unnoticed and was replaced, one pod more than named would be deleted, of KubeRay's choice.
-            pods = await asyncio.to_thread(self._finder.pods_now, cluster)
+            pods = await asyncio.to_thread(self.finder.pods_now, cluster)
             steps = await self._steps(cluster, replicas, pods, workers)
         operations = [part for view, step in steps if step.changes(view) for part in step.operations(view)]
         if operations:
             self._require_lead()
             # The patch applies only to the version that was read; after a conflict everything is read again.
             version_check = {"op": "replace", "path": "/metadata/resourceVersion", "value": cluster.version}
-            await asyncio.to_thread(self._patch, cluster.name, [*operations, version_check])
+            await asyncio.to_thread(self.finder.api.patch_cluster, cluster.name, [*operations, version_check])
         pod_names = {pod.name for pod in pods}
         held = {
             group.role: _num_workers(group, step, pod_names)
-            for group, (_, step) in zip(self._groups, steps, strict=True)
+            for group, (_, step) in zip(self.finder.groups, steps, strict=True)
         }
-        return ReconcileResult(tuple(reason for _, step in steps for reason in step.reasons), held)
+        return tuple(reason for _, step in steps for reason in step.reasons), held
 
     async def _steps(
         self, cluster: Cluster, replicas: Mapping[str, int], pods: Sequence[Pod], workers: Sequence[WorkerState]
     ) -> list[tuple[GroupView, GroupPatch]]:
-        return [await self._step(cluster, group, replicas[group.role], pods, workers) for group in self._groups]
+        return [await self._step(cluster, group, replicas[group.role], pods, workers) for group in self.finder.groups]
 
     async def _step(
         self, cluster: Cluster, group: WorkerGroup, number: int, pods: Sequence[Pod], workers: Sequence[WorkerState]
@@ -144,18 +127,18 @@ class RayClusterActuator:
         if not step.drain:
             return view, step
         self._require_lead()
-        await self._pod_drain.drain(step.drain, pods, workers)
+        await self.pod_drain.drain(step.drain, pods, workers)
         return view, self._next(view, pods, workers, desired, group.num_spare).after(step)
 
     def _next(
         self, view: GroupView, pods: Sequence[Pod], workers: Sequence[WorkerState], desired: int, num_spare: int
     ) -> GroupPatch:
-        pod_views = self._pod_drain.look(pods, workers)
+        pod_views = self.pod_drain.look(pods, workers)
         inside = [pod_views[pod.name] for pod in pods if pod.group == view.name and pod.name in pod_views]
         return next_step(view, inside, desired, num_spare)
 
     def _require_lead(self) -> None:
-        if not self._leadership.leads:
+        if not self.leadership.leads:
             raise NotLeading
 
 
@@ -166,29 +149,24 @@ def _num_workers(group: WorkerGroup, step: GroupPatch, pod_names: Collection[str
     return max(0, num_pods - group.num_spare) * group.num_workers
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Retries:
     """Repeat an operation from its beginning after transient errors. `on_failure` is called with each error; `wait`
     takes seconds."""
 
-    def __init__(
-        self,
-        backoff: Backoff,
-        on_failure: Callable[[KubeError], None],
-        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._backoff = backoff
-        self._on_failure = on_failure
-        self._wait = wait
+    backoff: Backoff
+    on_failure: Callable[[KubeError], None]
+    wait: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def of(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Run `attempt` until it succeeds. Raises ActuatorFailed after TRIES tries or a permanent error."""
-        self._backoff.worked()
+        self.backoff.worked()
         for number in range(1, TRIES + 1):
             try:
                 return await attempt()
             except KubeError as error:
-                self._on_failure(error)
+                self.on_failure(error)
                 if number == TRIES or not (error.is_conflict or error.is_transient):
                     raise ActuatorFailed(f"the API server: {error}") from error
-                await self._wait(self._backoff.failed(error.retry_after_s))
+                await self.wait(self.backoff.failed(error.retry_after_s))
         raise AssertionError("unreachable")

@@ -8,34 +8,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tandem.core.ids import PlannerId, ServeId
 from tandem.planner.actuator import ActuationResult, ActuatorFailed
-from tandem.planner.pool_targets import compute_targets
+from tandem.planner.pool_targets import PoolTargets
 from tandem.planner.worker_inventory import WorkerInventory
 from tandem.planner.worker_state import WorkerState
-from tandem.scaling.decision import Decision
 from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 
 
+@dataclass(slots=True, eq=False)
 class ServeActuator:
     """Actuator that publishes replica targets for Ray Serve.
 
-    Serve accepts the targets of one planner at a time: the first one, until it has been silent for a while. `most`: see
-    `pool_targets.compute_targets`.
+    Serve accepts the targets of one planner at a time: the first one, until it has been silent for a while.
     """
 
-    def __init__(
-        self, me: PlannerId, targets: ReplicaTargets, inventory: WorkerInventory, most: Mapping[str, int]
-    ) -> None:
-        self._me = me
-        self._targets = targets
-        self._inventory = inventory
-        self.most = most
-        self._published_models: set[str] = set()
-        self._known: dict[str, dict[str, int]] = {}
-        self.leads = False
+    me: PlannerId
+    targets: ReplicaTargets
+    inventory: WorkerInventory
+    leads: bool = field(default=False, init=False)
+    _published_models: set[str] = field(default_factory=set, init=False)
+    _known: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
 
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> dict[str, int]:
         """Count the replicas that Serve is starting.
@@ -45,7 +41,7 @@ class ServeActuator:
         alone are no basis.
         """
         try:
-            target, deployed = await self._targets.read(model), await self._targets.deployed(model)
+            target, deployed = await self.targets.read(model), await self.targets.deployed(model)
         except StoreUnavailable as error:
             raise ActuatorFailed(f"the target cannot be read: {error}") from error
         updates = {**(target.replicas if target is not None else {}), **_of_one_serve(model, deployed)}
@@ -55,23 +51,21 @@ class ServeActuator:
         return {role: max(0, number - num_registered[role]) for role, number in known.items()}
 
     async def carry_out(
-        self, model: str, decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int]
+        self, model: str, targets: PoolTargets, reasons: tuple[str, ...], workers: Sequence[WorkerState]
     ) -> ActuationResult:
-        own_workers = [worker for worker in workers if worker.model == model]
-        replicas, changed = compute_targets(decision, own_workers, starting, self.most)
-        holder = await self.publish_target(model, replicas, decision.reasons)
-        if holder != self._me:
+        holder = await self.publish_target(model, targets.replicas, reasons)
+        if holder != self.me:
             return ActuationResult("standby", {}, (f"planner {holder} sets the targets, this one is on standby",))
-        return ActuationResult("carried_out", replicas, await self.change_roles(changed))
+        return ActuationResult("carried_out", targets.replicas, await self.change_roles(targets.changed))
 
     async def publish_target(self, model: str, replicas: Mapping[str, int], reasons: tuple[str, ...]) -> PlannerId:
         """Publish the target; return the planner whose targets Serve accepts."""
-        record = TargetRecord(model=model, planner=self._me, replicas=replicas, reasons=reasons)
+        record = TargetRecord(model=model, planner=self.me, replicas=replicas, reasons=reasons)
         try:
-            holder = await self._targets.publish(record)
+            holder = await self.targets.publish(record)
         except StoreUnavailable as error:
             raise ActuatorFailed(f"the target cannot be published: {error}") from error
-        self.leads = holder == self._me
+        self.leads = holder == self.me
         self._published_models.add(model)
         return holder
 
@@ -80,7 +74,7 @@ class ServeActuator:
         changes: list[str] = []
         for worker, role in changed.items():
             try:
-                is_there = await self._inventory.set_role(worker, role)
+                is_there = await self.inventory.set_role(worker, role)
             except StoreUnavailable as error:
                 raise ActuatorFailed(f"the role of {worker.ref.id} cannot be set: {error}") from error
             if is_there:
@@ -91,11 +85,11 @@ class ServeActuator:
         """Withdraw the targets, so that another planner can take over at once."""
         try:
             for model in self._published_models if self.leads else ():
-                await self._targets.resign(model, self._me)
+                await self.targets.resign(model, self.me)
         except StoreUnavailable:
             return
         finally:
-            await self._targets.close()
+            await self.targets.close()
 
 
 def _of_one_serve(model: str, deployed: Mapping[str, Mapping[ServeId, int]]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config
-from tandem.core.settings import DEFAULT_LAYER, from_environment, resolve
+from tandem.core.settings import build, from_environment
 from tandem.planner.serve_name import serve_name
 from tandem.stores.replica_targets import ROLES, ReplicaTargets
 from tandem.stores.settings_file import read_settings
@@ -130,7 +130,5 @@ def _written(path: str) -> tuple[int, int] | None:
 
 def _read(path: str) -> Config:
     """Read the settings. Raises TandemError."""
-    layers: list[tuple[str, dict[str, Any]]] = [(DEFAULT_LAYER, {})]
-    if path:
-        layers.append((path, read_settings(Path(path))))
-    return resolve([*layers, ("environment", dict(from_environment(os.environ)))]).config
+    layers = [(path, read_settings(Path(path)))] if path else []
+    return build([*layers, ("environment", from_environment(os.environ))])

@@ -104,34 +104,42 @@ def next_step(group: GroupView, pods: Sequence[PodView], desired: int, num_spare
     """Compute the next step. `pods`: all pods until they are gone. `desired`: desired number of pods, of which
     `num_spare` stay without a worker."""
     bounded = min(max(desired, group.least), group.most)
-    bound = f"group {group.name} may have {group.least} to {group.most} pods, not {desired}"
-    reasons: tuple[str, ...] = (bound,) if bounded != desired else ()
+    reasons: list[str] = []
+    if bounded != desired:
+        reasons.append(f"group {group.name} may have {group.least} to {group.most} pods, not {desired}")
     present = [pod for pod in pods if not pod.is_ending and pod.name not in group.listed]
     deleting = tuple(name for name in group.listed if any(pod.name == name for pod in pods))
     may_be_deleted = sorted(pod.name for pod in present if pod.may_be_deleted)
+    deleted_names = ", ".join(may_be_deleted)
     still_draining = [pod for pod in present if pod.is_draining and not pod.may_be_deleted]
     number = min(bounded + len(still_draining), group.most)
+    drain: list[PodView] = []
     if number >= group.replicas:
         # Draining pods are deleted all the same, because a draining worker takes no work any more. KubeRay makes new
         # ones.
-        grown = (f"group {group.name} grows from {group.replicas} to {number} pods",)
-        reasons += (
-            *(grown if number > group.replicas else ()),
-            *_replaced(group, may_be_deleted),
-            *_waiting(group, still_draining),
+        replicas, listed = number, (*deleting, *may_be_deleted)
+        if number > group.replicas:
+            reasons.append(f"group {group.name} grows from {group.replicas} to {number} pods")
+        if may_be_deleted:
+            reasons.append(f"group {group.name} replaces {deleted_names}, which were draining")
+    elif len(present) != group.replicas:
+        reasons.append(
+            f"group {group.name} does not shrink before KubeRay has made {len(present)} pods {group.replicas}"
         )
-        return GroupPatch(replicas=number, listed=(*deleting, *may_be_deleted), reasons=reasons)
-    if len(present) != group.replicas:
-        reason = f"group {group.name} does not shrink before KubeRay has made {len(present)} pods {group.replicas}"
-        return GroupPatch(replicas=group.replicas, listed=group.listed, reasons=(*reasons, reason))
-    replicas = max(number, group.replicas - len(may_be_deleted))
-    drain = _pods_to_drain(present, bounded, num_spare)
-    return GroupPatch(
-        replicas=replicas,
-        listed=(*deleting, *may_be_deleted) if may_be_deleted else group.listed,
-        drain=tuple(pod.name for pod in drain),
-        reasons=(*reasons, *_shrinking(group, drain, may_be_deleted, replicas), *_waiting(group, still_draining)),
-    )
+        return GroupPatch(replicas=group.replicas, listed=group.listed, reasons=tuple(reasons))
+    else:
+        replicas = max(number, group.replicas - len(may_be_deleted))
+        listed = (*deleting, *may_be_deleted) if may_be_deleted else group.listed
+        drain = _pods_to_drain(present, bounded, num_spare)
+        if may_be_deleted:
+            reasons.append(f"group {group.name} goes from {group.replicas} to {replicas} pods without {deleted_names}")
+        if drain:
+            reasons.append(f"group {group.name}: {', '.join(pod.name for pod in drain)} start draining")
+    waits = ", ".join(f"{pod.name} ({pod.num_jobs} jobs)" for pod in still_draining)
+    if waits:
+        reasons.append(f"group {group.name} waits until nothing is left on {waits}")
+    drain_names = tuple(pod.name for pod in drain)
+    return GroupPatch(replicas=replicas, listed=listed, drain=drain_names, reasons=tuple(reasons))
 
 
 def _pods_to_drain(present: Sequence[PodView], desired: int, num_spare: int) -> list[PodView]:
@@ -148,25 +156,3 @@ def _pods_to_drain(present: Sequence[PodView], desired: int, num_spare: int) -> 
     starting = [pod for pod in order if pod.is_starting]
     lost = [pod for pod in order if pod.is_lost][max(0, num_spare - len(starting)) :]
     return [*starting[num_spare:], *(pod for pod in order if pod.num_jobs is not None), *lost][:number]
-
-
-def _replaced(group: GroupView, may_be_deleted: Sequence[str]) -> tuple[str, ...]:
-    return (f"group {group.name} replaces {', '.join(may_be_deleted)}, which were draining",) if may_be_deleted else ()
-
-
-def _shrinking(
-    group: GroupView, drain: Sequence[PodView], may_be_deleted: Sequence[str], replicas: int
-) -> tuple[str, ...]:
-    reasons: list[str] = []
-    if may_be_deleted:
-        reasons.append(
-            f"group {group.name} goes from {group.replicas} to {replicas} pods without {', '.join(may_be_deleted)}"
-        )
-    if drain:
-        reasons.append(f"group {group.name}: {', '.join(pod.name for pod in drain)} start draining")
-    return tuple(reasons)
-
-
-def _waiting(group: GroupView, still_draining: Sequence[PodView]) -> tuple[str, ...]:
-    waits = ", ".join(f"{pod.name} ({pod.num_jobs} jobs)" for pod in still_draining)
-    return (f"group {group.name} waits until nothing is left on {waits}",) if waits else ()

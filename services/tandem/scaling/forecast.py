@@ -52,9 +52,6 @@ class History:
         """Return one sample for each interval, in order."""
         return [Sample(at, demand.seconds, amount(demand)) for at, demand in self._intervals]
 
-    def __repr__(self) -> str:
-        return f"<history of {len(self)} intervals>"
-
 
 MOST_DISPERSION = 30.0
 _LEAST_PAIRS = 6

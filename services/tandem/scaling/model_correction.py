@@ -64,6 +64,3 @@ class Correction:
         else:
             self.factor = min(MOST, self.factor * STEP)
             self._share_before = share
-
-    def __repr__(self) -> str:
-        return f"<correction {self.factor:.2f}>"

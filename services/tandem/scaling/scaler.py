@@ -6,13 +6,14 @@ import math
 from collections import deque
 from dataclasses import dataclass, replace
 
+from tandem.core.config import PlannerConfig
+from tandem.core.slo import Slo
 from tandem.scaling import burst_replay
 from tandem.scaling.cluster_state import ClusterState, Demand, PoolState, WorkerCapacity
 from tandem.scaling.decision import Decision, DemandForecast, ReplicaTarget, RoleChange
 from tandem.scaling.decode_capacity import DecodeDemand, decode_workers, is_in_reach, largest_batch, step_s
 from tandem.scaling.forecast import History, dispersion, expected_level, expected_rate
 from tandem.scaling.model_correction import Correction
-from tandem.scaling.policy import Bounds, ScalingPolicy
 from tandem.scaling.queueing import ServiceDemand, least_workers
 from tandem.scaling.request_profile import RequestProfile, prompt_work
 
@@ -20,6 +21,11 @@ _PAST_WINDOWS = 2
 """Number of policy windows from which bursts are learned."""
 _LEAVE_SHARE = 4
 """A pool loses at most this fraction, 1 / _LEAVE_SHARE, of its workers at once."""
+
+
+def clamped(number: int, least: int, most: int) -> int:
+    """Return `number` within [`least`, `most`]; `most` of 0 is no bound."""
+    return max(least, min(number, most or number))
 
 
 def needed_beside_mixed(needed: ReplicaTarget, num_mixed: int) -> ReplicaTarget:
@@ -74,9 +80,6 @@ class StabilizationWindow:
             return max(current, self._highest[-1][1])
         return self._highest[0][1] if self._highest[0][1] < current else max(current, self._highest[-1][1])
 
-    def __repr__(self) -> str:
-        return f"<steady {self._highest[0][1] if self._highest else 'unknown'} for {self._hold_s:g} s>"
-
 
 @dataclass(frozen=True, slots=True)
 class _Workers:
@@ -87,10 +90,13 @@ class _Workers:
 
 
 class Scaler:
-    """Scale the workers of one model. Equal observations give equal decisions."""
+    """Scale the workers of one model by the settings `policy`, so that the targets of `slo` are met. Equal
+    observations give equal decisions."""
 
-    def __init__(self, policy: ScalingPolicy) -> None:
+    def __init__(self, policy: PlannerConfig, slo: Slo) -> None:
         self._policy = policy
+        self._slo = slo
+        self._tolerated = 1 - policy.percentile / 100
         self._history = History(policy.window_s)
         self._past = History(_PAST_WINDOWS * policy.window_s)
         gap_s = max(policy.start_s, 3 * policy.interval_s)
@@ -98,7 +104,7 @@ class Scaler:
         self._spare_windows = tuple(
             StabilizationWindow(min(policy.start_s, policy.scale_down_s), gap_s) for _ in ReplicaTarget._fields
         )
-        self._corrections = tuple(Correction(policy.start_s, policy.tolerated) for _ in ReplicaTarget._fields)
+        self._corrections = tuple(Correction(policy.start_s, self._tolerated) for _ in ReplicaTarget._fields)
         self._workers: _Workers | None = None
         self._last_bounded = ReplicaTarget(0, 0)
         self._at = -math.inf
@@ -138,9 +144,9 @@ class Scaler:
 
     def _hold(self, state: ClusterState, reason: str) -> Decision:
         current = _current(state)
-        policy = self._policy
-        target = ReplicaTarget(policy.prefill.clamped(current.prefill), policy.decode.clamped(current.decode))
-        return Decision(target=target, needed=current, forecast=None, reasons=(reason,), held_back=reason)
+        return Decision(
+            target=self._bounded(current), needed=current, forecast=None, reasons=(reason,), held_back=reason
+        )
 
     # ---- what is needed
 
@@ -169,10 +175,10 @@ class Scaler:
         decode_rate = expected_rate(arrivals, policy.start_s)
         steps = DecodeDemand(decode_rate * factors[1], max(0.0, profile.num_output - 1), profile.context, burstiness)
         decode, num_concurrent = decode_workers(
-            workers.decode, steps, policy.slo.itl_s, policy.tolerated, policy.headroom
+            workers.decode, steps, self._slo.itl_s, self._tolerated, policy.headroom
         )
         running = state.num_running_seqs + state.num_queued_requests
-        decode = max(decode, math.ceil(running / largest_batch(workers.decode, profile.context, policy.slo.itl_s)))
+        decode = max(decode, math.ceil(running / largest_batch(workers.decode, profile.context, self._slo.itl_s)))
         forecast = DemandForecast(
             request_rate=rate, input_rate=prompt_demand.rate * profile.num_fresh,
             output_rate=decode_rate * profile.num_output,
@@ -188,14 +194,14 @@ class Scaler:
         behind_s = state.num_queued_tokens * worker.cost.prefill_token_s
         extra_rate = behind_s / policy.start_s / prompt_demand.mean_s if prompt_demand.mean_s > 0 else 0.0
         scaled_demand = replace(prompt_demand, rate=(prompt_demand.rate + extra_rate) * factor)
-        number = least_workers(scaled_demand, policy.slo.ttft_s, policy.tolerated, policy.headroom)
-        if policy.slo.ttft_s is None or prompt_demand.load <= 0:
+        number = least_workers(scaled_demand, self._slo.ttft_s, self._tolerated, policy.headroom)
+        if self._slo.ttft_s is None or prompt_demand.load <= 0:
             return number
         past = burst_replay.shape(self._past.samples(lambda demand: demand.num_input_tokens), policy.window_s / 2)
         # The time of a long prompt's own computation is not available for waiting.
-        wait_limit_s = policy.slo.ttft_s - prompt_demand.mean_s * (1 + math.sqrt(prompt_demand.service_scv))
-        slack_s = max(wait_limit_s, policy.slo.ttft_s / 4)
-        return max(number, burst_replay.least_workers(past, scaled_demand.load, slack_s, policy.tolerated))
+        wait_limit_s = self._slo.ttft_s - prompt_demand.mean_s * (1 + math.sqrt(prompt_demand.service_scv))
+        slack_s = max(wait_limit_s, self._slo.ttft_s / 4)
+        return max(number, burst_replay.least_workers(past, scaled_demand.load, slack_s, self._tolerated))
 
     # ---- the target
 
@@ -203,7 +209,7 @@ class Scaler:
         policy = self._policy
         current = _current(state)
         rest = needed_beside_mixed(needed, state.mixed.num_serving)
-        bounded = ReplicaTarget(policy.prefill.clamped(rest.prefill), policy.decode.clamped(rest.decode))
+        bounded = self._bounded(rest)
         for role, number in enumerate(bounded):
             self._stabilization[role].add(state.at, number)
             self._spare_windows[role].add(state.at, number)
@@ -212,17 +218,33 @@ class Scaler:
         stabilized = ReplicaTarget(
             *(window.settled(number) for window, number in zip(self._stabilization, changed, strict=True))
         )
-        target = self._limit_reductions(state, changed, stabilized)
+        target = ReplicaTarget(
+            _limit_reduction(
+                state.prefill, changed.prefill, stabilized.prefill, policy.min_prefill, policy.max_prefill
+            ),
+            _limit_reduction(state.decode, changed.decode, stabilized.decode, policy.min_decode, policy.max_decode),
+        )
         self._last_bounded = bounded
         reasons = (
             *_why(forecast, needed),
             *self._why_late(forecast),
-            *(_why_role(role, n, t) for role, n, t in _moves(current, target)),
+            *(
+                f"{role} {'grows' if then > now else 'shrinks'} from {now} to {then}"
+                for role, now, then in zip(ReplicaTarget._fields, current, target, strict=True)
+                if now != then
+            ),
         )
         return Decision(target=target, changes=changes, needed=needed, forecast=forecast, reasons=reasons)
 
+    def _bounded(self, target: ReplicaTarget) -> ReplicaTarget:
+        policy = self._policy
+        return ReplicaTarget(
+            clamped(target.prefill, policy.min_prefill, policy.max_prefill),
+            clamped(target.decode, policy.min_decode, policy.max_decode),
+        )
+
     def _why_late(self, forecast: DemandForecast) -> tuple[str, ...]:
-        itl_s = self._policy.slo.itl_s
+        itl_s = self._slo.itl_s
         context = forecast.mean_context
         worker = self._workers.decode if self._workers is not None else None
         if itl_s is None or worker is None or is_in_reach(worker, context, itl_s):
@@ -240,22 +262,14 @@ class Scaler:
         ))  # fmt: skip
         return role_changes(current, bounded, spare)
 
-    def _limit_reductions(
-        self, state: ClusterState, current: ReplicaTarget, stabilized: ReplicaTarget
-    ) -> ReplicaTarget:
-        """Return the target limited to a fraction of each pool at a time, and to no reduction while workers of the pool
-        are still draining."""
-        return ReplicaTarget(
-            _limit_reduction(state.prefill, current.prefill, stabilized.prefill, self._policy.prefill),
-            _limit_reduction(state.decode, current.decode, stabilized.decode, self._policy.decode),
-        )
 
-
-def _limit_reduction(pool: PoolState, current: int, stabilized: int, bounds: Bounds) -> int:
+def _limit_reduction(pool: PoolState, current: int, stabilized: int, least: int, most: int) -> int:
+    """Return the stabilized number, but at most a fraction of the pool less than now, and no fewer while workers of the
+    pool are still draining."""
     if stabilized >= current:
         return stabilized
-    most = 0 if pool.num_draining else max(1, current // _LEAVE_SHARE)
-    return bounds.clamped(max(stabilized, current - most))
+    max_reduction = 0 if pool.num_draining else max(1, current // _LEAVE_SHARE)
+    return clamped(max(stabilized, current - max_reduction), least, most)
 
 
 def _current(state: ClusterState) -> ReplicaTarget:
@@ -271,12 +285,6 @@ def _after(current: ReplicaTarget, changes: tuple[RoleChange, ...]) -> ReplicaTa
     return ReplicaTarget(prefill, decode)
 
 
-def _moves(current: ReplicaTarget, target: ReplicaTarget) -> list[tuple[str, int, int]]:
-    return [
-        (role, now, then) for role, now, then in zip(ReplicaTarget._fields, current, target, strict=True) if now != then
-    ]
-
-
 def _why(forecast: DemandForecast, needed: ReplicaTarget) -> tuple[str, ...]:
     return (
         f"{forecast.request_rate:.2f} requests/s with {forecast.input_rate:,.0f} uncached prompt tokens/s are expected "
@@ -285,7 +293,3 @@ def _why(forecast: DemandForecast, needed: ReplicaTarget) -> tuple[str, ...]:
         f"{forecast.output_rate:,.0f} output tokens/s are expected: {forecast.num_decoding:.1f} sequences decode at "
         f"once with {forecast.mean_context:,.0f} tokens of context, for which {needed.decode} workers are needed",
     )
-
-
-def _why_role(role: str, now: int, then: int) -> str:
-    return f"{role} grows from {now} to {then}" if then > now else f"{role} shrinks from {now} to {then}"

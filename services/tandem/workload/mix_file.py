@@ -6,7 +6,6 @@ The section "Workloads" of loadtest/README.md says what each key means.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -15,13 +14,13 @@ from tandem.workload.arrivals import Arrivals, Batches, Bursts, Constant, Poisso
 from tandem.workload.lengths import MAX_TOKENS, Lengths, LogNormal, Quantiles
 from tandem.workload.mix import Mix
 from tandem.workload.request_class import Prefix, RequestClass
-from tandem.workload.yaml_field import Field, refused
+from tandem.workload.yaml_field import Field, StrictLoader, refused
 
 
 def read_mix(path: Path) -> Mix:
     """Return the mix in a file. Raises TandemError(INVALID_REQUEST)."""
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        value = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise refused(str(path), f"cannot be read: {error}") from error
     root = Field(str(path), "", value)
@@ -33,16 +32,6 @@ def read_mix(path: Path) -> Mix:
             rate=_rate(found["rate"]) if "rate" in found else None,
         ),
     )
-
-
-class _Loader(yaml.SafeLoader):
-    """Load plain values and refuse duplicate keys, of which YAML would silently take the second."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [str(key.value) for key, _ in node.value]
-        if len(set(keys)) < len(keys):
-            raise yaml.constructor.ConstructorError("a key is repeated in a mapping", node.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _rate(field: Field) -> float:

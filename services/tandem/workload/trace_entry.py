@@ -44,16 +44,6 @@ class TraceEntry:
     priority: int = 0
     lane: Lane = Lane.INTERACTIVE
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        match self.prompt:
-            case int():
-                return self.prompt
-            case PromptBlocks():
-                return self.prompt.num_tokens
-            case tuple():
-                return len(self.prompt)
-
     def tokens(self, seed: int, number: int, salt: str) -> tuple[int, ...]:
         """Return the prompt's tokens. Unknown tokens are generated; unless `ids` names their block, no other `number`
         of the trace shares them."""

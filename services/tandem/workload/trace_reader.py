@@ -55,17 +55,16 @@ def entries(path: Path, count: int | None = None) -> Iterator[TraceEntry]:
     return _in_order(_lines(path), trace_format, count)
 
 
-class _TraceFormat(NamedTuple):
-    """How a file is read: `parse` makes a field of a line's text, `read_entry` makes an entry of the field."""
-
-    has_header: bool
-    parse: Callable[[str, str], Field]
-    read_entry: Callable[[Field], TraceEntry]
-
-
 class _TraceLine(NamedTuple):
     place: str
     text: str
+
+
+class _TraceFormat(NamedTuple):
+    """How a file is read: `read_entry` makes an entry of a line."""
+
+    has_header: bool
+    read_entry: Callable[[_TraceLine], TraceEntry]
 
 
 def _detect_format(path: Path) -> _TraceFormat:
@@ -74,27 +73,23 @@ def _detect_format(path: Path) -> _TraceFormat:
     if first is None:
         raise refused(str(path), "is empty")
     if first.text == AZURE_HEADER:
-        return _TraceFormat(True, _text, _azure_entry)
+        return _TraceFormat(True, _azure_entry)
     if first.text.startswith("{"):
-        line = _json(*first)
-        keys = line.fields().keys()
-        if line.value.get("format") == tandem_trace.FORMAT:
-            return _TraceFormat(True, _json, tandem_trace.reader(line))
-        if keys >= set(MOONCAKE_KEYS[:2]):
-            return _TraceFormat(False, _json, _mooncake_entry)
+        head = _json(first)
+        if head.value.get("format") == tandem_trace.FORMAT:
+            read_recorded = tandem_trace.reader(head)
+            return _TraceFormat(True, lambda line: read_recorded(_json(line)))
+        if head.fields().keys() >= set(MOONCAKE_KEYS[:2]):
+            return _TraceFormat(False, _mooncake_entry)
     known = f"Mooncake's JSON lines, {AZURE_HEADER}, {tandem_trace.FORMAT}"
     raise refused(str(path), f"is none of the traces that can be read: {known}; mixes are *.yaml")
 
 
-def _text(place: str, text: str) -> Field:
-    return Field(place, "", text)
-
-
-def _json(place: str, text: str) -> Field:
+def _json(line: _TraceLine) -> Field:
     try:
-        return Field(place, "", json.loads(text))
+        return Field(line.place, "", json.loads(line.text))
     except (ValueError, RecursionError) as error:
-        raise refused(place, f"is not JSON: {error}") from error
+        raise refused(line.place, f"is not JSON: {error}") from error
 
 
 def _opened(path: Path) -> AbstractContextManager[Iterable[bytes]]:
@@ -123,7 +118,7 @@ def _in_order(
     # A refused line, or a consumer that stops early, closes the file.
     with closing(lines):
         for line in islice(lines, trace_format.has_header, None if count is None else trace_format.has_header + count):
-            entry = trace_format.read_entry(trace_format.parse(line.place, line.text))
+            entry = trace_format.read_entry(line)
             if latest is not None and entry.due_us < latest:
                 late_s = (latest - entry.due_us) / 1e6
                 raise refused(line.place, f"is due {late_s} s before the line above it; sort the trace by time")
@@ -145,7 +140,7 @@ def scheduled_request_of(entry: TraceEntry, number: int, due_s: float, seed: int
         lane=entry.lane,
         priority=entry.priority,
     )
-    return ScheduledRequest(request, entry.group or _class_of(entry.num_prompt_tokens), due_s, entry.tenant)
+    return ScheduledRequest(request, entry.group or _class_of(len(request.prompt_tokens)), due_s, entry.tenant)
 
 
 def _scheduled(trace_entries: Iterable[TraceEntry], seed: int, speedup: float, salt: str) -> Iterator[ScheduledRequest]:
@@ -159,14 +154,14 @@ def _class_of(num_tokens: int) -> str:
     return next((name for limit, name in CLASSES if num_tokens < limit), LONGEST)
 
 
-def _mooncake_entry(line: Field) -> TraceEntry:
+def _mooncake_entry(line: _TraceLine) -> TraceEntry:
     """Return the entry of a line of Mooncake's traces (Qin et al., FAST 2025): JSON with the hash ids of a prompt's
     blocks. Raises TandemError(INVALID_REQUEST). An output of 0 tokens becomes one of 1.
 
     `timestamp` in milliseconds, `input_length` and `output_length` in tokens, `hash_ids`: one for each 512 tokens; the
     last block may be shorter. An id identifies its block and all before it, renumbered so that it reveals no content.
     """
-    found = line.record(MOONCAKE_KEYS)
+    found = _json(line).record(MOONCAKE_KEYS)
     blocks = found["hash_ids"].made(
         lambda: PromptBlocks(
             num_tokens=found["input_length"].whole(1, MAX_TOKENS),
@@ -178,22 +173,22 @@ def _mooncake_entry(line: Field) -> TraceEntry:
     return TraceEntry(due_us, blocks, max(1, found["output_length"].whole(0, MAX_TOKENS)))
 
 
-def _azure_entry(line: Field) -> TraceEntry:
+def _azure_entry(line: _TraceLine) -> TraceEntry:
     """Return the entry of a line of the Azure LLM inference traces of 2023 and 2024 (Patel et al., ISCA 2024; Stojkovic
     et al., HPCA 2025): CSV of a time and two token counts. Raises TandemError(INVALID_REQUEST).
 
     Digits below the microsecond are dropped; a time without a zone is UTC. An output of 0 tokens becomes one of 1.
     """
-    cells = line.text().split(",")
+    cells = line.text.split(",")
     if len(cells) != 3:
-        raise line.refused(f"must be {AZURE_HEADER}")
+        raise refused(line.place, f"must be {AZURE_HEADER}, got {line.text!r:.80}")
     prompt, output = (_tokens(line, cell) for cell in cells[1:])
     if not 1 <= prompt <= MAX_TOKENS or output > MAX_TOKENS:
-        raise line.refused(f"a prompt must be of 1 to {MAX_TOKENS} tokens")
+        raise refused(line.place, f"a prompt must be of 1 to {MAX_TOKENS} tokens, got {line.text!r:.80}")
     return TraceEntry(_microseconds(line, cells[0]), prompt, max(1, output))
 
 
-def _microseconds(line: Field, cell: str) -> int:
+def _microseconds(line: _TraceLine, cell: str) -> int:
     try:
         time = datetime.fromisoformat(cell)
     except ValueError as error:
@@ -201,7 +196,7 @@ def _microseconds(line: Field, cell: str) -> int:
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
 
 
-def _tokens(line: Field, cell: str) -> int:
+def _tokens(line: _TraceLine, cell: str) -> int:
     if not (cell.isascii() and cell.isdecimal() and len(cell) <= 12):
         raise refused(line.place, f"{cell!r:.80} is no number of tokens")
     return int(cell)

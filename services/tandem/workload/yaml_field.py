@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import yaml
+
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 
@@ -15,6 +17,16 @@ _WHOLE = "must be a whole number in [{}, {}]"
 
 def refused(place: str, what: str) -> TandemError:
     return TandemError(ErrorKind.INVALID_REQUEST, f"{place}: {what}")
+
+
+class StrictLoader(yaml.SafeLoader):
+    """Load plain YAML values and refuse duplicate keys, of which YAML would silently take the second."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [str(key.value) for key, _ in node.value]
+        if len(set(keys)) < len(keys):
+            raise yaml.constructor.ConstructorError(problem="a key twice in a mapping", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 @dataclass(frozen=True, slots=True)

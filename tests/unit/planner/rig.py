@@ -18,6 +18,7 @@ from tandem.planner.leader_election import Election
 from tandem.planner.lease_keeper import LeaseKeeper
 from tandem.planner.pod_drain import PodDrain
 from tandem.planner.pod_watch import PodInformer
+from tandem.planner.pool_targets import compute_targets
 from tandem.planner.ray_cluster import ClusterFinder
 from tandem.planner.raycluster_actuator import RayClusterActuator, Retries
 from tandem.planner.serve_actuator import ServeActuator
@@ -79,12 +80,10 @@ class Planner:
         self.finder = ClusterFinder(self.api, rayservice, raycluster, groups, self._watch)
         targets: Any = PublishedTargets(world)
         self.actuator = RayClusterActuator(
-            groups,
             self.finder,
-            self.api.patch_cluster,
             self.leadership,
             PodDrain(world.census, clock),
-            ServeActuator(PlannerId(name), targets, world.census, {}),
+            ServeActuator(PlannerId(name), targets, world.census),
             Retries(Backoff(lambda: 0.0), self.errors.append, self._wait),
         )
         self.on_wait: Callable[[], None] = lambda: None
@@ -98,7 +97,9 @@ class Planner:
             decision = Decision(
                 target=target, changes=tuple(changes), needed=target, forecast=None, reasons=("because",)
             )
-            return await self.actuator.carry_out("m", decision, workers, starting)
+            own_workers = [worker for worker in workers if worker.model == "m"]
+            targets = compute_targets(decision, own_workers, starting, {})
+            return await self.actuator.carry_out("m", targets, decision.reasons, workers)
         except ActuatorFailed as error:
             return str(error)
 

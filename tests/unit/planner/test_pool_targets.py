@@ -15,7 +15,7 @@ from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.planner.demand_delta import DemandDeltaResult
 from tandem.planner.planner_loop import build_observation
-from tandem.planner.policy import most_of, policy_of, targets_of
+from tandem.planner.policy import most_of, targets_of
 from tandem.planner.pool_targets import compute_targets
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.cluster_state import Demand, WorkerCapacity
@@ -152,7 +152,7 @@ def test_every_fleet_reaches_enough_of_each_role_and_stays(oldest_go: bool) -> N
 
 def test_the_scaler_gets_its_target_from_a_full_pool() -> None:
     config = PlannerConfig(min_prefill=2, max_prefill=4, min_decode=3, max_decode=3)
-    scaler = Scaler(policy_of(config, targets_of(SloConfig(ttft_ms=1500, itl_ms=50))))
+    scaler = Scaler(config, targets_of(SloConfig(ttft_ms=1500, itl_ms=50)))
     fleet = list(REASSIGNED)
     seen: list[tuple[int, int]] = []
     for number in range(1, 200):

@@ -44,7 +44,7 @@ def worker(number: int, role: str) -> WorkerState:
 
 def actuator(targets: StoredTargets) -> ServeActuator:
     unused: Any = None
-    return ServeActuator(ME, targets, unused, {})  # type: ignore[arg-type]
+    return ServeActuator(ME, targets, unused)  # type: ignore[arg-type]
 
 
 async def starting(of: ServeActuator, num_decode: int) -> dict[str, int]:

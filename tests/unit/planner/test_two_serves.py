@@ -20,7 +20,8 @@ from tandem.planner import serve_policy
 from tandem.planner.actuator import ActuatorFailed
 from tandem.planner.demand_delta import DemandDeltaResult
 from tandem.planner.planner_loop import build_observation
-from tandem.planner.policy import most_of, policy_of, targets_of
+from tandem.planner.policy import most_of, targets_of
+from tandem.planner.pool_targets import compute_targets
 from tandem.planner.serve_actuator import ServeActuator
 from tandem.planner.serve_policy import ReplicaPolicy
 from tandem.planner.worker_state import WorkerState
@@ -117,8 +118,8 @@ class Fleet:
     def __post_init__(self) -> None:
         targets: Any = self.board
         unused: Any = None
-        self._actuator = ServeActuator(PlannerId("p"), targets, unused, most_of(CONFIG))
-        self._scaler = Scaler(policy_of(CONFIG, targets_of(SloConfig(ttft_ms=1500, itl_ms=50))))
+        self._actuator = ServeActuator(PlannerId("p"), targets, unused)
+        self._scaler = Scaler(CONFIG, targets_of(SloConfig(ttft_ms=1500, itl_ms=50)))
 
     async def run(self, seconds: float) -> list[list[int]]:
         """Run some steps; return how many workers each cluster intended to run at each step."""
@@ -142,7 +143,8 @@ class Fleet:
             build_observation(self.board.now, DemandDeltaResult(DEMAND, "", num_gateways=1), workers, starting)
         )
         assert not decision.changes
-        await self._actuator.carry_out("m", decision, workers, starting)
+        pool_targets = compute_targets(decision, workers, starting, most_of(CONFIG))
+        await self._actuator.carry_out("m", pool_targets, decision.reasons, workers)
 
 
 @pytest.mark.slow

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tandem.core.config import PlannerConfig
 from tandem.core.slo import Slo
 from tandem.core.step_cost import StepCost
 from tandem.scaling.cluster_state import ClusterState, Demand, PoolState, WorkerCapacity
 from tandem.scaling.decision import Decision, ReplicaTarget
-from tandem.scaling.policy import ScalingPolicy
 from tandem.scaling.scaler import Scaler
 
-POLICY = ScalingPolicy(slo=Slo(ttft_s=2.0, itl_s=0.05))
+POLICY = PlannerConfig()
+SLO = Slo(ttft_s=2.0, itl_s=0.05)
 WORKER = WorkerCapacity(
     cost=StepCost(
         base_s=7e-3, prefill_token_s=24e-6, decode_seq_s=3e-5, decode_context_s=4e-8, prefill_pair_s=9e-10
@@ -45,7 +46,7 @@ def decide_each(scaler: Scaler, rates: list[float], size: ReplicaTarget, begin: 
 
 
 def test_grows_at_once_and_shrinks_only_after_a_while() -> None:
-    scaler = Scaler(POLICY)
+    scaler = Scaler(POLICY, SLO)
     busy = decide_each(scaler, [2.0] * 20 + [80.0] * 20, ReplicaTarget(1, 1))
     assert busy[20].target > busy[19].target
     quiet = decide_each(scaler, [2.0] * 300, busy[-1].target, begin=200.0)
@@ -54,31 +55,31 @@ def test_grows_at_once_and_shrinks_only_after_a_while() -> None:
 
 
 def test_holds_the_workers_while_no_gateway_reports() -> None:
-    scaler = Scaler(POLICY)
+    scaler = Scaler(POLICY, SLO)
     before = decide_each(scaler, [80.0] * 10, ReplicaTarget(1, 1))[-1].target
     decision = scaler.decide(state(60.0, None, before))
     assert decision.target == before and decision.held_back
     nobody = replace(state(5.0, demand(80.0), ReplicaTarget(3, 3)), prefill_worker=None, decode_worker=None)
-    decision = Scaler(POLICY).decide(nobody)
+    decision = Scaler(POLICY, SLO).decide(nobody)
     assert decision.target == (3, 3) and "worker" in decision.held_back
 
 
 def test_an_observation_that_is_not_newer_changes_nothing() -> None:
-    scaler = Scaler(POLICY)
+    scaler = Scaler(POLICY, SLO)
     decide_each(scaler, [20.0] * 10, ReplicaTarget(4, 2))
     decision = scaler.decide(state(50.0, demand(500.0), ReplicaTarget(4, 2)))
     assert decision.target == (4, 2) and "newer" in decision.held_back
 
 
 def test_reasons_contain_numbers_and_changes() -> None:
-    decision = decide_each(Scaler(POLICY), [60.0] * 3, ReplicaTarget(1, 1))[0]
+    decision = decide_each(Scaler(POLICY, SLO), [60.0] * 3, ReplicaTarget(1, 1))[0]
     text = " ".join(decision.reasons)
     assert "60.00 requests/s" in text and f"prefill grows from 1 to {decision.target.prefill}" in text
 
 
 def test_mixed_workers_count_on_both_sides() -> None:
-    alone = decide_each(Scaler(POLICY), [60.0] * 5, ReplicaTarget(1, 1))[-1]
-    helped = Scaler(POLICY).decide(replace(state(5.0, demand(60.0), ReplicaTarget(1, 1)), mixed=PoolState(4)))
+    alone = decide_each(Scaler(POLICY, SLO), [60.0] * 5, ReplicaTarget(1, 1))[-1]
+    helped = Scaler(POLICY, SLO).decide(replace(state(5.0, demand(60.0), ReplicaTarget(1, 1)), mixed=PoolState(4)))
     assert sum(helped.needed) == sum(alone.needed)
     assert sum(helped.target) == sum(alone.target) - 4
 
@@ -87,7 +88,7 @@ def test_spare_workers_change_to_the_other_role() -> None:
     """Long prompts end; before their workers have ended, long outputs begin."""
     prompts, answers = demand(6.0, num_input=12_000, num_output=20), demand(12.0, num_input=200, num_output=2500)
     for may_change in (True, False):
-        scaler, size = Scaler(replace(POLICY, window_s=60.0, change_roles=may_change)), ReplicaTarget(1, 1)
+        scaler, size = Scaler(replace(POLICY, window_s=60.0, change_roles=may_change), SLO), ReplicaTarget(1, 1)
         changes = []
         for i, what in enumerate([prompts] * 40 + [demand(0.2)] * 30 + [answers] * 10, start=1):
             decision = scaler.decide(state(5.0 * i, what, size))
@@ -101,23 +102,23 @@ def test_spare_workers_change_to_the_other_role() -> None:
 def test_the_backlog_is_to_be_done_before_a_new_worker_serves() -> None:
     quiet = state(5.0, demand(6.0), ReplicaTarget(4, 2))
     behind = replace(quiet, num_queued_tokens=10**7)
-    assert Scaler(POLICY).decide(behind).needed.prefill > Scaler(POLICY).decide(quiet).needed.prefill
+    assert Scaler(POLICY, SLO).decide(behind).needed.prefill > Scaler(POLICY, SLO).decide(quiet).needed.prefill
     crowded = replace(quiet, num_running_seqs=2000)
-    assert Scaler(POLICY).decide(crowded).needed.decode > Scaler(POLICY).decide(quiet).needed.decode
+    assert Scaler(POLICY, SLO).decide(crowded).needed.decode > Scaler(POLICY, SLO).decide(quiet).needed.decode
 
 
 def test_an_unreachable_target_is_reported_and_adds_no_workers() -> None:
     """A step of one sequence takes 7.1 ms."""
-    tight, free = (Scaler(replace(POLICY, slo=Slo(ttft_s=2.0, itl_s=itl_s))) for itl_s in (5e-3, None))
+    tight, free = (Scaler(POLICY, Slo(ttft_s=2.0, itl_s=itl_s)) for itl_s in (5e-3, None))
     decision = decide_each(tight, [20.0] * 3, ReplicaTarget(1, 1))[0]
     assert decision.needed.decode == decide_each(free, [20.0] * 3, ReplicaTarget(1, 1))[0].needed.decode
     assert "alone takes 7.11 ms a token, more than slo.itl_ms: no number of workers helps" in " ".join(decision.reasons)
-    assert "no number" not in " ".join(decide_each(Scaler(POLICY), [20.0] * 3, ReplicaTarget(1, 1))[0].reasons)
+    assert "no number" not in " ".join(decide_each(Scaler(POLICY, SLO), [20.0] * 3, ReplicaTarget(1, 1))[0].reasons)
 
 
 def test_the_first_token_of_each_output_is_not_decoded() -> None:
     """Outputs of two tokens decode one token each."""
-    scaler = Scaler(POLICY)
+    scaler = Scaler(POLICY, SLO)
     for i in range(1, 11):
         decision = scaler.decide(state(5.0 * i, demand(20.0, num_output=2), ReplicaTarget(4, 4)))
     assert decision.forecast is not None and decision.forecast.num_decoding > 0

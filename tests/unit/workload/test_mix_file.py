@@ -137,7 +137,7 @@ def test_omitted_keys_have_defaults(tmp_path: Path) -> None:
         ),
         ("rate: -1\ngroups: {a: {share: 1, prompt: 1, output: 1}}", "some.yaml: rate: must not be negative, got -1"),
         ("rate: [1\n", "some.yaml: cannot be read"),
-        ("groups: {a: {share: 1, prompt: 1, output: 1}, a: {share: 1, prompt: 1, output: 1}}", "a key is repeated"),
+        ("groups: {a: {share: 1, prompt: 1, output: 1}, a: {share: 1, prompt: 1, output: 1}}", "a key twice"),
         ("rate: 2024-13-45", "some.yaml: cannot be read: month must be"),
         ("rate: " + "[" * 1000, "some.yaml: cannot be read"),
         ("groups: !!python/object/apply:os.getcwd []", "some.yaml: cannot be read"),

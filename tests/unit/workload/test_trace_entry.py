@@ -37,11 +37,6 @@ def test_unknown_tokens_are_generated_by_seed_and_number() -> None:
     generated = {entry.tokens(seed, number, salt) for seed in (1, 2) for number in (0, 1) for salt in ("", "a")}
     assert len({each[:16] for each in generated}) == 8 and {len(each) for each in generated} == {50}
     assert TraceEntry(0, (4, 5), 1).tokens(1, 2, "a") == (4, 5)
-    assert [TraceEntry(0, prompt, 1).num_prompt_tokens for prompt in (50, (4, 5), PromptBlocks(33, (1, 2), 32))] == [
-        50,
-        2,
-        33,
-    ]
 
 
 def test_a_prompt_has_an_id_for_each_of_its_blocks() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.lane import Lane
 from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.source import open_workload
 
@@ -33,7 +34,7 @@ RECORDED = """\
 {"format": "tandem-requests", "version": 1, "block_size": 64}
 {"due_s": 3.25, "group": "chat", "tenant": "acme", "priority": 2, "prompt_tokens": [5, 6, 7], "num_output_tokens": 4}
 {"due_s": 3.5, "num_prompt_tokens": 130, "blocks": [9, 8, 7], "num_output_tokens": 1}
-{"due_s": 3.5, "num_prompt_tokens": 9000, "num_output_tokens": 2}
+{"due_s": 3.5, "num_prompt_tokens": 9000, "lane": "batch", "num_output_tokens": 2}
 """
 ALL = {"mooncake.jsonl": MOONCAKE, "azure.csv": AZURE, "own.jsonl": RECORDED}
 
@@ -115,6 +116,7 @@ def test_recorded(tmp_path: Path) -> None:
     ]
     assert requests[0].request.prompt_tokens == (5, 6, 7)
     assert [(scheduled.tenant, scheduled.request.priority) for scheduled in requests] == [("acme", 2), ("", 0), ("", 0)]
+    assert [scheduled.request.lane for scheduled in requests] == [Lane.INTERACTIVE, Lane.INTERACTIVE, Lane.BATCH]
 
 
 @pytest.mark.parametrize("name", ALL)

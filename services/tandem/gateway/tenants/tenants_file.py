@@ -31,7 +31,7 @@ from tandem.admission.token_bucket import MAX_LIMIT
 from tandem.core.ids import OPEN_TENANT, TenantId
 from tandem.core.lane import Lane
 from tandem.core.request import MAX_COUNT
-from tandem.workload.yaml_field import Field, refused
+from tandem.workload.yaml_field import Field, StrictLoader, refused
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LANES = {lane.label: lane for lane in Lane}
@@ -66,7 +66,7 @@ class Tenants:
 def parse_tenants(text: str, file: str) -> Tenants:
     """Parse the text of a tenants file. `file` is its name in errors. Raises TandemError(INVALID_REQUEST)."""
     try:
-        value = yaml.load(text, _Loader)
+        value = yaml.load(text, StrictLoader)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         # Without the text at the error: it may be a key.
         mark = getattr(error, "problem_mark", None)
@@ -84,16 +84,6 @@ def parse_tenants(text: str, file: str) -> Tenants:
                 raise refused(field.place, f"a key of this tenant is also one of {keys[digest].tenant.id}")
             keys[digest] = key
     return Tenants(keys, tenants)
-
-
-class _Loader(yaml.SafeLoader):
-    """Load plain values only, and refuse duplicate keys, of which YAML would silently use the second."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [str(key.value) for key, _ in node.value]
-        if len(set(keys)) < len(keys):
-            raise yaml.constructor.ConstructorError(problem="a key twice in a mapping", problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _tenant(name: str, field: Field, defaults: Mapping[str, Field]) -> Tenant:

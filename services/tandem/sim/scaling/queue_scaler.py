@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandem.scaling.cluster_state import ClusterState
 from tandem.scaling.decision import ReplicaTarget
-from tandem.scaling.policy import Bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,6 @@ class QueuePolicy:
     delays are Ray Serve's defaults."""
 
     ongoing_per_worker: tuple[float, float]
-    bounds: Bounds = field(default_factory=Bounds)
     look_back_s: float = 30.0
     up_s: float = 30.0
     down_s: float = 600.0
@@ -61,7 +59,7 @@ class _Size:
         while self._seen[0][0] <= at - self._policy.look_back_s:
             self._seen.popleft()
         mean = sum(number for _, number in self._seen) / len(self._seen)
-        number = self._policy.bounds.clamped(math.ceil(mean / self._ongoing_per_worker - 1e-9))
+        number = max(1, math.ceil(mean / self._ongoing_per_worker - 1e-9))
         direction = (number > current) - (number < current)
         if direction != self._direction:
             self._direction, self._since = direction, at
