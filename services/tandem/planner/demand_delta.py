@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from tandem.core.ids import GatewayId
 from tandem.scaling.cluster_state import Demand
-from tandem.stores.demand_store import DemandRecord, DemandTotals, QueueBacklog
+from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
+from tandem.stores.demand_store import DemandRecord
 
 SILENT_S = 5.0
 """Age at which a gateway's record is too old to use; gateways publish every second."""

@@ -19,7 +19,8 @@ from tandem.core.ids import GatewayId, Incarnation, PlannerId, ServeId, TenantId
 from tandem.core.lane import Lane
 from tandem.kv.kv_event_log import KVEventBatch
 from tandem.routing.kv_indexer import WorkerKVEvents
-from tandem.stores.demand_store import DemandRecord, DemandStore, DemandTotals
+from tandem.scaling.demand_totals import DemandTotals
+from tandem.stores.demand_store import DemandRecord, DemandStore
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.index_format import IndexSnapshot
 from tandem.stores.prefix_index import IndexReader, IndexWriter

@@ -18,7 +18,8 @@ import yaml
 from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
-from tandem.stores.demand_store import DemandRecord, DemandStore, DemandTotals
+from tandem.scaling.demand_totals import DemandTotals
+from tandem.stores.demand_store import DemandRecord, DemandStore
 from tandem.stores.replica_targets import ReplicaTargets
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import WorkerRegistry

@@ -15,8 +15,9 @@ from tandem.core.ids import GatewayId, RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.gateway.orchestration.demand import DemandCounter, DemandPublisher
 from tandem.gateway.telemetry.usage import Usage
+from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
 from tandem.sched.state.slo_targets import LatencyTargets
-from tandem.stores.demand_store import DemandStore, DemandTotals, QueueBacklog
+from tandem.stores.demand_store import DemandStore
 from tests.unit.gateway.records import record
 
 TARGETS = LatencyTargets.of(SloConfig(ttft_ms=200, itl_ms=50))

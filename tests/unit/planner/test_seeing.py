@@ -16,7 +16,8 @@ from tandem.planner.pool_targets import chosen_for, pool_targets
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.cluster_state import PoolState, WorkerCapacity
 from tandem.scaling.decision import ReplicaTarget, RoleChange
-from tandem.stores.demand_store import DemandRecord, DemandTotals, QueueBacklog
+from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
+from tandem.stores.demand_store import DemandRecord
 
 WAITING = QueueBacklog(num_requests=2, num_tokens=40)
 NONE = QueueBacklog()

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tandem.core.ids import GatewayId, PlannerId, ServeId
+from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
 from tandem.stores import replica_targets as targets_module
-from tandem.stores.demand_store import DemandRecord, DemandStore, DemandTotals, QueueBacklog
+from tandem.stores.demand_store import DemandRecord, DemandStore
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tandem.stores.replica_targets import OLDER_SERVE, ReplicaTargets, TargetRecord
 

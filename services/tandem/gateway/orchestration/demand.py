@@ -15,8 +15,9 @@ from tandem.core.request import Request
 from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.orchestration.director import OpenRequest
+from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
 from tandem.sched.state.slo_targets import LatencyTargets
-from tandem.stores.demand_store import DemandRecord, DemandStore, DemandTotals, QueueBacklog
+from tandem.stores.demand_store import DemandRecord, DemandStore
 from tandem.stores.redis_client import StoreUnavailable
 
 PERIOD_S = 1.0

@@ -8,8 +8,8 @@ from tandem.core.errors import TandemError
 from tandem.core.request import Request
 from tandem.core.slo import Slo
 from tandem.scaling.cluster_state import Demand
+from tandem.scaling.demand_totals import DemandTotals
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.stores.demand_store import DemandTotals
 from tandem.workload.scheduled_request import ScheduledRequest
 
 
