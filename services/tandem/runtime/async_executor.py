@@ -23,7 +23,7 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
 from tandem.runtime.base_executor import BaseExecutor
-from tandem.runtime.device_stream import DeviceStream, StreamEvent
+from tandem.runtime.device_stream import DeviceStream, StreamMark
 from tandem.runtime.grammar_masks import GrammarMasks
 from tandem.runtime.host_sampling import sample_slice
 from tandem.runtime.kv_cache import KVCache, unsigned
@@ -58,7 +58,7 @@ class _PendingOutput:
     tokens: torch.Tensor
     words: torch.Tensor
     logits: torch.Tensor | None
-    mark: StreamEvent
+    mark: StreamMark
 
 
 @dataclass(slots=True)

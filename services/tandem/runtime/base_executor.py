@@ -8,7 +8,6 @@ import torch
 
 from tandem.core.events import SampledToken
 from tandem.core.ids import SeqId
-from tandem.kv.layout import KVLayout
 from tandem.runtime.grammar_masks import GrammarMasks
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.logits_processor import LogitsProcessor
@@ -30,24 +29,12 @@ class BaseExecutor:
         self.max_model_len = max_model_len
         self.model = model
         self._logits_processor = LogitsProcessor(grammars)
-        self._limits = SliceLimits(model.config.vocab_size, max_model_len, cache.num_blocks, cache.layout.block_size)
+        self.layout = cache.layout
+        self.num_blocks = cache.num_blocks
+        self.num_host_slots = cache.num_host_slots
+        self.vocab_size = model.config.vocab_size
+        self._limits = SliceLimits(self.vocab_size, max_model_len, self.num_blocks, self.layout.block_size)
         self._last = LastTokens()
-
-    @property
-    def layout(self) -> KVLayout:
-        return self.cache.layout
-
-    @property
-    def num_blocks(self) -> int:
-        return self.cache.num_blocks
-
-    @property
-    def num_host_slots(self) -> int:
-        return self.cache.num_host_slots
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.config.vocab_size
 
     def _prepare(self, plan: StepPlan, results: dict[SeqId, SliceResult]) -> list[PreparedSlice]:
         """Return the slices of a plan that can be computed; put an error for each of the others into `results`."""

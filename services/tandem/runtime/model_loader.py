@@ -18,7 +18,7 @@ from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.cuda_stream import arithmetic as cuda_arithmetic
 from tandem.runtime.device import num_compute_threads, torch_dtype
-from tandem.runtime.device_stream import HostStream
+from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint, weights_digest
 from tandem.runtime.grammar_engine import LlguidanceMasks
@@ -50,23 +50,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to serve.
+    """A model ready to serve. `grammars`: None if the tokenizer does not support grammars."""
 
-    `name`, `aliases`: the model names that clients may send. `directory`: the model directory. `grammars`: None if the
-    tokenizer does not support grammars. `max_model_len` is in tokens."""
-
-    name: str
-    aliases: tuple[str, ...]
-    directory: Path
-    config: DecoderConfig
     executor: AnyExecutor
     grammars: LlguidanceMasks | None
     bundle: TokenizerBundle
     fingerprint: ModelFingerprint
-
-    @property
-    def max_model_len(self) -> int:
-        return self.executor.max_model_len
 
 
 def check_parallel(model: ModelConfig, engine: EngineConfig) -> None:
@@ -95,13 +84,8 @@ def load_model(model: ModelConfig, engine: EngineConfig, rank_context: RankConte
     bundle = read_bundle(directory, config)
     grammars = _grammars(bundle, config)
     executor = load_executor(directory, config, model, engine, grammars, rank_context)
-    name, *aliases = model.served_names
     digest = weights_digest(directory, cache_dir)
     return LoadedModel(
-        name=name,
-        aliases=tuple(aliases),
-        directory=directory,
-        config=config,
         executor=executor,
         grammars=grammars,
         bundle=bundle,
@@ -187,7 +171,7 @@ def _compose(model: CausalModel, cache: KVCache, engine: EngineConfig, grammars:
     """Build the executor of a model on the CPU."""
     if engine.plan_depth > 1:
         # Run-ahead planning needs the asynchronous executor; here it can be tested without a GPU.
-        return compose_executor(model, cache, REFERENCE, HostStream(), engine, grammars)
+        return compose_executor(model, cache, REFERENCE, DeviceStream(), engine, grammars)
     return TorchExecutor(model, cache, _longest(cache, model.config, engine), grammars)
 
 

@@ -13,7 +13,7 @@ from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.cuda_graphs import GraphedModel, ladder
-from tandem.runtime.cuda_stream import CudaStream, device_kernels, free_and_total, open_cuda, require_float8, reserved
+from tandem.runtime.cuda_stream import CudaStream, device_kernels, open_cuda, require_float8
 from tandem.runtime.device import torch_dtype
 from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.gpu_memory import GpuMemory, step_bytes
@@ -70,7 +70,7 @@ def _explained_out_of_memory(device: torch.device) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        free, total = free_and_total(device)
+        free, total = torch.cuda.mem_get_info(device)
         memory = f"{free >> 20} of {total >> 20} MiB are free"
         message = f"the GPU's memory is too small for weights and engine.kv_cache_memory ({memory}): {error}"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="kv_cache_memory") from error
@@ -139,8 +139,8 @@ def _graphed(model: CausalModel, cache: KVCache, stream: DeviceStream, engine: E
 
 def _pool_bytes(device: torch.device, config: DecoderConfig, engine: EngineConfig, dtype: torch.dtype) -> int:
     """Return the bytes for the KV pool under `engine.gpu_memory_utilization`. Raises TandemError if none are left."""
-    free, total = free_and_total(device)
-    memory = GpuMemory(total, free, reserved(device), step_bytes(config, engine, dtype.itemsize))
+    free, total = torch.cuda.mem_get_info(device)
+    memory = GpuMemory(total, free, torch.cuda.memory_reserved(device), step_bytes(config, engine, dtype.itemsize))
     num_bytes = memory.for_pool(engine.gpu_memory_utilization)
     if num_bytes <= 0:
         message = (

@@ -113,6 +113,7 @@ class Decoder:
         inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
         self._ids = shard.vocab(config.vocab_size)
         self._embeddings = self._take_table(checkpoint, "model.embed_tokens.weight")
+        self.dtype = self._embeddings.dtype
         self._inv_freq = inv_freq.to(self._embeddings.device)
         product = None if is_int8 else kernels.linear
         self._layers = tuple(
@@ -132,10 +133,6 @@ class Decoder:
             self._head, floats = _quantised(head, None, head_group(config.hidden_size))
             if config.tied_embeddings:
                 self._embeddings = floats
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._embeddings.dtype
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
