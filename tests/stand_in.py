@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem.runtime import model_loader_cuda
-from tandem.runtime.device_stream import HostStream
+from tandem.runtime.device_stream import DeviceStream
 from tandem_kernels.dispatch import REFERENCE
 
 
@@ -14,9 +14,9 @@ def stand_in_for_a_gpu(patch: pytest.MonkeyPatch, total_bytes: int, reserved_byt
     """Of so much memory, all of it free; `reserved_bytes` of it hold weights."""
     patch.setattr(model_loader_cuda, "open_cuda", lambda rank: torch.device("cpu"))
     patch.setattr(model_loader_cuda, "device_kernels", lambda device, **_: REFERENCE)
-    patch.setattr(model_loader_cuda, "CudaStream", lambda device: HostStream())
-    patch.setattr(model_loader_cuda, "free_and_total", lambda device: (total_bytes, total_bytes))
-    patch.setattr(model_loader_cuda, "reserved", lambda device: reserved_bytes)
+    patch.setattr(model_loader_cuda, "CudaStream", lambda device: DeviceStream())
+    patch.setattr(torch.cuda, "mem_get_info", lambda device: (total_bytes, total_bytes))
+    patch.setattr(torch.cuda, "memory_reserved", lambda device: reserved_bytes)
     for name in ("synchronize", "empty_cache"):
         patch.setattr(torch.cuda, name, lambda *_: None)
     patch.setattr(torch.cuda, "get_device_name", lambda device: "none")

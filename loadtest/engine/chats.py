@@ -60,7 +60,7 @@ def _measure(num_chats: int, num_turns: int, num_tokens: int, has_host: bool) ->
     pool, host = Bytes(num_tokens * token_bytes // 3), Bytes(num_tokens * token_bytes * has_host)
     config = replace(config, engine=replace(engine_config, kv_cache_memory=pool, host_cache_memory=host))
     model = load_model(config.model, config.engine)
-    engine = build_engine(config, model.executor, model.fingerprint.digest, model.max_model_len)
+    engine = build_engine(config, model.executor, model.fingerprint.digest, model.executor.max_model_len)
     histories: list[list[int]] = [[] for _ in range(num_chats)]
     for turn in range(num_turns):
         for i, history in enumerate(histories):

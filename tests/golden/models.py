@@ -38,6 +38,7 @@ from tandem.sched.state.step_plan import ScheduledSlice
 from tandem_kernels.reference.philox import uniform
 from tandem_kernels.reference.sample import kept_tokens
 from tests.effort import IS_NIGHTLY
+from tests.executor_logits import executor_logits
 from tests.golden.penalties import parameters_of, processors
 from tests.golden.recorded import IS_RECORDING, digest_of_model, name_of_prompt, record, recorded
 
@@ -302,4 +303,4 @@ def check_sampled(
 def teacher_forced(executor: AnyExecutor, tokens: Sequence[int]) -> torch.Tensor:
     """Our logits `[len(tokens), vocab]`, computed at once in blocks from the start of the pool."""
     blocks = tuple(BlockId(i) for i in range(executor.layout.num_blocks_for(len(tokens))))
-    return executor.logits(ScheduledSlice(SeqId(-1), 0, len(tokens), tuple(tokens), blocks, None))
+    return executor_logits(executor, ScheduledSlice(SeqId(-1), 0, len(tokens), tuple(tokens), blocks, None))

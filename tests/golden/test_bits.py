@@ -13,6 +13,7 @@ from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.runtime.model_loader import AnyExecutor
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
+from tests.executor_logits import executor_logits
 from tests.golden.conftest import TinyModels
 from tests.golden.models import TINY, TINY_VOCAB, Quantization, Reference, teacher_forced
 
@@ -34,7 +35,9 @@ def _in_chunks(executor: AnyExecutor, tokens: Sequence[int], sizes: Sequence[int
         stop = min(len(tokens), start + sizes[turn % len(sizes)])
         needed = blocks[: executor.layout.num_blocks_for(stop)]
         rows.append(
-            executor.logits(ScheduledSlice(SeqId(0), start, stop - start, tuple(tokens[start:stop]), needed, None))
+            executor_logits(
+                executor, ScheduledSlice(SeqId(0), start, stop - start, tuple(tokens[start:stop]), needed, None)
+            )
         )
         start, turn = stop, turn + 1
     return torch.cat(rows)

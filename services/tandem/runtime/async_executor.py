@@ -1,6 +1,6 @@
 """Execute step plans asynchronously on a device: one copy to the device starts a step, one copy back ends it.
 
-The executor keeps no sequences, only the last token of those in the last two steps. Two steps may be in flight. A slice
+Two steps may be in flight. A slice
 that is chained to the previous step takes its input token from that step's samples on the device, so that the next step
 is planned before the token is known. `TorchExecutor` is the reference: hidden rows and samples agree with it up to the
 order of sums.
@@ -14,7 +14,7 @@ ended and a kernel sees all writes that ended before its launch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,26 +22,15 @@ import torch
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
-from tandem.kv.layout import KVLayout
-from tandem.runtime.device_stream import DeviceStream, StreamEvent
+from tandem.runtime.base_executor import BaseExecutor
+from tandem.runtime.device_stream import DeviceStream, StreamMark
 from tandem.runtime.grammar_masks import GrammarMasks
 from tandem.runtime.host_sampling import sample_slice
 from tandem.runtime.kv_cache import KVCache, unsigned
-from tandem.runtime.logits_processor import LogitsProcessor
 from tandem.runtime.models.causal import CausalModel
-from tandem.runtime.prompt_logprobs import compute_prompt_logprobs
 from tandem.runtime.sampler import LogitRows
 from tandem.runtime.sampling_plan import SamplingPlan
-from tandem.runtime.slice_work import (
-    FAILURES,
-    NO_TOKEN,
-    LastTokens,
-    PreparedSlice,
-    SliceLimits,
-    blocks_to_digest,
-    failed,
-    partly_filled,
-)
+from tandem.runtime.slice_work import FAILURES, NO_TOKEN, PreparedSlice, blocks_to_digest, failed, partly_filled
 from tandem.runtime.staging import Staged, Staging
 from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
 from tandem_kernels.contract import SamplingRows
@@ -69,7 +58,7 @@ class _PendingOutput:
     tokens: torch.Tensor
     words: torch.Tensor
     logits: torch.Tensor | None
-    mark: StreamEvent
+    mark: StreamMark
 
 
 @dataclass(slots=True)
@@ -82,11 +71,10 @@ class _Step:
     digests: tuple[BlockDigest, ...] = ()
 
 
-class AsyncExecutor:
+class AsyncExecutor(BaseExecutor):
     """`engine.ports.Executor` and `Pipeline` that runs up to `PLAN_DEPTH` plans ahead.
 
-    Model, cache and `stream` are of one device. `max_model_len` bounds positions, in tokens. Without `grammars` a slice
-    with a grammar yields an error."""
+    Model, cache and `stream` are of one device."""
 
     def __init__(
         self,
@@ -97,33 +85,12 @@ class AsyncExecutor:
         max_model_len: int,
         grammars: GrammarMasks | None = None,
     ) -> None:
-        self.cache = cache
-        self.max_model_len = max_model_len
-        self.model = model
+        super().__init__(model, cache, max_model_len, grammars)
         self._sample = sample
         self._stream = stream
-        self._logits_processor = LogitsProcessor(grammars)
-        self._limits = SliceLimits(model.config.vocab_size, max_model_len, cache.num_blocks, cache.layout.block_size)
-        self._last = LastTokens()
         self._open: deque[_Step] = deque()
         with stream.running():
             self._staging = Staging(stream, cache.layout.block_size)
-
-    @property
-    def layout(self) -> KVLayout:
-        return self.cache.layout
-
-    @property
-    def num_blocks(self) -> int:
-        return self.cache.num_blocks
-
-    @property
-    def num_host_slots(self) -> int:
-        return self.cache.num_host_slots
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.config.vocab_size
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Execute one plan and return its results in the order of its slices.
@@ -148,7 +115,7 @@ class AsyncExecutor:
                 self.cache.offload(plan.spills)
                 self.cache.onload(plan.fills)
                 self.cache.copy(plan.copies)
-                self._begin(step, list(self._ready(step)))
+                self._begin(step, self._prepare(plan, step.results))
             except Exception:
                 self._stream.mark().wait()
                 raise
@@ -164,52 +131,20 @@ class AsyncExecutor:
         self._logits_processor.retain(self._last.remember(ordered))
         return StepResult(step.plan.number, ordered, step.digests)
 
-    @torch.inference_mode()
-    def logits(self, piece: ScheduledSlice) -> torch.Tensor:
-        """Compute one slice and return the logits of all its rows, `[num_tokens, vocab]`; for tests and scoring.
-
-        Raises ValueError when the slice cannot be computed.
-        """
-        problem = self._limits.check(piece, piece.tokens)
-        if problem is not None:
-            raise ValueError(problem)
-        with self._stream.running():
-            hidden = self._forward(
-                [PreparedSlice(piece, piece.tokens)], self._staging.stage([PreparedSlice(piece, piece.tokens)], ())
-            )
-            logits = self._stream.to_host(self.model.logits(hidden).clone())
-        self._stream.mark().wait()
-        return logits
-
     # ---- launch
 
-    def _ready(self, step: _Step) -> Iterator[PreparedSlice]:
-        """Yield the slices of a plan that can be computed; store an error result for each of the others."""
-        for piece in step.plan.slices:
-            source = self._source(piece.seq) if piece.chained else None
-            if isinstance(source, str):
-                step.results[piece.seq] = SliceResult(piece.seq, error=source)
-                continue
-            tokens = piece.tokens if source is None else (source.token,)
-            problem = self._limits.check(piece, tokens)
-            if problem is None:
-                yield PreparedSlice(piece, tokens, None if source is None else source.sample)
-            else:
-                step.results[piece.seq] = SliceResult(piece.seq, error=problem)
-
-    def _source(self, seq: SeqId) -> _TokenSource | str:
-        """Return the source of a chained slice's input token, or why there is none."""
+    def _chained(self, piece: ScheduledSlice) -> PreparedSlice | str:
+        """Return a chained slice with its input token, or with the sample of the step in flight that yields it."""
         for step in self._open:
-            result = step.results.get(seq)
+            result = step.results.get(piece.seq)
             if result is not None and (result.tokens or result.error is not None):
-                return _TokenSource(result.tokens[-1].id) if result.error is None else NO_TOKEN
-            if step.part is not None and seq in step.part.sampling_plan.first:
-                sample = step.part.sampling_plan.single.get(seq)
-                return (
-                    "the token to continue from is sampled on the host" if sample is None else _TokenSource(0, sample)
-                )
-        last = self._last.get(seq)
-        return NO_TOKEN if last is None else _TokenSource(last)
+                return PreparedSlice(piece, (result.tokens[-1].id,)) if result.error is None else NO_TOKEN
+            if step.part is not None and piece.seq in step.part.sampling_plan.first:
+                sample = step.part.sampling_plan.single.get(piece.seq)
+                if sample is None:
+                    return "the token to continue from is sampled on the host"
+                return PreparedSlice(piece, (0,), sample)
+        return super()._chained(piece)
 
     def _begin(self, step: _Step, slices: Sequence[PreparedSlice]) -> None:
         """Start all slices and digests of a step together; if that fails, run them one by one, each to its end."""
@@ -277,24 +212,6 @@ class AsyncExecutor:
             return tokens, None
         return tokens, self._stream.to_host(logits.index_select(0, staged.host_rows))
 
-    def _score(self, slices: Sequence[PreparedSlice], hidden: torch.Tensor) -> dict[SeqId, tuple[SampledToken, ...]]:
-        """Compute prompt log probabilities of the slices that request them, by sequence; waits for the device.
-
-        `hidden` `[T, hidden]` holds the rows of all slices. Raises ValueError when logits are not finite."""
-        scores: dict[SeqId, tuple[SampledToken, ...]] = {}
-        first = 0
-        for piece in (prepared.piece for prepared in slices):
-            if piece.scored:
-                rows = hidden[first : first + len(piece.scored)]
-                scores[piece.seq] = compute_prompt_logprobs(
-                    self._host_logits, rows, piece.scored, piece.num_top, self.vocab_size
-                )
-            first += piece.num_tokens
-        return scores
-
-    def _host_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.model.logits(hidden).cpu()
-
     # ---- collect
 
     @torch.inference_mode()
@@ -327,19 +244,6 @@ class AsyncExecutor:
         """Return the result, or an error if the slice was chained to a failed one."""
         is_broken = piece.chained and result.error is None and self._last.get(piece.seq) is None
         return SliceResult(piece.seq, error=NO_TOKEN) if is_broken else result
-
-    def __repr__(self) -> str:
-        return f"AsyncExecutor({self.model.config.model_type} on {self._stream.device}, {self.cache!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class _TokenSource:
-    """Source of a chained slice's input token.
-
-    `token`: its id, if `sample` is None. `sample`: index of the sample in the previous step that yields the id."""
-
-    token: int
-    sample: int | None = None
 
 
 def _device_result(

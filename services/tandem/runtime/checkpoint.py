@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 class Checkpoint:
-    """`WeightSource` over the safetensors files of a model directory.
+    """Source of weights in the safetensors files of a model directory.
 
     Call `take` for each tensor, then `finish`. A context manager that closes the files."""
 
@@ -57,9 +56,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def __contains__(self, name: str) -> bool:

@@ -16,7 +16,6 @@ import torch
 from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.input_batch import Batch
 from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.models.causal import CausalModel
 from tandem_kernels.contract import AttentionBatch
 
@@ -43,6 +42,8 @@ class GraphedModel:
         self, model: CausalModel, cache: KVCache, stream: DeviceStream, sizes: Sequence[int], max_blocks: int
     ) -> None:
         """Capture a graph for each of `sizes`, given in ascending order; the cache's content does not change."""
+        self.config = model.config
+        self.dtype = model.dtype
         self._model = model
         self._cache = cache
         self._sizes = tuple(sizes)
@@ -50,14 +51,6 @@ class GraphedModel:
         with stream.running(), torch.inference_mode():
             self._inputs = _inputs(self._sizes[-1], max_blocks, stream.device)
             self._replays = {size: self._capture(stream, size) for size in reversed(self._sizes)}
-
-    @property
-    def config(self) -> DecoderConfig:
-        return self._model.config
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._model.dtype
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:

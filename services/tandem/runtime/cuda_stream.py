@@ -12,7 +12,7 @@ import torch
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.engine.ports import DeviceLost
 from tandem.runtime.device import rank_device
-from tandem.runtime.device_stream import StreamEvent
+from tandem.runtime.device_stream import DeviceStream, StreamMark
 from tandem_kernels.dispatch import Kernels, KernelsUnavailable, kernels_for
 
 WARM_UP_CALLS = 2
@@ -28,8 +28,8 @@ LEAST_FLOAT8 = 8, 9
 """First compute capability with float8 instructions."""
 
 
-class _Event:
-    """`StreamEvent` of a GPU. Waiting blocks in the driver without the GIL, so that the event loop's thread can run.
+class _Event(StreamMark):
+    """Mark on a GPU's stream. Waiting blocks in the driver without the GIL, so that the event loop's thread can run.
 
     After a failed kernel every later CUDA call in the process fails, so the constructor raises DeviceLost too.
     """
@@ -48,7 +48,7 @@ class _Event:
             raise DeviceLost(str(error)) from error
 
 
-class CudaStream:
+class CudaStream(DeviceStream):
     """`DeviceStream` of a GPU. Each stream has its own memory pool for the graphs that it captures."""
 
     def __init__(self, device: torch.device) -> None:
@@ -67,7 +67,7 @@ class CudaStream:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
 
-    def mark(self) -> StreamEvent:
+    def mark(self) -> StreamMark:
         return _Event(self._stream)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -125,17 +125,6 @@ def arithmetic() -> str:
     """Name what the bits of batch-invariant results depend on: the GPU model and the versions of torch and Triton."""
     triton: Any = importlib.import_module("triton")
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
-
-
-def free_and_total(device: torch.device) -> tuple[int, int]:
-    """Return the free and the total bytes of a GPU."""
-    free, total = torch.cuda.mem_get_info(device)
-    return free, total
-
-
-def reserved(device: torch.device) -> int:
-    """Return the bytes that this process's allocator holds on a GPU, tensors and cached memory."""
-    return torch.cuda.memory_reserved(device)
 
 
 def _refuse(message: str) -> TandemError:

@@ -1,6 +1,6 @@
 """Execute step plans synchronously on a decoder and its KV pool.
 
-The executor keeps no sequences, only the last token of those in the last two steps. A slice that cannot be computed
+A slice that cannot be computed
 yields an error and leaves the other slices alone: slices are checked before the step, and when a whole step fails its
 slices run one by one. Running a slice again is harmless, since it writes the same KV to the same slots.
 """
@@ -14,98 +14,28 @@ import torch
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
-from tandem.kv.layout import KVLayout
-from tandem.runtime.grammar_masks import GrammarMasks
+from tandem.runtime.base_executor import BaseExecutor
 from tandem.runtime.host_sampling import sample_slice
 from tandem.runtime.input_batch import build_batch
-from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.logits_processor import LogitsProcessor
-from tandem.runtime.models.causal import CausalModel
-from tandem.runtime.prompt_logprobs import compute_prompt_logprobs
 from tandem.runtime.sampler import LogitRows
-from tandem.runtime.slice_work import (
-    FAILURES,
-    NO_TOKEN,
-    LastTokens,
-    PreparedSlice,
-    SliceLimits,
-    blocks_to_digest,
-    failed,
-    partly_filled,
-)
-from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
+from tandem.runtime.slice_work import FAILURES, PreparedSlice, blocks_to_digest, failed, partly_filled
+from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
 
 
-class TorchExecutor:
-    """Synchronous `engine.ports.Executor` on one device.
-
-    `max_model_len` bounds positions, in tokens. Without `grammars` a slice with a grammar yields an error."""
-
-    def __init__(
-        self, model: CausalModel, cache: KVCache, max_model_len: int, grammars: GrammarMasks | None = None
-    ) -> None:
-        self.cache = cache
-        self.max_model_len = max_model_len
-        self.model = model
-        self._logits_processor = LogitsProcessor(grammars)
-        self._limits = SliceLimits(model.config.vocab_size, max_model_len, cache.num_blocks, cache.layout.block_size)
-        self._last = LastTokens()
-
-    @property
-    def layout(self) -> KVLayout:
-        return self.cache.layout
-
-    @property
-    def num_blocks(self) -> int:
-        return self.cache.num_blocks
-
-    @property
-    def num_host_slots(self) -> int:
-        return self.cache.num_host_slots
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.config.vocab_size
+class TorchExecutor(BaseExecutor):
+    """Synchronous `engine.ports.Executor` on one device."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Execute one plan and return its results in the order of its slices."""
         results: dict[SeqId, SliceResult] = {}
-        slices: list[PreparedSlice] = []
         self.cache.offload(plan.spills)
         self.cache.onload(plan.fills)
         self.cache.copy(plan.copies)
         digests = self._digest(plan.digests)
-        for piece in plan.slices:
-            checked = self._check(piece)
-            if isinstance(checked, str):
-                results[piece.seq] = SliceResult(piece.seq, error=checked)
-            else:
-                slices.append(checked)
-        results.update(self._run(slices))
+        results.update(self._run(self._prepare(plan, results)))
         ordered = tuple(results[piece.seq] for piece in plan.slices)
         self._logits_processor.retain(self._last.remember(ordered))
         return StepResult(plan.number, ordered, digests)
-
-    @torch.inference_mode()
-    def logits(self, piece: ScheduledSlice) -> torch.Tensor:
-        """Compute one slice and return the logits of all its rows, `[num_tokens, vocab]`; for tests and scoring.
-
-        Raises ValueError when the slice cannot be computed.
-        """
-        checked = self._check(piece)
-        if isinstance(checked, str):
-            raise ValueError(checked)
-        return self.model.logits(self._forward([checked])[0]).clone()
-
-    def _check(self, piece: ScheduledSlice) -> PreparedSlice | str:
-        """Return the slice with its token ids, or why it cannot be computed."""
-        tokens = piece.tokens
-        if piece.chained:
-            last = self._last.get(piece.seq)
-            if last is None:
-                return NO_TOKEN
-            tokens = (last,)
-        return self._limits.check(piece, tokens) or PreparedSlice(piece, tokens)
 
     def _run(self, slices: Sequence[PreparedSlice]) -> dict[SeqId, SliceResult]:
         """Compute the slices together, or one by one if that fails, and return a result for each."""
@@ -136,21 +66,6 @@ class TorchExecutor:
         hidden = self.model.forward(batch, self.cache)
         return hidden, batch.sampled_rows
 
-    def _score(self, slices: Sequence[PreparedSlice], hidden: torch.Tensor) -> dict[SeqId, tuple[SampledToken, ...]]:
-        """Compute prompt log probabilities of the slices that request them, by sequence.
-
-        `hidden` `[T, hidden]` holds the rows of all slices. Raises ValueError when logits are not finite."""
-        scores: dict[SeqId, tuple[SampledToken, ...]] = {}
-        first = 0
-        for piece in (prepared.piece for prepared in slices):
-            if piece.scored:
-                rows = hidden[first : first + len(piece.scored)]
-                scores[piece.seq] = compute_prompt_logprobs(
-                    self.model.logits, rows, piece.scored, piece.num_top, self.vocab_size
-                )
-            first += piece.num_tokens
-        return scores
-
     def _finish(
         self,
         slices: Sequence[PreparedSlice],
@@ -177,6 +92,3 @@ class TorchExecutor:
         blocks = [block for block, _ in places]
         heads = self.cache.digest(blocks, [index for _, index in places])
         return tuple(BlockDigest(block, words) for block, words in zip(blocks, heads, strict=True))
-
-    def __repr__(self) -> str:
-        return f"TorchExecutor({self.model.config.model_type}, {self.cache!r})"

@@ -15,7 +15,7 @@ from tandem.core.ids import BlockId
 from tandem.kv.host_offload import Offload, Onload
 from tandem.kv.layout import KVLayout, KVRegion
 from tandem.runtime.device import torch_dtype
-from tandem.runtime.device_stream import DeviceStream, HostStream
+from tandem.runtime.device_stream import DeviceStream
 from tandem_kernels.contract import FLOAT8, LayerKV
 from tandem_kernels.dispatch import BlockDigestOp
 from tandem_kernels.reference import block_digest
@@ -54,7 +54,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.num_host_slots = num_host_slots
         self._block_digest = block_digest
-        self._aside = aside or HostStream()
+        self._aside = aside or DeviceStream()
         share, device = self.share, self._aside.device
         number = num_blocks + 2 * share.num_probe_blocks
         self._memory = _blocks(share, number) if device.type == "cpu" else _device_blocks(share, number, device)

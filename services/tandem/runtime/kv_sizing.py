@@ -1,11 +1,17 @@
-"""Compute the KV layout, the number of KV blocks and the longest request from settings and sizes."""
+"""Compute KV layout, number of KV blocks and longest request from settings and sizes, and allocate the KV cache."""
 
 from __future__ import annotations
 
 from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.kv.layout import KVGroup, KVLayout
+from tandem.runtime.device_stream import DeviceStream
+from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import DecoderConfig
+from tandem.runtime.ranks.leader import RankedCache
+from tandem.runtime.ranks.rank_context import RankContext
+from tandem_kernels.dispatch import BlockDigestOp
+from tandem_kernels.reference import block_digest as reference_digest
 
 
 def layout_of(config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> KVLayout:
@@ -30,6 +36,25 @@ def num_blocks_of(share: KVLayout, engine: EngineConfig, pool_bytes: int = 0) ->
     `engine.kv_cache_memory`. Raises TandemError when a configured size does not hold one block."""
     num_slots = num_blocks(share, engine.host_cache_memory, "host_cache_memory") if engine.host_cache_memory else 0
     return num_blocks(share, pool_bytes or engine.kv_cache_memory, "kv_cache_memory"), num_slots
+
+
+def allocate_cache(
+    layout: KVLayout,
+    engine: EngineConfig,
+    rank_context: RankContext,
+    block_digest: BlockDigestOp = reference_digest,
+    aside: DeviceStream | None = None,
+    pool_bytes: int = 0,
+) -> KVCache:
+    """Allocate a rank's part of the KV pool and of the host cache; all ranks agree on the smallest number of blocks.
+
+    `layout`: of the whole model's blocks. `aside`: see `KVCache`. `pool_bytes`: see `num_blocks_of`. Raises
+    TandemError when a configured size does not hold one block."""
+    heads, followers = rank_context.shard.part(layout.group.heads), rank_context.followers
+    sizes = num_blocks_of(layout.for_rank(heads), engine, pool_bytes)
+    num_blocks, num_host_slots = (rank_context.communicator.least(size) for size in sizes)
+    pool = (layout, num_blocks, block_digest, num_host_slots, heads, aside)
+    return KVCache(*pool) if followers is None else RankedCache(followers, *pool)
 
 
 def max_model_len(requested: int, num_positions: int, num_slots: int) -> int:

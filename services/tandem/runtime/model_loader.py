@@ -18,7 +18,7 @@ from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.cuda_stream import arithmetic as cuda_arithmetic
 from tandem.runtime.device import num_compute_threads, torch_dtype
-from tandem.runtime.device_stream import HostStream
+from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint, weights_digest
 from tandem.runtime.grammar_engine import LlguidanceMasks
@@ -34,7 +34,7 @@ from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.parallel.shard import require_divisible
 from tandem.runtime.random_weights import is_random, open_weights
 from tandem.runtime.ranks.follower import Follower
-from tandem.runtime.ranks.leader import RankedCache, RankedModel
+from tandem.runtime.ranks.leader import RankedModel
 from tandem.runtime.ranks.rank_context import RankContext
 from tandem.runtime.tokenizer_bundle import read_bundle
 from tandem.runtime.weight_packing import Packing
@@ -50,23 +50,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to serve.
+    """A model ready to serve. `grammars`: None if the tokenizer does not support grammars."""
 
-    `name`, `aliases`: the model names that clients may send. `directory`: the model directory. `grammars`: None if the
-    tokenizer does not support grammars. `max_model_len` is in tokens."""
-
-    name: str
-    aliases: tuple[str, ...]
-    directory: Path
-    config: DecoderConfig
     executor: AnyExecutor
     grammars: LlguidanceMasks | None
     bundle: TokenizerBundle
     fingerprint: ModelFingerprint
-
-    @property
-    def max_model_len(self) -> int:
-        return self.executor.max_model_len
 
 
 def check_parallel(model: ModelConfig, engine: EngineConfig) -> None:
@@ -95,13 +84,8 @@ def load_model(model: ModelConfig, engine: EngineConfig, rank_context: RankConte
     bundle = read_bundle(directory, config)
     grammars = _grammars(bundle, config)
     executor = load_executor(directory, config, model, engine, grammars, rank_context)
-    name, *aliases = model.served_names
     digest = weights_digest(directory, cache_dir)
     return LoadedModel(
-        name=name,
-        aliases=tuple(aliases),
-        directory=directory,
-        config=config,
         executor=executor,
         grammars=grammars,
         bundle=bundle,
@@ -135,28 +119,24 @@ def load_executor(
     if model.device == "cuda":
         return load_cuda(directory, config, model, engine, grammars, rank_context or RankContext())
     if rank_context is not None:
-        decoder, cache = _load_rank(directory, config, model, engine, rank_context)
-        return _compose(decoder, cache, engine, grammars)
+        return _compose(*_load_rank(directory, config, model, engine, rank_context), engine, grammars)
     if model.quantization == "int8":
         check_int8(config, model.dtype)
     num_threads = num_compute_threads(engine.num_threads)
     reason = _why_reference(directory, config, model, engine)
-    if reason is not None and model.batch_invariant:
-        message = f"on a CPU only the compiled kernels are batch-invariant, and they are not used: {reason}"
-        raise TandemError(ErrorKind.UNSUPPORTED, message, param="batch_invariant")
-    # Beside the compiled kernels torch only samples tokens; more threads would take cores from the kernels' own.
-    torch.set_num_threads(1 if reason is None else num_threads)
-    layout = layout_of(config, model, engine)
-    num_blocks, num_host_slots = kv_sizing.num_blocks_of(layout, engine)
     if reason is None:
+        # Beside the compiled kernels torch only samples tokens; more threads would take cores from the kernels' own.
+        torch.set_num_threads(1)
+        cache = kv_sizing.allocate_cache(layout_of(config, model, engine), engine, RankContext(), native.block_digest)
         compiled = _load_compiled(directory, config, model, num_threads)
-        cache = KVCache(layout, num_blocks, native.block_digest, num_host_slots)
         _log.info("compiled kernels, vectors of %d floats, %d threads", native.vector_width(), num_threads)
         return TorchExecutor(compiled, cache, _longest(cache, config, engine), grammars)
-    with open_weights(directory, torch_dtype(model.dtype)) as checkpoint:
-        decoder = Decoder(config, checkpoint, model.quantization)
+    if model.batch_invariant:
+        message = f"on a CPU only the compiled kernels are batch-invariant, and they are not used: {reason}"
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param="batch_invariant")
+    decoder, cache = _load_rank(directory, config, model, engine, RankContext())
     _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
-    return _compose(decoder, KVCache(layout, num_blocks, num_host_slots=num_host_slots), engine, grammars)
+    return _compose(decoder, cache, engine, grammars)
 
 
 def load_follower(model: ModelConfig, engine: EngineConfig, rank_context: RankContext) -> Follower:
@@ -173,28 +153,25 @@ def load_follower(model: ModelConfig, engine: EngineConfig, rank_context: RankCo
 def _load_rank(
     directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, rank_context: RankContext
 ) -> tuple[CausalModel, KVCache]:
-    """Load one CPU rank's part of the weights and of the KV pool.
+    """Load one CPU rank's part of the weights and of the KV pool for the reference kernels.
 
     All ranks load concurrently and agree on the smallest number of blocks."""
     shard, followers = rank_context.shard, rank_context.followers
     torch.set_num_threads(max(1, num_compute_threads(engine.num_threads) // shard.size))
     with open_weights(directory, torch_dtype(model.dtype)) as checkpoint:
-        local = Decoder(config, checkpoint, shard=shard, communicator=rank_context.communicator)
-    layout, heads = layout_of(config, model, engine), shard.part(config.kv_heads)
-    sizes = kv_sizing.num_blocks_of(layout.for_rank(heads), engine)
-    num_blocks, num_host_slots = (rank_context.communicator.least(size) for size in sizes)
-    _log.info("rank %d of %d: KV heads [%d, %d)", shard.rank, shard.size, heads.start, heads.stop)
-    if followers is None:
-        return local, KVCache(layout, num_blocks, num_host_slots=num_host_slots, heads=heads)
-    cache = RankedCache(followers, layout, num_blocks, num_host_slots=num_host_slots, heads=heads)
-    return RankedModel(local, followers), cache
+        decoder = Decoder(config, checkpoint, model.quantization, shard=shard, communicator=rank_context.communicator)
+    cache = kv_sizing.allocate_cache(layout_of(config, model, engine), engine, rank_context)
+    if not shard.is_whole:
+        heads = cache.heads
+        _log.info("rank %d of %d: KV heads [%d, %d)", shard.rank, shard.size, heads.start, heads.stop)
+    return decoder if followers is None else RankedModel(decoder, followers), cache
 
 
 def _compose(model: CausalModel, cache: KVCache, engine: EngineConfig, grammars: LlguidanceMasks | None) -> AnyExecutor:
     """Build the executor of a model on the CPU."""
     if engine.plan_depth > 1:
         # Run-ahead planning needs the asynchronous executor; here it can be tested without a GPU.
-        return compose_executor(model, cache, REFERENCE, HostStream(), engine, grammars)
+        return compose_executor(model, cache, REFERENCE, DeviceStream(), engine, grammars)
     return TorchExecutor(model, cache, _longest(cache, model.config, engine), grammars)
 
 

@@ -13,19 +13,19 @@ from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.cuda_graphs import GraphedModel, ladder
-from tandem.runtime.cuda_stream import CudaStream, device_kernels, free_and_total, open_cuda, require_float8, reserved
+from tandem.runtime.cuda_stream import CudaStream, device_kernels, open_cuda, require_float8
 from tandem.runtime.device import torch_dtype
 from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.gpu_memory import GpuMemory, step_bytes
 from tandem.runtime.grammar_masks import GrammarMasks
 from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.kv_sizing import layout_of, max_model_len, num_blocks_of
+from tandem.runtime.kv_sizing import allocate_cache, layout_of, max_model_len
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.random_weights import open_weights
 from tandem.runtime.ranks.follower import Follower
-from tandem.runtime.ranks.leader import FollowerCommands, RankedCache, RankedModel
+from tandem.runtime.ranks.leader import FollowerCommands, RankedModel
 from tandem.runtime.ranks.rank_context import RankContext
 from tandem_kernels.dispatch import Kernels
 
@@ -43,9 +43,9 @@ def load_cuda(
     """Load the model on this rank's GPU and return its executor; with tensor parallelism, on the first rank.
 
     Raises TandemError when there is no usable GPU, its kernels are missing, or its memory is too small."""
-    device, kernels, stream = _open(model, engine, rank_context)
+    device = open_cuda(rank_context.shard.rank)
     with _explained_out_of_memory(device):
-        decoder, cache = _load(device, kernels, directory, config, model, engine, rank_context)
+        decoder, cache, kernels, stream = _load(device, directory, config, model, engine, rank_context)
         executor = compose_executor(decoder, cache, kernels, stream, engine, grammars, rank_context.followers)
     # Work launched on other streams must be complete before the first step.
     torch.cuda.synchronize(device)
@@ -56,25 +56,12 @@ def load_cuda_follower(
     directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, rank_context: RankContext
 ) -> Follower:
     """Load the model's part of a tensor-parallel rank other than the first on its GPU. Raises as `load_cuda`."""
-    device, kernels, stream = _open(model, engine, rank_context)
+    device = open_cuda(rank_context.shard.rank)
     with _explained_out_of_memory(device):
-        decoder, cache = _load(device, kernels, directory, config, model, engine, rank_context)
+        decoder, cache, _, stream = _load(device, directory, config, model, engine, rank_context)
         local, _ = _graphed(decoder, cache, stream, engine)
     torch.cuda.synchronize(device)
     return Follower(local, cache, rank_context.communicator, stream)
-
-
-def _open(
-    model: ModelConfig, engine: EngineConfig, rank_context: RankContext
-) -> tuple[torch.device, Kernels, DeviceStream]:
-    """Select the rank's GPU and return it with its kernels and a new stream. Raises TandemError."""
-    device = open_cuda(rank_context.shard.rank)
-    if engine.kv_cache_dtype == "float8_e4m3fn":
-        require_float8(device)
-    kernels = device_kernels(device, batch_invariant=model.batch_invariant)
-    # torch does little work on the CPU here, and workers share the cores.
-    torch.set_num_threads(1)
-    return device, kernels, CudaStream(device)
 
 
 @contextmanager
@@ -83,7 +70,7 @@ def _explained_out_of_memory(device: torch.device) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        free, total = free_and_total(device)
+        free, total = torch.cuda.mem_get_info(device)
         memory = f"{free >> 20} of {total >> 20} MiB are free"
         message = f"the GPU's memory is too small for weights and engine.kv_cache_memory ({memory}): {error}"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="kv_cache_memory") from error
@@ -91,31 +78,35 @@ def _explained_out_of_memory(device: torch.device) -> Iterator[None]:
 
 def _load(
     device: torch.device,
-    kernels: Kernels,
     directory: Path,
     config: DecoderConfig,
     model: ModelConfig,
     engine: EngineConfig,
     rank_context: RankContext,
-) -> tuple[Decoder, KVCache]:
-    """Load this rank's part of the weights and allocate its part of the KV pool.
+) -> tuple[Decoder, KVCache, Kernels, DeviceStream]:
+    """Load this rank's part of the weights and allocate its part of the KV pool; also return kernels and a new stream.
 
-    All ranks load concurrently and agree on the smallest number of blocks."""
+    All ranks load concurrently. Raises TandemError."""
+    if engine.kv_cache_dtype == "float8_e4m3fn":
+        require_float8(device)
+    kernels = device_kernels(device, batch_invariant=model.batch_invariant)
+    # torch does little work on the CPU here, and workers share the cores.
+    torch.set_num_threads(1)
+    stream = CudaStream(device)
     dtype, shard = torch_dtype(model.dtype), rank_context.shard
     with open_weights(directory, dtype, device) as checkpoint:
         decoder = Decoder(config, checkpoint, model.quantization, kernels, shard, rank_context.communicator)
     # Weights were concatenated from several tensors, whose memory the allocator still caches.
     torch.cuda.empty_cache()
-    layout, heads = layout_of(config, model, engine), shard.part(config.kv_heads)
-    share = layout.for_rank(heads)
-    pool_bytes = engine.kv_cache_memory or _pool_bytes(device, config, engine, dtype) - share.probe_bytes
-    sizes = num_blocks_of(share, engine, pool_bytes)
-    num_blocks, num_host_slots = (rank_context.communicator.least(size) for size in sizes)
-    settings = (layout, num_blocks, kernels.block_digest, num_host_slots, heads, CudaStream(device))
-    cache = KVCache(*settings) if rank_context.followers is None else RankedCache(rank_context.followers, *settings)
+    layout = layout_of(config, model, engine)
+    pool_bytes: int = engine.kv_cache_memory
+    if not pool_bytes:
+        share = layout.for_rank(shard.part(config.kv_heads))
+        pool_bytes = _pool_bytes(device, config, engine, dtype) - share.probe_bytes
+    cache = allocate_cache(layout, engine, rank_context, kernels.block_digest, CudaStream(device), pool_bytes)
     torch.cuda.synchronize(device)
     _log.info("%s kernels on %s, %r", kernels.name, torch.cuda.get_device_name(device), cache)
-    return decoder, cache
+    return decoder, cache, kernels, stream
 
 
 def compose_executor(
@@ -148,17 +139,14 @@ def _graphed(model: CausalModel, cache: KVCache, stream: DeviceStream, engine: E
 
 def _pool_bytes(device: torch.device, config: DecoderConfig, engine: EngineConfig, dtype: torch.dtype) -> int:
     """Return the bytes for the KV pool under `engine.gpu_memory_utilization`. Raises TandemError if none are left."""
-    free, total = free_and_total(device)
-    memory = GpuMemory(total, free, reserved(device), step_bytes(config, engine, dtype.itemsize))
+    free, total = torch.cuda.mem_get_info(device)
+    memory = GpuMemory(total, free, torch.cuda.memory_reserved(device), step_bytes(config, engine, dtype.itemsize))
     num_bytes = memory.for_pool(engine.gpu_memory_utilization)
     if num_bytes <= 0:
-        raise TandemError(ErrorKind.UNSUPPORTED, _too_small(memory, engine), param="gpu_memory_utilization")
+        message = (
+            f"engine.gpu_memory_utilization={engine.gpu_memory_utilization:g} of {total >> 20} MiB leaves nothing for "
+            f"KV: {memory.used >> 20} MiB hold weights, {memory.step >> 20} MiB are for a step's activations, "
+            f"{free >> 20} MiB are free"
+        )
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param="gpu_memory_utilization")
     return num_bytes
-
-
-def _too_small(memory: GpuMemory, engine: EngineConfig) -> str:
-    total, free, used, step = (size >> 20 for size in (memory.total, memory.free, memory.used, memory.step))
-    return (
-        f"engine.gpu_memory_utilization={engine.gpu_memory_utilization:g} of {total} MiB leaves nothing for KV: "
-        f"{used} MiB hold weights, {step} MiB are for a step's activations, {free} MiB are free"
-    )

@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.model_catalog import PUBLISHED
 from tandem.runtime.atomic_dir import build_once
@@ -72,30 +74,13 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
     """Return the content of tokenizer.json: a byte-level BPE without merges."""
     alphabet = _byte_alphabet()
     words = [*alphabet, *(f"{_SPACE}t{i}" for i in range(len(alphabet), vocab_size - 1))]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": vocab_size - 1, "content": _END, **flags}],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {word: i for i, word in enumerate([*words, _END])},
-            "merges": [],
-        },
-    }
+    vocabulary = {word: i for i, word in enumerate([*words, _END])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([AddedToken(_END, normalized=False, special=True)])
+    content: dict[str, Any] = json.loads(tokenizer.to_str())
+    content["decoder"] = content["pre_tokenizer"]
+    return content
 
 
 def _byte_alphabet() -> list[str]:

@@ -11,13 +11,11 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
 from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.model_config import read_model_config
-from tandem.runtime.weight_source import WeightSource
 
 MARKER = "random_weights.json"
 FORMAT = 1
@@ -35,23 +33,13 @@ def is_random(directory: Path) -> bool:
     return (directory / MARKER).is_file()
 
 
-def open_weights(directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> WeightSource:
-    """Open the weights of a model directory in `dtype` on `device`: its checkpoint, or random weights.
-
-    Raises TandemError when they cannot be read."""
-    if is_random(directory):
-        seed = int(json.loads((directory / MARKER).read_text(encoding="ascii"))["seed"])
-        return RandomWeights(seed, read_model_config(directory).layers, dtype, device)
-    return Checkpoint(directory, dtype, device)
-
-
 def random_digest(name: str, seed: int) -> str:
     """Return the hexadecimal digest that takes the place of the weights digest in a model's fingerprint."""
     return hashlib.blake2b(f"random weights {FORMAT}\0{name}\0{seed}".encode(), digest_size=16).hexdigest()
 
 
 class RandomWeights:
-    """`WeightSource` that generates every tensor that is requested.
+    """Source of weights that generates every tensor that is requested.
 
     Matrices have zero mean and variance `1 / columns`, so that activations keep their size. The variance of matrices
     that add to the residual stream of `layers` layers is divided by `2 * layers`, so that the stream does not grow with
@@ -67,9 +55,7 @@ class RandomWeights:
     def __enter__(self) -> RandomWeights:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Do nothing, because no file is open."""
 
     def take(
@@ -100,6 +86,20 @@ class RandomWeights:
 
     def finish(self) -> None:
         """Do nothing, because no tensor can be left over."""
+
+
+WeightSource = Checkpoint | RandomWeights
+"""Source of one model's tensors. Call `take` for each tensor, then `finish`. A context manager that closes files."""
+
+
+def open_weights(directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> WeightSource:
+    """Open the weights of a model directory in `dtype` on `device`: its checkpoint, or random weights.
+
+    Raises TandemError when they cannot be read."""
+    if is_random(directory):
+        seed = int(json.loads((directory / MARKER).read_text(encoding="ascii"))["seed"])
+        return RandomWeights(seed, read_model_config(directory).layers, dtype, device)
+    return Checkpoint(directory, dtype, device)
 
 
 def _key(seed: int, name: str) -> int:

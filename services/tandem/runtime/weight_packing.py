@@ -5,19 +5,18 @@ Packed tensors are named by layer and part (`layers.3.gate_up`); biases and scal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import StrEnum
 
 import torch
 
 from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.int8 import head_group, layer_group
+from tandem.runtime.layer_tensors import Named, read_layer
 from tandem.runtime.model_config import DecoderConfig
 from tandem_kernels.native.pack import gate_up_rows, pack_linear
 from tandem_kernels.native.pack_int4 import pack_exact, pack_fours
 from tandem_kernels.native.pack_int8 import pack_linear_int8
-
-Named = Iterator[tuple[str, torch.Tensor]]
 
 
 class Packing(StrEnum):
@@ -36,7 +35,14 @@ def pack(config: DecoderConfig, checkpoint: Checkpoint, packing: Packing) -> Nam
     table = (config.vocab_size, config.hidden_size)
     checkpoint.drop(".rotary_emb.inv_freq")
     for i in range(config.layers):
-        yield from _pack_layer(config, checkpoint, packing, f"model.layers.{i}.", f"layers.{i}.")
+        for name, tensor in read_layer(config, checkpoint, i):
+            is_matrix = tensor.dim() > 1
+            if name in ("gate_up", "gate_up.bias"):
+                tensor = gate_up_rows(*tensor.view(2, config.intermediate_size, -1))
+            if is_matrix:
+                yield from _matrix(f"layers.{i}.{name}", tensor, packing)
+            else:
+                yield f"layers.{i}.{name}", tensor.flatten()
     yield "norm", checkpoint.take("model.norm.weight", (config.hidden_size,))
     embeddings = checkpoint.take("model.embed_tokens.weight", table)
     head = embeddings
@@ -63,34 +69,3 @@ def _matrix(name: str, weight: torch.Tensor, packing: Packing, group: Callable[[
     yield name, panels
     if scales is not None:
         yield f"{name}.scales", scales
-
-
-def _pack_layer(config: DecoderConfig, checkpoint: Checkpoint, packing: Packing, source: str, target: str) -> Named:
-    hidden, dim = config.hidden_size, config.head_dim
-    query, kv = config.heads * dim, config.kv_heads * dim
-    projections = (("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv))
-    yield f"{target}attention_norm", checkpoint.take(f"{source}input_layernorm.weight", (hidden,))
-    rows = [checkpoint.take(f"{source}{name}.weight", (out, hidden)) for name, out in projections]
-    yield from _matrix(f"{target}qkv", torch.cat(rows), packing)
-    if config.qkv_bias:
-        biases = [checkpoint.take(f"{source}{name}.bias", (out,)) for name, out in projections]
-        yield f"{target}qkv.bias", torch.cat(biases)
-    if config.qk_norm:
-        yield f"{target}query_norm", checkpoint.take(f"{source}self_attn.q_norm.weight", (dim,))
-        yield f"{target}key_norm", checkpoint.take(f"{source}self_attn.k_norm.weight", (dim,))
-    yield from _matrix(f"{target}output", checkpoint.take(f"{source}self_attn.o_proj.weight", (hidden, query)), packing)
-    if config.output_bias:
-        yield f"{target}output.bias", checkpoint.take(f"{source}self_attn.o_proj.bias", (hidden,))
-    yield from _pack_mlp(config, checkpoint, packing, source, target)
-
-
-def _pack_mlp(config: DecoderConfig, checkpoint: Checkpoint, packing: Packing, source: str, target: str) -> Named:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    yield f"{target}mlp_norm", checkpoint.take(f"{source}post_attention_layernorm.weight", (hidden,))
-    gate, up = (checkpoint.take(f"{source}mlp.{name}_proj.weight", (inner, hidden)) for name in ("gate", "up"))
-    yield from _matrix(f"{target}gate_up", gate_up_rows(gate, up), packing)
-    yield from _matrix(f"{target}down", checkpoint.take(f"{source}mlp.down_proj.weight", (hidden, inner)), packing)
-    if config.mlp_bias:
-        biases = [checkpoint.take(f"{source}mlp.{name}_proj.bias", (inner,))[:, None] for name in ("gate", "up")]
-        yield f"{target}gate_up.bias", gate_up_rows(*biases).flatten()
-        yield f"{target}down.bias", checkpoint.take(f"{source}mlp.down_proj.bias", (hidden,))

@@ -18,7 +18,7 @@ from tandem.core.request import SamplingParams
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.cuda_stream import CudaStream
-from tandem.runtime.device_stream import DeviceStream, HostStream
+from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.input_batch import Batch, build_batch
 from tandem.runtime.kv_cache import KVCache, unsigned
 from tandem.runtime.model_config import read_model_config
@@ -102,7 +102,7 @@ def _on(device: torch.device, batch: Batch) -> Batch:
 
 
 def _stream(device: torch.device) -> DeviceStream:
-    return HostStream() if device.type == "cpu" else CudaStream(device)
+    return DeviceStream() if device.type == "cpu" else CudaStream(device)
 
 
 # A chunk; one over a block's end beside another prompt; a decode beside a chunk; decodes.

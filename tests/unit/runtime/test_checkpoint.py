@@ -16,6 +16,7 @@ from tandem.runtime.fingerprint import weights_digest
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import load_executor
 from tandem.sched.state.step_plan import ScheduledSlice
+from tests.executor_logits import executor_logits
 from tests.unit.runtime.conftest import CONFIG, tensors
 
 
@@ -23,7 +24,7 @@ def _logits(directory: Path) -> torch.Tensor:
     config = read_model_config(directory)
     model = ModelConfig(cache_dir=str(directory / "cache"))
     executor = load_executor(directory, config, model, EngineConfig(num_threads=1))
-    return executor.logits(ScheduledSlice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), None))
+    return executor_logits(executor, ScheduledSlice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), None))
 
 
 def _shard(directory: Path) -> None:

@@ -12,7 +12,7 @@ from tandem.core.ids import BlockId, SeqId
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.cuda_graphs import GraphedModel, ladder
-from tandem.runtime.device_stream import HostStream
+from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.input_batch import Batch, build_batch
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import read_model_config
@@ -42,7 +42,7 @@ def test_the_ladder_has_an_end() -> None:
     assert ladder(100_000)[-1] == 512 and ladder(100_000) == ladder(512)
 
 
-class Counting(HostStream):
+class Counting(DeviceStream):
     """A double of graph capture that replays by calling, and records captures and replays."""
 
     def __init__(self) -> None:

@@ -21,6 +21,7 @@ from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import AnyExecutor, load_executor
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, SliceResult, StepPlan
+from tests.executor_logits import executor_logits
 
 _GREEDY = Sampling(SamplingParams(max_tokens=8, temperature=0), 0, 0)
 _PROMPT = (5, 6, 7, 8, 9, 10, 11)
@@ -287,7 +288,7 @@ def test_a_grammar_without_masks_fails_its_slice_only(executor: AnyExecutor) -> 
 @pytest.mark.parametrize("cut", range(1, len(_PROMPT) + 1))
 def test_scores_do_not_depend_on_chunks_or_company(executor: AnyExecutor, cut: int) -> None:
     """Each row is scored as if it were the last one, and sampling is not changed by scoring."""
-    logprobs = torch.log_softmax(executor.logits(_slice(9, base=24)).double(), -1)
+    logprobs = torch.log_softmax(executor_logits(executor, _slice(9, base=24)).double(), -1)
     pieces = [(0, cut), (cut, len(_PROMPT))][: 1 + (cut < len(_PROMPT))]
     found: list[SampledToken] = []
     for number, (start, stop) in enumerate(pieces):

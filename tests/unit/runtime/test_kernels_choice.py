@@ -19,6 +19,7 @@ from tandem.runtime.model_loader import load_executor
 from tandem.runtime.models.compiled import CompiledModel
 from tandem.runtime.models.decoder import Decoder
 from tandem.sched.state.step_plan import ScheduledSlice
+from tests.executor_logits import executor_logits
 from tests.unit.runtime.conftest import CONFIG, tensors
 
 
@@ -29,7 +30,7 @@ def _load(directory: Path, kernels: Literal["auto", "compiled", "reference"], dt
 
 
 def _logits(executor: TorchExecutor) -> torch.Tensor:
-    return executor.logits(ScheduledSlice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), None))
+    return executor_logits(executor, ScheduledSlice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), None))
 
 
 def test_auto_takes_what_there_is(model_dir: Path) -> None:

@@ -59,7 +59,7 @@ def test_memory_that_is_too_small_is_a_clear_error(model_dir: Path, monkeypatch:
         raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
 
     stand_in_for_a_gpu(monkeypatch, 80 << 30)
-    monkeypatch.setattr(model_loader_cuda, "free_and_total", lambda device: (1 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
     monkeypatch.setattr(model_loader_cuda, "_load", fail)
     with pytest.raises(TandemError, match=r"1024 of 81920 MiB are free.*20\.00 GiB") as refused:
         _load(model_dir, ModelConfig(device="cuda"))
@@ -69,8 +69,8 @@ def test_memory_that_is_too_small_is_a_clear_error(model_dir: Path, monkeypatch:
 def test_a_share_that_holds_no_kv_is_a_clear_error(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tandem.runtime import model_loader_cuda
 
-    monkeypatch.setattr(model_loader_cuda, "free_and_total", lambda device: (1 << 30, 1 << 30))
-    monkeypatch.setattr(model_loader_cuda, "reserved", lambda device: 900 << 20)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 900 << 20)
     with pytest.raises(TandemError, match="leaves nothing for KV: 900 MiB hold weights") as refused:
         model_loader_cuda._pool_bytes(
             torch.device("cpu"), read_model_config(model_dir), EngineConfig(gpu_memory_utilization=0.5), torch.bfloat16

@@ -36,6 +36,7 @@ class CompiledModel:
     ) -> None:
         """Build the decoder. `weights` are those that `packed_weights` returns for `packing`."""
         self.config = config
+        self.dtype = torch.float32
         self._decoder = CompiledDecoder(
             shape_of(config),
             [_layer(config, weights, f"layers.{i}.") for i in range(config.layers)],
@@ -47,10 +48,6 @@ class CompiledModel:
         )
         self._inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
         self._rope = self._tables(0)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """Compute hidden rows as `CausalModel.forward` does."""

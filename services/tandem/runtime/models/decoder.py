@@ -11,7 +11,7 @@ all-reduces per step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +20,12 @@ import torch.nn.functional as F
 from tandem.runtime.input_batch import Batch
 from tandem.runtime.int8 import head_group, layer_group
 from tandem.runtime.kv_cache import KVCache
+from tandem.runtime.layer_tensors import read_layer
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.parallel.communicator import ALONE, Communicator
 from tandem.runtime.parallel.shard import WHOLE, Shard
+from tandem.runtime.random_weights import WeightSource
 from tandem.runtime.rope_frequencies import inverse_frequencies
-from tandem.runtime.weight_source import WeightSource
 from tandem_kernels.contract import HeadNorms
 from tandem_kernels.dispatch import REFERENCE, Kernels, Product
 from tandem_kernels.reference.int4 import Codes, find_codes, linear_codes
@@ -112,9 +113,13 @@ class Decoder:
         inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
         self._ids = shard.vocab(config.vocab_size)
         self._embeddings = self._take_table(checkpoint, "model.embed_tokens.weight")
+        self.dtype = self._embeddings.dtype
         self._inv_freq = inv_freq.to(self._embeddings.device)
         product = None if is_int8 else kernels.linear
-        self._layers = tuple(_load_layer(config, checkpoint, i, product, shard) for i in range(config.layers))
+        self._layers = tuple(
+            _make_layer(dict(read_layer(config, checkpoint, i, shard)), product, config.rms_norm_eps)
+            for i in range(config.layers)
+        )
         self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
         checkpoint.drop(".rotary_emb.inv_freq")
         if config.tied_embeddings:
@@ -128,10 +133,6 @@ class Decoder:
             self._head, floats = _quantised(head, None, head_group(config.hidden_size))
             if config.tied_embeddings:
                 self._embeddings = floats
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._embeddings.dtype
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
@@ -185,51 +186,25 @@ class Decoder:
         return table if len(table) == num_rows else F.pad(table, (0, 0, 0, num_rows - len(table)))
 
 
-def _load_layer(
-    config: DecoderConfig, checkpoint: WeightSource, index: int, product: Product | None, shard: Shard
-) -> Layer:
-    prefix = f"model.layers.{index}"
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+def _make_layer(tensors: Mapping[str, torch.Tensor], product: Product | None, eps: float) -> Layer:
+    """Build a layer from what `read_layer` yields, with matrices in floating point, quantised if `product` is None."""
 
-    def into(names: Sequence[str], outs: Sequence[int], has_bias: bool) -> AnyLinear:
-        """Load several projections of the hidden rows as one matrix, each split by its outputs."""
-        weights, biases = [], []
-        for name, out in zip(names, outs, strict=True):
-            shard_rows = shard.part(out)
-            weights.append(checkpoint.take(f"{prefix}.{name}.weight", (out, hidden), rows=shard_rows))
-            biases += [checkpoint.take(f"{prefix}.{name}.bias", (out,), rows=shard_rows)] if has_bias else []
-        return _linear(product, torch.cat(weights), torch.cat(biases) if has_bias else None)
+    def linear(name: str) -> AnyLinear:
+        weight, bias = tensors[name], tensors.get(f"{name}.bias")
+        if product is None:
+            return _quantised(weight, bias, layer_group(weight.shape[1]))[0]
+        return Linear(product, weight, bias)
 
-    def out_of(name: str, width: int, has_bias: bool) -> AnyLinear:
-        """Load a projection to the hidden rows, split by its inputs; only the first rank has its bias."""
-        weight = checkpoint.take(f"{prefix}.{name}.weight", (hidden, width), columns=shard.part(width))
-        bias = checkpoint.take(f"{prefix}.{name}.bias", (hidden,)) if has_bias else None
-        bias = bias if shard.is_first else None
-        return _linear(product, weight, bias)
-
-    def norm(name: str, width: int = hidden) -> torch.Tensor:
-        return checkpoint.take(f"{prefix}.{name}.weight", (width,))
-
-    def head_norms() -> HeadNorms:
-        query, key = (norm(f"self_attn.{name}", config.head_dim) for name in ("q_norm", "k_norm"))
-        return HeadNorms(query, key, config.rms_norm_eps)
-
-    projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    has_head_norms = "query_norm" in tensors
     return Layer(
-        attention_norm=norm("input_layernorm"),
-        qkv=into(projections, (query, kv, kv), config.qkv_bias),
-        head_norms=head_norms() if config.qk_norm else None,
-        output=out_of("self_attn.o_proj", query, config.output_bias),
-        mlp_norm=norm("post_attention_layernorm"),
-        gate_up=into(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), config.mlp_bias),
-        down=out_of("mlp.down_proj", inner, config.mlp_bias),
+        attention_norm=tensors["attention_norm"],
+        qkv=linear("qkv"),
+        head_norms=HeadNorms(tensors["query_norm"], tensors["key_norm"], eps) if has_head_norms else None,
+        output=linear("output"),
+        mlp_norm=tensors["mlp_norm"],
+        gate_up=linear("gate_up"),
+        down=linear("down"),
     )
-
-
-def _linear(product: Product | None, weight: torch.Tensor, bias: torch.Tensor | None) -> AnyLinear:
-    """Build a layer's matrix: in floating point with `product`, quantised if that is None."""
-    return Linear(product, weight, bias) if product else _quantised(weight, bias, layer_group(weight.shape[1]))[0]
 
 
 def _quantised(weight: torch.Tensor, bias: torch.Tensor | None, group: int) -> tuple[AnyLinear, torch.Tensor]:

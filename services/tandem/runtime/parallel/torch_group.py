@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from tandem.runtime.parallel.communicator import CollectiveFailed
+from tandem.runtime.parallel.communicator import CollectiveFailed, Communicator
 from tandem.runtime.parallel.shard import Shard
 
 RENDEZVOUS = "rendezvous"
@@ -28,7 +28,7 @@ RENDEZVOUS = "rendezvous"
 _LOOPBACK = "lo"
 
 
-class TorchGroup:
+class TorchGroup(Communicator):
     """`Communicator` over a torch.distributed process group.
 
     On CUDA only `least` waits for the device; a collective is ordered behind the current stream's earlier work and

@@ -14,7 +14,7 @@ from tandem.engine.rank_messages import (
     RankCommand,
     SpillBlocks,
 )
-from tandem.runtime.device_stream import DeviceStream, HostStream
+from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.parallel.communicator import Communicator
@@ -30,7 +30,7 @@ class Follower:
         self.model = model
         self.cache = cache
         self.communicator = communicator
-        self._stream = stream or HostStream()
+        self._stream = stream or DeviceStream()
 
     def carry_out(self, command: RankCommand) -> None:
         """Execute one command. After any exception the leader must stop, because the command may be half done."""

@@ -26,7 +26,6 @@ from tandem.engine.rank_messages import (
 from tandem.kv.host_offload import Offload, Onload
 from tandem.runtime.input_batch import Batch
 from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.parallel.communicator import Communicator
 from tandem.runtime.ranks.packed_batch import pack, shape_of
@@ -61,16 +60,10 @@ class RankedModel:
     """`runtime.models.causal.CausalModel` on several ranks; `local` is the first rank's part. Raises RanksLost."""
 
     def __init__(self, local: CausalModel, followers: FollowerCommands) -> None:
+        self.config = local.config
+        self.dtype = local.dtype
         self._local = local
         self._followers = followers
-
-    @property
-    def config(self) -> DecoderConfig:
-        return self._local.config
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._local.dtype
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         numbers = pack(batch)

@@ -62,21 +62,22 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
         loaded = load_model(config.model, config.engine)
     else:
         loaded, rank_group = load_ranked_model(config, launch or launch_children(config))
+    name, *aliases = config.model.served_names
     executor = loaded.executor
     cache = executor.cache
     pool = MemoryPool(cache.region, cache.layout, keepalive=cache)
     prefault(pool, num_compute_threads(config.engine.num_threads))
     return WorkerModel(
-        name=loaded.name,
+        name=name,
         executor=executor,
         pipeline=executor if isinstance(executor, AsyncExecutor) else None,
         pool=pool,
         digest=cache.digest_here,
         fingerprint=loaded.fingerprint.digest,
-        max_model_len=loaded.max_model_len,
+        max_model_len=executor.max_model_len,
         bundle=loaded.bundle,
         prepare=_ignore if loaded.grammars is None else loaded.grammars.prepare,
-        aliases=loaded.aliases,
+        aliases=tuple(aliases),
         rank_group=rank_group,
         trial_digests=tuple(cache.fill_trial_blocks()),
     )
