@@ -4,7 +4,7 @@ Its exchanges do not count as requests in metrics, and it keeps no text of promp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from starlette.responses import Response
 
@@ -36,8 +36,8 @@ class Console:
         self._state = ConsoleState()
         self._assets = load_assets()
 
-    def answered(self, records: Sequence[RequestRecord]) -> None:
-        self._state.add(records, self._clock.now())
+    def answered(self, record: RequestRecord) -> None:
+        self._state.add(record, self._clock.now())
 
     @Operation("GET", PATH, "Console page")
     async def _show_page(self, exchange: Exchange) -> Response:

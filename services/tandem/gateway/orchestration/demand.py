@@ -50,11 +50,7 @@ class DemandCounter:
         """Count a request whose first token was sampled, `num_cached` tokens of its prompt being in a cache."""
         self._totals[request.model].add_prompt(len(request.prompt_tokens), num_cached)
 
-    def answered(self, records: Sequence[RequestRecord]) -> None:
-        for record in records:
-            self._count(record)
-
-    def _count(self, record: RequestRecord) -> None:
+    def answered(self, record: RequestRecord) -> None:
         totals = self._totals.get(record.model)
         if totals is None:
             return  # refused before its model was known

@@ -106,7 +106,7 @@ class RequestRecorder:
     def notify(self, record: RequestRecord) -> None:
         """Defer the record for every observer; an observer that raises disturbs no other."""
         for observer in self._observers:
-            self.later(partial(observer.answered, (record,)))
+            self.later(partial(observer.answered, record))
 
 
 class RequestRecording:
