@@ -89,7 +89,7 @@ class InstantStream:
     def finish(self, choice: int) -> None:
         raise AssertionError(f"choice {choice} of one")
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         self._backend.forget(self)
 
 

@@ -96,9 +96,7 @@ class ScriptedStream:
     def finish(self, choice: int) -> None:
         self.finished_choices.append(choice)
 
-    async def aclose(self) -> None:
-        # A cancellation that reached this point would show as a close that did not finish.
-        await asyncio.sleep(0)
+    def close(self) -> None:
         self.num_closes += 1
         self.closed.set()
 

@@ -111,7 +111,7 @@ async def test_one_request_that_cannot_be_seen_to_holds_up_no_other(
     with pytest.raises(TandemError, match="the gateway failed at this request"):
         await collect(first)
     await until(lambda: f"request {first.state.request.id} aborted" in caplog.text)
-    await first.aclose()
+    first.close()
 
 
 async def test_workers_are_looked_for_again(

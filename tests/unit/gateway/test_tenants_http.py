@@ -214,7 +214,7 @@ async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas
     decode.publish(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))
     async for _ in request:
         pass
-    await request.aclose()
+    request.close()
     assert quotas.requested == [("open", 16, 3)] and [entry.closes for entry in quotas.entries] == [
         [TokenUsage(16 - 8, 3)]
     ]
@@ -228,8 +228,8 @@ async def test_a_disconnected_client_pays_for_the_prompt_and_the_delivered_token
     request = await rig.running()
     prefill.publish(replace(token(request.state.key, 0), num_cached_tokens=num_cached))
     await anext(aiter(request))
-    await request.aclose()
-    await request.aclose()
+    request.close()
+    request.close()
     assert quotas.entries[0].closes == [TokenUsage(16 - (num_cached or 0), 1)]
 
 
@@ -299,7 +299,7 @@ async def test_a_request_that_never_ran_costs_nothing(rig: Rig, quotas: Scripted
         worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
     request = await rig.open()
     await until(lambda: request.state.key.attempt > 0 and request.state.phase is JobGroupPhase.QUEUED)
-    await request.aclose()
+    request.close()
     assert quotas.entries[0].closes == [None]
 
 
@@ -320,7 +320,7 @@ async def test_the_feasibility_check_uses_the_requested_sizes(rig: Rig, quotas: 
     assert quotas.checked == [("open", [(16, 3), (16, 6)])]
     assert quotas.requested == [("open", *size) for size in quotas.checked[0][1]]
     for request in requests:
-        await request.aclose()
+        request.close()
 
 
 async def test_a_drain_during_admission_releases_the_quota(rig: Rig, quotas: ScriptedQuotas) -> None:
@@ -344,7 +344,7 @@ async def test_a_tenants_own_policy_beats_that_of_the_gateway(rig: Rig) -> None:
         request = await rig.open(caller=RequestContext(request_id="r", received_at=0.0, tenant=tenant))
         await until(lambda request=request: request.state.phase.name == "RUNNING")
         jobs[name] = [job for worker, n in zip(rig.workers, before, strict=True) for job in worker.jobs[n:]]
-        await request.aclose()
+        request.close()
     assert [type(job) for job in jobs["off"]] == [GenerateJob] and len(jobs["gateway"]) == 2
     assert all(job.request.tenant == "t" and job.request.lane is Lane.BATCH for job in jobs["off"] + jobs["gateway"])
     assert len({job.request.cache_salt for job in jobs["off"] + jobs["gateway"]} - {""}) == 1

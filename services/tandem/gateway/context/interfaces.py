@@ -46,7 +46,7 @@ class TokenStream(Protocol):
 
     Iterating yields the tokens of each choice in order of their index and one Finished for each choice, and ends after
     the last Finished; or it raises TandemError. PromptLogprobs come before the first token. A consumer that stops
-    early must call `aclose`, which cancels the request at every worker."""
+    early must call `close`, which cancels the request at every worker."""
 
     @property
     def path(self) -> str:
@@ -84,7 +84,7 @@ class TokenStream(Protocol):
         """Stop one choice at the client's wish: the stream yields nothing more of it, not even its Finished."""
         ...
 
-    async def aclose(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class ActiveRequest:
         self._unended.discard(choice)
         self._on_finish(self.state.request.id, choice)
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         self._on_close(self.state.request.id)
 
     def __repr__(self) -> str:

@@ -193,7 +193,7 @@ class RequestDriver:
         except TandemError:
             return False
         finally:
-            await active.aclose()
+            active.close()
         return active.state.pulled is not None
 
     # ---- inside

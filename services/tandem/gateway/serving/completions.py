@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -148,19 +149,10 @@ class CompletionStream:
         self._recording.end(
             error, self._usage_counter, is_complete=len(self._usage_counter.reasons) == self.num_choices
         )
-        await self._close(self._streams)
-
-    async def _close(self, streams: Sequence[TokenStream]) -> None:
-        """Close those of the streams that are open; a cancellation of the caller is raised once they are closed."""
-        closings = [asyncio.ensure_future(stream.aclose()) for stream in streams if stream in self._unclosed]
-        self._unclosed = [stream for stream in self._unclosed if stream not in streams]
-        if not closings:
-            return
-        try:
-            await asyncio.shield(asyncio.gather(*closings))
-        except asyncio.CancelledError:
-            await asyncio.wait(closings)
-            raise
+        with ExitStack() as closing:  # closes all streams, also where one raises
+            for stream in self._unclosed:
+                closing.callback(stream.close)
+            self._unclosed.clear()
 
     def parts(self) -> AsyncGenerator[Part, None]:
         """Yield the parts of the response. The caller closes the generator with `aclose`."""
@@ -194,7 +186,7 @@ class CompletionStream:
                 if not choice.is_stopped:
                     continue
                 last_parts = choice.stop(num_cached)
-                await self._stop(stream, event.key.choice, choices)
+                self._stop(stream, event.key.choice, choices)
             for part in last_parts:
                 yield self._sent(part)
             if not any(choice.is_open for choice in choices):
@@ -209,12 +201,13 @@ class CompletionStream:
             self._recording.pace.on_token_sent(part.choice)
         return part
 
-    async def _stop(self, stream: TokenStream, index: int, choices: Sequence[ChoiceText]) -> None:
+    def _stop(self, stream: TokenStream, index: int, choices: Sequence[ChoiceText]) -> None:
         """End a choice at its stop string: the workers need not generate more of it."""
         if any(choice.is_open for choice in choices):
             stream.finish(index)
         else:
-            await self._close([stream])
+            self._unclosed.remove(stream)
+            stream.close()
 
     def _choice_texts(self, prompt: int, prompt_parts: Sequence[ScoredPrompt | Echo]) -> list[ChoiceText]:
         params, job = self.params, self.jobs[prompt]
