@@ -127,5 +127,5 @@ async def test_an_unreachable_redis_does_not_stop_the_publisher(tmp_path: Any, m
     beat = DemandPublisher(GatewayId("g1"), DemandStore(f"unix://{tmp_path}/none.sock", "beat"), counter, SystemClock())
     await beat.start()
     await asyncio.sleep(0.05)
-    assert beat._task is not None and not beat._task.done()
+    assert beat._loop._task is not None and not beat._loop._task.done()
     await beat.stop()
