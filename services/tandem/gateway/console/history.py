@@ -168,9 +168,6 @@ class ConsoleState:
             found.setdefault(name, Tally()).add_all(tally)
         return found
 
-    def __repr__(self) -> str:
-        return f"<console state of {self.number} answers, {len(self._records)} of them whole>"
-
     # ---- inside
 
     def _current(self, slices: deque[Slice[Figures]], index: int) -> dict[str, Figures]:

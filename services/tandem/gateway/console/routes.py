@@ -27,8 +27,6 @@ _MAX_QUERY = 256
 class Console:
     """RequestObserver that shows its history on a page. `snapshot` returns the current state of the gateway."""
 
-    __slots__ = ("_assets", "_authenticator", "_clock", "_snapshot", "_state")
-
     def __init__(self, snapshot: Callable[[], GatewaySnapshot], authenticator: Authenticator, clock: Clock) -> None:
         self._snapshot = snapshot
         self._authenticator = authenticator

@@ -12,8 +12,6 @@ from tandem.core.ids import RequestId
 from tandem.gateway.context.interfaces import QuotaEntry
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.orchestration.director import OpenRequest
-from tandem.orchestration.phase_ledger import PhaseLedger
-from tandem.orchestration.request_state import RequestState
 
 StreamEvent = Token | PromptLogprobs | Finished
 
@@ -59,6 +57,7 @@ class ActiveRequest:
         on_close: Callable[[RequestId], None],
         on_finish: Callable[[RequestId, int], None],
     ) -> None:
+        self.state = open_request.state
         self._open_request = open_request
         self.quota: QuotaEntry | None = None
         self._on_close = on_close
@@ -66,14 +65,6 @@ class ActiveRequest:
         self._events = EventQueue()
         self.push = self._events.push
         self._unended = set(range(self.state.request.num_choices))
-
-    @property
-    def state(self) -> RequestState:
-        return self._open_request.state
-
-    @property
-    def ledger(self) -> PhaseLedger:
-        return self._open_request.ledger
 
     @property
     def path(self) -> str:
@@ -121,6 +112,3 @@ class ActiveRequest:
 
     def close(self) -> None:
         self._on_close(self.state.request.id)
-
-    def __repr__(self) -> str:
-        return f"<stream of {self._open_request!r}>"

@@ -211,18 +211,19 @@ class CompletionStream:
 
     def _choice_texts(self, prompt: int, prompt_parts: Sequence[ScoredPrompt | Echo]) -> list[ChoiceText]:
         params, job = self.params, self.jobs[prompt]
+        include_stop = bool(params.body.include_stop_str_in_output)
         return [
             ChoiceText(
                 prompt * params.num_choices + index,
                 self.served.text.detokenizer(
                     params.stops,
-                    skip_special_tokens=params.skip_special_tokens,
-                    include_stop=params.include_stop,
+                    skip_special_tokens=params.body.skip_special_tokens is not False,
+                    include_stop=include_stop,
                     min_tokens=params.body.min_tokens or 0,
                     shown=self._output_spec.shown,
                 ),
                 self._output_spec.transforms(job.prompt_tokens),
-                hidden=frozenset() if params.include_stop else job.sampling.stop_token_ids,
+                hidden=frozenset() if include_stop else job.sampling.stop_token_ids,
                 num_echoed=next((part.num_chars for part in prompt_parts if isinstance(part, Echo)), 0),
             )
             for index in range(params.num_choices)
@@ -240,7 +241,7 @@ class CompletionStream:
                 self.served.text,
                 shown,
                 params.logprobs or 0,
-                skip_special_tokens=params.skip_special_tokens,
+                skip_special_tokens=params.body.skip_special_tokens is not False,
             )
             first = prompt * params.num_choices
             yield from (Echo(deltas, choice) for choice in range(first, first + params.num_choices))

@@ -77,11 +77,6 @@ class QuotaReservation:
         self.num_reported = 0
         self.reservation = Reservation(name, 0, tokens, force=True)
 
-    def __repr__(self) -> str:
-        where = "shared" if self.is_shared else "local"
-        held = self.reservation
-        return f"<quota reservation {held.id} of {held.tokens} tokens, {where}{'' if self._is_open else ', closed'}>"
-
 
 def _no_usage() -> None:
     return None
