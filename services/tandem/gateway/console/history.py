@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
@@ -25,7 +26,6 @@ MAX_TENANTS = 100
 """Largest number of tenants in a slice; further ones are added up as `OTHER`, which cannot be a tenant's name."""
 OTHER = "(others)"
 _NUM_EXACT = 128
-_BATCH = 256
 _NUM_MERGED = 4096
 _QUANTILES = (0.5, 0.99)
 
@@ -35,27 +35,6 @@ class Numbered(NamedTuple):
 
     number: int
     record: RequestRecord
-
-
-class BatchedHistogram:
-    """Quantile sketch that takes values in batches; adding them one by one would cost several times as much."""
-
-    __slots__ = ("_fresh", "_known")
-
-    def __init__(self, num_exact: int = _NUM_EXACT) -> None:
-        self._known = QuantileSketch(exact=num_exact)
-        self._fresh: list[float] = []
-
-    def add(self, value: float) -> None:
-        self._fresh.append(value)
-        if len(self._fresh) >= _BATCH:
-            self.histogram()
-
-    def histogram(self) -> QuantileSketch:
-        """Return the sketch of all values so far."""
-        self._known.extend(self._fresh)
-        self._fresh.clear()
-        return self._known
 
 
 class Tally(RequestCounts):
@@ -86,8 +65,8 @@ class LaneFigures(Tally):
     `token_s`: mean seconds between two tokens, for each request that had two."""
 
     longest_gap_s: float = 0.0
-    first_s: BatchedHistogram = msgspec.field(default_factory=BatchedHistogram)
-    token_s: BatchedHistogram = msgspec.field(default_factory=BatchedHistogram)
+    first_s: QuantileSketch = msgspec.field(default_factory=partial(QuantileSketch, exact=_NUM_EXACT))
+    token_s: QuantileSketch = msgspec.field(default_factory=partial(QuantileSketch, exact=_NUM_EXACT))
 
     def add(self, record: RequestRecord) -> None:
         super().add(record)
@@ -100,8 +79,8 @@ class LaneFigures(Tally):
     def merge(self, other: LaneFigures) -> None:
         self.add_all(other)
         self.longest_gap_s = max(self.longest_gap_s, other.longest_gap_s)
-        self.first_s.histogram().merge(other.first_s.histogram())
-        self.token_s.histogram().merge(other.token_s.histogram())
+        self.first_s.merge(other.first_s)
+        self.token_s.merge(other.token_s)
 
 
 Figures = TypeVar("Figures", bound=Tally)
@@ -154,7 +133,7 @@ class ConsoleState:
         first = int(now // SLICE_S) - num_slices + 1
         key = (int(now), first)
         if self._recent is None or self._recent[0] != key:
-            total = LaneFigures(first_s=BatchedHistogram(_NUM_MERGED), token_s=BatchedHistogram(_NUM_MERGED))
+            total = LaneFigures(first_s=QuantileSketch(exact=_NUM_MERGED), token_s=QuantileSketch(exact=_NUM_MERGED))
             for each in (lane for part in self._slices if part.index >= first for lane in part.figures.values()):
                 total.merge(each)
             self._recent = key, total
@@ -178,10 +157,9 @@ class ConsoleState:
         return slices[-1].figures
 
 
-def percentiles(values: BatchedHistogram) -> tuple[float, float] | None:
+def percentiles(values: QuantileSketch) -> tuple[float, float] | None:
     """Return p50 and p99; None where there are no values."""
-    histogram = values.histogram()
-    if not histogram.count:
+    if not values.count:
         return None
-    p50, p99 = histogram.percentiles(_QUANTILES)
+    p50, p99 = values.percentiles(_QUANTILES)
     return p50, p99
