@@ -17,7 +17,6 @@ from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.output_spec import OutputSpecFactory
 from tandem.gateway.openai.request_schema import CompletionBody
@@ -47,7 +46,7 @@ class OneTokenStream:
     num_attempts = 1
     workers = ("p1", "d1")
     reasons: ClassVar[dict[str, object]] = {}
-    rate_limits = RateLimitStatus()
+    rate_limits: ClassVar[dict[str, str]] = {}
 
     def __init__(self, request: Request) -> None:
         self.num_closes = 0

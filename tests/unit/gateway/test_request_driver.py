@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -13,7 +14,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, RequestId
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
-from tandem.gateway.context.interfaces import Meter, RateLimitStatus
+from tandem.gateway.context.interfaces import Meter
 from tandem.gateway.context.request_context import RequestContext
 from tandem.orchestration import request_queue
 from tandem.orchestration.director import RequestDirector
@@ -241,7 +242,7 @@ async def test_a_client_may_end_one_choice_while_others_continue(rig: Rig) -> No
 class _Entry:
     """Count how often the entry is closed."""
 
-    rate_limits = RateLimitStatus()
+    rate_limits: ClassVar[dict[str, str]] = {}
     num_closes = 0
 
     def watch(self, meter: Meter) -> None:

@@ -7,7 +7,7 @@ import io
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -23,7 +23,6 @@ from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import Meter, ServedModel
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.tenants_file import parse_tenants
@@ -157,7 +156,7 @@ async def test_keys_are_never_logged(gateway: TenantGateway) -> None:
 
 
 class Entry:
-    rate_limits = RateLimitStatus(limit_requests=7)
+    rate_limits: ClassVar[dict[str, str]] = {"x-ratelimit-limit-requests": "7"}
 
     def __init__(self) -> None:
         self.closes: list[TokenUsage | None] = []
@@ -208,7 +207,7 @@ async def rig(make_rig: Callable[..., Rig], quotas: ScriptedQuotas) -> Rig:
 async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas: ScriptedQuotas) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
-    assert request.rate_limits.limit_requests == 7
+    assert request.rate_limits == {"x-ratelimit-limit-requests": "7"}
     key = request.state.key
     prefill.publish(token(key, 0))
     decode.publish(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))

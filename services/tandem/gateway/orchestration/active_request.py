@@ -10,7 +10,6 @@ from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import RequestId
 from tandem.gateway.context.interfaces import QuotaEntry
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.orchestration.director import OpenRequest
 
 StreamEvent = Token | PromptLogprobs | Finished
@@ -87,8 +86,8 @@ class ActiveRequest:
         return any(map(self._is_due, self._events))
 
     @property
-    def rate_limits(self) -> RateLimitStatus:
-        return RateLimitStatus() if self.quota is None else self.quota.rate_limits
+    def rate_limits(self) -> Mapping[str, str]:
+        return {} if self.quota is None else self.quota.rate_limits
 
     async def __aiter__(self) -> AsyncIterator[StreamEvent]:
         while self._unended:

@@ -17,7 +17,6 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, PromptLogprobs
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import RequestDispatcher, ServedModel, TokenStream
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.output_spec import OutputSpec, OutputSpecFactory, with_grammar
 from tandem.gateway.openai.prompt import Prompt, checked_tokens, encode, given_prompts
@@ -136,8 +135,8 @@ class CompletionStream:
         return len(self._streams) == 1 and self._streams[0].has_more
 
     @property
-    def rate_limits(self) -> RateLimitStatus:
-        """Return the tenant's rate limits after the last job was admitted."""
+    def rate_limits(self) -> Mapping[str, str]:
+        """Return the headers `x-ratelimit-*` of the tenant after the last job was admitted."""
         return self._streams[-1].rate_limits
 
     async def __aenter__(self) -> CompletionStream:
