@@ -16,7 +16,6 @@ from tandem.core.ids import JobKey, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.orchestration.active_request import EventQueue
 from tandem.gateway.text.text_model import TextModel
@@ -53,7 +52,7 @@ class InstantStream:
     """TokenStream over pushed tokens."""
 
     path = "local"
-    rate_limits = RateLimitStatus()
+    rate_limits: ClassVar[Mapping[str, str]] = {}
     reasons: ClassVar[Mapping[str, object]] = {}
     workers: Sequence[str] = ("door",)
 
@@ -89,7 +88,7 @@ class InstantStream:
     def finish(self, choice: int) -> None:
         raise AssertionError(f"choice {choice} of one")
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         self._backend.forget(self)
 
 

@@ -62,8 +62,6 @@ _UNSERVED: Mapping[str, Sequence[str]] = {
 class GatewayApp:
     """ASGI 3 application of the gateway, for any ASGI server or middleware. The gRPC server shares its `answers`."""
 
-    __slots__ = ("_encoders", "_measures", "_router", "answers")
-
     def __init__(
         self,
         dispatch: RequestDispatcher,

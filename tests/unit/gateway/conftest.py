@@ -6,7 +6,7 @@ import asyncio
 import json
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -26,7 +26,6 @@ from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, ScrapeTarget, ServedModel
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.http.server import HttpServer
@@ -76,9 +75,11 @@ class ScriptedStream:
     workers = ("p1", "d1")
     reasons: ClassVar[dict[str, object]] = {"prefill": "p1", "decode": "d1"}
 
-    def __init__(self, steps: Sequence[Step], path: str = "remote", rate_limits: RateLimitStatus | None = None) -> None:
+    def __init__(
+        self, steps: Sequence[Step], path: str = "remote", rate_limits: Mapping[str, str] | None = None
+    ) -> None:
         self.path = path
-        self.rate_limits = rate_limits or RateLimitStatus()
+        self.rate_limits = rate_limits or {}
         self.finished_choices: list[int] = []
         self.num_closes = 0
         self.closed = threading.Event()
@@ -96,9 +97,7 @@ class ScriptedStream:
     def finish(self, choice: int) -> None:
         self.finished_choices.append(choice)
 
-    async def aclose(self) -> None:
-        # A cancellation that reached this point would show as a close that did not finish.
-        await asyncio.sleep(0)
+    def close(self) -> None:
         self.num_closes += 1
         self.closed.set()
 
@@ -210,7 +209,9 @@ class Front:
         self.dispatch.script = lambda request: stream
         return stream
 
-    def instant(self, text: str = "Paris 你好 😀.", rate_limits: RateLimitStatus | None = None) -> list[ScriptedStream]:
+    def instant(
+        self, text: str = "Paris 你好 😀.", rate_limits: Mapping[str, str] | None = None
+    ) -> list[ScriptedStream]:
         """Answer every request at once; return the list to which each opened stream is added."""
         opened: list[ScriptedStream] = []
 

@@ -189,7 +189,7 @@ async def test_the_state_shows_workers_and_flows_without_addresses(rig: Rig) -> 
 
 
 async def test_an_answer_is_reported_once_with_its_stages(rig: Rig) -> None:
-    rig.console.answered([record()])
+    rig.console.answered(record())
     state = await rig.state()
     (row,) = state["answers"]
     assert (row["total"], row["ttft"], row["workers"], row["num_cached"]) == (500.0, 100.0, ["p", "d"], 2)
@@ -200,7 +200,7 @@ async def test_an_answer_is_reported_once_with_its_stages(rig: Rig) -> None:
 
 
 async def test_the_sequence_numbers_of_another_incarnation_are_unknown(rig: Rig) -> None:
-    rig.console.answered([record()])
+    rig.console.answered(record())
     assert len((await rig.state(life="gw-0", since=1))["answers"]) == 1
     assert len((await rig.state(since=1))["answers"]) == 1
 
@@ -215,7 +215,7 @@ async def test_the_state_is_bounded(rig: Rig) -> None:
     refs = [WorkerRef(WorkerId(f"w{index:04}"), Incarnation(1), "h:1") for index in range(2 * MAX_WORKERS)]
     rig.glance = replace(rig.glance, known=refs, live=())
     for _ in range(2 * NUM_RECORDS):
-        rig.console.answered([record(error="x" * 5000)])
+        rig.console.answered(record(error="x" * 5000))
     state = await rig.state()
     assert (len(state["workers"]), state["num_workers"]) == (MAX_WORKERS, 2 * MAX_WORKERS)
     assert len(state["answers"]) == NUM_RECORDS and len(state["answers"][0]["error"]) == MAX_ERROR_CHARS
@@ -232,7 +232,7 @@ async def test_the_state_requires_a_key(locked: Rig, headers: dict[str, str]) ->
 
 async def test_a_tenant_sees_its_own_and_an_operator_all(locked: Rig) -> None:
     for tenant, model in (("acme", "tiny"), ("other", "secret")):
-        locked.console.answered([record(tenant=tenant, model=model)])
+        locked.console.answered(record(tenant=tenant, model=model))
     own, boss = await locked.state("acme"), await locked.state("boss")
     assert [row["tenant"] for row in own["answers"]] == [row["name"] for row in own["tenants"]] == ["acme"]
     assert "other" not in str(own) and "secret" not in str(own)

@@ -26,7 +26,7 @@ NOW = 1000.0
 def filled(count: int) -> ConsoleState:
     state = ConsoleState()
     for index in range(count):
-        state.add([record(id=str(index + 1))], NOW)
+        state.add(record(id=str(index + 1)), NOW)
     return state
 
 
@@ -47,7 +47,7 @@ def test_only_the_last_answers_are_kept() -> None:
 def test_a_tenant_s_own_answers_keep_their_numbers() -> None:
     state = ConsoleState()
     for tenant in ("a", "b", "a"):
-        state.add([record(tenant=tenant)], NOW)
+        state.add(record(tenant=tenant), NOW)
     assert [each.number for each in state.records(0, "a")] == [3, 1]
     assert [each.number for each in state.records(1, "a")] == [3]
     assert state.records(0, "c") == []
@@ -56,15 +56,15 @@ def test_a_tenant_s_own_answers_keep_their_numbers() -> None:
 def test_slices_of_time_have_percentiles_by_lane() -> None:
     state = ConsoleState()
     for milliseconds in range(1, 101):
-        state.add([record(first_token_s=milliseconds / 1e3, lane="batch")], NOW)
-    state.add([record(token_s=None, first_token_s=None, outcome="quota_exceeded")], NOW + SLICE_S)
+        state.add(record(first_token_s=milliseconds / 1e3, lane="batch"), NOW)
+    state.add(record(token_s=None, first_token_s=None, outcome="quota_exceeded"), NOW + SLICE_S)
     first, second = state.slices(0, NOW + SLICE_S)
     assert second.index == first.index + 1
     assert percentiles(first.figures["batch"].first_s) == pytest.approx((0.0505, 0.09901))
     assert percentiles(second.figures["interactive"].first_s) is None
     assert [lane.num_failed for each in (first, second) for lane in each.figures.values()] == [0, 1]
     recent = state.recent(2, NOW + SLICE_S)
-    assert (recent.num_answers, recent.num_failed, recent.first_s.histogram().count, recent.num_prompt) == (
+    assert (recent.num_answers, recent.num_failed, recent.first_s.count, recent.num_prompt) == (
         101,
         1,
         100,
@@ -75,8 +75,8 @@ def test_slices_of_time_have_percentiles_by_lane() -> None:
 
 def test_a_time_slice_is_reported_again_only_after_it_changed() -> None:
     state = ConsoleState()
-    state.add([record()], NOW)
-    state.add([record()], NOW + SLICE_S)
+    state.add(record(), NOW)
+    state.add(record(), NOW + SLICE_S)
     assert len(list(state.slices(0, NOW + SLICE_S))) == 2
     assert len(list(state.slices(1, NOW + SLICE_S))) == 1
     assert list(state.slices(2, NOW + SLICE_S)) == []
@@ -85,7 +85,7 @@ def test_a_time_slice_is_reported_again_only_after_it_changed() -> None:
 def test_time_slices_expire_and_are_bounded() -> None:
     state = ConsoleState()
     for index in range(3 * NUM_SLICES):
-        state.add([record()], NOW + index * SLICE_S)
+        state.add(record(), NOW + index * SLICE_S)
     last = NOW + (3 * NUM_SLICES - 1) * SLICE_S
     assert len(list(state.slices(0, last))) == NUM_SLICES
     assert len(list(state.slices(0, last + 10 * SLICE_S))) == NUM_SLICES - 10
@@ -95,9 +95,9 @@ def test_time_slices_expire_and_are_bounded() -> None:
 def test_tenants_are_added_up_over_minutes_and_bounded() -> None:
     state = ConsoleState()
     for index in range(MAX_TENANTS + 20):
-        state.add([record(tenant=f"t{index}")], NOW)
-    state.add([record(tenant="t1", usage=Usage(5, 1, None), outcome="internal", first_token_s=None)], NOW)
-    state.add([record(tenant="t1")], NOW + TENANT_SLICE_S)
+        state.add(record(tenant=f"t{index}"), NOW)
+    state.add(record(tenant="t1", usage=Usage(5, 1, None), outcome="internal", first_token_s=None), NOW)
+    state.add(record(tenant="t1"), NOW + TENANT_SLICE_S)
     found = state.tenants(NOW + TENANT_SLICE_S)
     assert len(found) == MAX_TENANTS + 1 and found[OTHER].num_answers == 20
     one = found["t1"]
@@ -108,7 +108,7 @@ def test_tenants_are_added_up_over_minutes_and_bounded() -> None:
 
 def test_a_client_that_leaves_is_no_failure() -> None:
     state = ConsoleState()
-    state.add([record(outcome="cancelled")], NOW)
+    state.add(record(outcome="cancelled"), NOW)
     assert state.recent(1, NOW).num_failed == 0
 
 

@@ -50,8 +50,8 @@ def test_requests_count_on_arrival_and_attention_pairs_at_the_first_token() -> N
 def test_answers_count_when_they_end() -> None:
     counter, _ = tally()
     counter.on_admitted(request(10))
-    counter.answered([record(usage=Usage(10, 7, 2), first_token_s=0.201, num_gaps=6, num_late_gaps=2)])
-    counter.answered([record(usage=Usage(10, 3, 2), first_token_s=0.2, num_gaps=20, num_late_gaps=1)])
+    counter.answered(record(usage=Usage(10, 7, 2), first_token_s=0.201, num_gaps=6, num_late_gaps=2))
+    counter.answered(record(usage=Usage(10, 3, 2), first_token_s=0.2, num_gaps=20, num_late_gaps=1))
     counted = counter.totals()["tiny"]
     assert (counted.num_output_tokens, counted.num_gaps, counted.num_late_gaps) == (10, 26, 3)
     assert (counted.num_late_ttft, counted.num_failed) == (1, 0)
@@ -76,14 +76,14 @@ def test_failures_count_only_where_more_workers_would_have_helped(
 ) -> None:
     counter, _ = tally()
     counter.on_admitted(request(10))
-    counter.answered([record(outcome=outcome, first_token_s=first_token_s, lane=lane)])
+    counter.answered(record(outcome=outcome, first_token_s=first_token_s, lane=lane))
     counted = counter.totals()["tiny"]
     assert (counted.num_late_ttft, counted.num_failed) == (late, failed)
 
 
 def test_a_model_that_nobody_serves_is_not_counted() -> None:
     counter, _ = tally()
-    counter.answered([record(model="")])
+    counter.answered(record(model=""))
     assert counter.totals() == {}
 
 
@@ -128,5 +128,5 @@ async def test_an_unreachable_redis_does_not_stop_the_publisher(tmp_path: Any, m
     beat = DemandPublisher(GatewayId("g1"), DemandStore(f"unix://{tmp_path}/none.sock", "beat"), counter, SystemClock())
     await beat.start()
     await asyncio.sleep(0.05)
-    assert beat._task is not None and not beat._task.done()
+    assert beat._loop._task is not None and not beat._loop._task.done()
     await beat.stop()

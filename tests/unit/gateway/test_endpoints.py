@@ -9,8 +9,10 @@ import httpx
 import openai
 import pytest
 
+from tandem.admission.quota import Levels, QuotaLimits
+from tandem.admission.token_bucket import UNIT
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.context.rate_limit_status import RateLimitStatus, duration
+from tandem.gateway.context.rate_limits import duration, rate_limit_headers
 
 LABEL = r'[a-z_]+="(?:[^"\\]|\\.)*"'
 SAMPLE = re.compile(rf"[a-z0-9_:]+(\{{{LABEL}(,{LABEL})*\}})? [-0-9.e+]+")
@@ -217,17 +219,17 @@ def test_rate_limit_headers_are_sent_where_limits_exist(front: Front, http: http
     front.instant("Paris")
     unlimited = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
     assert not [name for name in unlimited.headers if name.startswith("x-ratelimit")]
-    rate_limits = RateLimitStatus(limit_requests=60, remaining_requests=59, reset_requests_s=1, limit_tokens=9000)
+    rate_limits = rate_limit_headers(Levels(59 * UNIT, 0), QuotaLimits(requests_per_minute=60, tokens_per_minute=9000))
     front.instant("Paris", rate_limits)
     limited = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
-    rate_limit_headers = {name: value for name, value in limited.headers.items() if name.startswith("x-ratelimit")}
-    assert rate_limit_headers == {
+    sent = {name: value for name, value in limited.headers.items() if name.startswith("x-ratelimit")}
+    assert sent == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
         "x-ratelimit-limit-tokens": "9000",
         "x-ratelimit-remaining-tokens": "0",
-        "x-ratelimit-reset-tokens": "0ms",
+        "x-ratelimit-reset-tokens": "1m0s",
     }
 
 

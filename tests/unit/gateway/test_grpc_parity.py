@@ -11,10 +11,12 @@ import grpc
 import httpx
 import pytest
 
+from tandem.admission.quota import Levels, QuotaLimits
+from tandem.admission.token_bucket import UNIT
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import FinishReason
 from tandem.core.request_stages import Stage
-from tandem.gateway.context.rate_limit_status import RateLimitedError, RateLimitStatus
+from tandem.gateway.context.rate_limits import RateLimitedError, rate_limit_headers
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front, ScriptedStream
 from tests.unit.gateway.parity import (
@@ -317,15 +319,13 @@ def test_a_lane_is_named_alike(front: Front, http: httpx.Client, stub: Any) -> N
 
 
 def test_the_remaining_quota_is_reported_alike(front: Front, http: httpx.Client, stub: Any) -> None:
-    left = RateLimitStatus(
-        limit_requests=10, remaining_requests=3, reset_requests_s=61.0, limit_tokens=5, remaining_tokens=0
-    )
+    left = rate_limit_headers(Levels(3 * UNIT, 0), QuotaLimits(requests_per_minute=10, tokens_per_minute=5))
     front.instant(rate_limits=left)
     headers = http.post("/v1/completions", json=whole_body("completion", {})).headers
     _, call = stub.Complete.with_call(spell(whole_body("completion", {}), pb.CompleteRequest()))
-    rate_limit_headers = {name: value for name, value in call.initial_metadata() if name.startswith("x-ratelimit")}
-    assert rate_limit_headers == {name: value for name, value in headers.items() if name.startswith("x-ratelimit")}
-    assert rate_limit_headers["x-ratelimit-remaining-requests"] == "3" and len(rate_limit_headers) == 6
+    sent = {name: value for name, value in call.initial_metadata() if name.startswith("x-ratelimit")}
+    assert sent == {name: value for name, value in headers.items() if name.startswith("x-ratelimit")}
+    assert sent["x-ratelimit-remaining-requests"] == "3" and len(sent) == 6
 
 
 def test_prompts_that_can_never_all_be_admitted_are_refused_before_the_first(
@@ -341,9 +341,7 @@ def test_prompts_that_can_never_all_be_admitted_are_refused_before_the_first(
 
 
 def test_a_quota_refusal_reports_the_remaining_quota_alike(front: Front, http: httpx.Client, stub: Any) -> None:
-    left = RateLimitStatus(
-        limit_requests=10, remaining_requests=0, reset_requests_s=61.0, limit_tokens=5, remaining_tokens=2
-    )
+    left = rate_limit_headers(Levels(0, 2 * UNIT), QuotaLimits(requests_per_minute=10, tokens_per_minute=5))
 
     def refuse(_: object) -> NoReturn:
         error = TandemError(ErrorKind.QUOTA, "no", retry_after_s=6.1, reason="requests_per_minute")
@@ -354,10 +352,6 @@ def test_a_quota_refusal_reports_the_remaining_quota_alike(front: Front, http: h
     with pytest.raises(grpc.RpcError) as error:
         stub.Complete(spell(whole_body("completion", {}), pb.CompleteRequest()))
     assert (answer.status_code, answer.headers["x-tandem-reject-reason"]) == (429, "requests_per_minute")
-    rate_limit_headers = {
-        name: value for name, value in error.value.trailing_metadata() if name.startswith("x-ratelimit")
-    }
-    assert rate_limit_headers == {
-        name: value for name, value in answer.headers.items() if name.startswith("x-ratelimit")
-    }
-    assert rate_limit_headers["x-ratelimit-reset-requests"] == "1m1s" and len(rate_limit_headers) == 6
+    sent = {name: value for name, value in error.value.trailing_metadata() if name.startswith("x-ratelimit")}
+    assert sent == {name: value for name, value in answer.headers.items() if name.startswith("x-ratelimit")}
+    assert sent["x-ratelimit-reset-requests"] == "1m0s" and len(sent) == 6

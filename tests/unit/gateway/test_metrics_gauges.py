@@ -50,7 +50,7 @@ async def test_the_gauges_of_the_worker_pool(make_rig: Callable[..., Rig], monke
     after = gauges(metrics)
     assert after["tandem.live_workers"] == {("prefill",): 0, ("decode",): 0, ("mixed",): 1}
     assert (after["tandem.ready"], after["tandem.served_models"]) == ({(): 1}, {(): 1})
-    await waiting.aclose()
+    waiting.close()
 
 
 async def test_the_scrape_addresses_of_workers(rig: Rig) -> None:

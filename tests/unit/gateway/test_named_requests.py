@@ -74,7 +74,7 @@ async def test_a_job_sent_by_another_requests_task_is_logged_under_its_own_reque
         request = await rig.open()
         await until(lambda: len(named) == 2)
     assert named == [{}, {}]
-    await request.aclose()
+    request.close()
 
 
 async def test_a_request_that_is_broken_off_is_not_taken_for_the_one_that_runs(
@@ -88,4 +88,4 @@ async def test_a_request_that_is_broken_off_is_not_taken_for_the_one_that_runs(
     assert named(log) == [""] and request.state.request.id in log.getvalue()
     with pytest.raises(TandemError):
         [event async for event in request]
-    await request.aclose()
+    request.close()

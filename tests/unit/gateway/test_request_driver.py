@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -13,7 +14,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, RequestId
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
-from tandem.gateway.context.interfaces import Meter, RateLimitStatus
+from tandem.gateway.context.interfaces import Meter
 from tandem.gateway.context.request_context import RequestContext
 from tandem.orchestration import request_queue
 from tandem.orchestration.director import RequestDirector
@@ -61,7 +62,7 @@ async def test_a_job_refused_for_capacity_is_retried_until_it_is_accepted(rig: R
     if who == "prefill":
         cancelled = [key.attempt for verb, key in decode.seen if verb == "cancel"]
         assert cancelled == attempts[:-1], "each booking was undone once"
-    await request.aclose()
+    request.close()
 
 
 async def test_a_refusal_for_good_ends_the_request(rig: Rig) -> None:
@@ -89,7 +90,7 @@ async def test_the_request_queue_is_bounded(make_rig: Callable[..., Rig]) -> Non
         await rig.open()
     assert refused.value.kind is ErrorKind.OVERLOADED
     assert refused.value.reason == "queue_full" and refused.value.retry_after_s
-    await first.aclose()
+    first.close()
 
 
 async def test_a_full_worker_gets_no_jobs_until_it_reports_capacity(rig: Rig) -> None:
@@ -108,7 +109,7 @@ async def test_a_full_worker_gets_no_jobs_until_it_reports_capacity(rig: Rig) ->
     await until(lambda: all(request.state.phase.name == "RUNNING" for request in requests))
     assert [job.request.id for job in worker.jobs] == [request.state.request.id for request in requests]
     for request in requests:
-        await request.aclose()
+        request.close()
 
 
 async def test_the_clients_deadline_ends_queued_and_running_requests(rig: Rig) -> None:
@@ -178,8 +179,8 @@ async def test_a_disconnected_client_is_cancelled_once_at_each_worker(rig: Rig, 
     name = str(request.state.request.id)
     held = prefill if phase == "STARTING" else decode
     await until(lambda: request.state.phase.name == phase and held.verbs(name))
-    await request.aclose()
-    await request.aclose()
+    request.close()
+    request.close()
     gate.set()
     with pytest.raises(TandemError) as ended:
         await collect(request)
@@ -241,7 +242,7 @@ async def test_a_client_may_end_one_choice_while_others_continue(rig: Rig) -> No
 class _Entry:
     """Count how often the entry is closed."""
 
-    rate_limits = RateLimitStatus()
+    rate_limits: ClassVar[dict[str, str]] = {}
     num_closes = 0
 
     def watch(self, meter: Meter) -> None:
@@ -296,7 +297,7 @@ async def test_a_request_waits_less_long_for_a_missing_worker_than_for_a_full_on
     request = await rig.open()
     # The check runs every tenth of a second: by then the request has waited for longer.
     await until(lambda: len(worker.jobs) > 3)
-    await request.aclose()
+    request.close()
 
 
 async def test_a_failing_worker_is_excluded_and_reported_in_metrics_and_errors(
@@ -361,7 +362,7 @@ async def test_sequences_that_drain_together_migrate_to_several_workers(rig: Rig
     assert [len(worker.jobs) for worker in others] == [2, 2, 2]
     await until(lambda: all(view.num_inflight == 0 for view in rig.fleet.views()))
     for request in requests:
-        await request.aclose()
+        request.close()
 
 
 async def test_a_job_that_cannot_be_encoded_no_longer_counts_as_inflight(rig: Rig) -> None:

@@ -44,7 +44,8 @@ FORMATTER = JsonFormatter({"service": "tandem-gateway", "instance": "g", "pid": 
 def lines(caplog: pytest.LogCaptureFixture, mode: Any, *records: RequestRecord) -> list[logging.LogRecord]:
     caplog.clear()
     with caplog.at_level(logging.INFO, LOGGER):
-        RequestLog(mode).answered(records)
+        for record in records:
+            RequestLog(mode).answered(record)
     return list(caplog.records)
 
 
@@ -68,8 +69,8 @@ def test_a_line_below_the_log_level_is_not_rendered(
 ) -> None:
     monkeypatch.setattr(request_log, "_line", pytest.fail)
     with caplog.at_level(logging.WARNING, LOGGER):
-        RequestLog("all").answered([RECORD])
-        RequestLog("failed").answered([REFUSED])
+        RequestLog("all").answered(RECORD)
+        RequestLog("failed").answered(REFUSED)
     assert not caplog.records
 
 

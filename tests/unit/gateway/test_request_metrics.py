@@ -40,7 +40,8 @@ def points(metrics: Metrics, name: str) -> dict[tuple[str, ...], Any]:
 def metrics_of(*records: RequestRecord, max_values: int = 100) -> Metrics:
     metrics = Metrics(max_values)
     measures = RequestMetrics(metrics, TARGETS)
-    measures.answered(records)
+    for each in records:
+        measures.answered(each)
     return metrics
 
 
@@ -130,7 +131,7 @@ def test_admissions() -> None:
 def test_a_sampled_answer_is_an_exemplar() -> None:
     metrics = Metrics()
     measures = RequestMetrics(metrics)
-    measures.answered([replace(RECORD, trace="ab" * 16)])
+    measures.answered(replace(RECORD, trace="ab" * 16))
     labels = ("chat", "tiny", "acme", Lane.BATCH)
     for first in (FirstToken(*labels, 0.2, "cd" * 16), FirstToken(*labels, 0.3, "")):
         measures.begun(first)

@@ -43,7 +43,7 @@ async def test_kv_that_moves_for_a_client_is_a_flow(rig: Rig) -> None:
     await until(lambda: len(snapshot_of(rig).flows) == 2)
     p, d = WorkerId("p"), WorkerId("d")
     assert set(snapshot_of(rig).flows) == {Flow(p, d, "handoff", 1, 64), Flow(d, p, "prefix", 1, 48)}
-    await request.aclose()
+    request.close()
     await until(lambda: not snapshot_of(rig).num_open)
 
 
@@ -53,4 +53,4 @@ async def test_queued_requests_are_reported_separately(rig: Rig) -> None:
         worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
     request = await rig.open()
     await until(lambda: dict(snapshot_of(rig).num_open) == {("open", True): 1})
-    await request.aclose()
+    request.close()

@@ -8,7 +8,7 @@ time, which for the stages of a prefill begins when the job is submitted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -251,7 +251,7 @@ async def test_a_refused_request_leaves_one_record_and_one_span(
 
 async def test_a_failing_observer_does_not_affect_the_others(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        def answered(self, records: Sequence[RequestRecord]) -> None:
+        def answered(self, record: RequestRecord) -> None:
             raise RuntimeError("it does")
 
     worker = await rig.add("m", "mixed")

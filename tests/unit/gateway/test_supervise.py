@@ -17,7 +17,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
 from tandem.core.ids import GatewayId
 from tandem.gateway.context import supervise
-from tandem.gateway.context.supervise import log_and_continue
+from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.tenants import fairness_sync
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.fairness_sync import FairnessSync
@@ -60,26 +60,27 @@ def assert_logged_once(caplog: pytest.LogCaptureFixture, work: str) -> None:
 
 
 async def test_a_round_that_fails_is_followed_by_another(caplog: pytest.LogCaptureFixture) -> None:
-    step = FailsOnce(lambda: "done")
-    answers = []
-    for _ in range(2):
-        async with log_and_continue("the work"):
-            answers.append(step())
-    assert answers == ["done"]
+    async def next_s() -> float:
+        return 0.01
+
+    step = FailsOnce(next_s)
+    loop = BackgroundLoop("the work", step)
+    loop.start()
+    await until(lambda: step.num_calls >= 3)
+    await loop.stop()
     assert_logged_once(caplog, "the work")
 
 
 async def test_a_cancelled_task_ends(caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> None:
-        while True:
-            async with log_and_continue("the work"):
-                await asyncio.Event().wait()
+    async def work() -> float:
+        await asyncio.Event().wait()
+        return 0.0
 
-    task = asyncio.create_task(work())
+    loop = BackgroundLoop("the work", work)
+    loop.start()
     await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled() and not caplog.records
+    await asyncio.wait_for(loop.stop(), 10)
+    assert not caplog.records
 
 
 async def test_the_ticker_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -111,7 +112,7 @@ async def test_one_request_that_cannot_be_seen_to_holds_up_no_other(
     with pytest.raises(TandemError, match="the gateway failed at this request"):
         await collect(first)
     await until(lambda: f"request {first.state.request.id} aborted" in caplog.text)
-    await first.aclose()
+    first.close()
 
 
 async def test_workers_are_looked_for_again(

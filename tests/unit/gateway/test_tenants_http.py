@@ -7,7 +7,7 @@ import io
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -23,7 +23,6 @@ from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import Meter, ServedModel
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.tenants_file import parse_tenants
@@ -157,7 +156,7 @@ async def test_keys_are_never_logged(gateway: TenantGateway) -> None:
 
 
 class Entry:
-    rate_limits = RateLimitStatus(limit_requests=7)
+    rate_limits: ClassVar[dict[str, str]] = {"x-ratelimit-limit-requests": "7"}
 
     def __init__(self) -> None:
         self.closes: list[TokenUsage | None] = []
@@ -208,13 +207,13 @@ async def rig(make_rig: Callable[..., Rig], quotas: ScriptedQuotas) -> Rig:
 async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas: ScriptedQuotas) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
-    assert request.rate_limits.limit_requests == 7
+    assert request.rate_limits == {"x-ratelimit-limit-requests": "7"}
     key = request.state.key
     prefill.publish(token(key, 0))
     decode.publish(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))
     async for _ in request:
         pass
-    await request.aclose()
+    request.close()
     assert quotas.requested == [("open", 16, 3)] and [entry.closes for entry in quotas.entries] == [
         [TokenUsage(16 - 8, 3)]
     ]
@@ -228,8 +227,8 @@ async def test_a_disconnected_client_pays_for_the_prompt_and_the_delivered_token
     request = await rig.running()
     prefill.publish(replace(token(request.state.key, 0), num_cached_tokens=num_cached))
     await anext(aiter(request))
-    await request.aclose()
-    await request.aclose()
+    request.close()
+    request.close()
     assert quotas.entries[0].closes == [TokenUsage(16 - (num_cached or 0), 1)]
 
 
@@ -299,7 +298,7 @@ async def test_a_request_that_never_ran_costs_nothing(rig: Rig, quotas: Scripted
         worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
     request = await rig.open()
     await until(lambda: request.state.key.attempt > 0 and request.state.phase is JobGroupPhase.QUEUED)
-    await request.aclose()
+    request.close()
     assert quotas.entries[0].closes == [None]
 
 
@@ -320,7 +319,7 @@ async def test_the_feasibility_check_uses_the_requested_sizes(rig: Rig, quotas: 
     assert quotas.checked == [("open", [(16, 3), (16, 6)])]
     assert quotas.requested == [("open", *size) for size in quotas.checked[0][1]]
     for request in requests:
-        await request.aclose()
+        request.close()
 
 
 async def test_a_drain_during_admission_releases_the_quota(rig: Rig, quotas: ScriptedQuotas) -> None:
@@ -344,7 +343,7 @@ async def test_a_tenants_own_policy_beats_that_of_the_gateway(rig: Rig) -> None:
         request = await rig.open(caller=RequestContext(request_id="r", received_at=0.0, tenant=tenant))
         await until(lambda request=request: request.state.phase.name == "RUNNING")
         jobs[name] = [job for worker, n in zip(rig.workers, before, strict=True) for job in worker.jobs[n:]]
-        await request.aclose()
+        request.close()
     assert [type(job) for job in jobs["off"]] == [GenerateJob] and len(jobs["gateway"]) == 2
     assert all(job.request.tenant == "t" and job.request.lane is Lane.BATCH for job in jobs["off"] + jobs["gateway"])
     assert len({job.request.cache_salt for job in jobs["off"] + jobs["gateway"]} - {""}) == 1

@@ -129,7 +129,7 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_what_runs_there_goes
         request = await rig.running()
         assert request.state.placement is not None
         assert request.path == "remote" and request.state.placement.decode == other.ref
-        await request.aclose()
+        request.close()
     source.role = ""
     await until(lambda: rig.fleet.candidates().pools("tiny") == {"prefill": 1, "decode": 2})
 

@@ -70,7 +70,7 @@ async def test_a_probe_that_fails_is_tried_again_until_a_block_moves(rig: Rig) -
     tried = len(decode.jobs)
     request = await rig.running()
     assert len([job for job in decode.jobs[tried:] if is_probe(job)]) == 0, "a pair is probed until it works"
-    await request.aclose()
+    request.close()
 
 
 async def test_a_pair_that_moves_no_block_falls_back(rig: Rig) -> None:
@@ -79,7 +79,7 @@ async def test_a_pair_that_moves_no_block_falls_back(rig: Rig) -> None:
     await until(lambda: rig.fleet.pairs.failed)
     request = await rig.running()
     assert request.path == "fallback;reason=no_link_between_the_workers"
-    await request.aclose()
+    request.close()
 
 
 async def test_a_pair_that_lost_kv_moves_a_block_again_before_it_is_used(rig: Rig) -> None:
@@ -90,7 +90,7 @@ async def test_a_pair_that_lost_kv_moves_a_block_again_before_it_is_used(rig: Ri
     rig.fleet.suspect(frozenset({prefill.ref, decode.ref}))
     request = await rig.running()
     assert request.path == "fallback;reason=no_link_between_the_workers" and rig.dispatch.ready() is None
-    await request.aclose()
+    request.close()
     decode.on_submit = lambda job: None
     await until(lambda: rig.fleet.pairs.linked == {(prefill.ref, decode.ref)})
 
@@ -116,7 +116,7 @@ async def test_a_draining_worker_is_neither_probed_nor_given_work(rig: Rig) -> N
     request = await rig.running()
     assert request.path == "fallback;reason=no_prefill_worker"
     assert prefill.jobs == [] and not [job for job in decode.jobs if is_probe(job)]
-    await request.aclose()
+    request.close()
 
 
 async def test_a_broken_stream_goes_on_without_a_gap_or_a_repeat(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ async def test_queued_requests_are_placed_when_a_stream_is_back(
     request = await rig.open()
     assert request.state.phase.name == "QUEUED"
     await until(lambda: request.state.phase.name == "RUNNING")
-    await request.aclose()
+    request.close()
 
 
 async def test_a_worker_that_falls_silent_is_lost(
@@ -205,7 +205,7 @@ async def test_a_loss_before_all_jobs_are_accepted_costs_only_the_placement(
     await until(lambda: request.state.phase.name == "RUNNING")
     assert request.state.placement is not None and request.state.placement.decode == other.ref
     assert request.state.key.attempt >= 2
-    await request.aclose()
+    request.close()
     lost.hold_submit.set()
 
 
@@ -224,7 +224,7 @@ async def test_a_late_submit_reply_does_not_override_a_newer_report(rig: Rig) ->
     prefill.hold_submit.set()
     await until(lambda: request.state.phase is JobGroupPhase.RUNNING)
     assert rig.look(prefill).num_queued_tokens == 0
-    await request.aclose()
+    request.close()
 
 
 async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
@@ -235,11 +235,11 @@ async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
     assert newer.ref.incarnation > decode.ref.incarnation
     await until(lambda: request.num_attempts == 2 and request.state.phase.name == "RUNNING")
     assert decode.ref not in request.state.workers()
-    await request.aclose()
+    request.close()
     await until(lambda: rig.fleet.pairs.linked == {(prefill.ref, newer.ref)})
     again = await rig.running()
     assert again.state.placement is not None and again.state.placement.decode == newer.ref
-    await again.aclose()
+    again.close()
     await decode.stop()
 
 
@@ -260,7 +260,7 @@ async def test_a_model_whose_last_worker_is_gone_is_served_for_as_long_as_its_re
     assert request.state.phase is JobGroupPhase.QUEUED
     await rig.add("n", "mixed")
     await until(lambda: request.state.phase is JobGroupPhase.RUNNING)
-    await request.aclose()
+    request.close()
 
 
 async def test_a_model_without_workers_is_eventually_not_served(
@@ -299,7 +299,7 @@ async def test_nothing_is_placed_on_an_older_life_whose_submit_had_no_answer(rig
     await until(lambda: not rig.dispatch._submits)
     assert rig.fleet.candidates().pools("tiny") == {"mixed": 1}
     assert rig.fleet.candidates().find("tiny", older.ref) is None
-    await request.aclose()
+    request.close()
     older.hold_submit.set()
 
 
@@ -332,7 +332,7 @@ async def test_a_failing_registry_stops_no_request_and_is_named_in_errors(rig: R
     await until(lambda: rig.fleet._discovery_error is not None)
     request = await rig.running()
     assert request.path == "remote" and rig.dispatch.ready() is None
-    await request.aclose()
+    request.close()
     rig.registry_fails = False
     await until(lambda: rig.fleet._discovery_error is None)
 

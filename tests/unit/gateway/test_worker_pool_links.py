@@ -38,7 +38,7 @@ async def test_a_refused_pair_falls_back_and_the_path_names_the_reason(rig: Rig)
     request = await rig.running()
     assert request.path == "fallback;reason=no_link_between_the_workers_meets_the_requirements"
     assert rig.dispatch.ready() is None and rig.dispatch.problem() == f"the link from p to d is not used: {SLOW}"
-    await request.aclose()
+    request.close()
     metrics = Metrics()
     watch_links(metrics, rig.fleet.pairs)
     (family,) = [family for family in metrics.collect() if family.instrument is TRANSFER_LINKS]
@@ -48,7 +48,7 @@ async def test_a_refused_pair_falls_back_and_the_path_names_the_reason(rig: Rig)
     assert rig.dispatch.problem() is None
     request = await rig.running()
     assert request.path == "remote"
-    await request.aclose()
+    request.close()
 
 
 async def test_in_strict_mode_a_refused_pair_makes_the_gateway_unready(make_rig: Callable[..., Rig]) -> None:

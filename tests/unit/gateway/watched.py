@@ -36,8 +36,8 @@ class Records:
     def __init__(self) -> None:
         self.taken: list[RequestRecord] = []
 
-    def answered(self, records: Sequence[RequestRecord]) -> None:
-        self.taken += records
+    def answered(self, record: RequestRecord) -> None:
+        self.taken.append(record)
 
 
 class Watched:

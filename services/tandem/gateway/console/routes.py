@@ -4,7 +4,7 @@ Its exchanges do not count as requests in metrics, and it keeps no text of promp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from starlette.responses import Response
 
@@ -27,8 +27,6 @@ _MAX_QUERY = 256
 class Console:
     """RequestObserver that shows its history on a page. `snapshot` returns the current state of the gateway."""
 
-    __slots__ = ("_assets", "_authenticator", "_clock", "_snapshot", "_state")
-
     def __init__(self, snapshot: Callable[[], GatewaySnapshot], authenticator: Authenticator, clock: Clock) -> None:
         self._snapshot = snapshot
         self._authenticator = authenticator
@@ -36,8 +34,8 @@ class Console:
         self._state = ConsoleState()
         self._assets = load_assets()
 
-    def answered(self, records: Sequence[RequestRecord]) -> None:
-        self._state.add(records, self._clock.now())
+    def answered(self, record: RequestRecord) -> None:
+        self._state.add(record, self._clock.now())
 
     @Operation("GET", PATH, "Console page")
     async def _show_page(self, exchange: Exchange) -> Response:

@@ -14,7 +14,6 @@ from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
@@ -46,7 +45,7 @@ class TokenStream(Protocol):
 
     Iterating yields the tokens of each choice in order of their index and one Finished for each choice, and ends after
     the last Finished; or it raises TandemError. PromptLogprobs come before the first token. A consumer that stops
-    early must call `aclose`, which cancels the request at every worker."""
+    early must call `close`, which cancels the request at every worker."""
 
     @property
     def path(self) -> str:
@@ -71,7 +70,9 @@ class TokenStream(Protocol):
         ...
 
     @property
-    def rate_limits(self) -> RateLimitStatus: ...
+    def rate_limits(self) -> Mapping[str, str]:
+        """Return the headers `x-ratelimit-*` of the tenant after the admission."""
+        ...
 
     @property
     def has_more(self) -> bool:
@@ -84,7 +85,7 @@ class TokenStream(Protocol):
         """Stop one choice at the client's wish: the stream yields nothing more of it, not even its Finished."""
         ...
 
-    async def aclose(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,9 @@ class QuotaEntry(Protocol):
     """Reservation of one admitted request in its tenant's quotas. It must be closed, however the request ends."""
 
     @property
-    def rate_limits(self) -> RateLimitStatus: ...
+    def rate_limits(self) -> Mapping[str, str]:
+        """Return the headers `x-ratelimit-*` of the tenant after the admission."""
+        ...
 
     def watch(self, meter: Meter) -> None:
         """Set the function that counts the request's tokens from now on; before this call the count is None."""

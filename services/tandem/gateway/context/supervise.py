@@ -9,23 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 PAUSE_S = 1.0
 """Seconds to wait after an iteration that failed: the next one is likely to fail too, and each logs a traceback."""
 log = logging.getLogger(__name__)
-
-
-@asynccontextmanager
-async def log_and_continue(work: str) -> AsyncIterator[None]:
-    """Run one iteration of the loop `work` names: log an exception with its traceback, and then wait for `PAUSE_S`.
-    A cancellation passes through and so ends the loop."""
-    try:
-        yield
-    except Exception:
-        log.exception("%s failed, next attempt in %g s", work, PAUSE_S)
-        await asyncio.sleep(PAUSE_S)
 
 
 class BackgroundLoop:
@@ -47,5 +35,9 @@ class BackgroundLoop:
 
     async def _run(self) -> None:
         while True:
-            async with log_and_continue(self._work):
-                await asyncio.sleep(await self._step())
+            try:
+                pause_s = await self._step()
+            except Exception:
+                log.exception("%s failed, next attempt in %g s", self._work, PAUSE_S)
+                pause_s = PAUSE_S
+            await asyncio.sleep(pause_s)

@@ -12,7 +12,6 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.context.rate_limit_status import rate_limit_headers
 from tandem.gateway.context.request_context import label_of
 from tandem.gateway.http.exchange import error_headers, header_value, refusal
 from tandem.gateway.serving.completions import CompletionStream
@@ -55,7 +54,7 @@ class GrpcCall:
         metadata = {"x-request-id": self.request_id, "x-tandem-path": header_value(answer.path)}
         if answer.reasons is not None:
             metadata["x-tandem-reasons"] = json.dumps(answer.reasons)
-        metadata |= rate_limit_headers(answer.rate_limits)
+        metadata |= answer.rate_limits
         await self._context.send_initial_metadata(tuple(metadata.items()))
 
     async def abort(self, error: TandemError) -> None:

@@ -18,8 +18,6 @@ from tandem.wire.gen.inference_pb2_grpc import add_InferenceServicer_to_server
 class GrpcServer:
     """Own the gRPC server and its port. Construct it inside the event loop that is to serve."""
 
-    __slots__ = ("_health", "_server", "port")
-
     def __init__(
         self,
         dispatch: RequestDispatcher,

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.context.rate_limit_status import refusal_headers
+from tandem.gateway.context.rate_limits import RateLimitedError
 from tandem.gateway.context.request_context import label_of
 from tandem.gateway.http.openai_schema import ErrorBody, ErrorReply
 
@@ -134,7 +134,7 @@ def refusal(error: TandemError) -> tuple[float | None, str | None]:
 def error_headers(error: TandemError) -> dict[str, str]:
     """Return the headers of an error: those of its rate limit, and for refusals for lack of capacity `retry-after` and
     `x-tandem-reject-reason`, the exceeded limit."""
-    headers = refusal_headers(error)
+    headers = dict(error.rate_limits) if isinstance(error, RateLimitedError) else {}
     retry_after_s, reject_reason = refusal(error)
     if retry_after_s is not None:
         headers["retry-after"] = str(max(0, math.ceil(retry_after_s)))

@@ -25,8 +25,6 @@ class HealthRoutes:
     """Handlers of `/health` and `/live` (liveness: restart the process when they fail), `/ready` (readiness: send
     traffic while it succeeds), `/metrics` and `/metrics/targets` (for Prometheus)."""
 
-    __slots__ = ("_authenticator", "_dispatch", "_telemetry")
-
     def __init__(self, dispatch: RequestDispatcher, authenticator: Authenticator, telemetry: Telemetry) -> None:
         self._dispatch = dispatch
         self._authenticator = authenticator

@@ -41,8 +41,6 @@ class OpenAIRoutes:
     """One handler per endpoint. `heartbeat_s`: seconds between the heartbeats that a stream sends before its first
     token. `max_body`: largest body in bytes."""
 
-    __slots__ = ("_answers", "_authenticator", "_heartbeat_s", "_max_body")
-
     def __init__(
         self, answers: CompletionService, authenticator: Authenticator, max_body: int, heartbeat_s: float
     ) -> None:

@@ -71,8 +71,6 @@ _COMPLETION_HEADERS = [
 class OpenApiDocs:
     """Serve `/openapi.json` and `/docs`, which describe the routes given and these two."""
 
-    __slots__ = ("_document", "_page")
-
     def __init__(self, routes: Sequence[HandlerRoute]) -> None:
         described = [*routes, *routes_of(self)]
         document = describe(described)

@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec import UNSET
 
-from tandem.gateway.context.rate_limit_status import rate_limit_headers
 from tandem.gateway.context.request_context import TIMING_HEADER
 from tandem.gateway.http.exchange import Exchange, header_value, json_response
 from tandem.gateway.http.openai_response import ResponseFormatter
@@ -74,7 +73,7 @@ async def _first(
     first_part = asyncio.ensure_future(anext(parts))
     try:
         while not (await asyncio.wait({first_part}, timeout=heartbeat_s))[0]:
-            await sse.heartbeat(rate_limit_headers(answer.rate_limits))
+            await sse.heartbeat(answer.rate_limits)
     finally:
         # A generator cannot be closed while it runs.
         if not first_part.done():
@@ -105,4 +104,4 @@ def _facts(answer: CompletionStream, timing: RequestTiming | None) -> TandemFact
 
 
 def _headers(answer: CompletionStream) -> dict[str, str]:
-    return {**rate_limit_headers(answer.rate_limits), "x-tandem-path": header_value(answer.path)}
+    return {**answer.rate_limits, "x-tandem-path": header_value(answer.path)}

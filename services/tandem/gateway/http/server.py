@@ -37,8 +37,6 @@ class _EmbeddedServer(uvicorn.Server):
 class HttpServer:
     """Own one listening socket and the uvicorn server on it. With uvloop the server handles 2.5 times the requests."""
 
-    __slots__ = ("_server", "_socket", "_task", "port")
-
     def __init__(
         self, app: Any, host: str, port: int, *, graceful_s: float = 20.0, limits: HttpLimits | None = None
     ) -> None:
@@ -74,11 +72,6 @@ class HttpServer:
         if self._task.done():
             self._task.result()
             raise RuntimeError("the HTTP server ended while it started")
-
-    async def wait(self) -> None:
-        """Wait until `stop` has ended the server; raises the exception that made it fail."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
 
     async def stop(self) -> None:
         """Accept no new connections, wait for the responses in progress, and abort those that take longer than

@@ -49,14 +49,6 @@ class GenerationParams:
     echo: bool = False
 
     @property
-    def skip_special_tokens(self) -> bool:
-        return self.body.skip_special_tokens is not False
-
-    @property
-    def include_stop(self) -> bool:
-        return bool(self.body.include_stop_str_in_output)
-
-    @property
     def prompt_scores(self) -> int | None:
         """Return how many alternatives to compute for each token of the prompt; None: no log probabilities of the
         prompt."""

@@ -10,10 +10,7 @@ from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import RequestId
 from tandem.gateway.context.interfaces import QuotaEntry
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.orchestration.director import OpenRequest
-from tandem.orchestration.phase_ledger import PhaseLedger
-from tandem.orchestration.request_state import RequestState
 
 StreamEvent = Token | PromptLogprobs | Finished
 
@@ -59,6 +56,7 @@ class ActiveRequest:
         on_close: Callable[[RequestId], None],
         on_finish: Callable[[RequestId, int], None],
     ) -> None:
+        self.state = open_request.state
         self._open_request = open_request
         self.quota: QuotaEntry | None = None
         self._on_close = on_close
@@ -66,14 +64,6 @@ class ActiveRequest:
         self._events = EventQueue()
         self.push = self._events.push
         self._unended = set(range(self.state.request.num_choices))
-
-    @property
-    def state(self) -> RequestState:
-        return self._open_request.state
-
-    @property
-    def ledger(self) -> PhaseLedger:
-        return self._open_request.ledger
 
     @property
     def path(self) -> str:
@@ -96,8 +86,8 @@ class ActiveRequest:
         return any(map(self._is_due, self._events))
 
     @property
-    def rate_limits(self) -> RateLimitStatus:
-        return RateLimitStatus() if self.quota is None else self.quota.rate_limits
+    def rate_limits(self) -> Mapping[str, str]:
+        return {} if self.quota is None else self.quota.rate_limits
 
     async def __aiter__(self) -> AsyncIterator[StreamEvent]:
         while self._unended:
@@ -119,8 +109,5 @@ class ActiveRequest:
         self._unended.discard(choice)
         self._on_finish(self.state.request.id, choice)
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         self._on_close(self.state.request.id)
-
-    def __repr__(self) -> str:
-        return f"<stream of {self._open_request!r}>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.gateway.context.supervise import log_and_continue
+from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.orchestration.director import OpenRequest
 from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
@@ -51,11 +50,7 @@ class DemandCounter:
         """Count a request whose first token was sampled, `num_cached` tokens of its prompt being in a cache."""
         self._totals[request.model].add_prompt(len(request.prompt_tokens), num_cached)
 
-    def answered(self, records: Sequence[RequestRecord]) -> None:
-        for record in records:
-            self._count(record)
-
-    def _count(self, record: RequestRecord) -> None:
+    def answered(self, record: RequestRecord) -> None:
         totals = self._totals.get(record.model)
         if totals is None:
             return  # refused before its model was known
@@ -79,26 +74,22 @@ class DemandPublisher:
         self._counter = counter
         self._clock = clock
         self._began = clock.now()
-        self._task: asyncio.Task[None] | None = None
+        self._loop = BackgroundLoop("publishing of demand", self._publish)
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="demand-beat")
+        self._loop.start()
 
     async def stop(self) -> None:
         """Stop, and withdraw the record without a last update: what has come until now is over."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            with contextlib.suppress(StoreUnavailable):
-                await self._store.withdraw(self._gateway)
+        await self._loop.stop()
+        with contextlib.suppress(StoreUnavailable):
+            await self._store.withdraw(self._gateway)
         await self._store.close()
 
-    async def _run(self) -> None:
-        while True:
-            async with log_and_continue("publishing of demand"):
-                with contextlib.suppress(StoreUnavailable):  # `RedisHealth` reports it
-                    await self._store.publish(self._record())
-                await asyncio.sleep(PERIOD_S)
+    async def _publish(self) -> float:
+        with contextlib.suppress(StoreUnavailable):  # `RedisHealth` reports it
+            await self._store.publish(self._record())
+        return PERIOD_S
 
     def _record(self) -> DemandRecord:
         return DemandRecord(

@@ -18,7 +18,7 @@ from tandem.core.ids import HandoffId, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job, Request
 from tandem.gateway.context.interfaces import KnownPrefixes, Quotas
 from tandem.gateway.context.request_context import RequestContext
-from tandem.gateway.context.supervise import log_and_continue
+from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.orchestration.demand import DemandCounter
 from tandem.gateway.telemetry.kv_flows import Flows
@@ -85,16 +85,17 @@ class RequestDriver:
         self._streams: dict[RequestId, ActiveRequest] = {}
         self._submits: set[asyncio.Task[None]] = set()
         self._probes: set[asyncio.Task[None]] = set()
-        self._loops: list[asyncio.Task[None]] = []
+        self._loops = (
+            BackgroundLoop("the tick of the request driver", self._tick),
+            BackgroundLoop("the reader of worker events", self._read_pool_events),
+        )
         self._is_closed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def start(self) -> None:
-        self._loops = [
-            asyncio.create_task(self._tick_forever(), name="dispatch-tick"),
-            asyncio.create_task(self._read_pool_events(), name="worker-events"),
-        ]
+        for loop in self._loops:
+            loop.start()
 
     async def drain(self, timeout_s: float) -> int:
         """Admit no new request, wait for open ones, and return how many were ended at the timeout."""
@@ -109,9 +110,11 @@ class RequestDriver:
         return len(left)
 
     async def stop(self) -> None:
-        for task in (*self._loops, *self._probes):
+        for loop in self._loops:
+            await loop.stop()
+        for task in self._probes:
             task.cancel()
-        await asyncio.gather(*self._loops, *self._probes, *self._submits, return_exceptions=True)
+        await asyncio.gather(*self._probes, *self._submits, return_exceptions=True)
 
     # ---- the Dispatch port
 
@@ -154,11 +157,10 @@ class RequestDriver:
 
     # ---- what the worker pool reports
 
-    async def _read_pool_events(self) -> None:
-        while True:
-            async with log_and_continue("the reader of worker events"):
-                async for event in self._fleet.events():
-                    self.on_pool_event(event)
+    async def _read_pool_events(self) -> float:
+        async for event in self._fleet.events():
+            self.on_pool_event(event)
+        return 0.0
 
     def on_pool_event(self, event: PoolEvent) -> None:
         now = self._clock.now()
@@ -193,7 +195,7 @@ class RequestDriver:
         except TandemError:
             return False
         finally:
-            await active.aclose()
+            active.close()
         return active.state.pulled is not None
 
     # ---- inside
@@ -283,11 +285,9 @@ class RequestDriver:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    async def _tick_forever(self) -> None:
-        while True:
-            async with log_and_continue("the tick of the request driver"):
-                await asyncio.sleep(TICK_S)
-                self._execute(self.director.on_timer(self._clock.now()))
+    async def _tick(self) -> float:
+        self._execute(self.director.on_timer(self._clock.now()))
+        return TICK_S
 
 
 def _new_handoff(request: RequestId) -> HandoffId:

@@ -143,9 +143,6 @@ class PrefixIndexClient:
         else:
             await self._reader.request_snapshot(worker, min_number)
 
-    def __repr__(self) -> str:
-        return f"<prefix index {'reachable' if self.is_reachable else 'unreachable'}: {self._mirror!r}>"
-
 
 async def _read_blocks(snapshot: IndexSnapshot) -> CompactBlockSet:
     """Return the blocks of a snapshot, with room for all that the worker can hold, so that the set does not grow

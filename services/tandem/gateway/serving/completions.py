@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,7 +17,6 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, PromptLogprobs
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import RequestDispatcher, ServedModel, TokenStream
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.output_spec import OutputSpec, OutputSpecFactory, with_grammar
 from tandem.gateway.openai.prompt import Prompt, checked_tokens, encode, given_prompts
@@ -135,8 +135,8 @@ class CompletionStream:
         return len(self._streams) == 1 and self._streams[0].has_more
 
     @property
-    def rate_limits(self) -> RateLimitStatus:
-        """Return the tenant's rate limits after the last job was admitted."""
+    def rate_limits(self) -> Mapping[str, str]:
+        """Return the headers `x-ratelimit-*` of the tenant after the last job was admitted."""
         return self._streams[-1].rate_limits
 
     async def __aenter__(self) -> CompletionStream:
@@ -148,19 +148,10 @@ class CompletionStream:
         self._recording.end(
             error, self._usage_counter, is_complete=len(self._usage_counter.reasons) == self.num_choices
         )
-        await self._close(self._streams)
-
-    async def _close(self, streams: Sequence[TokenStream]) -> None:
-        """Close those of the streams that are open; a cancellation of the caller is raised once they are closed."""
-        closings = [asyncio.ensure_future(stream.aclose()) for stream in streams if stream in self._unclosed]
-        self._unclosed = [stream for stream in self._unclosed if stream not in streams]
-        if not closings:
-            return
-        try:
-            await asyncio.shield(asyncio.gather(*closings))
-        except asyncio.CancelledError:
-            await asyncio.wait(closings)
-            raise
+        with ExitStack() as closing:  # closes all streams, also where one raises
+            for stream in self._unclosed:
+                closing.callback(stream.close)
+            self._unclosed.clear()
 
     def parts(self) -> AsyncGenerator[Part, None]:
         """Yield the parts of the response. The caller closes the generator with `aclose`."""
@@ -194,7 +185,7 @@ class CompletionStream:
                 if not choice.is_stopped:
                     continue
                 last_parts = choice.stop(num_cached)
-                await self._stop(stream, event.key.choice, choices)
+                self._stop(stream, event.key.choice, choices)
             for part in last_parts:
                 yield self._sent(part)
             if not any(choice.is_open for choice in choices):
@@ -209,27 +200,29 @@ class CompletionStream:
             self._recording.pace.on_token_sent(part.choice)
         return part
 
-    async def _stop(self, stream: TokenStream, index: int, choices: Sequence[ChoiceText]) -> None:
+    def _stop(self, stream: TokenStream, index: int, choices: Sequence[ChoiceText]) -> None:
         """End a choice at its stop string: the workers need not generate more of it."""
         if any(choice.is_open for choice in choices):
             stream.finish(index)
         else:
-            await self._close([stream])
+            self._unclosed.remove(stream)
+            stream.close()
 
     def _choice_texts(self, prompt: int, prompt_parts: Sequence[ScoredPrompt | Echo]) -> list[ChoiceText]:
         params, job = self.params, self.jobs[prompt]
+        include_stop = bool(params.body.include_stop_str_in_output)
         return [
             ChoiceText(
                 prompt * params.num_choices + index,
                 self.served.text.detokenizer(
                     params.stops,
-                    skip_special_tokens=params.skip_special_tokens,
-                    include_stop=params.include_stop,
+                    skip_special_tokens=params.body.skip_special_tokens is not False,
+                    include_stop=include_stop,
                     min_tokens=params.body.min_tokens or 0,
                     shown=self._output_spec.shown,
                 ),
                 self._output_spec.transforms(job.prompt_tokens),
-                hidden=frozenset() if params.include_stop else job.sampling.stop_token_ids,
+                hidden=frozenset() if include_stop else job.sampling.stop_token_ids,
                 num_echoed=next((part.num_chars for part in prompt_parts if isinstance(part, Echo)), 0),
             )
             for index in range(params.num_choices)
@@ -247,7 +240,7 @@ class CompletionStream:
                 self.served.text,
                 shown,
                 params.logprobs or 0,
-                skip_special_tokens=params.skip_special_tokens,
+                skip_special_tokens=params.body.skip_special_tokens is not False,
             )
             first = prompt * params.num_choices
             yield from (Echo(deltas, choice) for choice in range(first, first + params.num_choices))

@@ -25,8 +25,6 @@ so all token streams wait for a few milliseconds at most."""
 class DeferredCalls:
     """Own the deferred calls of one event loop."""
 
-    __slots__ = ("_calls", "_is_due", "_is_running")
-
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
         self._is_due = False

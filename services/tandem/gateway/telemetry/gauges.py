@@ -6,7 +6,6 @@ The export reads on its own thread while the event loop runs, so that every read
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from tandem.gateway.context.interfaces import RequestDispatcher
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
@@ -71,8 +70,4 @@ def watch_quotas(metrics: Metrics, quotas: TenantQuotas) -> None:
 
 def _one(read: Callable[[], float]) -> Callable[[], Mapping[Values, float]]:
     """Make the reader of a gauge that has a single series without attributes."""
-    return partial(_alone, read)
-
-
-def _alone(read: Callable[[], float]) -> Mapping[Values, float]:
-    return {(): float(read())}
+    return lambda: {(): float(read())}

@@ -31,8 +31,6 @@ class Flow(NamedTuple):
 class Flows:
     """Own the flows between workers, ordered by their latest traffic."""
 
-    __slots__ = ("_found",)
-
     def __init__(self) -> None:
         self._found: dict[tuple[WorkerId, WorkerId, Kind], Flow] = {}
 
@@ -46,6 +44,3 @@ class Flows:
     def latest(self, count: int) -> Iterator[Flow]:
         """Iterate over at most `count` flows, the latest traffic first."""
         return islice(reversed(self._found.values()), count)
-
-    def __repr__(self) -> str:
-        return f"<flows between {len(self._found)} pairs>"

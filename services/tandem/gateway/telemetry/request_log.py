@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from tandem.core.errors import ErrorKind
@@ -30,12 +29,11 @@ class RequestLog:
     def __init__(self, mode: Literal["off", "failed", "all"]) -> None:
         self._mode = mode
 
-    def answered(self, records: Sequence[RequestRecord]) -> None:
-        for record in records:
-            if self._mode == "all":
-                _write(record, {UNLIMITED: True})
-            elif self._mode == "failed" and record.outcome not in _WELL:
-                _write(record, {})
+    def answered(self, record: RequestRecord) -> None:
+        if self._mode == "all":
+            _write(record, {UNLIMITED: True})
+        elif self._mode == "failed" and record.outcome not in _WELL:
+            _write(record, {})
 
 
 def _write(record: RequestRecord, extra: dict[str, Any]) -> None:

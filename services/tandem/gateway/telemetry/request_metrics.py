@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tandem.core.clock import wall_ns
@@ -78,16 +78,15 @@ class RequestMetrics:
         series = self._first_token.of(OPERATIONS[first.endpoint], first.model, first.tenant, first.lane.label)
         series.record_traced(first.after_s, first.trace, wall_ns() / 1e9)
 
-    def answered(self, records: Sequence[RequestRecord]) -> None:
-        at = wall_ns() / 1e9
-        for record in records:
-            self._count(record, at)
-            self._count_tokens(record)
-            self._count_slo(record)
+    def answered(self, record: RequestRecord) -> None:
+        self._count(record)
+        self._count_tokens(record)
+        self._count_slo(record)
 
-    def _count(self, record: RequestRecord, at: float) -> None:
+    def _count(self, record: RequestRecord) -> None:
         """Count a record's outcome, path and durations. A duration of 0 is left out: a request that skipped a stage
         says nothing about how long the stage takes."""
+        at = wall_ns() / 1e9
         model, trace, is_finished = record.model or OTHER, record.trace, record.outcome == FINISHED
         values = (OPERATIONS[record.endpoint], model, record.tenant, record.lane)
         self._requests.add(1, record.endpoint, record.outcome, record.lane, record.tenant)

@@ -4,7 +4,6 @@ A record holds no text of the prompt or of the output."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,7 +61,7 @@ class RequestRecord:
 class RequestObserver(Protocol):
     """Receive the records of requests that have ended, admitted ones and those refused after their body was read.
 
-    Called on the event loop, once for each record. It must not block. Where it raises, the observer loses the records
-    of that call."""
+    Called on the event loop, once for each record. It must not block. Where it raises, the observer loses that
+    record."""
 
-    def answered(self, records: Sequence[RequestRecord]) -> None: ...
+    def answered(self, record: RequestRecord) -> None: ...

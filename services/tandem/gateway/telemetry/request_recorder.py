@@ -55,8 +55,6 @@ class RequestRecorder:
     Records are passed on within a second, and at once when no request is open any more, because then no tokens
     wait."""
 
-    __slots__ = ("_deferred", "_observers", "_open", "_targets", "clock", "later", "measures", "tracer")
-
     def __init__(
         self,
         clock: Clock,
@@ -106,7 +104,7 @@ class RequestRecorder:
     def notify(self, record: RequestRecord) -> None:
         """Defer the record for every observer; an observer that raises disturbs no other."""
         for observer in self._observers:
-            self.later(partial(observer.answered, (record,)))
+            self.later(partial(observer.answered, record))
 
 
 class RequestRecording:
@@ -114,21 +112,6 @@ class RequestRecording:
 
     `model`: the served name; empty until it was found. `placements`: one for each prompt that was admitted, in order.
     `trace`: this process's part of the request's trace. `pace`: the send times of its tokens."""
-
-    __slots__ = (
-        "_began",
-        "_caller",
-        "_is_open",
-        "_kind",
-        "_ledgers",
-        "_max_tokens",
-        "_recorder",
-        "id",
-        "model",
-        "pace",
-        "placements",
-        "trace",
-    )  # fmt: skip
 
     def __init__(
         self, recorder: RequestRecorder, identity: str, kind: RequestKind, caller: RequestContext, late_s: float
@@ -211,6 +194,7 @@ class RequestRecording:
         self.pace.end()
         index, stages = self._last(now)
         placement = self.placements[index] if index < len(self.placements) else None
+        outcome, message = _outcome(error, is_complete)
         path, why = _path(placement.path if placement is not None else "")
         record = RequestRecord(
             id=self.id,
@@ -221,8 +205,8 @@ class RequestRecording:
             model=self.model,
             tenant=self._caller.tenant.id,
             lane=self._kind.lane.label,
-            outcome=_outcome(error, is_complete),
-            error=_message(error),
+            outcome=outcome,
+            error=message,
             path=path,
             reason=why if path else getattr(error, "reason", ""),
             num_attempts=max((each.num_attempts for each in self.placements), default=0),
@@ -251,21 +235,12 @@ def _path(text: str) -> tuple[str, str]:
     return path, next((fact.removeprefix("reason=") for fact in facts if fact.startswith("reason=")), "")
 
 
-def _outcome(error: BaseException | None, is_complete: bool) -> str:
+def _outcome(error: BaseException | None, is_complete: bool) -> tuple[str, str]:
+    """Return the outcome of a request and the message of its error, which may be empty."""
     match error:
         case TandemError():
-            return error.kind.value
+            return error.kind.value, error.message
         case Exception():
-            return INTERNAL
+            return INTERNAL, repr(error)
         case _:
-            return FINISHED if is_complete else CANCELLED
-
-
-def _message(error: BaseException | None) -> str:
-    match error:
-        case TandemError():
-            return error.message
-        case Exception():
-            return repr(error)
-        case _:
-            return ""
+            return FINISHED if is_complete else CANCELLED, ""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from tandem.admission.quota import Levels, QuotaLimits, Reservation
+from tandem.admission.quota import Reservation
 from tandem.admission.tenant import Tenant
-from tandem.admission.token_bucket import UNIT, capacity, wait_ms
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.gateway.context.interfaces import Meter
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 
 
 class UnlimitedReservation:
     """Reservation of a tenant without limits."""
 
-    rate_limits = RateLimitStatus()
+    rate_limits: Mapping[str, str] = {}
 
     def watch(self, meter: Meter) -> None:
         pass
@@ -28,14 +26,15 @@ class QuotaReservation:
     """Quota that one request holds until it ends.
 
     `reservation` is what was reserved: in Redis if `is_shared`, else in this gateway's local quota. `num_reported`
-    counts the used tokens that Redis knows of. `rate_limits` are the tenant's rate limits after the reservation."""
+    counts the used tokens that Redis knows of. `rate_limits` are the headers of the tenant's rate limits after the
+    reservation."""
 
     __slots__ = ("_base", "_is_open", "_meter", "_on_close", "is_shared", "num_reported", "rate_limits", "reservation")
 
     def __init__(
         self,
         reservation: Reservation,
-        rate_limits: RateLimitStatus,
+        rate_limits: Mapping[str, str],
         on_close: Callable[[QuotaReservation, TokenUsage | None], None],
         *,
         is_shared: bool,
@@ -77,35 +76,9 @@ class QuotaReservation:
         self.num_reported = 0
         self.reservation = Reservation(name, 0, tokens, force=True)
 
-    def __repr__(self) -> str:
-        where = "shared" if self.is_shared else "local"
-        held = self.reservation
-        return f"<quota reservation {held.id} of {held.tokens} tokens, {where}{'' if self._is_open else ', closed'}>"
-
 
 def _no_usage() -> None:
     return None
-
-
-def rate_limit_status(levels: Levels, limits: QuotaLimits) -> RateLimitStatus:
-    """Return the levels of the buckets as rate limit headers: whole requests and tokens, 0 where a bucket is in
-    debt."""
-    return RateLimitStatus(
-        limit_requests=limits.requests_per_minute or None,
-        remaining_requests=_remaining(levels.requests),
-        reset_requests_s=_reset_s(levels.requests, limits.requests_per_minute),
-        limit_tokens=limits.tokens_per_minute or None,
-        remaining_tokens=_remaining(levels.tokens),
-        reset_tokens_s=_reset_s(levels.tokens, limits.tokens_per_minute),
-    )
-
-
-def _remaining(level: int | None) -> int | None:
-    return None if level is None else max(0, level // UNIT)
-
-
-def _reset_s(level: int | None, limit: int) -> float:
-    return 0.0 if level is None or not limit else wait_ms(level, limit, capacity(limit)) / 1000
 
 
 class NoQuotas:

@@ -21,9 +21,9 @@ from tandem.admission.token_bucket import capacity
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId, TenantId
-from tandem.gateway.context.rate_limit_status import RateLimitedError
+from tandem.gateway.context.rate_limits import RateLimitedError, rate_limit_headers
 from tandem.gateway.context.supervise import BackgroundLoop
-from tandem.gateway.tenants.quota_reservation import QuotaReservation, UnlimitedReservation, rate_limit_status
+from tandem.gateway.tenants.quota_reservation import QuotaReservation, UnlimitedReservation
 from tandem.gateway.tenants.tenant_quota_state import TenantQuotaState
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.quota_store import RedisQuotas
@@ -125,9 +125,9 @@ class TenantQuotas:
             )
             result = state.reserve_locally(reservation, self._now_ms())
         if result.refused:
-            raise RateLimitedError(rate_limited_error(result, limits), rate_limit_status(result.levels, limits))
+            raise RateLimitedError(rate_limited_error(result, limits), rate_limit_headers(result.levels, limits))
         entry = QuotaReservation(
-            reservation, rate_limit_status(result.levels, limits), partial(self._closed, state), is_shared=is_shared
+            reservation, rate_limit_headers(result.levels, limits), partial(self._closed, state), is_shared=is_shared
         )
         state.entries[reservation.id] = entry
         return entry

@@ -95,9 +95,6 @@ class TenantQuotaState:
         self._num_tokens = 0
         return owed
 
-    def __repr__(self) -> str:
-        return f"<quota state of {self.tenant}, {len(self.entries)} open{', local' if self.is_local else ''}>"
-
 
 def _lacking(level: int | None, limit: int) -> int:
     """Return what a bucket lacks to be full, in whole requests or tokens."""

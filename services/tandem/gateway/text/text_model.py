@@ -71,24 +71,18 @@ class SamplingDefaults:
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
 
     @classmethod
     def parse(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
-        def number(name: str) -> float | None:
+        numbers: dict[str, float] = {}
+        for name in cls.__dataclass_fields__:
             value = generation_config.get(name)
-            return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-        top_k = number("top_k")
-        return cls(
-            temperature=number("temperature"),
-            top_p=number("top_p"),
-            top_k=None if top_k is None else int(top_k),
-            min_p=number("min_p"),
-            repetition_penalty=number("repetition_penalty"),
-        )
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                numbers[name] = value
+        return cls(**numbers)
 
 
 class Encoded(NamedTuple):
@@ -219,9 +213,6 @@ class TextModel:
 
     def token_strings(self, tokens: Sequence[int]) -> list[str]:
         return [self._vocabulary.token(token).text for token in tokens]
-
-    def __repr__(self) -> str:
-        return f"TextModel({self.digest[:12]}, {self.vocab_size} tokens, eos {sorted(self.eos_token_ids)})"
 
 
 def _token_starts(spans: Sequence[tuple[int, int]], num_chars: int) -> tuple[int, ...]:

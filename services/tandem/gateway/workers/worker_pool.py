@@ -17,7 +17,7 @@ from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, 
 from tandem.core.link import LinkReport
 from tandem.core.request import Job, PrefillJob
 from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
-from tandem.gateway.context.supervise import log_and_continue
+from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PlacementsChanged, PoolEvent, ProbeDue, WorkerLost, WorkerReported
 from tandem.gateway.workers.worker_link import LinkBroken, LinkEvent, LinkUpdated, WorkerLink
@@ -68,17 +68,15 @@ class WorkerPool:
         self.pairs = PairRegistry(config.disaggregation)
         self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
         self._ranking = WorkerRanking(self.pairs.linked, self.pairs.failed.keys(), self.pairs.refused.keys())
-        self._task: asyncio.Task[None] | None = None
+        self._loop = BackgroundLoop("worker discovery", self._search)
         self._discovery_error: str | None = None
         """Why workers cannot be listed; None where they can."""
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._discover_forever(), name="worker-discovery")
+        self._loop.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._loop.stop()
         await asyncio.gather(*(link.close() for link in self._links.values()))
         self._links.clear()
 
@@ -243,17 +241,16 @@ class WorkerPool:
         link = self._find(worker)
         return None if link is None else link.view()
 
-    async def _discover_forever(self) -> None:
-        while True:
-            async with log_and_continue("worker discovery"):
-                try:
-                    await self._reconcile(await self._discover())
-                    self._discovery_error = None
-                except TandemError as error:
-                    self._discovery_error = error.message
-                self._probe_pairs()
-                is_searching = self._discovery_error is None and self.ready() is not None
-                await asyncio.sleep(SEARCH_PERIOD_S if is_searching else DISCOVERY_PERIOD_S)
+    async def _search(self) -> float:
+        """Discover workers once; return the seconds until the next time."""
+        try:
+            await self._reconcile(await self._discover())
+            self._discovery_error = None
+        except TandemError as error:
+            self._discovery_error = error.message
+        self._probe_pairs()
+        is_searching = self._discovery_error is None and self.ready() is not None
+        return SEARCH_PERIOD_S if is_searching else DISCOVERY_PERIOD_S
 
     async def _reconcile(self, refs: Mapping[WorkerRef, str]) -> None:
         """Link to new workers and incarnations, drop dead links of unlisted workers, and apply assigned roles.

@@ -1,0 +1,47 @@
+"""Describe what a tenant may still use of its rate limits, as response headers, and with a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tandem.admission.quota import Levels, QuotaLimits
+from tandem.admission.token_bucket import UNIT, capacity, wait_ms
+from tandem.core.errors import TandemError
+
+
+class RateLimitedError(TandemError):
+    """Refusal by a rate limit; `rate_limits` are the tenant's headers at that moment, by which clients pace
+    themselves."""
+
+    def __init__(self, error: TandemError, rate_limits: Mapping[str, str]) -> None:
+        super().__init__(error.kind, error.message, retry_after_s=error.retry_after_s, reason=error.reason)
+        self.rate_limits = rate_limits
+
+
+def rate_limit_headers(levels: Levels, limits: QuotaLimits) -> dict[str, str]:
+    """Return OpenAI's headers `x-ratelimit-*` for those quantities that the tenant has a limit of.
+
+    These are the limit per minute, the whole requests or tokens left (0 where a bucket is in debt), and the time until
+    all of it is available again."""
+    headers: dict[str, str] = {}
+    for quantity, level, limit in (
+        ("requests", levels.requests, limits.requests_per_minute),
+        ("tokens", levels.tokens, limits.tokens_per_minute),
+    ):
+        if level is not None and limit:
+            headers[f"x-ratelimit-limit-{quantity}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{quantity}"] = str(max(0, level // UNIT))
+            headers[f"x-ratelimit-reset-{quantity}"] = duration(wait_ms(level, limit, capacity(limit)) / 1000)
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """Format a duration as OpenAI does, rounded up: `120ms`, `1s`, `6m0s`, `1h0m0s`."""
+    millis = -int(-max(0.0, seconds) * 1000 // 1)
+    if millis < 1000:
+        return f"{millis}ms"
+    whole = -(-millis // 1000)
+    hours, minutes = divmod(whole // 60, 60)
+    if hours:
+        return f"{hours}h{minutes}m{whole % 60}s"
+    return f"{minutes}m{whole % 60}s" if minutes else f"{whole}s"
