@@ -67,6 +67,17 @@ class ChoiceText:
     `choice` is its index in the response; `num_echoed` characters of echoed prompt precede its text. Tokens whose ids
     are in `hidden` have no text. `is_open`: it has not ended."""
 
+    __slots__ = (
+        "_choice",
+        "_detokenizer",
+        "_has_calls",
+        "_hidden",
+        "_num_echoed",
+        "_num_tokens",
+        "_transforms",
+        "is_open",
+    )
+
     def __init__(
         self,
         choice: int,
