@@ -167,7 +167,7 @@ class SimCluster:
     # ---- changes of the set of workers
 
     def every(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call `action` once the run begins and then every `seconds`, as long as a request is open or due."""
+        """Call `action` as the next event of the run and then every `seconds`, as long as a request is open or due."""
 
         def look() -> None:
             action()
