@@ -70,7 +70,7 @@ def forecast(prefillers: Sequence[PrefillWorkerLoad], num_ahead: int, num_tokens
 def ttft_error(expected: TtftForecast, target_s: float, deadline_s: float | None) -> TandemError | None:
     """Return the SLO_MISS error for a prompt whose first token is expected too late; None when it is expected in time.
 
-    `target_s`: target of its lane, which is exceeded by more than the factor SLACK; 0: no target. `deadline_s`: seconds
+    `target_s`: target of its lane, which may be exceeded by up to the factor SLACK; 0: no target. `deadline_s`: seconds
     left until the client's own deadline; None: no deadline.
     """
     if deadline_s is not None and expected.ttft_s > deadline_s:
