@@ -31,10 +31,10 @@ BLAMED = frozenset({ErrorKind.KV_LOST, ErrorKind.INTERNAL})
 
 class Attempts:
     """Own the job groups of one request. `choices` are those that have not ended, and belong to the caller.
-    `num_moves`: the most retries and migrations of any choice."""
+    `num_retries`: the most retries and migrations of any choice."""
 
     def __init__(self, request: Request, handoff: HandoffId, choices: Mapping[int, Choice]) -> None:
-        self.num_moves = 0
+        self.num_retries = 0
         all_choices = JobGroup(choices)
         self.job_groups = [all_choices]
         self._request = request
@@ -218,8 +218,8 @@ class Attempts:
             job_group.num_fruitless = 0
 
     def count_move(self, job_group: JobGroup) -> None:
-        job_group.num_moves += 1
-        self.num_moves = max(self.num_moves, job_group.num_moves)
+        job_group.num_retries += 1
+        self.num_retries = max(self.num_retries, job_group.num_retries)
 
     def close(self, choice: int) -> list[StateCommand]:
         """End the work on one choice."""

@@ -64,15 +64,15 @@ class RequestState:
         return self.attempts.key
 
     @property
-    def num_moves(self) -> int:
+    def num_retries(self) -> int:
         """Return the number of retries and migrations."""
-        return self.attempts.num_moves
+        return self.attempts.num_retries
 
     @property
     def path(self) -> str:
         """Return the path as reported to the client."""
         path = "" if self.placement is None else self.placement.path
-        return f"{path};moves={self.num_moves}" if self.num_moves else path
+        return f"{path};retries={self.num_retries}" if self.num_retries else path
 
     @property
     def num_delivered(self) -> int:
