@@ -32,12 +32,12 @@ BLAMED = frozenset({ErrorKind.KV_LOST, ErrorKind.INTERNAL})
 class Attempts:
     """Run the choices of one request at workers: submit, requeue, hand over and cancel their jobs, in job groups.
     `choices`: those that have not ended; the caller removes them. `handoff`: the prefix of all hand-off ids of this
-    request. `num_moves`: the most retries and migrations of any choice.
+    request. `num_retries`: the most retries and migrations of any choice.
 
     Methods return the commands to carry out, in order."""
 
     def __init__(self, request: Request, handoff: HandoffId, choices: Mapping[int, Choice]) -> None:
-        self.num_moves = 0
+        self.num_retries = 0
         all_choices = JobGroup(choices)
         self.job_groups = [all_choices]
         self._request = request
@@ -229,8 +229,8 @@ class Attempts:
             job_group.num_fruitless = 0
 
     def count_move(self, job_group: JobGroup) -> None:
-        job_group.num_moves += 1
-        self.num_moves = max(self.num_moves, job_group.num_moves)
+        job_group.num_retries += 1
+        self.num_retries = max(self.num_retries, job_group.num_retries)
 
     def close(self, choice: int) -> list[StateCommand]:
         """End the work on one choice: return the cancellations of its jobs. Raises KeyError when the choice has

@@ -101,7 +101,7 @@ class JobGroup:
     - `source`: the KV offer that no worker has pulled yet; None without one.
     - `num_fruitless`: attempts that failed since the last progress, which is a token with the index `progress_at` or a
       later one.
-    - `num_moves`: retries and migrations so far.
+    - `num_retries`: retries and migrations so far.
     - `prefix`: the remote prefix of the last placement.
     - `unfit`: workers that failed to take over the offered KV and are not tried again.
     - `progress`: progress of the last placement: FIRST before any token, HANDOVER while only the prefill worker has
@@ -110,7 +110,7 @@ class JobGroup:
     __slots__ = (
         "choices",
         "num_fruitless",
-        "num_moves",
+        "num_retries",
         "phase",
         "prefix",
         "progress",
@@ -121,7 +121,7 @@ class JobGroup:
         "works",
     )  # fmt: skip
 
-    def __init__(self, choices: Iterable[int], num_fruitless: int = 0, num_moves: int = 0) -> None:
+    def __init__(self, choices: Iterable[int], num_fruitless: int = 0, num_retries: int = 0) -> None:
         self.choices = set(choices)
         self.phase = JobGroupPhase.QUEUED
         self.works: list[WorkerJob] = []
@@ -130,7 +130,7 @@ class JobGroup:
         self.prefix: RemotePrefix | None = None
         self.unfit: set[WorkerRef] = set()
         self.num_fruitless = num_fruitless
-        self.num_moves = num_moves
+        self.num_retries = num_retries
         self.progress_at = 0
         self.progress = LedgerPhase.FIRST
 
@@ -213,7 +213,7 @@ class JobGroup:
     def split(self, choice: int) -> JobGroup:
         """Move a choice to a new job group, in the same phase, and return that group. Each job with this choice is
         divided between the two groups."""
-        part = JobGroup((choice,), self.num_fruitless, self.num_moves)
+        part = JobGroup((choice,), self.num_fruitless, self.num_retries)
         part.phase, part.progress_at = self.phase, self.progress_at
         part.prefix, part.progress = self.prefix, self.progress
         self.choices.discard(choice)
@@ -241,7 +241,7 @@ class JobGroup:
             previous = index if is_free else None
         if len(groups) == 1:
             return [self]
-        return [JobGroup(group, self.num_fruitless, self.num_moves) for group in groups]
+        return [JobGroup(group, self.num_fruitless, self.num_retries) for group in groups]
 
     def take(self, offer: HandoffKey, consumer: WorkerJob) -> bool:
         """Record that `consumer` has pulled all KV of `offer`, and mark the group's other jobs as handed off; does

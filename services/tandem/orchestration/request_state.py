@@ -65,16 +65,16 @@ class RequestState:
         return self.attempts.key
 
     @property
-    def num_moves(self) -> int:
-        """The most retries and migrations of any choice."""
-        return self.attempts.num_moves
+    def num_retries(self) -> int:
+        """Return the most retries and migrations of any choice."""
+        return self.attempts.num_retries
 
     @property
     def path(self) -> str:
-        """The text that the client gets about where it ran, such as `remote;moves=1`; empty before the first
+        """The text that the client gets about where it ran, such as `remote;retries=1`; empty before the first
         placement."""
         path = "" if self.placement is None else self.placement.path
-        return f"{path};moves={self.num_moves}" if self.num_moves else path
+        return f"{path};retries={self.num_retries}" if self.num_retries else path
 
     @property
     def num_delivered(self) -> int:

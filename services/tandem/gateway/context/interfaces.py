@@ -50,7 +50,7 @@ class TokenStream(Protocol):
     @property
     def path(self) -> str:
         """Return `remote`, `local`, `local;reason=...` or `fallback;reason=...`, fixed once the first token was
-        yielded; after that only a suffix `;moves=...` may be added, which counts the retries on other workers."""
+        yielded; after that only a suffix `;retries=...` may be added, which counts the retries on other workers."""
         ...
 
     @property

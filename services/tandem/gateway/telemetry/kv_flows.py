@@ -18,13 +18,13 @@ MAX_FLOWS = 1024
 class Flow(NamedTuple):
     """Traffic of one kind from `source` to `target` since this gateway began.
 
-    `kind`: "handoff" is a request's KV pulled by its decode worker, "prefix" is a remote prefix fetch. `num_moves`:
+    `kind`: "handoff" is a request's KV pulled by its decode worker, "prefix" is a remote prefix fetch. `num_transfers`:
     pulls or fetches, which carried `num_bytes` in total."""
 
     source: WorkerId
     target: WorkerId
     kind: Kind
-    num_moves: int
+    num_transfers: int
     num_bytes: int
 
 
@@ -37,7 +37,7 @@ class Flows:
     def moved(self, source: WorkerId, target: WorkerId, kind: Kind, num_bytes: int) -> None:
         key = (source, target, kind)
         known = self._found.pop(key, None) or Flow(source, target, kind, 0, 0)
-        self._found[key] = Flow(source, target, kind, known.num_moves + 1, known.num_bytes + num_bytes)
+        self._found[key] = Flow(source, target, kind, known.num_transfers + 1, known.num_bytes + num_bytes)
         if len(self._found) > MAX_FLOWS:
             del self._found[next(iter(self._found))]
 
