@@ -42,9 +42,9 @@ class WorkerRow(msgspec.Struct, kw_only=True):
     `model`: empty where the viewer may not use it.
 
     `num_queued_tokens`: tokens of submitted jobs that are not computed yet. `num_leased_blocks`: KV blocks that other
-    workers may still read. `num_reserved_blocks`: KV blocks that accepted jobs will need. `block_size`: in tokens.
-    `num_prefill_tokens`, `num_decode_tokens`: computed since the worker's start. `num_remote_hit_tokens`: tokens since
-    then whose KV was read from other workers' prefix caches."""
+    workers may still read. `num_reserved_blocks`: free KV blocks set aside for jobs that will read their KV from
+    another worker. `block_size`: in tokens. `num_prefill_tokens`, `num_decode_tokens`: computed since the worker's
+    start. `num_remote_hit_tokens`: tokens since then whose KV was read from other workers' prefix caches."""
 
     id: str
     life: str
