@@ -1,4 +1,5 @@
-"""Floor 5, the gateway: HTTP and gRPC in, jobs to workers, tokens back. It imports neither torch nor a model.
+"""Floor 5, the gateway: the process that clients call over HTTP or gRPC. It sends their requests to workers as jobs and
+streams the output back, and imports neither torch nor a model.
 
 A request enters by `http` or `grpc`, is parsed in `openai`, authenticated in `tenants`, answered by `serving`, and run
 by `orchestration` on the workers of `workers`. `main` composes the program, `app` the ASGI application. Read

@@ -60,7 +60,8 @@ _UNSERVED: Mapping[str, Sequence[str]] = {
 
 
 class GatewayApp:
-    """ASGI 3 application of the gateway, for any ASGI server or middleware. The gRPC server shares its `answers`."""
+    """ASGI 3 application of the gateway, for any ASGI server or middleware: it routes requests to their handlers and
+    turns every error into a response. `answers`: its CompletionService, which the gRPC server uses too."""
 
     def __init__(
         self,
@@ -76,7 +77,8 @@ class GatewayApp:
         """Make the application over a dispatcher.
 
         `observers`: receive the record of every request that has ended. `clock`: the dispatcher's; the system's by
-        default. `telemetry`: by default metrics that only `/metrics` exports, and no traces."""
+        default. `telemetry`: by default metrics that only `/metrics` exports, and no traces. `targets`: latency targets
+        by lane; metrics and records count what misses them."""
         telemetry = telemetry or Telemetry(Metrics())
         self._encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
         self._measures = RequestMetrics(telemetry.metrics, targets)
@@ -92,7 +94,7 @@ class GatewayApp:
         self._router = Router(routes, redirect_slashes=False, default=_refuse_path, lifespan=self._lifespan)
 
     def serve(self, routes: Iterable[HandlerRoute]) -> None:
-        """Add routes."""
+        """Add routes. A path that an earlier route matches stays with that route."""
         self._router.routes.extend(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -57,7 +57,7 @@ from tandem.wire.peer_auth import PeerAuth
 
 log = logging.getLogger(__name__)
 FLUSH_S = 2.0
-"""Seconds for clients to read the end of their responses, once every request has ended."""
+"""Seconds that a stopping gateway gives clients to read the end of their responses, once every request has ended."""
 
 
 _MANY_OBJECTS = 10_000
@@ -66,12 +66,14 @@ many takes some milliseconds."""
 
 
 class Tenancy:
-    """Own the authenticator and the quotas that `gateway.auth` selects.
+    """Own the authenticator and the quotas that the setting `gateway.auth` selects.
 
-    `shared_quotas` are the quotas where they are enforced; None without authentication, where nothing runs."""
+    `shared_quotas`: the same object as `quotas` where tenants have limits; None with `auth: off`, where nothing is
+    limited and `start` and `stop` do nothing."""
 
     def __init__(self, gateway: GatewayId, config: Config, clock: Clock, health: RedisHealth) -> None:
-        """Raise TandemError(INVALID_REQUEST) for a tenants file that cannot be read."""
+        """Read the tenants file, unless `gateway.auth` is off. Raises TandemError(INVALID_REQUEST) for a file that
+        cannot be read."""
         self.authenticator: Authenticator = AllowAll()
         self.quotas: Quotas = NoQuotas()
         self.shared_quotas: TenantQuotas | None = None
@@ -89,18 +91,21 @@ class Tenancy:
         self._watch = TenantsWatch(path, policy, authenticator)
 
     async def start(self) -> None:
+        """Begin to follow the tenants file and to share the quotas with other gateways."""
         if self._watch is not None and self.shared_quotas is not None:
             self._watch.start()
             await self.shared_quotas.start()
 
     async def stop(self) -> None:
+        """Stop what `start` began."""
         if self._watch is not None and self.shared_quotas is not None:
             await self._watch.stop()
             await self.shared_quotas.stop()
 
 
 class Gateway:
-    """The whole program inside one event loop. `name`: unique to this run of the process; a new one by default."""
+    """The whole gateway program: it makes all parts from the configuration, and starts and stops them on one event
+    loop. `name`: unique to this run of the process; a new one by default."""
 
     def __init__(self, config: Config, name: GatewayId | None = None) -> None:
         name = name or new_name()
@@ -163,7 +168,7 @@ class Gateway:
 
     @property
     def grpc_target(self) -> str:
-        """Return the target of the gRPC server, for a channel."""
+        """Return the address of the gRPC server as host:port, for a client's channel."""
         return f"{self._host}:{self._grpc.port}"
 
     @property
@@ -171,6 +176,7 @@ class Gateway:
         return f"[{self._config.host}]" if ":" in self._config.host else self._config.host
 
     async def start(self) -> None:
+        """Start all parts; HTTP and gRPC requests are accepted when this returns."""
         await self._tenancy.start()
         await self._dispatcher.start()
         await self._fleet.start()
@@ -181,8 +187,8 @@ class Gateway:
         await self._grpc.start(self._config.host, self._config.own_grpc_port)
 
     async def stop(self) -> None:
-        """Drain open requests for at most `gateway.drain_s`, abort the remaining ones with a typed error each, and stop
-        all parts."""
+        """Refuse new requests, wait up to `gateway.drain_s` seconds for open ones, end the remaining ones with the
+        error DRAINING, and stop all parts."""
         cut = await self._dispatcher.drain(self._config.drain_s)
         if cut:
             log.warning("drain timed out: %d requests aborted after %g s", cut, self._config.drain_s)
@@ -213,14 +219,16 @@ class Gateway:
 
 
 def new_name() -> GatewayId:
+    """Return a name for this run of the process: its host name, its process id and a random suffix."""
     return GatewayId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def tune_gc() -> None:
     """Keep the garbage collector from delaying streams; call this once everything is loaded.
 
-    Objects loaded so far are never collected again. The raised threshold avoids a collection of the open requests
-    whenever five more have begun than ended, which would find nothing: a request leaves no reference cycle."""
+    Objects loaded so far are never collected again. With the default threshold a collection would run whenever five
+    more requests have begun than ended; it would find nothing, because a request leaves no reference cycle. The
+    threshold is raised to make collections rare."""
     gc.freeze()
     gc.set_threshold(_MANY_OBJECTS, *gc.get_threshold()[1:])
 
@@ -240,7 +248,8 @@ async def _run(config: Config, name: GatewayId) -> None:
 
 
 def run(config: Config) -> int:
-    """Run `tandem gateway` until SIGINT or SIGTERM, and print one JSON line with its addresses once it listens."""
+    """Run `tandem gateway` until SIGINT or SIGTERM, and return the exit status 0. One line of JSON with the gateway's
+    addresses is printed once it listens."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1,024 are fewer than `max_connections`
     name = new_name()

@@ -31,7 +31,8 @@ GUARDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file of the console. `kind`: its media type. `tag`: its ETag (RFC 9110, 8.8.3), quotes included."""
+    """One file of the console with its HTTP headers. `kind`: its media type. `tag`: its ETag (RFC 9110, 8.8.3), quotes
+    included."""
 
     content: bytes
     kind: str
@@ -39,10 +40,12 @@ class Asset:
 
     @property
     def headers(self) -> dict[str, str]:
+        """Return the headers of a response with this file, other than its media type."""
         return {"etag": self.tag, "cache-control": "no-cache", **GUARDS}
 
     def is_known(self, if_none_match: str | None) -> bool:
-        """Return whether the header If-None-Match names this version; tags are compared weakly (RFC 9110, 13.1.2)."""
+        """Return whether a request's header If-None-Match (None: absent) names this version of the file, so that 304 is
+        the answer. Tags are compared weakly (RFC 9110, 13.1.2)."""
         if if_none_match is None:
             return False
         tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
@@ -50,7 +53,7 @@ class Asset:
 
 
 def load_assets() -> Mapping[str, Asset]:
-    """Read all assets from the package, by file name."""
+    """Read all assets from the package and return them by file name."""
     folder = resources.files("tandem.gateway") / "console"
     found: dict[str, Asset] = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.name):

@@ -19,11 +19,12 @@ from tandem.gateway.telemetry.request_record import CANCELLED, FINISHED, Request
 NUM_RECORDS = 200
 SLICE_S = 5.0
 NUM_SLICES = 60
-"""Number of slices of SLICE_S that are kept: five minutes."""
+"""Number of slices of SLICE_S seconds that are kept: five minutes."""
 TENANT_SLICE_S = 60.0
 NUM_TENANT_SLICES = 5
 MAX_TENANTS = 100
-"""Largest number of tenants in a slice; further ones are added up as `OTHER`, which cannot be a tenant's name."""
+"""Largest number of tenants that a slice counts separately; the others are added up as OTHER, which cannot be a
+tenant's name."""
 OTHER = "(others)"
 _NUM_EXACT = 128
 _NUM_MERGED = 4096
@@ -31,20 +32,21 @@ _QUANTILES = (0.5, 0.99)
 
 
 class Numbered(NamedTuple):
-    """Record of an ended request with its `number`, which counts the ended requests of this gateway from 1 on."""
+    """Record of an ended request. `number`: counts the ended requests of this gateway, from 1 on."""
 
     number: int
     record: RequestRecord
 
 
 class Tally(RequestCounts):
-    """Sums over ended requests. `first_sum_s`: total seconds to the first token of those `num_first` requests that had
-    one."""
+    """Sums over ended requests. `num_first`: requests that had a first token. `first_sum_s`: their seconds to it, added
+    up."""
 
     first_sum_s: float = 0.0
     num_first: int = 0
 
     def add(self, record: RequestRecord) -> None:
+        """Add one ended request; a cancelled one does not count as failed."""
         self.num_answers += 1
         self.num_failed += record.outcome not in (FINISHED, CANCELLED)
         self.num_prompt += record.usage.num_prompt
@@ -55,14 +57,15 @@ class Tally(RequestCounts):
             self.num_first += 1
 
     def add_all(self, other: Tally) -> None:
-        """Add the sums of other requests."""
+        """Add the sums of `other`."""
         for name in Tally.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class LaneFigures(Tally):
-    """Sums and distributions over requests. `first_s`: seconds to the first token, for each request that had one.
-    `token_s`: mean seconds between two tokens, for each request that had two."""
+    """Sums and distributions over ended requests. `longest_gap_s`: longest time between two tokens of a choice in any
+    of them. `first_s`: seconds to the first token, for each request that had one. `token_s`: mean seconds between two
+    tokens, for each request that had two."""
 
     longest_gap_s: float = 0.0
     first_s: QuantileSketch = msgspec.field(default_factory=partial(QuantileSketch, exact=_NUM_EXACT))
@@ -77,6 +80,7 @@ class LaneFigures(Tally):
             self.token_s.add(record.token_s)
 
     def merge(self, other: LaneFigures) -> None:
+        """Add the sums and distributions of `other`."""
         self.add_all(other)
         self.longest_gap_s = max(self.longest_gap_s, other.longest_gap_s)
         self.first_s.merge(other.first_s)
@@ -88,8 +92,9 @@ Figures = TypeVar("Figures", bound=Tally)
 
 @dataclass(slots=True)
 class Slice(Generic[Figures]):
-    """Figures by lane or by tenant over the slice of time `[index * width, (index + 1) * width)` of the gateway's
-    clock. `number`: of the last request that ended in the slice."""
+    """Figures of the requests that ended in one slice of time, by lane or by tenant. `index`: the slice is `[index *
+    width, (index + 1) * width)` on the gateway's clock, in seconds, with a width of SLICE_S or TENANT_SLICE_S.
+    `number`: of the last request that ended in the slice, as in Numbered."""
 
     index: int
     number: int = 0
@@ -97,8 +102,11 @@ class Slice(Generic[Figures]):
 
 
 class ConsoleState:
-    """Own the history of one gateway. `number`: of the last ended request; 0: none has ended. Times are seconds of the
-    gateway's clock."""
+    """Keep the history of ended requests of one gateway for the console: the last NUM_RECORDS records, and figures of
+    the last five minutes by lane and by tenant.
+
+    `number`: of the last ended request, as in Numbered; 0: none has ended. Every `now` is the present time in seconds
+    on the gateway's clock."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -108,7 +116,7 @@ class ConsoleState:
         self._recent: tuple[tuple[int, int], LaneFigures] | None = None
 
     def add(self, record: RequestRecord, now: float) -> None:
-        """Add a request that has ended."""
+        """Add the record of a request that ended at the time `now`."""
         self.number += 1
         self._records.append(Numbered(self.number, record))
         lanes = self._current(self._slices, int(now // SLICE_S))
@@ -118,18 +126,21 @@ class ConsoleState:
         tenants.setdefault(name, Tally()).add(record)
 
     def records(self, since: int, tenant: str | None) -> list[Numbered]:
-        """Return the kept records after number `since`, the newest first; of one tenant, or with None of all."""
+        """Return the kept records with a number greater than `since`, the newest first; those of one tenant, or with
+        None of all."""
         num_new = max(0, self.number - since)
         found = islice(reversed(self._records), num_new)
         return [each for each in found if tenant is None or each.record.tenant == tenant]
 
     def slices(self, since: int, now: float) -> Iterator[Slice[LaneFigures]]:
-        """Iterate over the kept slices in which a request after number `since` ended, the oldest first."""
+        """Iterate over the kept slices in which a request with a number greater than `since` ended, the oldest
+        first."""
         first = int(now // SLICE_S) - NUM_SLICES + 1
         return (each for each in self._slices if each.index >= first and each.number > since)
 
     def recent(self, num_slices: int, now: float) -> LaneFigures:
-        """Return the sums of all lanes over the last `num_slices`; they are cached for up to a second."""
+        """Return the figures of all lanes together over the last `num_slices` slices of SLICE_S seconds; they may be up
+        to a second old."""
         first = int(now // SLICE_S) - num_slices + 1
         key = (int(now), first)
         if self._recent is None or self._recent[0] != key:
@@ -140,7 +151,8 @@ class ConsoleState:
         return self._recent[1]
 
     def tenants(self, now: float) -> dict[str, Tally]:
-        """Return the sums of each tenant whose requests ended in the last NUM_TENANT_SLICES, by name."""
+        """Return, by name, the sums of each tenant of which requests ended in the last NUM_TENANT_SLICES slices of
+        TENANT_SLICE_S seconds."""
         first = int(now // TENANT_SLICE_S) - NUM_TENANT_SLICES + 1
         found: dict[str, Tally] = {}
         for name, tally in (item for part in self._tenants if part.index >= first for item in part.figures.items()):
@@ -158,7 +170,7 @@ class ConsoleState:
 
 
 def percentiles(values: QuantileSketch) -> tuple[float, float] | None:
-    """Return p50 and p99; None where there are no values."""
+    """Return the percentiles p50 and p99 of the values; None where there are no values."""
     if not values.count:
         return None
     p50, p99 = values.percentiles(_QUANTILES)

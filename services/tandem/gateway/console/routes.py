@@ -25,7 +25,8 @@ _MAX_QUERY = 256
 
 
 class Console:
-    """RequestObserver that shows its history on a page. `snapshot` returns the current state of the gateway."""
+    """Serve the console over HTTP. As a RequestObserver it keeps the records of ended requests for it. `snapshot`:
+    returns the current state of the gateway. `clock`: the gateway's."""
 
     def __init__(self, snapshot: Callable[[], GatewaySnapshot], authenticator: Authenticator, clock: Clock) -> None:
         self._snapshot = snapshot
@@ -35,6 +36,7 @@ class Console:
         self._assets = load_assets()
 
     def answered(self, record: RequestRecord) -> None:
+        """Add the record of a request that has ended to the history."""
         self._state.add(record, self._clock.now())
 
     @Operation("GET", PATH, "Console page")

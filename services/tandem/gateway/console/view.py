@@ -49,9 +49,11 @@ _BREAKERS = {BreakerState.TRIAL: "trial", BreakerState.OPEN: "resting"}
 class GatewaySnapshot:
     """State of a gateway and its workers at one moment.
 
-    `known`: all workers that the gateway connects to. `live`: those whose stream is up. `num_open`: requests that were
-    admitted and have not ended, by tenant and whether they wait. `wall_s`: in seconds since the epoch. `now`,
-    `began_at`: on the gateway's clock. `missing`: what the gateway lacks to be ready; None: nothing."""
+    `life`: the gateway's name, unique to one run of the process. `wall_s`: the moment in seconds since the epoch.
+    `now`, `began_at`: the moment and the gateway's start, on the gateway's clock. `missing`: what the gateway lacks to
+    be ready; None: nothing. `known`: all workers that the gateway connects to. `live`: those whose stream is up.
+    `breakers`: states of the circuit breakers of workers whose last jobs failed. `flows`: KV moved between workers.
+    `num_open`: requests that were admitted and have not ended, by tenant and whether they wait for a placement."""
 
     life: str
     version: str
@@ -68,7 +70,7 @@ class GatewaySnapshot:
 
 
 def view(snapshot: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: int) -> reply.StateReply:
-    """Build the state that `viewer` may see, with those ended requests whose number is greater than `since`."""
+    """Return the state that `viewer` may see, with those ended requests whose number is greater than `since`."""
     own = None if viewer.operator else viewer.id
     return reply.StateReply(
         number=state.number,

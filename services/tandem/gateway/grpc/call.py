@@ -18,13 +18,17 @@ from tandem.gateway.serving.completions import CompletionStream
 from tandem.wire.gen import inference_pb2 as pb
 
 MAX_MESSAGE, MAX_PATH = 1000, 200
-"""Largest number of bytes of an error's message and of the path of a field in it. Beyond 8 KiB of metadata, clients
-refuse it at random; a byte of the message takes up to three as `grpc-message`, and the details repeat both."""
+"""Largest number of bytes of an error's message (MAX_MESSAGE) and of the path of the field at fault (MAX_PATH). Beyond
+8 KiB of metadata, clients refuse it at random; a byte of the message takes up to three as `grpc-message`, and the
+details repeat both."""
 DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
 
 
 class GrpcCall:
-    """One call: its metadata, and its messages and status. `metadata`: without binary values."""
+    """Hold one gRPC call: read its metadata, and send its initial metadata, its messages and its status.
+
+    `metadata`: by name, without binary values; of several entries with one name the first. `request_id`: the client's
+    label, or a new one, as over HTTP."""
 
     __slots__ = ("_context", "_opened", "metadata", "request_id")
 
@@ -37,8 +41,9 @@ class GrpcCall:
         self.request_id = label_of(self.metadata.get("x-request-id"))
 
     async def write(self, reply: Message, stalled_client_s: float) -> None:
-        """Send one message of a stream. Raises CANCELLED when the client reads nothing for `stalled_client_s`; the
-        status then waits in the send buffer behind the unread messages, and the request is released."""
+        """Send one message of a stream; returns when gRPC has accepted it. Raises CANCELLED when the client reads
+        nothing for `stalled_client_s` seconds, so that the request ends; gRPC then keeps the call's status in its send
+        buffer, behind the unread messages."""
         try:
             async with asyncio.timeout(stalled_client_s):
                 await self._context.write(reply)
@@ -47,7 +52,8 @@ class GrpcCall:
             raise TandemError(ErrorKind.CANCELLED, message, reason="stalled_client") from None
 
     async def open(self, answer: CompletionStream) -> None:
-        """Send the initial metadata, once. Call this when the path of the request is final."""
+        """Send the initial metadata, with the path, reasons and rate limits of `answer`; a second call does nothing.
+        Call this when `answer.path` is final, which it is once the first part was read."""
         if self._opened:
             return
         self._opened = True
@@ -58,8 +64,8 @@ class GrpcCall:
         await self._context.send_initial_metadata(tuple(metadata.items()))
 
     async def abort(self, error: TandemError) -> None:
-        """End the call with the status of an error and an ErrorDetail; raises AbortError, or CancelledError where the
-        client has disconnected."""
+        """End the call with the status of an error and an ErrorDetail. Never returns: raises AbortError, by which gRPC
+        ends a handler, or CancelledError where the client has disconnected."""
         code = grpc.StatusCode[error.kind.grpc]
         message = _cut(error.message, MAX_MESSAGE)
         try:

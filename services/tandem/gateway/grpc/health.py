@@ -15,13 +15,14 @@ from tandem.gateway.context.interfaces import RequestDispatcher
 LIVE = "live"
 """Service name for liveness probes, as `/live` is over HTTP; its status is always SERVING."""
 LOOK_S = 0.25
-"""Seconds between two checks of the readiness for `Watch`."""
+"""Seconds between two checks of the readiness for an open `Watch` call."""
 
 _Reply = health_pb2.HealthCheckResponse
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # generated without types
-    """Health of the server. The status of each name in `services` and of "", the whole server, is the readiness."""
+    """Serve grpc.health.v1. Each name in `services`, and "" for the whole server, is SERVING while the dispatcher is
+    ready and NOT_SERVING otherwise."""
 
     def __init__(self, dispatch: RequestDispatcher, services: tuple[str, ...]) -> None:
         self._dispatch = dispatch
@@ -35,7 +36,8 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # gen
         return _Reply(status=status)
 
     async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Send the status at once and after each change; end when the server stops."""
+        """Send the status when the call begins and after each change, SERVICE_UNKNOWN for an unknown name; end when
+        `close` is called."""
         sent = None
         while True:
             status = self._status(request.service)

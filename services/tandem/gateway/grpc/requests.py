@@ -33,7 +33,8 @@ one."""
 
 
 def body_of(request: Message, kind: type[Body], *, stream: bool = False) -> Body:
-    """Translate a request into the body of type `kind`. Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
+    """Translate a request message into a body of type `kind`. `stream`: value of the body's field `stream`. Raises
+    INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
     fields: dict[str, Any] = {"stream": True} if stream else {}
     if kind in _REQUIRED_LISTS:
         fields[_REQUIRED_LISTS[kind]] = []

@@ -21,7 +21,8 @@ Reply = TypeVar("Reply", bound=pb.ChatReply | pb.CompleteReply)
 
 
 class ReplyFormatter(ABC, OutputFormatter, Generic[Reply]):
-    """Format the output of a request as one of the two types of replies."""
+    """Format the output of one request as messages of the type `reply`, ChatReply or CompleteReply. `answer`: the
+    completion. `created`: in seconds since the epoch."""
 
     def __init__(self, answer: CompletionStream, created: int, reply: type[Reply]) -> None:
         super().__init__(answer, created)
@@ -30,8 +31,10 @@ class ReplyFormatter(ABC, OutputFormatter, Generic[Reply]):
         self._num_open = answer.num_choices
 
     def reply(self, parts: Iterable[Part]) -> Reply | None:
-        """Make one message of the next `parts`; None where it would show the client nothing. All parts of the output
-        given at once make the reply of a call that is not streamed."""
+        """Return one message with the next `parts` of the output; None where it would show the client nothing.
+
+        The message with the end of the last choice also has the usage, the path, the attempts and the timing. For a
+        call that is not streamed, pass all parts at once."""
         gathered = GatheredParts(part for part in parts if not isinstance(part, Delta) or self._shows(part))
         if not (gathered.deltas or gathered.scored):
             return None

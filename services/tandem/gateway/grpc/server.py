@@ -16,7 +16,8 @@ from tandem.wire.gen.inference_pb2_grpc import add_InferenceServicer_to_server
 
 
 class GrpcServer:
-    """Own the gRPC server and its port. Construct it inside the event loop that is to serve."""
+    """Serve the gateway's gRPC services, with health and reflection, on one port. Construct it inside the event loop
+    that is to serve. `port`: the bound port; 0 before `start`."""
 
     def __init__(
         self,
@@ -32,7 +33,8 @@ class GrpcServer:
 
         `max_message`: largest request in bytes. gRPC itself refuses a larger one with RESOURCE_EXHAUSTED, and bytes
         that are no message with INTERNAL; neither error has an ErrorDetail. `max_calls`: concurrent calls, without
-        those of health and reflection; further calls over one connection wait at the client."""
+        those of health and reflection; further calls over one connection wait at the client. `stalled_client_s`: a
+        stream ends when its client reads nothing for this many seconds."""
         self._health = HealthService(dispatch, (SERVICE,))
         self._server = grpc.aio.server(options=_options(max_message, max_calls))
         self.port = 0
@@ -42,8 +44,8 @@ class GrpcServer:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self, host: str, port: int) -> None:
-        """Bind the port (0: any free one) and serve; the server accepts calls when this returns. Raises INVALID_REQUEST
-        for a port in use."""
+        """Bind the port (0: any free one) and serve; the server accepts calls when this returns. Raises
+        TandemError(INVALID_REQUEST) for a port in use."""
         try:
             self.port = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as error:
@@ -52,8 +54,8 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, graceful_s: float) -> None:
-        """Refuse new calls with UNAVAILABLE, wait for the open ones, and abort those that take longer than
-        `graceful_s`."""
+        """Refuse new calls with UNAVAILABLE, end open `Watch` calls, wait up to `graceful_s` seconds for the other
+        ones, and abort those that are still open."""
         self._health.close()
         await self._server.stop(graceful_s)
 

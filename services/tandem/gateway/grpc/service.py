@@ -27,18 +27,18 @@ _log = logging.getLogger(__name__)
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 MAX_HELD = 256
-"""Largest number of output parts in one message of a stream."""
+"""Largest number of parts of the output that one message of a stream combines."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Reply = TypeVar("_Reply", bound=pb.ChatReply | pb.CompleteReply)
 
 
 class InferenceService(InferenceServicer):
-    """One handler per RPC. The streaming ones are coroutines that call `write`, so that a cancellation ends them at
-    once.
+    """Serve the RPCs of inference.proto's service `Inference`, one method each; an error ends the call with its status.
+    The streaming methods are coroutines that call `write`, so that a cancellation ends them immediately.
 
     `max_calls`: largest number of concurrent calls; further ones are refused. `stalled_client_s`: a stream ends when
-    its client reads nothing for so long."""
+    its client reads nothing for this many seconds."""
 
     def __init__(
         self, answers: CompletionService, authenticator: Authenticator, max_calls: int, stalled_client_s: float

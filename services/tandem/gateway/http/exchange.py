@@ -21,18 +21,17 @@ from tandem.gateway.http.openai_schema import ErrorBody, ErrorReply
 
 _REFUSALS = (429, 503)
 DEFAULT_RETRY_S = 1.0
-"""Seconds in `retry-after` for refusals whose error names no time."""
+"""Seconds in the header `retry-after` of a refusal (status 429 or 503) whose error names no time."""
 _UNPRINTABLE = re.compile(rb"[^\x20-\x7e]")
 
 
 class Exchange(Request):
-    """One HTTP request and the state of its one response, which is sent through `send`.
+    """Hold one HTTP request: read its headers and body, and send its one response through `send`.
 
     `request_id`: the client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one; every
     response carries it. It is only a label and identifies nothing, because clients repeat theirs. `started`: the head
     of the response was sent. `complete`: its whole body was sent. `fields`: the headers by lower-case name, the first
-    of those with one name; Starlette's `headers` would search for each name anew.
-    """
+    of those with one name; Starlette's `headers` would search for each name anew."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
@@ -42,13 +41,14 @@ class Exchange(Request):
         self.status = 0
         """Status of the response; 0 before its head was sent."""
         self.is_counted = True
-        """Whether metrics count the response; the console's own requests are not traffic."""
+        """Whether metrics count the response; false for the console's own requests, which are not client traffic."""
         self.late_error: Callable[[TandemError], bytes] | None = None
-        """Formats an error for a response whose head was sent; None where such a response cannot hold an error."""
+        """Formats an error as the rest of a response whose head was sent; None where such a response cannot hold an
+        error."""
         self.request_id = label_of(self.fields.get("x-request-id"))
 
     async def send(self, message: Message) -> None:
-        """Send one ASGI message of the response, with the request's label in the head."""
+        """Send one ASGI message of the response; the message that begins it gets the header `x-request-id`."""
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
@@ -58,12 +58,12 @@ class Exchange(Request):
         await self._send(message)
 
     async def read_body(self, limit: int) -> bytes:
-        """Read the whole body of at most `limit` bytes.
+        """Read and return the whole body.
 
-        Raises BODY_TOO_LARGE as soon as the size is known; UNSUPPORTED where the body is compressed, because a small
-        one could expand to any size; or ClientDisconnect. The HTTP server discards what the client still sends after
-        an error, so that the connection can be used again.
-        """
+        Raises BODY_TOO_LARGE as soon as the header or the received bytes exceed `limit` bytes; UNSUPPORTED for a
+        compressed body, because a small one could expand to any size; ClientDisconnect where the client disconnects
+        before the end. The HTTP server discards what the client still sends after an error, so that the connection can
+        be used again."""
         encoding = self.fields.get("content-encoding", "identity")
         if encoding.strip().lower() != "identity":
             reason = f"content-encoding {encoding!r} is not supported; send the body uncompressed"
@@ -80,11 +80,11 @@ class Exchange(Request):
         return bytes(body)
 
     async def run_until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run the coroutine that answers this request, and cancel it when the client disconnects before the response is
-        complete.
+        """Run `work`, the coroutine that answers this request, and cancel it when the client disconnects before the
+        response is complete.
 
-        Call this after the body was read, because it consumes all further messages of the client.
-        """
+        Returns when `work` has ended, also where it was cancelled, and raises what it raised. Call this after the body
+        was read, because it consumes all further messages of the client."""
         task = asyncio.ensure_future(work)
         watcher = asyncio.ensure_future(self._disconnected())
         try:
@@ -109,13 +109,15 @@ class Exchange(Request):
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Encode a struct or a list of structs as the body of a response; bytes are taken as JSON already."""
+    """Return a response with a JSON body. `content`: a struct or a list of structs, which is encoded, or bytes of
+    JSON."""
     body = content if isinstance(content, bytes) else msgspec.json.encode(content)
     return Response(body, status, headers, "application/json")
 
 
 def error_response(error: TandemError, headers: Mapping[str, str] | None = None) -> Response:
-    """Make the response with OpenAI's error body and the status of the error table."""
+    """Return the response for an error: the status of its kind, OpenAI's error body, and `headers` with those of
+    `error_headers`."""
     extra = {**(headers or {}), **error_headers(error)}
     if error.kind.http == 401:
         extra["www-authenticate"] = "Bearer"
@@ -123,8 +125,10 @@ def error_response(error: TandemError, headers: Mapping[str, str] | None = None)
 
 
 def refusal(error: TandemError) -> tuple[float | None, str | None]:
-    """Return after how many seconds to retry, and the exceeded limit; the latter is None for an error that is no
-    refusal."""
+    """Return the seconds after which a client should retry, and the name of the limit that was exceeded.
+
+    An error with status 429 or 503 is a refusal; where it gives no time or no limit, DEFAULT_RETRY_S and the name of
+    its kind are returned. For any other error the limit is None, and the time is None unless the error gives one."""
     if error.kind.http not in _REFUSALS:
         return error.retry_after_s, None
     retry_after_s = DEFAULT_RETRY_S if error.retry_after_s is None else error.retry_after_s
@@ -132,8 +136,9 @@ def refusal(error: TandemError) -> tuple[float | None, str | None]:
 
 
 def error_headers(error: TandemError) -> dict[str, str]:
-    """Return the headers of an error: those of its rate limit, and for refusals for lack of capacity `retry-after` and
-    `x-tandem-reject-reason`, the exceeded limit."""
+    """Return the headers of an error: `x-ratelimit-*` where a tenant's rate limit refused the request, and
+    `retry-after` (whole seconds) and `x-tandem-reject-reason` (the exceeded limit) from `refusal`, where these are not
+    None."""
     headers = dict(error.rate_limits) if isinstance(error, RateLimitedError) else {}
     retry_after_s, reject_reason = refusal(error)
     if retry_after_s is not None:
@@ -144,12 +149,13 @@ def error_headers(error: TandemError) -> dict[str, str]:
 
 
 def error_body(error: TandemError) -> bytes:
+    """Return OpenAI's error body of an error as JSON."""
     body = ErrorBody(error.message, error.kind.openai_type, error.param, error.kind.value)
     return msgspec.json.encode(ErrorReply(body))
 
 
 def header_value(text: str) -> str:
-    """Return the value of a header; bytes of UTF-8 other than printable ASCII become `?`."""
+    """Return `text` as the value of a header: each byte of its UTF-8 that is not printable ASCII becomes `?`."""
     return _UNPRINTABLE.sub(b"?", text.encode("utf-8")).decode("ascii")
 
 

@@ -15,7 +15,7 @@ from tandem.gateway.http.routes import Operation
 from tandem.obs.telemetry import Telemetry
 
 PROBES = frozenset({b"/health", b"/live", b"/ready"})
-"""Paths that are answered also on connections beyond `max_connections`."""
+"""Paths of health probes, which are answered also on connections beyond `HttpLimits.max_connections`."""
 _ALIVE = "Liveness: 200 while this process answers"
 _READY = "Readiness: 200 when requests can be served"
 _TARGETS = "Addresses of the workers' own metrics, for Prometheus' HTTP service discovery"
@@ -33,12 +33,13 @@ class HealthRoutes:
     @Operation("GET", "/live", _ALIVE, reply=HealthReply)
     @Operation("GET", "/health", _ALIVE, reply=HealthReply)
     async def health(self, exchange: Exchange) -> Response:
+        """Send 200 with the status ok, whether or not requests can be served."""
         return json_response(HealthReply("ok"))
 
     @Operation("GET", "/ready", _READY, reply=HealthReply, not_ready=HealthReply)
     async def ready(self, exchange: Exchange) -> Response:
-        """Send 503 with what is missing until requests can be served, then 200. Problems that stop no request are
-        reported as `warning`."""
+        """Send 503 with what is missing until requests can be served, then 200. A problem that stops no request, such
+        as a tenants file that does not parse, is the `warning` of a 200."""
         missing = self._dispatch.ready()
         if missing is not None:
             return json_response(HealthReply("not_ready", missing), 503, {"retry-after": "1"})
@@ -47,7 +48,8 @@ class HealthRoutes:
 
     @Operation("GET", "/metrics", "Metrics for Prometheus", text=CONTENT_TYPE_PLAIN_0_0_4.partition(";")[0])
     async def metrics(self, exchange: Exchange) -> Response:
-        """Send the metrics, formatted on a thread because formatting thousands of series would delay the streams."""
+        """Send this process's metrics. A thread formats them, because formatting thousands of series would delay the
+        streams."""
         accept = exchange.fields.get("accept", "")
         content_type, body = await asyncio.to_thread(self._telemetry.exposition, accept)
         return Response(body, headers={"content-type": content_type})

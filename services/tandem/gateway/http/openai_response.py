@@ -18,7 +18,7 @@ from tandem.gateway.serving.echo import Echo, ScoredPrompt
 from tandem.gateway.telemetry.usage import Usage
 
 LOWEST_LOGPROB = -9999.0
-"""Written for a log probability of minus infinity, which JSON cannot express, as OpenAI does."""
+"""Number written for a log probability of minus infinity, which JSON cannot express; OpenAI writes the same."""
 _ENCODER = msgspec.json.Encoder()
 _CUT = "\0"
 C = TypeVar("C")
@@ -26,8 +26,11 @@ _TIERS = {Lane.INTERACTIVE: "priority", Lane.STANDARD: "default", Lane.BATCH: "f
 
 
 class GatheredParts:
-    """Parts of an output, sorted by choice: the deltas of each choice, and the finish reasons of those that ended.
-    Every choice of `reasons` has an entry in `deltas`."""
+    """Sort the parts of a response by choice.
+
+    `scored`: the prompts with log probabilities. `deltas`: by index of the choice its deltas in order, those of the
+    echoed prompt first. `reasons`: by index the finish reasons of the choices that ended; each of these has an entry in
+    `deltas`."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.scored: list[ScoredPrompt] = []
@@ -46,13 +49,14 @@ class GatheredParts:
                     self.deltas.setdefault(part.choice, []).append(part)
 
     def endings(self) -> list[tuple[int, str]]:
-        """Return the choices that ended, sorted, with their finish reasons."""
+        """Return (index, finish reason) of each choice that ended, sorted by index."""
         return sorted(self.reasons.items())
 
 
 class OutputFormatter:
-    """Base of the formatters of both front ends: the fields and options of one response. `created`: in seconds since
-    the epoch."""
+    """Base of the formatters of HTTP and gRPC: holds the fields that all messages of one response share, and which
+    optional fields the client requested. `answer`: the completion whose output is formatted. `created`: in seconds
+    since the epoch."""
 
     def __init__(self, answer: CompletionStream, created: int) -> None:
         params = answer.params
@@ -77,7 +81,10 @@ class OutputFormatter:
 
 
 class ResponseFormatter(ABC, OutputFormatter, Generic[C]):
-    """Format the output of a request for one of OpenAI's two endpoints. `C` is the type of a choice in a chunk."""
+    """Format the output of a request as JSON for one of OpenAI's two endpoints: as chunks of a stream (`opening`,
+    `chunk`, `closing`) or as one whole `body`.
+
+    `make_chunk`: makes the struct of a chunk from its fields. `C`: type of a choice in a chunk."""
 
     def __init__(self, answer: CompletionStream, created: int, make_chunk: Callable[..., msgspec.Struct]) -> None:
         super().__init__(answer, created)
@@ -88,22 +95,25 @@ class ResponseFormatter(ABC, OutputFormatter, Generic[C]):
 
     @abstractmethod
     def opening(self, choice: int) -> list[bytes]:
-        """Make the chunks that precede any text of a choice."""
+        """Return the encoded chunks that precede any text of a choice; empty for plain completions."""
 
     @abstractmethod
     def chunk(self, part: Delta | Echo) -> list[bytes]:
-        """Make the chunks of one part of the output; none where they would show the client nothing."""
+        """Return the encoded chunks of one part of the output; empty where they would show the client nothing."""
 
     @abstractmethod
     def body(self, parts: Iterable[Part], facts: reply.TandemFacts) -> bytes:
-        """Make the whole body of a response that is not streamed."""
+        """Return the whole encoded body of a response that is not streamed. `parts`: all parts of the output. `facts`:
+        the content of the field `tandem`."""
 
     @abstractmethod
     def _end(self, ending: ChoiceEnd) -> C: ...
 
     def closing(self, ending: ChoiceEnd, facts: reply.TandemFacts | None) -> list[bytes]:
-        """Make the chunk with the finish reason of a choice. `facts` are given with the last choice only, after which
-        the usage follows if the client requested it."""
+        """Return the encoded chunk with the finish reason of a choice, followed after the last choice by a chunk with
+        the token usage if the client requested it.
+
+        `facts`: the content of the field `tandem` for the last choice that ends; None for the others."""
         if facts is None or not self._include_usage:
             return [self._chunk(self._end(ending), facts)]
         return [self._chunk(self._end(ending)), self._chunk(None, facts)]
@@ -283,7 +293,7 @@ def _call_piece(call: ToolCallDelta) -> reply.ToolCallPiece:
 
 
 def join_calls(deltas: Iterable[Delta]) -> list[ToolCallDelta]:
-    """Join the pieces of each tool call, sorted by its index."""
+    """Join the pieces of each tool call in one choice's deltas; return the whole calls, sorted by their index."""
     calls: dict[int, ToolCallDelta] = {}
     for piece in (piece for delta in deltas for piece in delta.tool_calls):
         call = calls.get(piece.index, ToolCallDelta(piece.index))
@@ -293,6 +303,8 @@ def join_calls(deltas: Iterable[Delta]) -> list[ToolCallDelta]:
 
 
 def usage_reply(usage: Usage) -> reply.UsageReply:
+    """Convert a token usage to OpenAI's field `usage`; its details are null while the number of cached tokens is
+    unknown."""
     cached = None if usage.num_cached is None else reply.PromptTokensDetails(usage.num_cached)
     return reply.UsageReply(usage.num_prompt, usage.num_output, usage.num_prompt + usage.num_output, cached)
 

@@ -38,8 +38,11 @@ _TOKENIZE = "Token ids of a prompt or a conversation"
 
 
 class OpenAIRoutes:
-    """One handler per endpoint. `heartbeat_s`: seconds between the heartbeats that a stream sends before its first
-    token. `max_body`: largest body in bytes."""
+    """Handlers of OpenAI's endpoints, /tokenize and /detokenize. Each authenticates the client, parses the body, calls
+    `answers` and sends the result.
+
+    `heartbeat_s`: seconds between the heartbeats that a stream sends before its first token. `max_body`: largest
+    request body in bytes."""
 
     def __init__(
         self, answers: CompletionService, authenticator: Authenticator, max_body: int, heartbeat_s: float
@@ -84,7 +87,8 @@ class OpenAIRoutes:
 
     @Operation("GET", "/v1/models/{model:path}", "One model", reply=ModelCard, errors=_OF_MODEL)
     async def model(self, exchange: Exchange) -> Response:
-        """Send the card of one model, whose name is all of the path after the prefix, as names may contain slashes."""
+        """Send the card of one model, named by the whole path after `/v1/models/`, as names may contain slashes. Raises
+        NOT_FOUND for an empty name, MODEL_NOT_FOUND for an unknown one, and NO_WORKER while no model is served."""
         tenant = self._caller(exchange).tenant
         name = exchange.path_params["model"]
         if not name:

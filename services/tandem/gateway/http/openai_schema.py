@@ -12,11 +12,15 @@ from msgspec import UNSET, UnsetType
 
 
 class PromptTokensDetails(msgspec.Struct):
+    """Details of the prompts' tokens. `cached_tokens`: those whose KV a worker took from a cache instead of computing
+    it."""
+
     cached_tokens: int
 
 
 class UsageReply(msgspec.Struct):
-    """Number of tokens of all prompts and choices. A prompt counts once, whatever the number of its choices."""
+    """Numbers of tokens of a response, over all its prompts and choices. A prompt counts once, whatever the number of
+    its choices. `prompt_tokens_details`: null while no worker has reported the number of cached tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -26,7 +30,13 @@ class UsageReply(msgspec.Struct):
 
 class TimingFacts(msgspec.Struct, kw_only=True):
     """Time of each stage of the request in milliseconds. The stages add up to `total_ms`, the time from the arrival of
-    the request to the writing of this object. With several prompts they are those of the prompt that ended last."""
+    the request to the writing of this object. With several prompts they are those of the prompt that ended last.
+
+    `first_token_ms`: from the arrival to the first token sent; not a stage. `receive_ms`: reading, tokenizing and
+    checking the request. `queue_ms`: in the gateway's queue. `route_ms`: until the workers accepted.
+    `prefill_queue_ms`: until the worker began the prompt. `prefill_ms`: until the first token. `transfer_ms`: the
+    transfer of KV after the first token. `decode_queue_ms`: until the decode worker began. `decode_ms`: until the last
+    token. `deliver_ms`: only the delivery to the client remained."""
 
     total_ms: float
     first_token_ms: float | UnsetType = UNSET
@@ -44,9 +54,11 @@ class TimingFacts(msgspec.Struct, kw_only=True):
 class TandemFacts(msgspec.Struct):
     """Tandem's own addition to the last chunk of a stream and to whole bodies.
 
-    `path`: remote, local, or fallback with its reason. `attempts`: 1 plus the number of retries on other workers.
-    `reasons`: why the router chose the placement, one object for each prompt, costs in milliseconds; present with
-    `x-tandem-explain`. `timing`: the time of each stage; present with `x-tandem-timing`."""
+    `path`: where the request ran: `remote` (prefill and decode on different workers), `local` (both on one worker) or
+    `fallback` (both on one worker, though different ones were intended), with a reason. `attempts`: 1 plus the number
+    of retries on other workers. `reasons`: why the router chose the placement, one object for each prompt, costs in
+    milliseconds; present with the request header `x-tandem-explain`. `timing`: the time of each stage; present with
+    `x-tandem-timing`."""
 
     path: str
     attempts: int
@@ -81,7 +93,8 @@ class ToolCall(msgspec.Struct):
 
 
 class ToolCallPiece(msgspec.Struct):
-    """Part of a tool call in a stream. Only a call's first part has `id`, `type` and the function's name."""
+    """Piece of a tool call in a stream. `index`: number of the call within its choice. Only a call's first piece has
+    `id`, `type` and the function's name; the `arguments` of all its pieces concatenate to one JSON text."""
 
     index: int
     function: FunctionCall
@@ -123,8 +136,8 @@ class ChatChunkChoice(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """Log probability of one token of a prompt. `rank`: 1 for the likeliest token; null for a token that is not among
-    the alternatives."""
+    """Log probability of one token at a position of the prompt. `rank`: 1 for the likeliest token at the position; null
+    for a token that is not among the requested alternatives. `decoded_token`: its text."""
 
     logprob: float
     rank: int | None
@@ -132,11 +145,13 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each token of the prompt, the token and its alternatives by token id; None for the first token."""
+"""For each position of the prompt, the token there and its alternatives, by token id; None for the first position."""
 
 
 class TextLogprobs(msgspec.Struct):
-    """Log probabilities of a plain completion, by token. The first token of an echoed prompt has none and so null."""
+    """Log probabilities of a plain completion; each list has one entry per token. `top_logprobs`: the alternatives by
+    text. `text_offset`: the character of the choice's text at which the token begins. The first token of an echoed
+    prompt has no log probability and so null."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -154,8 +169,8 @@ class TextChoice(msgspec.Struct):
 
 
 class Reply(msgspec.Struct, kw_only=True):
-    """Fields of all completions. `created`: in seconds since the epoch. `service_tier`: names the lane that was used;
-    present where the request named one."""
+    """Fields that bodies and chunks of all completions have. `created`: in seconds since the epoch. `service_tier`:
+    OpenAI's name of the lane that the request ran in; present where the request named one."""
 
     id: str
     created: int
@@ -179,7 +194,8 @@ class TextCompletion(Reply, kw_only=True):
 
 
 class CompletionChunk(Reply, kw_only=True):
-    """Chunk of a streamed completion. `usage`: null in the chunks before the one that has the usage."""
+    """Chunk of a streamed completion. `usage`: absent unless requested; then null in the chunks before the last one,
+    unless `continuous_usage_stats` requested it in every chunk. `tandem`: in the last chunk only."""
 
     usage: UsageReply | UnsetType | None = UNSET
     tandem: TandemFacts | UnsetType = UNSET
@@ -196,7 +212,8 @@ class TextChunk(CompletionChunk, kw_only=True):
 
 
 class ErrorBody(msgspec.Struct):
-    """Description of an error. `code`: stable, for programs. `param`: the name of the offending field."""
+    """Description of an error. `type`: OpenAI's type. `code`: the kind of the error, stable, for programs. `param`: the
+    name of the field or header at fault; null where there is none."""
 
     message: str
     type: str
@@ -209,7 +226,8 @@ class ErrorReply(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct):
-    """Description of a model. `root`: the served name, of which `id` may be an alias."""
+    """Description of a model. `id`: a name that requests may use. `root`: the served name, of which `id` may be an
+    alias. `created`: in seconds since the epoch. `max_model_len`: longest context in tokens."""
 
     id: str
     created: int
@@ -243,15 +261,16 @@ class ScrapeLabels(msgspec.Struct):
 
 
 class ScrapeGroup(msgspec.Struct):
-    """Group of targets in Prometheus' HTTP service discovery: addresses as host:port, and labels of all their
-    series."""
+    """Group of targets in Prometheus' HTTP service discovery. `targets`: addresses as host:port. `labels`: added by
+    Prometheus to all series of these targets."""
 
     targets: list[str]
     labels: ScrapeLabels
 
 
 class HealthReply(msgspec.Struct):
-    """Health of the gateway. `reason`: what is missing. `warning`: a problem in spite of which requests are served."""
+    """Health of the gateway. `status`: ok, ready or not_ready. `reason`: what is missing until requests can be served.
+    `warning`: a problem in spite of which requests are served."""
 
     status: str
     reason: str | UnsetType = UNSET

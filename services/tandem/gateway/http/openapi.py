@@ -69,7 +69,8 @@ _COMPLETION_HEADERS = [
 
 
 class OpenApiDocs:
-    """Serve `/openapi.json` and `/docs`, which describe the routes given and these two."""
+    """Serve `/openapi.json` and the HTML page `/docs`, which describe `routes` and these two routes. Both are built
+    once, on construction."""
 
     def __init__(self, routes: Sequence[HandlerRoute]) -> None:
         described = [*routes, *routes_of(self)]
@@ -87,8 +88,8 @@ class OpenApiDocs:
 
 
 def describe(routes: Sequence[HandlerRoute]) -> dict[str, Any]:
-    """Build the OpenAPI document of the routes. Its schemas, with their descriptions, come from the structs of the
-    bodies and replies."""
+    """Return the OpenAPI 3.1 document of the routes, as JSON values. Its schemas, with their descriptions, are those of
+    the structs of the bodies and replies."""
     kinds: list[Any] = [ErrorReply]
     for route in routes:
         documented = route.operation

@@ -28,14 +28,17 @@ _LINE_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Limits of one server.
+    """Limits of one HTTP server; times are in seconds.
 
-    `max_connections`: connections beyond it may only request one of the paths `probes`, `probe_room` of them at a time,
-    so that a busy process is not restarted for failed health checks. `request_timeout_s`: from the opening of the
-    connection, or the first byte of a later request, to the last byte of the request. `stalled_client_s`: a response of
-    which the client reads nothing for so long is aborted. `linger_s`: after a refusal, received bytes are discarded for
-    so long before the connection is closed, because a close with unread bytes would reset the connection and lose the
-    refusal. `keep_alive_s`: a connection without a request is closed after so long."""
+    `request_timeout_s`: longest time from the opening of a connection, or from the first byte of a later request, to
+    the last byte of the request. `stalled_client_s`: a connection is aborted when its client reads nothing of a
+    response for this long. `keep_alive_s`: a connection without a request is closed after this long. `linger_s`: after
+    a refusal, received bytes are discarded for this long before the connection is closed, because a close with unread
+    bytes would reset the connection and lose the refusal.
+
+    `max_connections`: connections beyond it may only request one of the paths `probes`, `probe_room` connections at a
+    time, so that a busy process is not restarted for failed health checks. `max_head_bytes`, `max_headers`: of one
+    request. `max_pipelined`: requests of one connection that may wait for the response to an earlier one."""
 
     request_timeout_s: float = 60.0
     stalled_client_s: float = 60.0
@@ -50,7 +53,8 @@ class HttpLimits:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One HTTP connection with HttpLimits.
+    """Handle one HTTP connection, as uvicorn's protocol with HttpLimits: a request beyond a limit gets an error
+    response, and the connection is closed. `server`: uvicorn's own arguments.
 
     The request timer runs while the client has to send bytes of a request, the reader timer while the client has to
     read bytes of a response. Uvicorn's keep-alive timer runs from the end of the last request and its response to the
@@ -147,7 +151,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count and pass on a header of the head or of the trailers."""
+        """Count one header of the head or of the trailers, and pass it to uvicorn. Raises HEADERS_TOO_LARGE beyond the
+        limits."""
         self._num_headers += 1
         self._count_head(len(name) + len(value) + _LINE_BYTES)
         super().on_header(name, value)

@@ -24,10 +24,12 @@ from tandem.gateway.telemetry.request_recorder import RequestTiming
 async def send_completion(
     exchange: Exchange, answer: CompletionStream, formatter: ResponseFormatter[Any], heartbeat_s: float
 ) -> None:
-    """Send a response, streamed or whole as the client requested.
+    """Send the whole response of the completion `answer`, streamed or as one body as the client requested, and return
+    when it was sent.
 
-    A streamed response begins with its first part, or with a heartbeat where the first part takes longer than
-    `heartbeat_s`. An error before that is answered with its HTTP status; a later one becomes an event."""
+    A stream begins with its first part, or with a heartbeat where that part takes longer than `heartbeat_s` seconds.
+    Raises the error that ends the output, which the application then sends: with its HTTP status if nothing was sent
+    before, else as the last event."""
     async with aclosing(answer.parts()) as parts:
         if answer.params.body.stream:
             await _stream(exchange, formatter, answer, parts, heartbeat_s)

@@ -15,7 +15,8 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.http.exchange import Exchange, error_response
 
 Handler = Callable[[Exchange], Awaitable[Response | None]]
-"""Answers an exchange. Returns the response, or None where it has sent the response itself."""
+"""Function that answers an exchange. It returns the response, or None where it has sent the response itself; it may
+raise TandemError."""
 Marked = TypeVar("Marked", bound=Callable[..., Awaitable[Response | None]])
 
 OF_EVERY_REQUEST = (ErrorKind.INVALID_REQUEST, ErrorKind.UNAUTHENTICATED, ErrorKind.DRAINING, ErrorKind.INTERNAL)
@@ -25,12 +26,13 @@ OF_COMPLETIONS = tuple(kind for kind in ErrorKind if kind is not ErrorKind.METHO
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path, in Starlette's syntax, as openapi.json documents it; decorates its handler.
+    """Describe one method of one path for openapi.json. As the decorator of a handler it also makes `routes_of` yield a
+    route to that handler.
 
-    `body`: type of the request's body. `reply`: type of the body of a 200. `text`: media type of a 200 where `reply` is
-    None. `not_ready`: type of the body of a 503 that is no error. `chunk`: type of one event of a stream. `errors`: all
-    kinds that the handler may raise.
-    """
+    `path`: in Starlette's syntax. `body`: type of the request's body; None: there is none. `reply`: type of the body of
+    a 200. `text`: media type of a 200 where `reply` is None. `not_ready`: type of the body of a 503 that is no error.
+    `chunk`: type of one event of a stream; None: the operation never streams. `errors`: all kinds that the handler may
+    raise."""
 
     method: str
     path: str
@@ -48,8 +50,8 @@ class Operation:
 
 
 class HandlerRoute(Route):
-    """Starlette's route of one operation. It calls the handler with the exchange in the scope; Starlette's own call of
-    a function would wrap each message of a stream."""
+    """Match one operation's path and call its handler with the exchange that the application put into the ASGI scope.
+    Another method gets METHOD_NOT_ALLOWED. Starlette's own call of a function would wrap each message of a stream."""
 
     def __init__(self, operation: Operation, handler: Handler) -> None:
         super().__init__(operation.path, handler, methods=[operation.method])
@@ -69,7 +71,7 @@ class HandlerRoute(Route):
 
 
 def routes_of(owner: object) -> Iterator[HandlerRoute]:
-    """Yield the routes of all methods of an object that operations decorate, in the order of their definition."""
+    """Yield a route for each method of `owner` that an Operation decorates, in the order of their definition."""
     for name, member in vars(type(owner)).items():
         for operation in getattr(member, "operations", ()):
             yield HandlerRoute(operation, getattr(owner, name))

@@ -35,15 +35,16 @@ class _EmbeddedServer(uvicorn.Server):
 
 
 class HttpServer:
-    """Own one listening socket and the uvicorn server on it. With uvloop the server handles 2.5 times the requests."""
+    """Own one listening socket, and serve an ASGI application on it with uvicorn. Under uvloop it handles 2.5 times as
+    many requests per second as under asyncio's own loop."""
 
     def __init__(
         self, app: Any, host: str, port: int, *, graceful_s: float = 20.0, limits: HttpLimits | None = None
     ) -> None:
-        """Bind the socket, so that `port` is known (0: any free one). Raises OSError for a port in use.
+        """Bind the socket, so that the attribute `port` is known before `start` (argument 0: any free port). Raises
+        OSError for a port in use.
 
-        `graceful_s`: how long `stop` waits for responses in progress.
-        """
+        `graceful_s`: seconds that `stop` waits for responses in progress."""
         limits = limits or HttpLimits()
         self._socket = _bind(host, port)
         _watch_peers(self._socket, limits.stalled_client_s)
@@ -64,7 +65,8 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Serve in a background task of the running loop; the server accepts connections when this returns."""
+        """Serve in a background task of the running loop; the server accepts connections when this returns. Raises the
+        server's own error, or RuntimeError, where the server ends while it starts."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait({self._task, listening}, return_when=asyncio.FIRST_COMPLETED)
@@ -74,8 +76,8 @@ class HttpServer:
             raise RuntimeError("the HTTP server ended while it started")
 
     async def stop(self) -> None:
-        """Accept no new connections, wait for the responses in progress, and abort those that take longer than
-        `graceful_s`."""
+        """Stop the server: accept no new connections, wait up to `graceful_s` seconds for the responses in progress,
+        and abort the remaining ones. Before `start` this only closes the socket."""
         self._server.should_exit = True
         if self._task is None:
             self._socket.close()

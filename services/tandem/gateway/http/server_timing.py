@@ -6,7 +6,8 @@ from tandem.gateway.telemetry.request_recorder import RequestTiming
 
 
 def timing_ms(timing: RequestTiming) -> dict[str, float]:
-    """Return the durations by the names of the fields of TimingFacts."""
+    """Return a request's times in milliseconds by field name of TimingFacts; `first_token_ms` is missing while no token
+    was sent."""
     found = {f"{name}_ms": _ms(seconds) for name, seconds in timing.stages._asdict().items()}
     found["total_ms"] = _ms(timing.total_s)
     if timing.first_token_s is not None:
@@ -15,7 +16,7 @@ def timing_ms(timing: RequestTiming) -> dict[str, float]:
 
 
 def server_timing(timing: RequestTiming) -> str:
-    """Format the stages and their `total` in the syntax of the header Server-Timing
+    """Format the stages and their `total` in milliseconds as the value of the header Server-Timing
     (https://www.w3.org/TR/server-timing/)."""
     named = {**timing.stages._asdict(), "total": timing.total_s}
     return ", ".join(f"{name};dur={_ms(seconds)}" for name, seconds in named.items())

@@ -17,10 +17,10 @@ _FULL_BYTES = 16 << 10
 
 
 class EventStream:
-    """Response of type text/event-stream: `open`, any number of `send` and `heartbeat`, then `close`.
+    """Write one response of type text/event-stream to `exchange`: call `open` or `heartbeat` first, then `send` and
+    `heartbeat` any number of times, then `close`.
 
-    An error after the first byte is written as one event and ends the stream without `[DONE]`.
-    """
+    An error after the first byte is written as one event and ends the stream without `[DONE]`."""
 
     __slots__ = ("_exchange", "_held", "_num_held_bytes")
 
@@ -30,20 +30,23 @@ class EventStream:
         self._num_held_bytes = 0
 
     async def open(self, headers: Mapping[str, str]) -> None:
+        """Send the head of the response, with status 200, the headers of an event stream, and `headers`."""
         self._exchange.late_error = lambda error: b"".join([*self._held, _frame(error_body(error))])
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in {**_HEADERS, **headers}.items()]
         await self._exchange.send({"type": "http.response.start", "status": 200, "headers": encoded})
 
     async def heartbeat(self, headers: Mapping[str, str]) -> None:
-        """Send a comment, which clients skip, so that no proxy takes the connection for dead. Opens the stream with
-        `headers` where it is not open yet."""
+        """Send a comment, which clients skip, so that no proxy closes the connection as dead. Opens the stream with
+        `headers` first where it is not open yet."""
         if not self._exchange.started:
             await self.open(headers)
         await self._write(b": heartbeat\n\n", more=True)
 
     async def send(self, *events: bytes, more_follow: bool = False) -> None:
-        """Send events, each of them one line of JSON. Where `more_follow` at once, the events are held and sent in one
-        write with the next ones: a write is half of the cost of a token."""
+        """Send events, each of them one line of JSON.
+
+        `more_follow`: the caller has further events without waiting. The given events are then held and written
+        together with the next ones, or once 16 KiB are held, because a write is half of the cost of a token."""
         for event in events:
             frame = _frame(event)
             self._held.append(frame)
@@ -52,7 +55,7 @@ class EventStream:
             await self._write(self._take_held(), more=True)
 
     async def close(self, *events: bytes) -> None:
-        """Send the last events and `[DONE]`, which marks a complete stream."""
+        """Send all held events, `events` and `[DONE]`, which marks a complete stream, and end the response."""
         last = b"".join(map(_frame, (*events, b"[DONE]")))
         await self._write(self._take_held() + last, more=False)
 

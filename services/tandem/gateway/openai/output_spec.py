@@ -43,11 +43,13 @@ For each function call, return a json object with function name and arguments wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSpec:
-    """Tools, structured output and reasoning of one body and one model, checked except for whether the grammars
-    compile.
+    """What one body requests of its output beyond plain text, resolved for one model: tools, structured output and
+    reasoning. It derives the messages for the chat template, the grammar of the output, and the transforms that split
+    the output's text.
 
-    `form`: the structured output; None for free text. `family`: the model's syntax of tool calls. `may_think`: the
-    output may begin with reasoning."""
+    `form`: the structured output; None for free text. `tools`: None where the body has none. `family`: the model's
+    notation of tool calls; None where calls are not read. `may_think`: the output may begin with reasoning.
+    `is_streamed`: the response is streamed. All is checked except whether the grammars compile."""
 
     text: TextModel
     form: StructuredOutput | None = None
@@ -58,11 +60,14 @@ class OutputSpec:
 
     @property
     def is_plain(self) -> bool:
+        """Return whether the body requests nothing but plain text, so that there is neither a grammar nor a
+        transform."""
         return self.form is None and self.tools is None and not self.may_think
 
     @property
     def shown(self) -> frozenset[int]:
-        """Return the special tokens whose text the transforms need."""
+        """Return the ids of the special tokens, such as `<think>`, whose text the detokenizer must keep for the
+        transforms."""
         marks: tuple[str, ...] = (OPENING, CLOSING) if self.may_think else ()
         if self._reads_calls and self.family is not None:
             marks += self.family.marks
@@ -71,17 +76,19 @@ class OutputSpec:
     def conversation(
         self, messages: Sequence[Mapping[str, Any]]
     ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
-        """Return the messages and the tools for the chat template; for a template that takes no tools, the messages
-        describe them."""
+        """Return the messages and the tools to pass to the chat template. For a template that takes no tools, the
+        returned messages describe the tools and the second value is None."""
         tools = self.tools.shown if self.tools is not None else ()
         if self.text.template.takes_tools:
             return messages, list(tools) or None
         return with_tools(messages, tools), None
 
     def grammar(self, prompt: Sequence[int]) -> tuple[Grammar | None, list[StructuredOutput]]:
-        """Return the grammar of the output after this prompt, and the grammars to compile before it is used.
+        """Return the grammar of the output after `prompt` (token ids), None for free output, and the list of all
+        grammars that must compile before it is used.
 
-        The list begins with the parts of the grammar, so that an error names the field of the failing part."""
+        The list begins with the structured output and the schemas of the tools, of which the last grammar consists, so
+        that an error names the field at fault. Raises UNSUPPORTED for a Lark grammar together with tools."""
         form, calls, parts = self.form, None, [self.form] if self.form is not None else []
         box, family = self.tools, self.family
         if box is not None and family is not None and box.callable_tools and (box.is_required or form is not None):
@@ -102,7 +109,8 @@ class OutputSpec:
         return grammar, parts
 
     def transforms(self, prompt: Sequence[int]) -> list[DeltaTransform]:
-        """Make the transforms of one choice's output; none where all output is plain text."""
+        """Return new transforms for the output of one choice after `prompt` (token ids); empty where all output is
+        plain text. Each choice needs its own, because transforms hold text back."""
         transforms: list[DeltaTransform] = []
         if self.may_think:
             transforms.append(ReasoningParser(is_open=self._is_thinking(prompt)).split)
@@ -133,7 +141,8 @@ class OutputSpecFactory:
         self._reasoning_parser = reasoning_parser
 
     def of_chat(self, body: ChatBody, text: TextModel) -> OutputSpec:
-        """Make the spec of a chat. Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
+        """Return the spec of a chat body for the model `text`. Raises INVALID_REQUEST or UNSUPPORTED, naming the
+        field."""
         box = make_tool_set(body.tools, body.tool_choice, body.parallel_tool_calls)
         family = select_tool_format(self._tool_parser, text.template, text.knows) if box is not None else None
         if box is not None and box.is_required and family is None:
@@ -149,7 +158,8 @@ class OutputSpecFactory:
         )
 
     def of_completion(self, body: CompletionBody, text: TextModel) -> OutputSpec:
-        """Make the spec of a plain completion, without tools or reasoning. Raises INVALID_REQUEST, naming the field."""
+        """Return the spec of a plain completion body for the model `text`, without tools or reasoning. Raises
+        INVALID_REQUEST, naming the field."""
         return OutputSpec(text=text, form=_form(body))
 
     def _may_think(self, text: TextModel) -> bool:
@@ -159,10 +169,10 @@ class OutputSpecFactory:
 
 
 def with_grammar(job: Request, grammar: Grammar | None, text: TextModel) -> Request:
-    """Return the request with a grammar.
+    """Return the request `job` with a grammar that constrains its output; unchanged where `grammar` is None.
 
-    With `ignore_eos`, a grammar still needs an end of sequence to stop. The end-of-sequence tokens then become stop
-    tokens, and `min_tokens` forbids them wherever the grammar allows any other token."""
+    With `ignore_eos`, a grammar still needs an end of sequence to stop. The end-of-sequence tokens of the model `text`
+    then become stop tokens, and `min_tokens` forbids them wherever the grammar allows any other token."""
     if grammar is None:
         return job
     sampling = job.sampling
@@ -187,13 +197,12 @@ def _mistral_id() -> str:
 
 
 def with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return `messages` rewritten for a template without tools, in Hermes' notation.
+    """Return `messages` rewritten for a template without tools: `tools` are described in a system message before the
+    conversation, or at the end of its first system message. Calls become text of the assistant, and results become
+    messages of the user.
 
     The notation is that of Nous Research's Hermes models, which Qwen's templates adopted: signatures within `<tools>`,
-    calls within `<tool_call>`, results within `<tool_response>`.
-
-    The tools are described in a system message before the conversation, or at the end of its first system message.
-    Calls become text of the assistant, and results become messages of the user."""
+    calls within `<tool_call>`, results within `<tool_response>`."""
     conversation = [_without_tool_fields(message) for message in messages]
     if not tools:
         return conversation

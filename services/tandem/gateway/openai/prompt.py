@@ -12,8 +12,8 @@ MAX_PROMPTS = 256
 """Largest number of prompts in one body; each of them becomes a request of its own."""
 
 MAX_CHOICES_OF_ALL = 1024
-"""Largest number of choices over all prompts of one body: each holds memory here until the client has read the whole
-response."""
+"""Largest number of choices over all prompts of one body: the gateway keeps memory for each until the client has read
+the whole response."""
 
 GivenPrompt = str | tuple[int, ...]
 
@@ -22,8 +22,8 @@ GivenPrompt = str | tuple[int, ...]
 class Prompt:
     """Token ids of one prompt, and the text that they were encoded from.
 
-    `text`: the client's; None where the client sent token ids. `offsets`: the character of `text` at which each token
-    begins."""
+    `text`: as the client sent it; None where the client sent token ids. `offsets`: the index in `text` of the character
+    at which each token begins; empty where it was not requested."""
 
     ids: tuple[int, ...]
     text: str | None = None
@@ -33,8 +33,10 @@ class Prompt:
 def given_prompts(
     prompt: str | list[int | str | list[int]], vocab_size: int, num_choices: int = 1
 ) -> list[GivenPrompt]:
-    """Split the field `prompt` of a body into its prompts, each a text or token ids below `vocab_size`. Raises
-    INVALID_REQUEST, also where the prompts with `num_choices` choices each have more than MAX_CHOICES_OF_ALL."""
+    """Split the field `prompt` of a body into its prompts, each a text or a tuple of token ids.
+
+    Raises INVALID_REQUEST where it is empty, mixes kinds, holds a token id that is not below `vocab_size`, or has more
+    than MAX_PROMPTS prompts or MAX_CHOICES_OF_ALL choices, with `num_choices` for each prompt."""
     given = _read_prompts(prompt, vocab_size)
     if len(given) * num_choices > MAX_CHOICES_OF_ALL:
         message = f"{len(given)} prompts with n={num_choices} have {len(given) * num_choices} choices"
@@ -61,7 +63,8 @@ def _read_prompts(prompt: str | list[int | str | list[int]], vocab_size: int) ->
 
 
 def encode(given: GivenPrompt, model: TextModel, *, add_special_tokens: bool, with_offsets: bool) -> Prompt:
-    """Encode a prompt that is a text; token ids are taken as they are. `offsets` is filled only `with_offsets`."""
+    """Encode one prompt with the tokenizer of `model`; token ids are kept as they are. `add_special_tokens`: add the
+    tokenizer's own special tokens, such as BOS. `with_offsets`: also fill `Prompt.offsets`."""
     if isinstance(given, tuple):
         return Prompt(given)
     ids, offsets = model.encode_with_offsets(given, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
@@ -69,7 +72,8 @@ def encode(given: GivenPrompt, model: TextModel, *, add_special_tokens: bool, wi
 
 
 def checked_tokens(tokens: Sequence[int], vocab_size: int, param: str = "prompt") -> tuple[int, ...]:
-    """Return the token ids as a tuple. Raises INVALID_REQUEST unless all are in [0, vocab_size)."""
+    """Return the token ids as a tuple. Raises INVALID_REQUEST for the field `param` unless all are in [0,
+    vocab_size)."""
     for token in (min(tokens), max(tokens)) if tokens else ():
         if not 0 <= token < vocab_size:
             message = f"{param} holds the token id {token}, outside of [0, {vocab_size})"

@@ -37,8 +37,10 @@ _TIERS = {"default": Lane.STANDARD, "flex": Lane.BATCH, "priority": Lane.INTERAC
 class GenerationParams:
     """Checked fields of a body, without its prompt.
 
-    `prompt_param`: name of the prompt's field, for errors. `max_tokens`: None for as many as the context length allows.
-    `logprobs`: number of alternatives to return; None for no log probabilities. `num_choices`: of each prompt."""
+    `body`: the body itself, for the fields that need no check here. `prompt_param`: name of the prompt's field, for
+    errors. `max_tokens`: None for as many as the context length allows. `logprobs`: number of alternatives to return
+    for each output token; None for no log probabilities. `num_choices`: of each prompt. `stops`: the stop strings.
+    `echo`: the response repeats the prompt."""
 
     body: SharedBody
     prompt_param: str
@@ -50,14 +52,14 @@ class GenerationParams:
 
     @property
     def prompt_scores(self) -> int | None:
-        """Return how many alternatives to compute for each token of the prompt; None: no log probabilities of the
-        prompt."""
+        """Return how many alternatives workers return for each token of the prompt; None where no log probabilities of
+        the prompt are needed."""
         counts = [self.body.prompt_logprobs, self.logprobs if self.echo else None]
         return max((count for count in counts if count is not None), default=None)
 
 
 def chat_params(body: ChatBody) -> GenerationParams:
-    """Check the body of a chat. Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
+    """Check the body of a chat and return its parameters. Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
@@ -68,8 +70,8 @@ def chat_params(body: ChatBody) -> GenerationParams:
 
 
 def completion_params(body: CompletionBody) -> GenerationParams:
-    """Check the body of a plain completion, whose `max_tokens` may be 0 to score a prompt or to warm up a cache. Raises
-    INVALID_REQUEST or UNSUPPORTED, naming the field."""
+    """Check the body of a plain completion and return its parameters. `max_tokens` may be 0, to score a prompt or to
+    warm up a cache. Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
     logprobs = None if body.logprobs is None else _logprobs(body.logprobs, "logprobs")
     best_of = (body.n or 1) if body.best_of is None else body.best_of
     if best_of != (body.n or 1):
@@ -107,8 +109,9 @@ def _params(
 def chat_ending(
     messages: Sequence[ChatMessage], add_header: bool | None, continue_last: bool | None
 ) -> GenerationPrompt:
-    """Choose how the chat template ends the prompt, from the fields `add_generation_prompt` and
-    `continue_final_message`. Raises INVALID_REQUEST where these contradict each other."""
+    """Return how the chat template ends the prompt. `add_header`, `continue_last`: the body's fields
+    `add_generation_prompt` and `continue_final_message`. Raises INVALID_REQUEST where both are true, or where the last
+    message, which is to be continued, has no content."""
     if not continue_last:
         return GenerationPrompt.CLOSED if add_header is False else GenerationPrompt.HEADER
     if add_header:
@@ -119,8 +122,8 @@ def chat_ending(
 
 
 def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Convert messages into what chat templates take; the text parts of one message are joined by line breaks. Raises
-    INVALID_REQUEST or UNSUPPORTED, naming the field."""
+    """Convert a chat's messages into the dictionaries that chat templates take; the text parts of one message are
+    joined by line breaks. Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
     if not messages:
         raise _invalid("messages must hold at least one message", "messages")
     if len(messages) > MAX_MESSAGES:
@@ -163,6 +166,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
 
 
 def new_id(prefix: str) -> str:
+    """Return `prefix` followed by a random UUID in hexadecimal."""
     return prefix + uuid4().hex
 
 
@@ -174,7 +178,10 @@ def request(
     caller: RequestContext,
     traceparent: str = "",
 ) -> Request:
-    """Build the Request of one prompt. Raises CONTEXT_LENGTH, or INVALID_REQUEST naming the field."""
+    """Build the Request of one prompt, which workers receive.
+
+    `prompt`: token ids. `identity`: id of the request. `traceparent`: W3C trace header to pass on; empty: none. Raises
+    CONTEXT_LENGTH where prompt and output do not fit the model's context, or INVALID_REQUEST naming the field."""
     if not prompt:
         raise _invalid(f"{params.prompt_param} must hold at least one token", params.prompt_param)
     body = params.body
@@ -194,8 +201,8 @@ def request(
 
 
 def effective_lane(body: SharedBody, caller: RequestContext) -> Lane:
-    """Return the lane of a request: the header's lane, else the body's `service_tier`, else the tenant's highest lane,
-    which is also the upper limit."""
+    """Return the lane of a request: that of the header; without a header, that of the body's `service_tier`; without
+    both, the tenant's highest lane. A request for a better lane than the tenant's highest gets the tenant's highest."""
     requested = _TIERS.get(body.service_tier or "") if caller.lane is None else caller.lane
     return caller.tenant.lane if requested is None else max(requested, caller.tenant.lane)
 

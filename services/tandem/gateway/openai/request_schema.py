@@ -59,7 +59,7 @@ _NumTokens = Annotated[int | None, _range(minimum=0)]
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message; only `type` "text" is served."""
+    """One part of a message's content; only the `type` "text" is supported."""
 
     type: str
     text: str | None = None
@@ -77,8 +77,8 @@ class ChatMessage(msgspec.Struct):
 
 
 class StreamOptions(msgspec.Struct):
-    """Options of a streamed response. `continuous_usage_stats`: every chunk, not only the last one, has the usage so
-    far."""
+    """Options of a streamed response. `include_usage`: the last chunk has the token usage. `continuous_usage_stats`:
+    with `include_usage`, every chunk has the usage up to then."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -152,8 +152,9 @@ class ChatBody(SharedBody, kw_only=True):
 class CompletionBody(SharedBody, kw_only=True):
     """Body of /v1/completions.
 
-    `prompt`: one text, one list of token ids, or a list of either, which are served concurrently. `echo`: the response
-    repeats the prompt before the output, with the prompt's log probabilities where `logprobs` is set."""
+    `prompt`: one text, one list of token ids, or a list of several texts or of several lists of token ids, which are
+    separate prompts and served concurrently. `echo`: the response repeats the prompt before the output, with the
+    prompt's log probabilities where `logprobs` is set."""
 
     prompt: str | list[int | str | list[int]]
     logprobs: _NumAlternatives = None
@@ -195,8 +196,10 @@ Body = TypeVar("Body", ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
 
 def parse(body: bytes, kind: type[Body]) -> Body:
-    """Parse a JSON body into a struct of type `kind`. Raises INVALID_REQUEST with the path of the wrong value, or
-    UNSUPPORTED with the field."""
+    """Parse a JSON body into a struct of type `kind`.
+
+    Raises INVALID_REQUEST with the path of the wrong, missing or repeated field, or UNSUPPORTED with the name of a
+    field that would change the response and is not implemented. Fields without effect on the response are ignored."""
     try:
         body.decode("utf-8")
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])

@@ -1,5 +1,7 @@
-"""What the text of one choice means: reasoning, answer, tool calls, and the format it must have.
+"""What the output text of one choice means: reasoning, answer and tool calls, and the format that a body requests for
+it.
 
-`text_stream` turns the tokens of a choice into text deltas; `reasoning_parser` and `tool_call_parser` are transforms of
-these deltas. `response_format` and `tools` check what a body asks for and write the grammar that the model must
-follow."""
+`text_stream.ChoiceText` turns the tokens of a choice into text deltas; `reasoning_parser` and `tool_call_parser` are
+transforms that split these deltas. `response_format` and `tools` check what a body requests, `tool_formats` describes
+how model families write tool calls, and `tool_grammar` writes the grammar that constrains an answer. Read `text_stream`
+first, then `tool_call_parser`."""

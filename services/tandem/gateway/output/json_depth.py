@@ -7,11 +7,13 @@ from typing import Any
 from tandem.core.errors import ErrorKind, TandemError
 
 MAX_DEPTH = 128
-"""Nesting levels: the grammar compiler refuses deeper schemas, and the JSON encoders of the gateway recurse."""
+"""Largest number of nesting levels: the grammar compiler refuses deeper schemas, and the JSON encoders of the gateway
+recurse."""
 
 
 def check_depth(value: Any, param: str) -> None:
-    """Raise TandemError(INVALID_REQUEST) naming `param` where `value` is nested deeper than `MAX_DEPTH` levels."""
+    """Raise TandemError(INVALID_REQUEST) for the field `param` where the JSON value is nested deeper than MAX_DEPTH
+    levels."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []

@@ -11,7 +11,8 @@ _BLANKS = " \t\r\n"
 
 @dataclass(slots=True)
 class JsonMember:
-    """Key of a top-level member and the characters of its value so far (`written`)."""
+    """One top-level member of an incomplete JSON object. `written`: the characters of its value so far. `is_complete`:
+    a comma or the object's closing brace has followed the value."""
 
     key: str
     written: list[str] = field(default_factory=list)
@@ -19,13 +20,15 @@ class JsonMember:
 
     @property
     def text(self) -> str:
+        """Return the JSON text of the value so far."""
         return "".join(self.written).rstrip(_BLANKS)
 
 
 class PartialJsonObject:
-    """Track brackets and strings of one JSON object that arrives character by character.
+    """Follow one JSON object that arrives character by character, and collect its top-level members.
 
-    `is_complete` is set by the closing brace. `failed` is set when no further text can make this an object."""
+    `is_complete`: the closing brace has arrived. `failed`: no further text can make this an object. `members`: those
+    whose value may have begun, in order."""
 
     __slots__ = ("_depth", "_escaped", "_in_string", "_key", "_state", "_written", "failed", "is_complete", "members")
 
@@ -42,16 +45,17 @@ class PartialJsonObject:
 
     @property
     def text(self) -> str:
+        """Return all characters added so far."""
         return "".join(self._written)
 
     @property
     def is_value_closed(self) -> bool:
-        """Return whether the bracket or string that opened the last member's value is closed."""
+        """Return whether the bracket or quote that opened the last member's value has been closed."""
         has_value = self._state == "value" and bool(self.members[-1].written)
         return has_value and self._depth == 1 and not self._in_string
 
     def push(self, character: str) -> None:
-        """Add the next character. Callers stop once the object is complete or has failed."""
+        """Add the next character. Do not call this once the object is complete or has failed."""
         self._written.append(character)
         if self._in_string:
             self._push_in_string(character)

@@ -12,11 +12,11 @@ _BLANKS = " \t\r\n"
 
 
 class ReasoningParser:
-    """Split streamed text at the reasoning marks.
+    """Split the streamed text of one choice at the marks `<think>` and `</think>` into reasoning and answer.
 
-    `is_open`: the prompt ends with the opening mark, so the output begins inside the reasoning. Otherwise the output
-    has reasoning only where it begins with the opening mark. Blanks around the marks are dropped. Without a closing
-    mark the whole output is reasoning."""
+    `is_open`: the prompt ends with `<think>`, so the output begins inside the reasoning. Otherwise the output has
+    reasoning only where it begins with `<think>`. Blanks around the marks are dropped. Reasoning without `</think>`
+    extends to the end of the output."""
 
     __slots__ = ("_held", "_state")
 
@@ -27,7 +27,8 @@ class ReasoningParser:
         self._held = ""
 
     def split(self, delta: Delta, is_last: bool) -> Delta:
-        """Return the delta with its text split into reasoning and answer, as a `DeltaTransform`."""
+        """Return the delta with its text split into reasoning and answer; this method is a `DeltaTransform`. `is_last`:
+        the delta is the choice's last, and also gets the text held back."""
         reasoning, text = self.push(delta.text)
         if is_last:
             last_reasoning, last_text = self.finish()
@@ -38,7 +39,8 @@ class ReasoningParser:
         return delta._replace(text=text, reasoning=reasoning)
 
     def push(self, text: str) -> tuple[str, str]:
-        """Add text and return the parts of the text that are settled now: (reasoning, answer)."""
+        """Add text; return (reasoning, answer), the text that can no longer change its meaning. The rest, such as a
+        possible beginning of a mark, is held back."""
         self._held += text
         reasoning = ""
         if self._state == "start":
@@ -55,7 +57,7 @@ class ReasoningParser:
         return reasoning, answer
 
     def finish(self) -> tuple[str, str]:
-        """Return (reasoning, answer) of the text held back, at the end of the output."""
+        """End the output; return (reasoning, answer) of the text that was held back."""
         state, rest = self._state, self._release()
         if state in ("reasoning", "reasoning start", "answer start"):
             return rest.rstrip(_BLANKS), ""

@@ -25,9 +25,10 @@ from tandem.core.grammar import (
 from tandem.gateway.output.json_depth import check_depth
 
 MAX_CHECKED = 256
-"""Grammars that a GrammarCheck remembers as valid."""
+"""Largest number of grammars that a GrammarCheck remembers as valid."""
 MAX_GBNF_CHARS = 64 * 1024
-"""Characters of GBNF to convert to Lark, which happens on the event loop: it takes under 0.1 s for these."""
+"""Largest number of characters of a GBNF grammar, which is converted to Lark on the event loop: in under 0.1 s for
+these."""
 _LIMITS = LLParserLimits(
     max_grammar_size=MAX_SYMBOLS,
     max_lexer_states=MAX_LEXER_STATES,
@@ -39,8 +40,8 @@ _ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 
 class JsonSchemaFormat(msgspec.Struct):
-    """`response_format.json_schema` of the OpenAI API. With `strict: false` unenforceable keywords are ignored, not
-    refused."""
+    """`response_format.json_schema` of the OpenAI API. With `strict: false` keywords that cannot be enforced are
+    ignored, otherwise they are refused."""
 
     name: str
     schema: dict[str, Any] | None = None
@@ -49,7 +50,8 @@ class JsonSchemaFormat(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """`response_format` of the OpenAI API; `json_schema` is set for the type of that name only."""
+    """`response_format` of the OpenAI API. `json_schema`: required for the `type` of that name, unused for the
+    others."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
@@ -58,7 +60,8 @@ class ResponseFormat(msgspec.Struct):
 class StructuredOutputs(msgspec.Struct):
     """`structured_outputs` of vLLM: exactly one field is set.
 
-    `json` is a JSON schema or its text; `grammar` is in Lark or GBNF notation."""
+    `json`: a JSON schema or its text. `choice`: the output is one of these texts. `grammar`: in Lark or GBNF notation.
+    `json_object`: the output is any JSON object."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -69,7 +72,7 @@ class StructuredOutputs(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """Grammar that a body demands, and `param`, the body field that demands it."""
+    """Grammar that a body requests for its output. `param`: the body field that requests it, for errors."""
 
     grammar: Grammar
     param: str
@@ -78,10 +81,11 @@ class StructuredOutput:
 def requested_structured_output(
     response_format: ResponseFormat | None, structured: StructuredOutputs | None, guided: Mapping[str, Any]
 ) -> StructuredOutput | None:
-    """Return the structured output that a body demands; None where the body demands none.
+    """Return the structured output that a body requests; None where it requests none.
 
-    `guided` holds vLLM's older fields `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`, keyed by the
-    name behind the underscore. Raises INVALID_REQUEST naming the field, also when several fields demand a structure."""
+    `guided`: vLLM's older fields `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`, by the part of
+    the name after the underscore. Raises INVALID_REQUEST naming the field, also where several fields request a
+    structure."""
     outputs = [_of_response_format(response_format)] if response_format is not None else []
     if structured is not None:
         outputs += _guided("structured_outputs.", msgspec.structs.asdict(structured))
@@ -95,25 +99,27 @@ def requested_structured_output(
 
 
 def schema_source(schema: Mapping[str, Any], *, lenient: bool = False, options: Mapping[str, object] = {}) -> str:
-    """Serialize a JSON schema as a grammar source. With `lenient` unenforceable keywords are ignored. `options` are
-    further options of the compiler, which the schema takes in its field `x-guidance`."""
+    """Return a JSON schema as the source text of a grammar. `lenient`: keywords that cannot be enforced are ignored.
+    `options`: further options of the grammar compiler, which the schema holds in its field `x-guidance`."""
     own = schema.get("x-guidance")
     known = {**(own if isinstance(own, dict) else {}), **({"lenient": True} if lenient else {}), **options}
     return _text({**schema, "x-guidance": known} if known else schema)
 
 
 class GrammarCheck:
-    """Check that grammars compile, and remember up to `MAX_CHECKED` of those that did. Thread-safe."""
+    """Check whether grammars compile, and remember up to MAX_CHECKED that did. Thread-safe."""
 
     def __init__(self) -> None:
         self._good: OrderedDict[Grammar, None] = OrderedDict()
         self._lock = Lock()
 
     def knows(self, grammar: Grammar) -> bool:
+        """Return whether the grammar was checked before and compiles."""
         return grammar in self._good
 
     def check(self, output: StructuredOutput) -> None:
-        """Raise INVALID_REQUEST with the compiler's reason where the grammar does not compile.
+        """Compile the grammar unless it is known to compile. Raises INVALID_REQUEST for `output.param`, with the
+        compiler's reason, where it does not.
 
         Takes about a millisecond; the most expensive accepted grammar takes half a second."""
         if self.knows(output.grammar):

@@ -13,10 +13,10 @@ from tandem.gateway.text.detokenizer import Detokenizer
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """Piece of the `index`-th tool call of a choice.
+    """Piece of a tool call in the output of a choice. `index`: number of the call within the choice, from 0 on.
 
-    `id` and `name` are set in the call's first piece only; the `arguments` of all pieces concatenate to one JSON text.
-    """
+    `id` and `name` are set in the call's first piece only; the `arguments` of all pieces concatenate to one JSON
+    text."""
 
     index: int
     arguments: str = ""
@@ -25,11 +25,12 @@ class ToolCallDelta:
 
 
 class Delta(NamedTuple):
-    """What one event adds to a choice. `text` may be empty while a character or a possible stop string is incomplete.
+    """What one token, or the end of a choice, adds to the choice's output. `text` may be empty while a character or a
+    possible stop string is incomplete.
 
-    `offset` is where the token's own text begins in the whole text of the choice, in characters. `token` is None for
-    text that was held back until the end, and for tokens without text (end of sequence), whose id is `hidden`.
-    `reasoning` and `tool_calls` are what the transforms found in the text; `text` does not contain them."""
+    `offset`: the character of the choice's whole text at which the token's own text begins. `token`: None for text that
+    was held back until the end, and for tokens without text (end of sequence), whose id is `hidden`. `reasoning`,
+    `tool_calls`: what the transforms found in the text; `text` does not contain them."""
 
     text: str
     offset: int
@@ -47,8 +48,8 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """End of a choice, sent exactly once. `num_cached_tokens` counts the prompt's prefix hits; None where no worker
-    reported."""
+    """End of a choice, sent exactly once. `num_cached_tokens`: prompt tokens whose KV a worker took from a cache; None
+    where no worker has reported the number."""
 
     reason: FinishReason
     num_output_tokens: int
@@ -57,15 +58,15 @@ class ChoiceEnd:
 
 
 DeltaTransform = Callable[[Delta, bool], Delta]
-"""Returns the delta of the same token with its text split into reasoning, content and tool calls. A transform may hold
-text back; the bool says that the delta is the choice's last, whose text includes all that was held back."""
+"""Function of a delta and whether it is the choice's last one. It returns the delta with its text split into reasoning,
+plain text and tool calls. It may hold text back, which the last delta then contains."""
 
 
 class ChoiceText:
-    """Own the text of one choice on its way to the client: its detokenizer, and the transforms of its deltas.
+    """Turn the sampled tokens of one choice into deltas: detokenize them, and apply the transforms in order.
 
-    `choice` is its index in the response; `num_echoed` characters of echoed prompt precede its text. Tokens whose ids
-    are in `hidden` have no text. `is_open`: it has not ended."""
+    `choice`: index of the choice in the response. `hidden`: ids of tokens that have no text. `num_echoed`: characters
+    of the echoed prompt before the choice's own text. `is_open`: neither `stop` nor `finish` was called."""
 
     __slots__ = (
         "_choice",
@@ -97,11 +98,12 @@ class ChoiceText:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether a stop string is complete: the worker need not generate more of the choice."""
+        """Return whether the text has reached a stop string, so that the worker need not generate more of the
+        choice."""
         return self._detokenizer.stopped
 
     def push(self, token: SampledToken) -> Delta:
-        """Return the delta of the next token."""
+        """Add the next token and return its delta."""
         self._num_tokens += 1
         detokenizer = self._detokenizer
         offset = self._num_echoed + detokenizer.num_chars
@@ -112,12 +114,12 @@ class ChoiceText:
         return self._transform(delta, is_last=False) if self._transforms else delta
 
     def stop(self, num_cached_tokens: int | None) -> list[Delta | ChoiceEnd]:
-        """End the choice at its stop string; return the same as `finish`."""
+        """End the choice at its stop string; returns the same as `finish`. `num_cached_tokens`: as in ChoiceEnd."""
         return self._end(FinishReason.STOP, self._num_tokens, num_cached_tokens)
 
     def finish(self, finished: Finished) -> list[Delta | ChoiceEnd]:
-        """End the choice; return a Delta with the text that was held back, if any, and the ChoiceEnd. Raises INTERNAL
-        where the event has no reason."""
+        """End the choice by the worker's event; return a Delta with the text that was held back, if any, and the
+        ChoiceEnd. Raises INTERNAL where the event has no reason."""
         if finished.reason is None:
             raise TandemError(ErrorKind.INTERNAL, "the request ended without a reason")
         return self._end(finished.reason, finished.num_output_tokens, finished.num_cached_tokens)

@@ -20,12 +20,13 @@ _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 
 
 class ToolCallParser:
-    """Separate one choice's text into plain text (returned by `push` and `finish`) and pieces of tool calls (`take`).
+    """Separate one choice's text into plain text, which `push` and `finish` return, and pieces of tool calls, which
+    `take` returns. Text that looked like a call is returned as plain text where it breaks `call_format` or names no
+    function of `names`.
 
-    With `is_eager` a call is emitted as soon as its name is known and its arguments begin, otherwise when it is
-    complete. Text that looked like a call is returned as text where it breaks `call_format` or names a function that is
-    not in `names`; an eager call that was emitted stays a call, whatever its arguments turn out to be. Calls beyond
-    `max_calls` are dropped. `new_id` creates the id of a call."""
+    `is_eager`: the first piece of a call is available when its name is known and its arguments begin, otherwise when
+    the call is complete. An eager call that has begun stays a call, also where its arguments turn out to be malformed.
+    `max_calls`: calls beyond it are dropped. `new_id`: makes the id of a call."""
 
     def __init__(
         self,
@@ -52,7 +53,8 @@ class ToolCallParser:
         self._num_emitted = -1  # characters of the arguments that were emitted; -1: not even the name was
 
     def split(self, delta: Delta, is_last: bool) -> Delta:
-        """Return the delta with the tool calls in its text taken out, as a `DeltaTransform`."""
+        """Return the delta with the tool calls moved from its text to `tool_calls`; this method is a `DeltaTransform`.
+        `is_last`: the delta is the choice's last, and also gets the text held back."""
         text = self.push(delta.text)
         if is_last:
             text += self.finish()
@@ -62,7 +64,7 @@ class ToolCallParser:
         return delta._replace(text=text, tool_calls=calls)
 
     def push(self, text: str) -> str:
-        """Add text and return the plain text that is settled now."""
+        """Add text; return the plain text that is certain not to belong to a call. The rest is held back."""
         if self._state == self._in_text and not self._raw.strip(_BLANKS) and self._format.opening[0] not in text:
             text = self._raw + text
             self._text.append(text.rstrip(_BLANKS))
@@ -74,10 +76,10 @@ class ToolCallParser:
         return self._settled()
 
     def finish(self) -> str:
-        """Return the text that is still held back, at the end of the output.
+        """End the output; return the plain text that was held back.
 
-        The rest of an emitted call becomes its last piece. An unfinished mark behind a call is dropped; other held-back
-        text is returned."""
+        The rest of a call of which a piece was made becomes its last piece. An unfinished mark after a call is
+        dropped."""
         self._emit_arguments()
         if self._num_emitted >= 0:
             self._close_call()
@@ -87,8 +89,8 @@ class ToolCallParser:
         return self._settled()
 
     def take(self) -> tuple[ToolCallDelta, ...]:
-        """Return the pieces of calls since the last `take`, at most one per call: some clients misread two pieces in
-        one message."""
+        """Return the pieces of calls that were found since the last `take`, at most one per call: some clients misread
+        two pieces of one call in one message."""
         pieces, self._pieces = tuple(self._pieces), []
         return pieces
 

@@ -13,11 +13,13 @@ ToolParser = Literal["auto", "hermes", "llama3", "mistral", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallFormat:
-    """Notation of tool calls: each call is a JSON object with a `name` and an `arguments_key`.
+    """Notation in which a model family writes tool calls: by default, each call is a JSON object with a `name` and the
+    arguments under `arguments_key`.
 
-    - `opening` precedes the calls and may be a single special token. With `is_bare` an answer that begins with an
-      object is a call without it.
-    - `separator` stands between calls, `closing` behind each (Hermes) or behind the list of all (`is_list`, Mistral).
+    - `opening` is the text before the calls, which may be a single special token. With `is_bare` an answer that begins
+      with a JSON object is a call also without it.
+    - `separator` is the text between two calls. `closing` follows each call (Hermes) or, with `is_list`, the list of
+      all calls (Mistral).
     - With `names_first` a call is a name, `arguments_mark` and the object of its arguments (Mistral from tokenizer
       version 11 on)."""
 
@@ -33,7 +35,8 @@ class ToolCallFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return the marks that may be special tokens, whose text the detokenizer must then not skip."""
+        """Return the texts around calls that may be special tokens: opening, closing and `arguments_mark`. The
+        detokenizer must keep these tokens' text for the parser."""
         return tuple(mark for mark in (self.opening, self.closing, self.arguments_mark) if mark and mark != "]")
 
 
@@ -60,9 +63,10 @@ MISTRAL_V11 = ToolCallFormat(
 def select_tool_format(
     parser: ToolParser, template: ChatTemplate, knows: Callable[[str], bool]
 ) -> ToolCallFormat | None:
-    """Return the notation that a model is expected to write calls in; None where `parser` is "none".
+    """Return the notation in which a model is expected to write calls; None where `parser` is "none". A `parser` other
+    than "auto" selects its notation; "auto" derives it from `template`.
 
-    `knows` returns whether a text is one token of the vocabulary. Hermes' notation is the default: a model whose
+    `knows`: returns whether a text is one token of the vocabulary. Hermes' notation is the default: a model whose
     template has no place for tools is prompted to write it (see `output_spec.with_tools`)."""
     mistral = MISTRAL_V11 if knows("[ARGS]") else MISTRAL
     if parser != "auto":

@@ -16,17 +16,18 @@ from tandem.gateway.output.tool_formats import ToolCallFormat
 from tandem.gateway.output.tools import FunctionTool, ToolSet
 
 MAX_CALLS = 16
-"""Calls in one answer that a grammar constrains: without a bound, a small model may repeat calls forever."""
+"""Largest number of calls in one answer that a grammar allows: without a bound, a small model may repeat calls
+forever."""
 SpecialToken = Callable[[str], int | None]
-"""Function from a text to the id of the special token with that text, which a grammar cannot spell; None for other
-texts."""
+"""Function that returns the id of the special token with a text, which a grammar cannot spell; None for other texts."""
 
 
 def call_rules(tools: ToolSet, call_format: ToolCallFormat, special: SpecialToken, *, is_marked: bool = False) -> str:
-    """Return Lark rules for one call or more; the start rule is `calls`.
+    """Return Lark rules that allow one or more calls of the callable tools; the start rule is `calls`. `special`: finds
+    special tokens by their text.
 
-    With `is_marked` the first call has its opening mark even where the notation makes the mark optional, so that other
-    JSON cannot be taken for a call."""
+    `is_marked`: the first call has its opening mark even where the notation makes the mark optional, so that other JSON
+    cannot be read as a call."""
     most = MAX_CALLS if tools.max_calls is None else tools.max_calls
     opening, closing = (
         _mark(call_format.opening, special),
@@ -51,12 +52,11 @@ def call_rules(tools: ToolSet, call_format: ToolCallFormat, special: SpecialToke
 def answer_grammar(
     form: Grammar | None, calls: str | None, *, special: SpecialToken, may_reason: bool, is_reasoning: bool
 ) -> Grammar | None:
-    """Return the grammar of a whole answer: `form` (the structured output that was requested), `calls`, or either of
-    them.
+    """Return the grammar of a whole answer that is either `form` (the requested structured output) or `calls` (rules of
+    `call_rules`); None where both are None.
 
-    `calls` are rules of `call_rules`. With `may_reason` the answer may begin with free reasoning; `is_reasoning`: the
-    prompt has opened the reasoning already. Returns None where nothing constrains the answer. Raises UNSUPPORTED for a
-    Lark grammar together with calls."""
+    `may_reason`: the answer may begin with free reasoning. `is_reasoning`: the prompt has opened the reasoning already.
+    `special`: finds special tokens by their text. Raises UNSUPPORTED for a Lark `form` together with calls."""
     if form is None and calls is None:
         return None
     if form is not None and calls is None and not may_reason:

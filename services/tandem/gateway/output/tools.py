@@ -17,9 +17,8 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
 class FunctionTool(msgspec.Struct, omit_defaults=True):
-    """Function that a model may call; `parameters` is the JSON schema of an object.
-
-    Keywords of the schema that cannot be enforced are refused with `strict`, and ignored without."""
+    """Function that a model may call. `parameters`: the JSON schema of its arguments, an object. `strict`: keywords of
+    the schema that cannot be enforced are refused; without it they are ignored."""
 
     name: str
     description: str | None = None
@@ -28,7 +27,7 @@ class FunctionTool(msgspec.Struct, omit_defaults=True):
 
 
 class Tool(msgspec.Struct, omit_defaults=True):
-    """Entry of `tools` in a chat body; only `type` "function" is supported."""
+    """Entry of `tools` in a chat body; only the `type` "function" is supported."""
 
     type: str
     function: FunctionTool
@@ -39,14 +38,14 @@ class FunctionName(msgspec.Struct):
 
 
 class NamedTool(msgspec.Struct):
-    """`tool_choice` that names the tool to call."""
+    """Value of `tool_choice` that names the one tool to call."""
 
     type: str
     function: FunctionName
 
 
 class CalledFunction(msgspec.Struct):
-    """Function name and arguments of a call. `arguments` is the JSON text of an object; some clients send the object
+    """Function name and arguments of a tool call. `arguments`: the JSON text of an object; some clients send the object
     itself."""
 
     name: str
@@ -66,10 +65,10 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """Tools of one request.
+    """Tools of one request, and which of them the model may or must call.
 
-    `shown` are all tools, as the chat template gets them. `callable_tools` may be called; at least one must be if
-    `is_required`, and at most `max_calls` (None: no limit)."""
+    `shown`: the tools as the chat template receives them. `callable_tools`: those that may be called. `is_required`: at
+    least one call is required. `max_calls`: largest number of calls; None: no limit."""
 
     shown: tuple[dict[str, Any], ...]
     callable_tools: tuple[FunctionTool, ...]
@@ -78,18 +77,20 @@ class ToolSet:
 
     @property
     def names(self) -> frozenset[str]:
+        """Return the names of the callable tools."""
         return frozenset(tool.name for tool in self.callable_tools)
 
     def parameter(self, tool: FunctionTool) -> str:
-        """Return the name of the body field that holds this tool's schema."""
+        """Return the path of the body field that holds this tool's schema, for errors."""
         index = next(i for i, shown in enumerate(self.shown) if shown["function"]["name"] == tool.name)
         return f"tools[{index}].function.parameters"
 
 
 def make_tool_set(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolSet | None:
-    """Check `tools` and `tool_choice` of a body; None where there are no tools.
+    """Check `tools`, `tool_choice` and `parallel_tool_calls` of a body and return its ToolSet; None where there are no
+    tools.
 
-    Raises INVALID_REQUEST or UNSUPPORTED naming the field."""
+    Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise _invalid("tool_choice asks for a call, but there are no tools", "tool_choice")
@@ -109,9 +110,10 @@ def make_tool_set(tools: Sequence[Tool] | None, choice: ToolChoice | None, paral
 
 
 def parse_message_calls(calls: Sequence[MessageCall], where: str) -> list[dict[str, Any]]:
-    """Return calls of an earlier message as chat templates expect them: with arguments as objects.
+    """Return the tool calls of an earlier assistant message as chat templates expect them, with arguments as objects.
 
-    `where` is the body field of the calls. Raises INVALID_REQUEST naming the call's field in it."""
+    `where`: path of the body field with the calls. Raises INVALID_REQUEST naming the call's field where its arguments
+    are no JSON object."""
     return [
         {
             "type": "function",

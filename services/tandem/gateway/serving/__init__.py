@@ -1,4 +1,5 @@
-"""From a parsed body to the parts of its answer, the same for HTTP and gRPC.
+"""The service behind both front ends: it turns a parsed request body into the parts of its response.
 
-Start with `completions`; `merge` interleaves the choices and prompts of one answer, `echo` repeats the prompt.
-"""
+`completions.CompletionService` checks, tokenizes and admits a body; the `CompletionStream` that it returns yields the
+parts of the output, which HTTP or gRPC formats. `echo` repeats the prompt with its log probabilities, and `merge`
+combines the outputs of several prompts into one stream. Read `completions` first."""

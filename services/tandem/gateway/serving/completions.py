@@ -41,8 +41,9 @@ from tandem.gateway.telemetry.usage import Usage, UsageCounter
 
 T = TypeVar("T")
 Part = ScoredPrompt | Echo | Delta | ChoiceEnd
-"""Part of a response. Per prompt: its scores and the echo of each choice where they were requested, then the deltas of
-all choices as they arrive, and one ChoiceEnd per choice."""
+"""Part of a response. For each prompt these are, in this order: its ScoredPrompt and one Echo for each choice, where
+they were requested; the deltas of all choices as they arrive, with one ChoiceEnd after the last delta of each
+choice."""
 
 _INLINE_CHARS = 2000
 """Characters of text that is tokenized on the event loop: about a millisecond, less than a thread costs under load."""
@@ -54,11 +55,12 @@ _MESSAGE_CHARS = 20
 
 
 class CompletionStream:
-    """Own the admitted requests (`jobs`) of one body and stream its response; an async context whose exit ends what
-    runs.
+    """Own the requests of one body and stream their output. It is an asynchronous context manager, whose exit cancels
+    what still runs and records the result.
 
-    `jobs` has one request per prompt. `model` is the model's name as the client wrote it, which may be an alias. The
-    i-th choice of the p-th prompt is choice p * params.num_choices + i."""
+    `id`: of the response. `model`: the model's name as the client wrote it, which may be an alias. `jobs`: the admitted
+    requests, one for each prompt. `num_choices`: of all prompts; the i-th choice of the p-th prompt is choice p *
+    params.num_choices + i. `recording`: receives what happens, for metrics and logs."""
 
     def __init__(
         self,
@@ -83,7 +85,8 @@ class CompletionStream:
         self._usage_counter = UsageCounter(params.num_choices, recording.pace)
 
     async def admit(self, dispatch: RequestDispatcher, jobs: Sequence[Request], caller: RequestContext) -> None:
-        """Admit all jobs or none: when one is refused, the ones admitted before it end. Raises TandemError."""
+        """Admit the requests `jobs`, one for each prompt: all or none. Raises TandemError where one is refused, after
+        cancelling those admitted before it."""
         self._explain = caller.explain
         if not caller.session and self.params.body.user:
             caller = replace(caller, session=self.params.body.user)
@@ -104,39 +107,40 @@ class CompletionStream:
             raise
 
     def usage(self) -> Usage:
-        """Return the token usage up to the last part; too expensive to call per token."""
+        """Return the tokens of the prompts and of the parts yielded so far; too expensive to call for every token."""
         return self._usage_counter.usage()
 
     @property
     def path(self) -> str:
-        """Return `TokenStream.path`; the known paths of several prompts are joined by commas."""
+        """Return where the request runs: `remote`, `local` or `fallback` with a reason, as `TokenStream.path` defines
+        them; empty while unknown. The different paths of several prompts are joined by commas."""
         return ", ".join(dict.fromkeys(stream.path for stream in self._streams if stream.path))
 
     @property
     def num_attempts(self) -> int:
-        """Return the attempts of the request; with several prompts, of the one with the most."""
+        """Return 1 plus the number of retries on other workers; with several prompts, of the one with the most."""
         return max(stream.num_attempts for stream in self._streams)
 
     @property
     def reasons(self) -> list[dict[str, object]] | None:
-        """Return per prompt, as JSON values, why it was placed where it was; final once `path` is. None where not
-        requested."""
+        """Return for each prompt, as JSON values, why the router chose its workers; final once the first part was
+        yielded. None where the client did not request it."""
         return [dict(stream.reasons) for stream in self._streams] if self._explain else None
 
     @property
     def timing(self) -> RequestTiming | None:
-        """Return how long each stage has taken up to now; None where the client did not request it."""
+        """Return how long each stage of the request has taken until now; None where the client did not request it."""
         return self._recording.timing
 
     @property
     def has_more(self) -> bool:
-        """Return whether another part can probably be read without waiting; False with several prompts, where it is
-        unknown."""
+        """Return whether the next part can probably be read without waiting. Always False with several prompts, where
+        this is unknown."""
         return len(self._streams) == 1 and self._streams[0].has_more
 
     @property
     def rate_limits(self) -> Mapping[str, str]:
-        """Return the headers `x-ratelimit-*` of the tenant after the last job was admitted."""
+        """Return the headers `x-ratelimit-*` of the tenant, as of the admission of the last request."""
         return self._streams[-1].rate_limits
 
     async def __aenter__(self) -> CompletionStream:
@@ -154,7 +158,8 @@ class CompletionStream:
             self._unclosed.clear()
 
     def parts(self) -> AsyncGenerator[Part, None]:
-        """Yield the parts of the response. The caller closes the generator with `aclose`."""
+        """Return a generator of the parts of the response, which ends after the last ChoiceEnd or raises TandemError.
+        The caller closes it with `aclose`."""
         sources = [self._parts_of(index) for index in range(len(self._streams))]
         return sources[0] if len(sources) == 1 else merge_streams(sources)
 
@@ -258,10 +263,10 @@ def _num_json_bytes(value: Any) -> int:
 
 
 class CompletionService:
-    """Tokenize, admit and run completions for all front ends.
+    """Check, tokenize and run completions for both front ends.
 
-    `encoders` runs the tokenization of long prompts and the compilation of grammars, which would stall the event
-    loop."""
+    `encoders`: threads that tokenize long prompts and compile grammars, which would stall the event loop. `recorder`:
+    makes the metrics and the record of each request. `now`: function that returns the time of the gateway's clock."""
 
     def __init__(
         self,
@@ -283,7 +288,8 @@ class CompletionService:
         return [model for model in self._dispatch.models() if tenant.may_use(*model.names)]
 
     def find(self, name: str, tenant: Tenant) -> ServedModel:
-        """Return the model with this name or alias. Raises MODEL_NOT_FOUND, or NO_WORKER while no model is served."""
+        """Return the model with this name or alias. Raises MODEL_NOT_FOUND where there is none that the tenant may use,
+        or NO_WORKER while no model is served."""
         for model in self.models(tenant):
             if name in model.names:
                 return model
@@ -293,7 +299,8 @@ class CompletionService:
         raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"the model {name!r} does not exist", param="model")
 
     async def chat(self, body: ChatBody, caller: RequestContext) -> CompletionStream:
-        """Admit a chat completion. Raises TandemError where it is refused."""
+        """Admit a chat completion and return its stream, without waiting for output. Raises TandemError where it is
+        refused."""
         kind = RequestKind("chat", effective_lane(body, caller), bool(body.stream))
         with self._recorder.admission(new_id("chatcmpl-"), kind, caller) as recording:
             served = self.find(body.model, caller.tenant)
@@ -304,7 +311,8 @@ class CompletionService:
             return await self._open(params, served, output_spec, [prompt], caller, recording)
 
     async def complete(self, body: CompletionBody, caller: RequestContext) -> CompletionStream:
-        """Admit a plain completion of one or several prompts. Raises TandemError where one of them is refused."""
+        """Admit a plain completion of one or several prompts and return its stream, without waiting for output. Raises
+        TandemError where one of the prompts is refused."""
         kind = RequestKind("completion", effective_lane(body, caller), bool(body.stream))
         with self._recorder.admission(new_id("cmpl-"), kind, caller) as recording:
             served = self.find(body.model, caller.tenant)
@@ -324,8 +332,9 @@ class CompletionService:
             return await self._open(params, served, output_spec, prompts, caller, recording)
 
     async def tokenize(self, body: TokenizeBody, tenant: Tenant) -> tuple[ServedModel, tuple[int, ...]]:
-        """Return the served model and the token ids of the prompt that a completion or a chat with this body would
-        compute."""
+        """Return the served model, and the token ids of the prompt that a completion or a chat with this body would
+        compute. Raises INVALID_REQUEST unless the body has either a prompt or messages, and names a model where several
+        are served; otherwise raises as `find`."""
         served = self._named_or_only(body.model, tenant)
         if (body.prompt is None) == (body.messages is None):
             raise TandemError(ErrorKind.INVALID_REQUEST, "either prompt or messages must be given", param="prompt")
@@ -337,6 +346,8 @@ class CompletionService:
         return served, found
 
     async def detokenize(self, body: DetokenizeBody, tenant: Tenant) -> str:
+        """Return the text of the body's token ids. Raises INVALID_REQUEST for ids outside the vocabulary, or as
+        `find`."""
         served = self._named_or_only(body.model, tenant)
         tokens = checked_tokens(body.tokens, served.text.vocab_size, "tokens")
         return await self._encode(lambda: served.text.decode(tokens), len(tokens))
@@ -368,7 +379,7 @@ class CompletionService:
         return await self._encode(encode_chat, num_chars)
 
     async def token_strings(self, served: ServedModel, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each single token."""
+        """Return the text of each single token by the vocabulary of `served`."""
         return await self._encode(lambda: served.text.token_strings(tokens), len(tokens))
 
     async def _encode(self, work: Callable[[], T], num_chars: int) -> T:

@@ -14,7 +14,8 @@ from tandem.gateway.text.text_model import TextModel
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
-    """All tokens of the `prompt`-th prompt with their log probabilities; the first token has none."""
+    """Tokens of one prompt with their log probabilities; the first token has none. `prompt`: index of the prompt in its
+    body."""
 
     prompt: int
     tokens: tuple[SampledToken, ...]
@@ -22,20 +23,21 @@ class ScoredPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt as the beginning of a choice's text, one Delta per token; the first has no log probability.
-
-    Offsets of the choice's own deltas begin where the echo ends."""
+    """The prompt as the beginning of the text of choice number `choice`: one Delta per token, of which the first has no
+    log probability. `Delta.offset` of the choice's own tokens continues after the echo."""
 
     deltas: tuple[Delta, ...]
     choice: int
 
     @property
     def num_chars(self) -> int:
+        """Return the number of characters of the echoed prompt."""
         return sum(len(delta.text) for delta in self.deltas)
 
 
 class PromptScores:
-    """Assemble the log probabilities of one prompt from pieces, which may arrive more than once."""
+    """Collect the log probabilities of one prompt, which workers report in several events and in part more than once.
+    `prompt`: its token ids."""
 
     __slots__ = ("_tokens",)
 
@@ -43,13 +45,14 @@ class PromptScores:
         self._tokens: list[SampledToken | None] = [SampledToken(prompt[0]), *[None] * (len(prompt) - 1)]
 
     def take(self, scored: PromptLogprobs) -> None:
+        """Add the log probabilities of one event. Raises INTERNAL where they are not for positions of the prompt."""
         end = scored.first_index + len(scored.tokens)
         if not 1 <= scored.first_index <= end <= len(self._tokens):
             raise TandemError(ErrorKind.INTERNAL, "a worker scored tokens that the prompt does not have")
         self._tokens[scored.first_index : end] = scored.tokens
 
     def complete(self) -> tuple[SampledToken, ...]:
-        """Return the tokens of the prompt. Raises INTERNAL while scores are missing."""
+        """Return all tokens of the prompt with their log probabilities. Raises INTERNAL while some are missing."""
         found = tuple(token for token in self._tokens if token is not None)
         if len(found) < len(self._tokens):
             raise TandemError(ErrorKind.INTERNAL, "the first token arrived before all scores of the prompt")
@@ -59,9 +62,10 @@ class PromptScores:
 def echo_deltas(
     prompt: Prompt, model: TextModel, scores: Sequence[SampledToken], num_top: int, *, skip_special_tokens: bool
 ) -> tuple[Delta, ...]:
-    """Return the prompt's text token by token, with at most `num_top` alternatives each.
+    """Return the prompt's text as one Delta per token, each with at most `num_top` alternatives.
 
-    `scores` is empty where no log probabilities were requested."""
+    `scores`: the tokens with their log probabilities; empty where none were requested. `skip_special_tokens`: special
+    tokens have no text; only for prompts that the client sent as token ids."""
     pieces = _text_pieces(prompt) if prompt.text is not None else _token_pieces(prompt, model, skip_special_tokens)
     tokens = scores or [SampledToken(token) for token in prompt.ids]
     return tuple(

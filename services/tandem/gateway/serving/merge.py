@@ -14,9 +14,10 @@ _MAX_WAITING = 64
 
 
 async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yield the parts of all sources until all have ended.
+    """Yield the items of all generators in the order in which they arrive, until all have ended.
 
-    Raises the first error of a source. All sources are closed then, and also when the caller leaves early."""
+    Raises the first error of a generator. All generators are closed when that happens, and when the caller closes this
+    one."""
     waiting: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue(_MAX_WAITING)
 
     async def pump(source: AsyncGenerator[T, None]) -> None:

@@ -22,10 +22,10 @@ _CUT = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class GenerationPrompt(Enum):
-    """What follows the last message of a conversation in the prompt.
+    """What follows the last message of a conversation in the rendered prompt.
 
-    HEADER: the header of the assistant's answer. CLOSED: nothing. OPEN: not even the end of the last message, so that
-    the answer continues that message."""
+    HEADER: the header of the assistant's answer. CLOSED: nothing. OPEN: nothing, and the end of the last message is cut
+    off, so that the answer continues that message."""
 
     HEADER = "header"
     CLOSED = "closed"
@@ -43,10 +43,11 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """Hold one compiled template, with the functions and filters that transformers gives to templates.
+    """Render conversations with one Jinja template, which has the functions and filters that transformers gives to
+    templates.
 
-    `special_tokens` are template variables such as `bos_token`. `now_ns` is the time that `strftime_now` shows, in
-    local time."""
+    `source`: the template's text; empty or invalid: every `render` raises. `special_tokens`: template variables such as
+    `bos_token`. `now_ns`: returns the time that `strftime_now` shows, in local time."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, now_ns: Callable[[], int] = wall_ns) -> None:
         self.source = source
@@ -71,9 +72,11 @@ class ChatTemplate:
         ending: GenerationPrompt = GenerationPrompt.HEADER,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Return the prompt text of a conversation. `variables` are the client's `chat_template_kwargs`.
+        """Return the prompt text of a conversation. `variables`: the client's `chat_template_kwargs`. `ending`: what
+        follows the last message. `tools`: as the template expects them; None: none.
 
-        Raises INVALID_REQUEST where the template refuses the messages or fails on them."""
+        Raises INVALID_REQUEST where there is no usable template, where it refuses the messages or fails on them, or
+        where `variables` sets a reserved name."""
         if self._defect:
             raise TandemError(ErrorKind.INVALID_REQUEST, self._defect, param="messages")
         for name in variables:

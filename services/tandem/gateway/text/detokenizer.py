@@ -16,11 +16,12 @@ _REPLACEMENT = "\ufffd"
 
 
 class StopMatcher:
-    """Pass text through up to the first stop string, and hold back what may be the beginning of one.
+    """Return text up to the first stop string, and hold back what may be the beginning of one.
 
-    The stop string that is complete first wins; of several that end at the same character, the longest. So the result
-    does not depend on how the text was cut into pieces. Each stop string has a Knuth-Morris-Pratt automaton: the cost
-    is linear in the text. With `include` the stop string itself passes too."""
+    The stop string that is complete first is the one that counts; of several that end at the same character, the
+    longest. So the result does not depend on how the text was cut into pieces. Each stop string has a
+    Knuth-Morris-Pratt automaton: the cost is linear in the text. `include`: the stop string itself is returned too.
+    `stopped`: one was found."""
 
     __slots__ = ("_failures", "_held", "_include", "_states", "_stops", "stopped")
 
@@ -33,10 +34,11 @@ class StopMatcher:
         self.stopped = False
 
     def feed(self, text: str, *, may_stop: bool = True) -> str:
-        """Add text and return the text that is settled now; empty once a stop string was found.
+        """Add text; return the text, held-back text included, that cannot belong to a stop string. After a stop string,
+        the result is always empty.
 
-        A stop string that is complete while `may_stop` is false counts as text. A stop string that is complete while it
-        is true counts even if it began before."""
+        `may_stop`: false to treat a stop string that becomes complete in this text as ordinary text. One that becomes
+        complete while it is true counts even if it began before."""
         if not self._stops or self.stopped:
             return "" if self.stopped else text
         buffer = self._held + text
@@ -51,7 +53,7 @@ class StopMatcher:
         return buffer[:settled]
 
     def release(self) -> str:
-        """Return the text that was held back, at the end of the output."""
+        """End the output; return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
@@ -86,10 +88,11 @@ def _failure_table(stop: str) -> Sequence[int]:
 
 
 class Detokenizer:
-    """Detokenize one choice incrementally.
+    """Turn the output tokens of one choice into text as they arrive, and cut it at the first stop string.
 
-    The results of `push` and `finish` concatenate to the decoded output, cut at the first stop string that is complete
-    after the first `min_tokens` tokens. A character is returned once all of its bytes have arrived.
+    The results of `push` and `finish` concatenate to the decoded output. A character is returned once all of its bytes
+    have arrived. `special`: ids of tokens without text. `include_stop`: the stop string itself is returned too.
+    `min_tokens`: stop strings that are complete within the first `min_tokens` tokens are ordinary text.
 
     The detokenizer keeps a window of tokens: the last tokens whose text was returned, for context, and those that wait.
     `tokenizers.decoders.DecodeStream` is not used: it cannot flush, raises where a decoder rewrites earlier text, and
@@ -122,7 +125,8 @@ class Detokenizer:
         return self._stops.stopped
 
     def push(self, token: int) -> str:
-        """Add a token and return the text that is settled now; special tokens have no text."""
+        """Add a token; return the text that it completes, which is empty for special tokens, for text that is held
+        back, and after a stop string."""
         self._num_left -= self._num_left > 0
         if token in self._special or self.stopped:
             return ""
@@ -136,7 +140,7 @@ class Detokenizer:
         return self._take(text, end, context=-_MAX_CHARACTER_TOKENS)
 
     def finish(self) -> str:
-        """Return all text that was held back; bytes that never became a character are U+FFFD."""
+        """End the output; return all text that was held back, with U+FFFD for bytes that never became a character."""
         text = self._decode(self._window)
         tail, self._window, self._shown, self._num_context = text[self._shown :], [], 0, 0
         self.num_chars += len(tail)

@@ -23,14 +23,16 @@ _UNSERVED_DEFAULTS = {"no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """Bytes of a token (`raw`), and their `text` as UTF-8 with U+FFFD for bytes that are no character on their own."""
+    """Text and bytes of one token. `raw`: the bytes. `text`: the same as UTF-8, with U+FFFD for bytes that are no
+    character on their own."""
 
     text: str
     raw: bytes
 
 
 class Vocabulary:
-    """Decode single tokens of both byte notations: GPT-2's byte alphabet, and SentencePiece's `<0xNN>` and U+2581."""
+    """Return the text and bytes of single tokens. Both byte notations are read: GPT-2's byte alphabet, and
+    SentencePiece's `<0xNN>` and U+2581."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -40,6 +42,7 @@ class Vocabulary:
         self._alphabet = _byte_alphabet() if byte_level else None
 
     def token(self, token: int) -> TokenText:
+        """Return text and bytes of the token with this id; empty for an unknown id."""
         raw = self._raw(token)
         return TokenText(raw.decode("utf-8", "replace"), raw)
 
@@ -66,7 +69,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Sampling values that the model's generation config recommends for requests that set none; None where it has
+    """Sampling values that the model's generation config recommends, for requests that set none. None: it recommends
     none."""
 
     temperature: float | None = None
@@ -77,6 +80,7 @@ class SamplingDefaults:
 
     @classmethod
     def parse(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
+        """Read the values from a generation config; those that are no numbers are left out."""
         numbers: dict[str, float] = {}
         for name in cls.__dataclass_fields__:
             value = generation_config.get(name)
@@ -86,14 +90,16 @@ class SamplingDefaults:
 
 
 class Encoded(NamedTuple):
-    """Token ids of a text, and the index of the character at which each token begins."""
+    """Token ids of a text. `offsets`: the index of the character at which each token begins; empty where it was not
+    requested."""
 
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
 
 
 class TextModel:
-    """Encode and decode text of one model. Immutable, so it may be used from several threads at once.
+    """Turn text and conversations of one model into token ids, and token ids into text. Immutable, so that several
+    threads may use it at the same time.
 
     A chat is rendered to one string, which is tokenized as a whole and without the tokenizer's own additions, because
     the template writes them: token ids equal those of transformers' `apply_chat_template`. As there, the text of a
@@ -107,8 +113,10 @@ class TextModel:
         generation_config: Literal["auto", "none"] = "auto",
         now_ns: Callable[[], int] = wall_ns,
     ) -> None:
-        """Raise INTERNAL for a bundle that cannot be read. `digest` is the bundle's digest, where it was computed
-        already."""
+        """Load the tokenizer and the template of a bundle. Raises INTERNAL for a bundle that cannot be read.
+
+        `digest`: the bundle's digest, where the caller has computed it already. `generation_config`: "none" ignores the
+        sampling values that the model recommends."""
         self.digest = digest or bundle.digest
         self._tokenizer = _tokenizer(bundle.tokenizer_json)
         config = _json_object(bundle.generation_config_json, "generation config")
@@ -126,7 +134,8 @@ class TextModel:
         self.unserved_defaults = tuple(
             name for name, off in _UNSERVED_DEFAULTS.items() if used.get(name) not in (None, off)
         )
-        """Recommendations of the generation config that requests will not follow."""
+        """Names of the generation config's sampling settings that no sampler here implements, so that requests do not
+        follow them."""
 
     def encode_chat(
         self,
@@ -137,20 +146,22 @@ class TextModel:
         ending: GenerationPrompt = GenerationPrompt.HEADER,
         add_special_tokens: bool = False,
     ) -> tuple[int, ...]:
-        """Return the token ids of a conversation. `messages` have `role` and `content` as strings."""
+        """Return the token ids of a conversation. `messages`: with `role` and `content` as strings. `variables`: the
+        client's `chat_template_kwargs`. `add_special_tokens`: add the tokenizer's own special tokens to those of the
+        template. Raises INVALID_REQUEST as `ChatTemplate.render` does."""
         prompt = self.template.render(messages, variables or {}, ending, tools)
         if add_special_tokens:
             return self.encode_text(prompt)
         return self._encode(prompt, add_special_tokens=False, with_offsets=False).ids
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a plain prompt, with one BOS where the model wants one, also if the text has one
-        already."""
+        """Return the token ids of a plain prompt. With `add_special_tokens` they begin with exactly one BOS where the
+        model requires one, also if the text begins with a BOS already."""
         return self.encode_with_offsets(text, add_special_tokens=add_special_tokens, with_offsets=False).ids
 
     def encode_with_offsets(self, text: str, *, add_special_tokens: bool = True, with_offsets: bool = True) -> Encoded:
-        """Return the token ids as `encode_text` does, and with `with_offsets` also where each token begins in the
-        text."""
+        """Return the token ids as `encode_text` does, and with `with_offsets` the index in `text` at which each token
+        begins."""
         special = self._special_tokens
         bos = special.get("bos_token_id")
         if not add_special_tokens:
@@ -169,7 +180,7 @@ class TextModel:
         return Encoded(ids, offsets)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of tokens, with U+FFFD for bytes that are no character."""
+        """Return the text of a sequence of token ids, with U+FFFD for bytes that are no character."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
     def detokenizer(
@@ -181,8 +192,8 @@ class TextModel:
         min_tokens: int = 0,
         shown: frozenset[int] = frozenset(),
     ) -> Detokenizer:
-        """Return a detokenizer for one choice. `shown` are special tokens whose text `skip_special_tokens` does not
-        skip."""
+        """Return a new Detokenizer for one choice; `stops`, `include_stop` and `min_tokens` are its parameters.
+        `skip_special_tokens`: special tokens have no text, except those in `shown`."""
         special = self._special - shown if skip_special_tokens else frozenset[int]()
         return Detokenizer(self._tokenizer, special, stops, include_stop=include_stop, min_tokens=min_tokens)
 
@@ -196,7 +207,8 @@ class TextModel:
         return token if token in self._special else None
 
     def ends_with(self, tokens: Sequence[int], text: str) -> bool:
-        """Return whether `tokens`, blanks at their end aside, end with a text of at most 16 tokens."""
+        """Return whether the text of `tokens`, without blanks at its end, ends with `text`, which may span at most 16
+        tokens."""
         return self.decode(tokens[-16:]).rstrip().endswith(text)
 
     def _encode(self, text: str, *, add_special_tokens: bool, with_offsets: bool) -> Encoded:
@@ -209,9 +221,11 @@ class TextModel:
         return Encoded(tuple(found.ids), _token_starts(found.offsets, len(text)) if with_offsets else ())
 
     def token_text(self, token: int) -> TokenText:
+        """Return text and bytes of the token with this id."""
         return self._vocabulary.token(token)
 
     def token_strings(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each single token."""
         return [self._vocabulary.token(token).text for token in tokens]
 
 

@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class TextModels:
-    """Load text models in a thread, each once: loading takes about a second."""
+    """Load the text models of tokenizer bundles and keep them. Each is loaded once, in a thread, which takes about a
+    second. `generation_config`: as for TextModel."""
 
     def __init__(self, generation_config: Literal["auto", "none"] = "auto") -> None:
         self._generation_config = generation_config
@@ -22,8 +23,8 @@ class TextModels:
         self._lock = asyncio.Lock()
 
     async def load(self, digest: str, bundle: TokenizerBundle) -> TextModel:
-        """Return the text model of a bundle. Raises INTERNAL where the bundle cannot be read or does not match
-        `digest`."""
+        """Return the text model of the bundle with this digest; waits while it is loaded, and a later call returns the
+        same one. Raises INTERNAL where the bundle cannot be read or does not match `digest`."""
         async with self._lock:
             if digest not in self._loaded:
                 self._loaded[digest] = await asyncio.to_thread(self._read, digest, bundle)
