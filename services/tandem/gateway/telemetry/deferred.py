@@ -23,7 +23,7 @@ so all token streams wait for a few milliseconds at most."""
 
 
 class DeferredCalls:
-    """Own the deferred calls of one event loop."""
+    """Collect function calls and make them later, many in a row, on the event loop that collects them."""
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
@@ -31,8 +31,10 @@ class DeferredCalls:
         self._is_running = False
 
     def later(self, call: Callable[[], None]) -> None:
-        """Make a call within `DELAY_S`, after those that were given before. One that raises is logged and stops no
-        other."""
+        """Enqueue `call`, to be made within `DELAY_S` seconds and in the order of the `later` calls.
+
+        The call that makes the queue reach `AT_ONCE` entries makes all of them before it returns. A call that raises is
+        logged, and the others are still made."""
         self._calls.append(call)
         if len(self._calls) >= AT_ONCE:
             Context().run(self.do)
@@ -41,7 +43,8 @@ class DeferredCalls:
             self._is_due = True
 
     def do(self) -> None:
-        """Make all deferred calls now, with those that are deferred meanwhile; does nothing when called from one."""
+        """Make all waiting calls before returning, those included that they enqueue. Does nothing when one of these
+        calls makes it."""
         if self._is_running:
             return
         self._is_running = True
