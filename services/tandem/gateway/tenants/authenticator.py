@@ -21,7 +21,9 @@ _HOW = "send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
 
 
 class ApiKeyAuthenticator:
-    """Authenticator for `gateway.auth: keys`. `wall_ns` returns nanoseconds since the epoch."""
+    """Find the tenant of an API key among those of a tenants file (`gateway.auth: keys`).
+
+    `wall_ns` returns nanoseconds since the epoch, by which keys expire."""
 
     def __init__(self, tenants: Tenants, wall_ns: Callable[[], int]) -> None:
         self._tenants = tenants
@@ -48,17 +50,20 @@ class ApiKeyAuthenticator:
         return self._problem
 
     def update(self, tenants: Tenants) -> None:
-        """Use these tenants from now on; running requests are not affected."""
+        """Identify clients by these tenants from now on, and clear the problem of the previous file. Running requests
+        are not affected."""
         self._tenants = tenants
         self._problem = None
 
     def keep_after(self, problem: str) -> None:
-        """Keep the current tenants, because the tenants file cannot be read; `problem` says why."""
+        """Keep the current tenants because the tenants file cannot be read; `problem` describes why, and is returned by
+        `problem()` until the next `update`."""
         self._problem = problem
 
 
 def api_key_from_headers(headers: Mapping[str, str]) -> str | None:
-    """Return the key that a client sent: `Authorization: Bearer <key>`, else `x-api-key`; None where it sent none."""
+    """Return the API key that a client sent as `Authorization: Bearer <key>` or else as `x-api-key`; None where it sent
+    none. Header names are in lower case."""
     scheme, _, key = headers.get("authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()

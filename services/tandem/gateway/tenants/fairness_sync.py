@@ -13,8 +13,11 @@ RETRY_S = 1.0
 
 
 class FairnessSync:
-    """Exchange the counters of a request queue until stopped. While Redis is down the queue is fair over its own
-    requests only."""
+    """Exchange with the other gateways, through Redis, how many tokens each tenant was served, so that the queues of
+    all gateways share workers fairly.
+
+    `queue` is this gateway's request queue. While Redis is unreachable, the queue is fair among its own requests
+    only."""
 
     def __init__(self, queue: RequestQueue, counters: ServiceCounters) -> None:
         self._queue = queue

@@ -44,7 +44,11 @@ class _PendingSettlement(NamedTuple):
 
 
 class TenantQuotas:
-    """Implement Quotas for one gateway. All calls run on one event loop."""
+    """Reserve and settle the quotas of all tenants for one gateway, in Redis or, while that is unreachable, locally;
+    all calls on one event loop.
+
+    `is_reachable`: whether the last call of Redis succeeded. `registry` counts the running gateways, among which limits
+    are divided while Redis is unreachable."""
 
     def __init__(self, gateway: GatewayId, store: RedisQuotas, registry: GatewayRegistry, clock: Clock) -> None:
         self._gateway = gateway
@@ -64,8 +68,8 @@ class TenantQuotas:
         self._loop.start()
 
     async def stop(self) -> None:
-        """Wait for pending settlements and retry the failed ones once. Reservations that are still open expire in
-        Redis."""
+        """Stop the heartbeat, wait for the settlements that are being sent, and send the failed ones once more. Redis
+        settles reservations that are still open when they expire."""
         await self._loop.stop()
         if self._posted:
             await asyncio.wait(self._posted)
@@ -80,11 +84,12 @@ class TenantQuotas:
 
     @property
     def entries(self) -> list[QuotaReservation]:
-        """Return the open reservations."""
+        """Return the open reservations of all tenants."""
         return [entry for state in self._states.values() for entry in state.entries.values()]
 
     def left(self) -> Mapping[tuple[str, ...], float]:
-        """Return, by tenant and limit, which part of the limit (0 to 1) was left at Redis' last reply."""
+        """Return, by tenant id and limit ("requests" or "tokens"), the fraction of the limit (0 to 1) that was left in
+        the latest reply of Redis. May be called on any thread."""
         found: dict[tuple[str, ...], float] = {}
         for state in list(self._states.values()):
             limits, levels = state.limits, state.levels
