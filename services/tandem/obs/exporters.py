@@ -28,7 +28,7 @@ NOISY_EXPORTERS = (
 
 
 class RateLimitFilter(logging.Filter):
-    """Pass one record per minute of each logger, message and thread; each signal is sent by a thread of its own."""
+    """Drop repeated log records: let one record per minute pass for each logger, message and thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,6 +46,7 @@ _rate_limit = RateLimitFilter()
 
 
 def span_exporters(settings: OtelSettings) -> list[SpanExporter]:
+    """Create the exporters of spans that the settings name; their packages are imported only now."""
     return [
         _otlp(settings.traces_protocol, "trace_exporter").OTLPSpanExporter()
         if name == "otlp"
@@ -55,6 +56,7 @@ def span_exporters(settings: OtelSettings) -> list[SpanExporter]:
 
 
 def metric_exporters(settings: OtelSettings) -> list[MetricExporter]:
+    """Create the exporters of metrics that the settings name; their packages are imported only now."""
     options = {"timeout": settings.metrics_timeout_s, "max_export_batch_size": MAX_BATCH}
     return [
         _otlp(settings.metrics_protocol, "metric_exporter").OTLPMetricExporter(**options)
