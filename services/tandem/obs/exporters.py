@@ -18,7 +18,7 @@ _PACKAGES: dict[Protocol, str] = {"grpc": "grpc", "http/protobuf": "http"}
 MAX_BATCH = 2000
 """Series per message: with twenty buckets each, a message stays below the 4 MiB that a gRPC server accepts."""
 _QUIET_S = 60.0
-"""Between two records of one kind."""
+"""Seconds between two records of one kind."""
 NOISY_EXPORTERS = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
     "opentelemetry.exporter.otlp.proto.http.metric_exporter",

@@ -17,8 +17,8 @@ Argument = str | bytes | int
 class Script:
     """Run the Lua script `lua/NAME.lua` on the Redis server, as an awaitable call that returns its reply.
 
-    A call sends the script's hash, and the text too where the server does not know it, as after a restart. All `keys`
-    of one call must be in one hash slot. Calls raise StoreUnavailable.
+    A call sends the script's hash; where the server does not know it, as after a restart, the call then sends the text.
+    All `keys` of one call must be in one hash slot. Calls raise StoreUnavailable.
     """
 
     def __init__(self, client: RedisClient, name: str) -> None:

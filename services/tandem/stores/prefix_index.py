@@ -41,7 +41,7 @@ READ_ENTRIES = 256
 """Entries of one shard in one read."""
 SNAPSHOT_TTL_S = 30.0
 REQUEST_TTL_S = 10.0
-"""A gateway's request for a snapshot lapses after this time."""
+"""A gateway's request for a snapshot expires after this time."""
 STREAM_TTL_S = 3600.0
 """A stream to which no worker has written for this long is deleted, since its namespace is not in use any more."""
 _FIELD = b"f"

@@ -32,7 +32,7 @@ class Heartbeat:
     """Keep one worker's entry in the registry: publish `record` three times per time to live of the entry.
 
     `state`: the result of the last heartbeat. `on_role` is called at each successful heartbeat with the role by which
-    routers use the worker: the one that was set for it, or else its pool.
+    routers use the worker: the one that was set for it, or its pool where none was.
     """
 
     def __init__(

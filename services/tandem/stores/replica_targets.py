@@ -1,4 +1,4 @@
-"""Publish through Redis how many workers of each role a planner wants, and how many each Ray Serve deploys.
+"""Publish through Redis how many workers of each role a planner has decided on, and how many each Ray Serve deploys.
 
 One planner at a time is the leader: the first that publishes, until it has not published for a while. Several Ray Serve
 instances may run workers of one model, as during an upgrade to a new cluster: each publishes the number that it
@@ -22,9 +22,9 @@ from tandem.stores.redis_health import RedisHealth
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed."""
 TTL_S = 180.0
-"""A target lapses when it has not been published for this long."""
+"""A target expires when it has not been published for this long."""
 DEPLOYED_TTL_S = 30.0
-"""A Serve's number lapses, and counts as no workers, when it has not been published for this long."""
+"""A Serve's number expires, and counts as no workers, when it has not been published for this long."""
 OLDER_SERVE = ServeId("one of an older version")
 """Stands for a Serve of an older version, which publishes its numbers without its id."""
 ROLES = ("prefill", "decode", "mixed")

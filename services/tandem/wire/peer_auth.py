@@ -86,7 +86,7 @@ class PeerAuth:
     # ---- as a client
 
     def open_channel(self, address: str) -> grpc.aio.Channel:
-        """Open a gRPC channel to `address`, host:port, with TLS where it is configured; it connects at the first call."""
+        """Open a gRPC channel to `address`, host:port, with TLS where configured; it connects at the first call."""
         return open_channel(address, None if self._tls is None else self._tls.channel_credentials())
 
     def certificate_signature(self) -> Pems | None:

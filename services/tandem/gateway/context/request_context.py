@@ -1,4 +1,4 @@
-"""Hold who sent a request and under which terms, and parse the headers or metadata that say so, for HTTP and gRPC."""
+"""Hold who sent a request and under which terms, and parse the headers or metadata that state it, for HTTP and gRPC."""
 
 from __future__ import annotations
 

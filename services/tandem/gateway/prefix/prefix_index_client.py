@@ -26,7 +26,7 @@ from tandem.stores.redis_client import StoreUnavailable
 
 POLL_S = 0.025
 RETRY_S = 0.25
-"""Between two attempts to load a snapshot that was missing or too old, and to reach Redis after an error."""
+"""Seconds between two attempts to load a snapshot that was missing or too old, and to reach Redis after an error."""
 TURN_WORDS = 2048
 """Block words to process in one turn of the event loop: a millisecond."""
 _log = logging.getLogger(__name__)
@@ -84,8 +84,8 @@ class PrefixIndexClient:
     async def name(self, request: Request) -> Sequence[BlockHash]:
         """Return the hashes of the prompt's full blocks in order; empty where no worker serves the model.
 
-        Where two builds of the model are served at once, the hashes are those of the build that `cache_root` returns,
-        and workers of the other build have no hits."""
+        While workers of two builds serve the model, the hashes are those of the build that `cache_root` returns, and
+        workers of the other build have no hits."""
         root = self._scope.cache_root(request.model)
         return () if root is None else await hash_prompt_blocks(request, *root)
 

@@ -2,7 +2,7 @@
 
 A key is hashed and its SHA-256 digest looked up. The duration of the lookup may reveal how a digest compares with the
 stored ones, but a client cannot choose its digests, so it learns nothing: a key whose digest begins like a stored one
-says nothing about the stored one's key. The digest that is found is then compared in constant time, so that nothing
+reveals nothing about the stored key. The digest that is found is then compared in constant time, so that nothing
 depends on how a mapping compares."""
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class ApiKeyAuthenticator:
 
 
 def api_key_from_headers(headers: Mapping[str, str]) -> str | None:
-    """Return the API key that a client sent as `Authorization: Bearer <key>` or else as `x-api-key`; None where it sent
-    none. Header names are in lower case."""
+    """Return the API key in the header `authorization` (`Bearer <key>`), or in `x-api-key` where that has none; None
+    where the client sent no key. Names in `headers` are in lower case."""
     scheme, _, key = headers.get("authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()

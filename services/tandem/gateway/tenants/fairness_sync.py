@@ -9,7 +9,7 @@ from tandem.stores.service_counters import ServiceCounters
 
 PERIOD_S = 0.1
 RETRY_S = 1.0
-"""Between two attempts to reach Redis; all gateways retry at once when it comes back."""
+"""Seconds between two attempts to reach Redis; all gateways retry at once when it comes back."""
 
 
 class FairnessSync:

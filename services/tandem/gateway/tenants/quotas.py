@@ -31,7 +31,7 @@ from tandem.stores.redis_client import StoreUnavailable
 
 BEATS_PER_TTL = 4
 RETRY_S = 0.5
-"""Between two attempts to reach Redis."""
+"""Seconds between two attempts to reach Redis."""
 FORGET_S = 600.0
 """A tenant without requests for this long is forgotten, including the estimate of its output lengths."""
 log = logging.getLogger(__name__)

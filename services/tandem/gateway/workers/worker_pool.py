@@ -32,7 +32,7 @@ from tandem.wire.peer_auth import PeerAuth
 log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
 SEARCH_PERIOD_S = 0.1
-"""Between two discoveries while no request can be served."""
+"""Seconds between two discoveries while no request can be served."""
 _NO_REQUIREMENTS = TransferConfig()
 
 

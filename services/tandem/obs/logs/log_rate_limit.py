@@ -21,7 +21,7 @@ UNLIMITED = "unlimited"
 """Key in `extra` that exempts a record from the limits, because the line was requested."""
 MAX_BUCKETS = 1000
 SUMMARY_PERIOD_S = 1.0
-"""Between two summaries of dropped lines; they are written with the next record of any kind."""
+"""Seconds between two summaries of dropped lines; they are written with the next record of any kind."""
 _MAX_EXAMPLE = 500
 """Characters by which lines are told apart, and which a summary shows."""
 _ADMITTED = "is_admitted"

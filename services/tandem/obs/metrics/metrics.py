@@ -155,8 +155,8 @@ class Histogram(_Metric[HistogramSeries]):
 class Metrics:
     """Create the metrics of one process and collect their values.
 
-    Of an attribute whose values come from outside (`OPEN_ATTRIBUTES`), values after the first `max_values` are counted
-    together as `OTHER`, so that clients cannot create any number of series."""
+    Clients and operators choose the values of some attributes (`OPEN_ATTRIBUTES`). Of these, values after the first
+    `max_values` are counted together as `OTHER`, so that clients cannot create any number of series."""
 
     def __init__(self, max_values: int = 100) -> None:
         self._max_values = max_values
