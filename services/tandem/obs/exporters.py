@@ -16,7 +16,8 @@ from tandem.obs.otel_settings import OtelSettings, Protocol
 
 _PACKAGES: dict[Protocol, str] = {"grpc": "grpc", "http/protobuf": "http"}
 MAX_BATCH = 2000
-"""Series per message: with twenty buckets each, a message stays below the 4 MiB that a gRPC server accepts."""
+"""Largest number of series in one message: with twenty buckets each, a message stays below the 4 MiB that a gRPC server
+accepts."""
 _QUIET_S = 60.0
 """Seconds between two records of one kind."""
 NOISY_EXPORTERS = (

@@ -24,7 +24,7 @@ from tandem.stores.redis_health import RedisHealth
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed."""
 TTL_S = 15.0
-"""A gateway's record is dropped when it has not been published for this long."""
+"""A gateway's record is deleted when it was not published for this many seconds."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +46,7 @@ class DemandRecord:
     """Hold the counts that one gateway process reports to planners, by model.
 
     `totals`: counts since the process started. `backlog`: requests that wait for a placement now. `lived_s`: seconds
-    from the start of the process to the publication of the record; infinite where an older version wrote it. `age_s`:
+    that the process had been counting when it published the record; infinite where an older version wrote it. `age_s`:
     seconds since the publication, by the clock of the Redis server.
     """
 

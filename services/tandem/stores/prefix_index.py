@@ -36,12 +36,12 @@ NUM_SHARDS = 16
 MAX_ENTRIES = 4096
 """Entries kept in one shard's stream: about 5 s of 16 workers at 20 ms per entry. Older events are in a snapshot."""
 MAX_FACTS = 128
-"""Events in one entry: 1 KiB, so a stream holds at most 5 MiB."""
+"""Largest number of KV events in one entry: 1 KiB, so a stream holds at most 5 MiB."""
 READ_ENTRIES = 256
-"""Entries of one shard in one read."""
+"""Largest number of entries of one stream that one `IndexReader.read` returns."""
 SNAPSHOT_TTL_S = 30.0
 REQUEST_TTL_S = 10.0
-"""A gateway's request for a snapshot expires after this time."""
+"""A gateway's request for a snapshot expires after this many seconds."""
 STREAM_TTL_S = 3600.0
 """A stream to which no worker has written for this long is deleted, since its namespace is not in use any more."""
 _FIELD = b"f"

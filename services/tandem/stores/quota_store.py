@@ -20,9 +20,10 @@ from tandem.stores.script_pipeline import ScriptPipeline
 ANSWER_S = 0.5
 """Seconds that a request waits for its quota; after that its gateway decides without Redis."""
 DEFAULT_TTL_S = 20.0
-"""Must exceed the time for which workers continue the jobs of a lost gateway (`worker.gateway_grace_s`)."""
+"""Seconds after which a reservation that was not renewed is settled. Must exceed the time for which workers continue
+the jobs of a lost gateway (`worker.gateway_grace_s`)."""
 MAX_RENEWALS = 256
-"""Reservations renewed in one call of the script, during which the server executes nothing else."""
+"""Largest number of reservations renewed in one call of the script, which blocks the Redis server."""
 
 
 class RedisQuotas:

@@ -22,11 +22,11 @@ from tandem.stores.redis_health import RedisHealth
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed."""
 TTL_S = 180.0
-"""A target expires when it has not been published for this long."""
+"""A target expires when it was not published for this many seconds."""
 DEPLOYED_TTL_S = 30.0
-"""A Serve's number expires, and counts as no workers, when it has not been published for this long."""
+"""The number of a Ray Serve instance expires when it was not published for this many seconds, and then counts as 0."""
 OLDER_SERVE = ServeId("one of an older version")
-"""Stands for a Serve of an older version, which publishes its numbers without its id."""
+"""Stands for a Ray Serve instance of an older version of Tandem, which publishes its numbers without its id."""
 ROLES = ("prefill", "decode", "mixed")
 
 

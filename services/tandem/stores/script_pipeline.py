@@ -19,7 +19,8 @@ from tandem.stores.lua_script import Argument, Script
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 
 MAX_CALLS = 256
-"""Calls in one pipeline: a few milliseconds of the server's time, so that other clients are not delayed for long."""
+"""Largest number of calls in one pipeline: a few milliseconds of the server's time, so that other clients are not
+delayed for long."""
 log = logging.getLogger(__name__)
 
 

@@ -18,7 +18,7 @@ from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
 
 TTL_S = 10.0
-"""A gateway's totals are dropped when it has made no exchange for this long."""
+"""A gateway's totals are deleted when it made no exchange for this many seconds."""
 
 
 class ServiceCounters:

@@ -16,7 +16,7 @@ from tandem.wire.secret_file import SecretFile
 LOG_S = 60.0
 """Minimum seconds between two log lines about calls that are refused for the same reason."""
 OTHER_LIFE = "this is another life of the worker"
-"""Error details of a call that is meant for another incarnation of the worker; peers compare this text."""
+"""gRPC error details of a call that is meant for another incarnation of the worker; peers compare this text."""
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ MAX_SKEW_S = 30.0
 """Maximum difference between the time of sending and the receiver's clock: clock skew plus the call's delay."""
 NONCE_BYTES = 16
 MAX_NONCES = 1 << 17
-"""Nonces remembered at once: 2,000 calls/s for the whole window, about 20 MB. With more calls the window is shorter."""
+"""Largest number of remembered nonces: those of 2,000 calls/s over MAX_SKEW_S before and after, about 20 MB. With more
+calls, older ones are refused earlier."""
 
 _VERSION = 1
 _MAC_BYTES = 32

@@ -17,7 +17,7 @@ from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.kv_codec import decode_worker, encode_worker, malformed, require, same_fields
 
 MAX_TRACEPARENT = 64
-"""In characters; W3C Trace Context defines 55."""
+"""Largest number of characters of a traceparent header; W3C Trace Context defines 55."""
 
 
 @dataclass(frozen=True, slots=True)

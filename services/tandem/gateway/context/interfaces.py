@@ -159,7 +159,8 @@ class RequestDispatcher(Protocol):
 
 
 Meter = Callable[[], TokenUsage | None]
-"""Returns the tokens of a request so far that count against quotas; None: no worker has begun the request."""
+"""Function that returns how many tokens one request has used of its tenant's quotas up to now: prompt tokens that were
+not cached, and output tokens. None: no worker has begun the request."""
 
 
 class QuotaEntry(Protocol):

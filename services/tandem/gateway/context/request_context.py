@@ -1,4 +1,4 @@
-"""Hold who sent a request and under which terms, and parse the headers or metadata that state it, for HTTP and gRPC."""
+"""Describe who sent a request and what it requires, and read that from HTTP headers or gRPC metadata."""
 
 from __future__ import annotations
 

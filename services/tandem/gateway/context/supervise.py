@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 PAUSE_S = 1.0
-"""Seconds to wait after an iteration that failed: the next one is likely to fail too, and each logs a traceback."""
+"""Seconds to wait after an iteration that failed: the next one is likely to fail as well, and each logs a traceback."""
 log = logging.getLogger(__name__)
 
 

@@ -14,7 +14,7 @@ from tandem.core.request import Request
 from tandem.kv.hashing import chain_hashes, prompt_hashes, root_hash
 
 SLICE_TOKENS = 4096
-"""Tokens hashed in one turn of the event loop, a multiple of every block size: 0.4 ms. Slices of 1024 tokens stall it
+"""Tokens hashed before other tasks may run, a multiple of every block size: 0.4 ms. Slices of 1024 tokens stall it
 for 0.2 ms and take a tenth longer in total."""
 
 

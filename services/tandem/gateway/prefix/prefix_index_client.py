@@ -28,7 +28,7 @@ POLL_S = 0.025
 RETRY_S = 0.25
 """Seconds between two attempts to load a snapshot that was missing or too old, and to reach Redis after an error."""
 TURN_WORDS = 2048
-"""Block words to process in one turn of the event loop: a millisecond."""
+"""Words (one per KV event or block) processed before other tasks may run: a millisecond."""
 _log = logging.getLogger(__name__)
 
 

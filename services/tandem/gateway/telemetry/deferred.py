@@ -1,4 +1,4 @@
-"""Run the telemetry work of ended requests later and many at once, off the path of the tokens.
+"""Run the telemetry work of ended requests later and for many together, so that tokens do not wait for it.
 
 Run for one request at a time, between the tokens of others, this work finds neither its code nor its data in the
 processor's caches and takes several times as long.
@@ -16,9 +16,9 @@ from tandem.obs.logs.log_formatters import OF_ANOTHER
 
 _log = logging.getLogger(__name__)
 DELAY_S = 1.0
-"""Seconds from the first deferred call to all of them."""
+"""Seconds after which a deferred call is made, with all that were deferred until then."""
 AT_ONCE = 128
-"""Number of deferred calls from which on they are made without a delay. A request has some five calls of 10 to 20 us,
+"""Number of waiting calls at which all of them are made without a delay. A request has some five calls of 10 to 20 us,
 so all token streams wait for a few milliseconds at most."""
 
 

@@ -16,9 +16,9 @@ from tandem.obs.metrics.metrics import OTHER, HistogramSeries, Metrics
 from tandem.sched.state.slo_targets import NO_TARGETS, LaneSlo, LatencyTargets
 
 OPERATIONS = {"chat": "chat", "completion": "text_completion"}
-"""Operation names of OpenTelemetry's conventions by endpoint."""
+"""Operation names of OpenTelemetry's conventions, by the endpoint of a RequestRecord."""
 NO_PATH = "none"
-"""Path attribute of requests that were never placed."""
+"""Value of the attribute `path` for requests that were never placed on workers."""
 _THEIRS = frozenset({CANCELLED, *(kind.value for kind in ErrorKind if kind.http < 500)})
 """Outcomes that are the client's doing; they count neither for nor against a latency target."""
 _STAGES = [stage.value for stage in Stage]

@@ -1,7 +1,7 @@
 """Follow each open request, and make its one record and one span when it ends.
 
-Observers, metrics and spans are served later and many at once (`deferred`), because tokens of other requests wait for
-the event loop."""
+Observers, metrics and spans get their data later and for many requests together (`deferred`), because tokens of other
+requests wait for the event loop."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.tenants.tenants_file import Key, Tenants
 
 MAX_KEY_CHARS = 512
-"""Characters of a key; longer values are rejected without hashing them."""
+"""Largest number of characters of a key; longer values are rejected without hashing them."""
 _HOW = "send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
 
 

@@ -1,4 +1,4 @@
-"""Exchange service counters with the other gateways, so that fair queueing holds over all of them."""
+"""Exchange with the other gateways how many tokens each tenant was served, so that queues are fair over all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.stores.service_counters import ServiceCounters
 
 PERIOD_S = 0.1
 RETRY_S = 1.0
-"""Seconds between two attempts to reach Redis; all gateways retry at once when it comes back."""
+"""Seconds between two attempts to reach Redis; when it is back, all gateways retry at the same time."""
 
 
 class FairnessSync:

@@ -33,7 +33,8 @@ BEATS_PER_TTL = 4
 RETRY_S = 0.5
 """Seconds between two attempts to reach Redis."""
 FORGET_S = 600.0
-"""A tenant without requests for this long is forgotten, including the estimate of its output lengths."""
+"""The state of a tenant without requests for this many seconds is dropped, including the estimate of its output
+lengths."""
 log = logging.getLogger(__name__)
 
 
@@ -47,8 +48,8 @@ class TenantQuotas:
     """Reserve and settle the quotas of all tenants for one gateway, in Redis or, while that is unreachable, locally;
     all calls on one event loop.
 
-    `is_reachable`: whether the last call of Redis succeeded. `registry` counts the running gateways, among which limits
-    are divided while Redis is unreachable."""
+    `is_reachable`: False from a failed call of Redis until the next heartbeat that succeeds. `registry` counts the
+    running gateways, among which limits are divided in that time."""
 
     def __init__(self, gateway: GatewayId, store: RedisQuotas, registry: GatewayRegistry, clock: Clock) -> None:
         self._gateway = gateway

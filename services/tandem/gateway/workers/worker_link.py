@@ -1,4 +1,4 @@
-"""Connect to one incarnation of one worker: follow its Watch stream, and send it jobs and other calls.
+"""Connect to one incarnation of one worker: receive its Watch stream, and send it jobs and other calls.
 
 The worker is live while its Watch stream carries a message at least every `worker_timeout_s` seconds. A broken stream
 is reopened, and the worker resends from the positions in the request; if that does not succeed within `RECONNECT_S`,
@@ -38,7 +38,8 @@ from tandem.wire.worker_codec import decode_bundle, decode_load, decode_refusal,
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
 MEASURE_TIMEOUT_S = 60.0
-"""Longer than a probe takes, because a worker probes one link after the other."""
+"""Seconds that the measurement of a link may take. Longer than one takes, because a worker measures its links one after
+the other."""
 RECONNECT_S = 2.0
 RETRY_S = 0.25
 FLUSH_S = 1.0
@@ -68,7 +69,7 @@ class LinkBroken:
 
 
 LinkEvent = LinkUpdated | LinkBroken | PoolEvent
-"""What the queue of a pool holds."""
+"""What a `WorkerPool` takes from its queue: what its links put there, and its own events for the request driver."""
 
 
 class WorkerLink:

@@ -18,7 +18,7 @@ import msgspec
 from tandem.obs.logs.log_context import request_fields
 
 MAX_MESSAGE = 8192
-"""Characters of a message, and of each field."""
+"""Largest number of characters of a message, and of each field of a line."""
 MAX_EXCEPTION = 16384
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _JSON = json.JSONEncoder(default=str, separators=(",", ":"))
@@ -35,7 +35,7 @@ def fields(**values: Any) -> dict[str, Any]:
 
 
 OF_ANOTHER = fields(request_id=None, trace_id=None, span_id=None)
-"""`extra` of a line that does not belong to the running request."""
+"""Argument `extra` of a logging call whose line must not name the running request, because it concerns another."""
 
 
 def message_of(record: logging.LogRecord) -> str:

@@ -18,7 +18,7 @@ from tandem.core.clock import Clock
 from tandem.obs.logs.log_formatters import message_of
 
 UNLIMITED = "unlimited"
-"""Key in `extra` that exempts a record from the limits, because the line was requested."""
+"""Key in the argument `extra` of a logging call that exempts its record from the limits."""
 MAX_BUCKETS = 1000
 SUMMARY_PERIOD_S = 1.0
 """Seconds between two summaries of dropped lines; they are written with the next record of any kind."""

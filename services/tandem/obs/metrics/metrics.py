@@ -15,11 +15,11 @@ from tandem.obs.metrics.instrument import Instrument, Kind
 OTHER = "other"
 """Attribute value that stands for all values beyond `max_values`."""
 OPEN_ATTRIBUTES = frozenset({"tenant", "worker", "source", "gen_ai.request.model"})
-"""Attributes whose values come from outside and are unbounded; the values of all others are enumerations."""
+"""Attributes whose values clients or operators choose, in any number; the values of all others are enumerations."""
 
 S = TypeVar("S")
 Values = tuple[str, ...]
-"""Values of an instrument's attributes, in their order."""
+"""Values of an instrument's attributes, in the order of `Instrument.attributes`."""
 
 
 class Exemplar(NamedTuple):

@@ -16,15 +16,15 @@ from wsgiref.simple_server import WSGIRequestHandler
 from prometheus_client.exposition import ThreadingWSGIServer
 
 MAX_CONNECTIONS = 16
-"""Open connections; further ones are closed at once."""
+"""Largest number of open connections; further ones are closed immediately."""
 TIMEOUT_S = 10.0
-"""How long a connection may be idle, and how long one read or one write of a response may take."""
+"""Seconds that a connection may be idle, and that one read or one write of a response may take."""
 _POLL_S = 0.05
 """How soon the server notices `close`."""
 _TEXT = "text/plain; charset=utf-8"
 
 Exposition = Callable[[str], tuple[str, bytes]]
-"""Function from an Accept header to the content type and the body; called on any thread."""
+"""Function that returns content type and body of `/metrics` for the value of an Accept header; called on any thread."""
 
 _log = logging.getLogger(__name__)
 
