@@ -135,7 +135,8 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Parameters of `rms_norm` on each query and key head: weights `[D]`, and the eps of both."""
+    """Parameters of `rms_norm` on each query and key head: the weights `query` and `key`, `[D]` each, and `eps` of
+    both."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -167,10 +168,12 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling parameters of each row of logits, `[R]` each.
+    """Sampling parameters of each row of logits; every field is `[R]`.
 
-    `temperature`, `top_p` (1 keeps all), `log_min_p` (-inf keeps all): float64. `top_k` (0 keeps all), `choice`,
-    `index`: int64. `seed`: int64 with the bits of an unsigned 64-bit number."""
+    `temperature` (0: greedy), `top_p` (1 keeps all) and `log_min_p`, the logarithm of min-p (-inf keeps all), are
+    float64; `top_k` (0 keeps all) is int64. The random number of a row depends on `seed` (int64 with the bits of an
+    unsigned number), `choice` (index of the request's choice) and `index` (number of the output token), both int64.
+    """
 
     temperature: torch.Tensor
     top_k: torch.Tensor

@@ -19,7 +19,7 @@ class KernelsUnavailable(Exception):
 
 
 class BlockDigestOp(Protocol):
-    """Type of `block_digest` in `tandem_kernels.contract`."""
+    """Type of the kernel `block_digest`, defined in `tandem_kernels.contract`."""
 
     def __call__(
         self, pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
@@ -32,9 +32,8 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tens
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One implementation of all kernels that a decoder and its cache call, see `tandem_kernels.contract`.
-
-    `name` is for logs and reports."""
+    """One implementation of all kernels that a decoder and its cache call. Each field is a kernel, defined in
+    `tandem_kernels.contract`; `name` is for logs and reports."""
 
     name: str
     linear: Product

@@ -109,7 +109,7 @@ def summary(outcomes: list[Outcome], spells: list[Spell], log: Log) -> None:
         log(f"    {what:20} {lasted_s:6.1f} s {len(waits):5} streams {' '.join(percentiles)} s")
     paths = {path: sum(1 for one in outcomes if one.path == path) for path in sorted({one.path for one in outcomes})}
     num_resent = sum(one.num_resent for one in outcomes)
-    num_moved = sum(";moves=" in one.path for one in outcomes)
+    num_moved = sum(";retries=" in one.path for one in outcomes)
     log(
         f"{len(outcomes)} requests, {sum(one.problem is not None for one in outcomes)} with a problem; by path: {paths}"
     )

@@ -128,7 +128,7 @@ def test_workers_between_which_kv_is_lost_are_used_together_when_they_reach_each
     cluster.check()
     paths = {trace.id: trace.path for trace in traces if isinstance(trace.outcome, Finished)}
     assert paths == {
-        "r0": "fallback;reason=no_decode_worker;moves=1",
+        "r0": "fallback;reason=no_decode_worker;retries=1",
         "r1": "fallback;reason=no_link_between_the_workers",
         "r2": "remote",
     }

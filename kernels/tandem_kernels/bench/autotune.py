@@ -56,10 +56,11 @@ _SHOWN = 6
 
 @dataclass(slots=True)
 class Entry:
-    """Tile sizes with their results.
+    """One choice of tile sizes in a search, with its results.
 
-    `seconds`: time of each case that they ran. `left`: why they did not run all cases, empty if they did. `is_wrong`:
-    their result differs from that of the table's own tile sizes."""
+    `seconds`: time of each case that ran. `left`: why later cases did not run; empty if all ran. `is_wrong`: the result
+    differs from that of the tile sizes in the kernel's table.
+    """
 
     tiles: Tiles
     seconds: dict[str, float] = field(default_factory=dict)
@@ -69,7 +70,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TileSearch:
-    """Search for the best tile sizes of one key of one kernel's table; the first entry is the table's own."""
+    """Search for the fastest tile sizes of `kernel` under one key of its table of tile sizes.
+
+    `key`: (padded head size, bytes of an element). `cases`: what is timed. `entries`: the tile sizes to try, of which
+    the first are those in the table.
+    """
 
     kernel: str
     key: tuple[int, int]
@@ -86,7 +91,7 @@ class TileSearch:
 
     @contextmanager
     def installed(self, tiles: Tiles) -> Iterator[None]:
-        """Put tile sizes into the kernel's table, and restore the table on exit."""
+        """Use tile sizes in place of those in the kernel's table until the context exits, which restores the table."""
         table = _TABLES[self.kernel]
         before = table[self.key]
         table[self.key] = tiles
@@ -115,7 +120,8 @@ def build_search(kernel: str, grid: Grid, sizes: Mapping[str, tuple[int, ...]]) 
 
 
 def run_search(search: TileSearch, bench: Bench, ends_at: float, log: Callable[[str], None]) -> None:
-    """Fill in the entries' results until the stopwatch reads `ends_at`; the kernel's table is restored."""
+    """Time the entries case by case and store their results, until the stopwatch reads `ends_at`; the kernel's table is
+    restored. `log` receives a line for each case."""
     for number, case in enumerate(search.cases):
         now = bench.stopwatch.now()
         _time_case(search, case, bench, ends_at if number else now + _FIRST_SHARE * (ends_at - now))

@@ -19,7 +19,8 @@ class CaseUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Environment that a case is built and measured in. `memory_bytes` is the memory of the device."""
+    """What a case is built and measured with. `kernels`: those to measure. `grid`: the sizes to measure.
+    `memory_bytes`: memory of the device."""
 
     device: torch.device
     kernels: Kernels
@@ -38,8 +39,9 @@ class BenchWork:
 
     `run`: the timed call. `num_bytes`: the least bytes that it must move, each input read once and each output written
     once. `flops`: the least operations of its matrix products. `rivals`: other implementations of the same work.
-    `agreeing`: rivals that return the same tensor but for rounding, at most `tolerance` away in the norm. `waits`:
-    names of rivals that wait for the device."""
+    `agreeing`: further rivals, whose result must equal that of `run` up to a relative error of `tolerance` in the norm.
+    `waits`: names of rivals that wait for the device, and so cannot be captured in a graph.
+    """
 
     run: Callable[[], object]
     num_bytes: int
@@ -61,7 +63,9 @@ class BenchCase:
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """Result of one case. `share` is the time that the machine's limits allow, divided by the median time."""
+    """Result of one case. `timing`: time of one call. `num_bytes`, `flops`: the least bytes and operations that it
+    needs. `share`: the time that the machine's limits allow, divided by the median time. `rivals`: times of other
+    implementations."""
 
     group: str
     name: str

@@ -33,7 +33,7 @@ def clocks() -> str:
 
 
 def query(fields: str) -> str:
-    """Return the answer of nvidia-smi about the first GPU, or "unknown" with the reason."""
+    """Return what nvidia-smi reports for `fields` of the first GPU; "unknown" with the reason when it fails."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)

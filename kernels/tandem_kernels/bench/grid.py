@@ -9,7 +9,11 @@ KIB = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a model that its kernels depend on. `has_head_norms`: query and key heads are normalised."""
+    """Sizes of a model that its kernels depend on.
+
+    `heads`, `kv_heads`: number of query and of KV heads. `hidden`: width of a row. `inner`: width of the MLP. `vocab`:
+    number of tokens. `has_head_norms`: query and key heads are normalised.
+    """
 
     name: str
     layers: int
@@ -23,7 +27,8 @@ class Shape:
 
     @property
     def attention(self) -> str:
-        """Return a name of the sizes that attention depends on; models with equal names need one measurement."""
+        """Return a name for the sizes that attention depends on; attention is measured only once for models with equal
+        names."""
         return f"{self.heads}/{self.kv_heads} heads of {self.head_dim}"
 
 

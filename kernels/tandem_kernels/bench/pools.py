@@ -25,7 +25,9 @@ SEED = 7
 class Pool:
     """A KV pool and the views of its layers.
 
-    `memory`: `[N, G, L, 2, ...]`, or `[L, 2, N, G, ...]` if layers are outermost."""
+    `memory`: `[N, G, L, 2, ...]`, or `[L, 2, N, G, ...]` if layers are outermost, for N blocks, G KV heads and L
+    layers.
+    """
 
     memory: torch.Tensor
     layers: tuple[LayerKV, ...]

@@ -17,7 +17,8 @@ _CLOSE = 1.02
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """Outcome of a bench with its circumstances. `machine`: command, date, versions, device and clocks by name."""
+    """Results of a bench run, to be formatted. `machine`: command, date, versions, device and clocks by name. `limits`:
+    measured limits of the device."""
 
     machine: Mapping[str, str]
     limits: DeviceLimits
@@ -78,9 +79,11 @@ def best_block_size(rows: list[BenchRow]) -> int:
 
 
 def layout_loss(rows: list[BenchRow]) -> dict[str, float]:
-    """Return by case how much longer contiguous blocks took than outermost layers, as a fraction of the latter.
+    """Return for each case by which fraction attention took longer over contiguous blocks than over a pool with layers
+    outermost.
 
-    Cases without both measurements are omitted."""
+    Cases without both measurements are omitted.
+    """
     pairs: dict[str, dict[str, float]] = {}
     for row in rows:
         if row.group == "layout":

@@ -229,7 +229,7 @@ def _sample(
 def sampling_rows(
     device: torch.device, rows: int, temperature: float, top_k: int, top_p: float, log_min_p: float
 ) -> SamplingRows:
-    """Build sampling parameters that are equal for all rows except for seed and index."""
+    """Return sampling parameters for `rows` rows that are equal except for the rows' seed and index."""
     numbers = torch.arange(rows, device=device)
     return SamplingRows(
         temperature=torch.full((rows,), temperature, dtype=torch.float64, device=device),

@@ -18,7 +18,8 @@ Log = Callable[[str], None]
 
 @dataclass(slots=True)
 class RunOutcome:
-    """Results of a bench. `left_out` and `failed` map names of cases without a row to the reason."""
+    """Results of a bench run. `rows`: one for each case that was timed. `left_out`, `failed`: names of the other
+    checks, cases and rivals, each with the reason."""
 
     checks: list[CheckResult] = field(default_factory=list)
     rows: list[BenchRow] = field(default_factory=list)
@@ -31,7 +32,8 @@ class RunOutcome:
 
 
 def run_checks(bench: Bench, checks: Iterable[KernelCheck], ends_at: float, outcome: RunOutcome, log: Log) -> None:
-    """Run checks until the stopwatch reads `ends_at`; list the others as left out."""
+    """Run checks, and add their results to `outcome`, until the stopwatch reads `ends_at`; the others are listed as
+    left out."""
     for check in checks:
         if bench.stopwatch.now() > ends_at:
             outcome.left_out[check.name] = "no time left"
@@ -45,7 +47,9 @@ def run_checks(bench: Bench, checks: Iterable[KernelCheck], ends_at: float, outc
 def run_cases(
     bench: Bench, limits: DeviceLimits, cases: Iterable[BenchCase], ends_at: float, outcome: RunOutcome, log: Log
 ) -> None:
-    """Run cases until the stopwatch reads `ends_at`; list the others as left out. A failure does not stop the run."""
+    """Time cases, and add a row for each to `outcome`, until the stopwatch reads `ends_at`; the others are listed as
+    left out. A case that fails is listed as failed, and the run continues. `log` receives a line for each case that
+    ran."""
     for case in cases:
         name = f"{case.group}: {case.name}"
         if bench.stopwatch.now() > ends_at:

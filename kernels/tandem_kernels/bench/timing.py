@@ -21,8 +21,9 @@ _FLUSHED_CACHES = 4
 class KernelTiming:
     """Time of one call in seconds.
 
-    `median_s`: median of `runs` runs. `low_s`, `high_s`: first and ninth decile. `way`: `graph` (replayed on a GPU),
-    `eager` (launched on a GPU from Python) or `host`; the name is a field of the JSON report."""
+    `median_s`: median of `runs` runs. `low_s`, `high_s`: first and ninth decile. `mode`: `graph` (replayed on a GPU),
+    `eager` (launched on a GPU from Python) or `host`; the name is a field of the JSON report.
+    """
 
     median_s: float
     low_s: float
@@ -52,10 +53,11 @@ class Stopwatch(Protocol):
         ...
 
     def launch(self, call: Call, count: int) -> tuple[float, float]:
-        """Return the seconds per call of `count` successive calls that hardly compute: launched one by one, and in a
-        graph.
+        """Return the overhead of launching a kernel: the seconds per call of `count` successive calls that hardly
+        compute, first when launched one by one from Python, then when launched as one graph.
 
-        The second number is 0.0 if graphs are not supported."""
+        The second number is 0.0 if graphs are not supported.
+        """
         ...
 
 

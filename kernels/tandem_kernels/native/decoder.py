@@ -31,9 +31,11 @@ _MULTIPLES = {"inner": 16, "head_dim": 8}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """Sizes of a decoder.
+    """Sizes of a decoder model.
 
-    `inner`: width of the MLP. `eps`: of the norms. `attention_scale`: factor on attention scores."""
+    `hidden`: width of a row. `inner`: width of the MLP. `heads`, `kv_heads`: number of query and of KV heads. `eps`: of
+    all norms. `attention_scale`: factor on attention scores before the softmax.
+    """
 
     hidden: int
     inner: int
@@ -48,9 +50,11 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A matrix `[n, k]` packed in panels, see `pack_exact` and `pack_linear_int8`.
+    """Weights `[n, k]` of a linear layer, packed in the order in which the compiled product reads them.
 
-    `bias` is in the order of the panels' columns."""
+    `panels` and `scales` are results of `pack_exact` or `pack_linear_int8`. `bias` is in the order of the panels'
+    columns; None: no bias.
+    """
 
     panels: torch.Tensor
     n: int
@@ -82,7 +86,8 @@ def unsupported(shape: DecoderShape) -> str | None:
 
 
 class CompiledDecoder:
-    """Own the compiled decoder of one model and its buffers, which grow to the largest step. One call at a time."""
+    """Compute hidden rows and logits of one model in compiled code. Owns buffers that grow to the largest step, so only
+    one call may run at a time."""
 
     def __init__(
         self,
@@ -130,10 +135,10 @@ class CompiledDecoder:
         pool: torch.Tensor,
         rope: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """Compute hidden rows `[T, hidden]` of `tokens` and write their KV to `pool`.
+        """Return the hidden rows `[T, hidden]` of `tokens`, after writing their KV to `pool`.
 
-        `tokens`, `positions` and `slots` are int64 `[T]`. `rope` holds cosines and sines `[positions, head_dim / 2]`
-        that cover every position.
+        `tokens`, `positions` and `slots` (where each token's KV is written) are int64 `[T]`. `rope` holds cosines and
+        sines `[positions, head_dim / 2]` that cover every position.
         """
         cos, sin = rope
         hidden = torch.empty((len(tokens), self.shape.hidden))

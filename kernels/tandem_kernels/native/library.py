@@ -37,7 +37,8 @@ class WeightFormat(IntEnum):
 
 
 class CMatrix(Structure):
-    """`Matrix` of panel.hpp. `tensors` keeps the tensors that the fields point into alive."""
+    """Packed weights as the C struct `Matrix` of panel.hpp. `tensors` keeps the tensors alive that the fields
+    point to."""
 
     tensors: tuple[torch.Tensor | None, ...] = ()
     _fields_ = (
@@ -52,7 +53,7 @@ class CMatrix(Structure):
 
 
 class CShape(Structure):
-    """`Shape` of decoder.hpp."""
+    """Sizes of a model as the C struct `Shape` of decoder.hpp."""
 
     _fields_ = (
         *((name, c_int) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim", "layers", "vocab")),
@@ -62,7 +63,7 @@ class CShape(Structure):
 
 
 class CLayer(Structure):
-    """`Layer` of decoder.hpp."""
+    """Weights of one layer as the C struct `Layer` of decoder.hpp."""
 
     _fields_ = (
         ("attention_norm", c_void_p),
@@ -77,7 +78,7 @@ class CLayer(Structure):
 
 
 class CDecoder(Structure):
-    """`DecoderSpec` of exports.cpp."""
+    """Weights of a model as the C struct `DecoderSpec` of exports.cpp."""
 
     _fields_ = (
         ("shape", CShape),
@@ -90,7 +91,7 @@ class CDecoder(Structure):
 
 
 class CPool(Structure):
-    """`Pool` of attention.hpp."""
+    """A KV pool as the C struct `Pool` of attention.hpp."""
 
     _fields_ = (
         ("base", c_void_p),
@@ -99,7 +100,7 @@ class CPool(Structure):
 
 
 class CRows(Structure):
-    """`Rows` of attention.hpp."""
+    """A batch's rows and block tables as the C struct `Rows` of attention.hpp."""
 
     _fields_ = (
         ("query_starts", c_void_p),
@@ -111,7 +112,7 @@ class CRows(Structure):
 
 
 class CStep(Structure):
-    """`Step` of decoder.hpp."""
+    """Inputs and outputs of one step as the C struct `Step` of decoder.hpp."""
 
     _fields_ = (
         ("tokens", c_void_p),
@@ -175,7 +176,7 @@ def address(tensor: torch.Tensor | None, dtype: torch.dtype = torch.float32) -> 
 
 
 def check(error: bytes | None) -> None:
-    """Raise RuntimeError with the message that a library call returned, if any."""
+    """Raise RuntimeError with the message `error` that a library call returned; do nothing when it is None."""
     if error is not None:
         raise RuntimeError(error.decode())
 
@@ -188,7 +189,8 @@ def release_with(owner: object, delete: Callable[[int], None], handle: int) -> N
 
 
 class Team:
-    """Own a pool of `size` threads, the caller's included, that run one kernel together. One call at a time."""
+    """Own a pool of `size` threads, the caller's included, that run a kernel together. Only one kernel may run at a
+    time."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -204,7 +206,7 @@ class Team:
 
 
 def rows_of(batch: AttentionBatch) -> CRows:
-    """Describe a batch to the library; valid as long as `batch` lives."""
+    """Return the batch as the struct that the library reads; it is valid as long as `batch` lives."""
     return CRows(
         address(batch.query_starts, torch.int32),
         address(batch.context_lens, torch.int32),
@@ -215,7 +217,8 @@ def rows_of(batch: AttentionBatch) -> CRows:
 
 
 def pool_of(pool: torch.Tensor) -> CPool:
-    """Describe a whole KV pool `[N, G, L, 2, B, D]` to the library; valid as long as `pool` lives."""
+    """Return a whole KV pool `[N, G, L, 2, B, D]` as the struct that the library reads; it is valid as long as `pool`
+    lives."""
     _, heads, layers, _, block_size, head_dim = pool.shape
     return CPool(address(pool), heads, layers, block_size, head_dim)
 
@@ -223,9 +226,10 @@ def pool_of(pool: torch.Tensor) -> CPool:
 def matrix_of(
     panels: torch.Tensor, n: int, k: int, scales: torch.Tensor | None = None, bias: torch.Tensor | None = None
 ) -> CMatrix:
-    """Describe packed weights `[n, k]` to the library.
+    """Return packed weights `[n, k]` as the struct that the library reads; it keeps its tensors alive.
 
-    With `scales`, uint8 panels hold int8 values; without, they hold records of 4-bit codes; see `pack_exact`.
+    With `scales`, uint8 `panels` hold int8 values. Without, uint8 panels hold records of 4-bit codes (see
+    `pack_exact`), and panels of another dtype the weights themselves.
     """
     coding = WeightFormat.EIGHT if scales is not None else _FORMATS[panels.dtype]
     group = 0 if scales is None else k // scales.shape[1]
@@ -238,9 +242,11 @@ _FORMATS = {torch.float32: WeightFormat.FLOAT, torch.bfloat16: WeightFormat.BFLO
 
 
 def linear(team: Team, x: torch.Tensor, weights: CMatrix, into: Into, y: torch.Tensor) -> torch.Tensor:
-    """Compute `y = x W^T` in floats for any weight format.
+    """Compute the product `y = x W^T` in float32 for weights of any format, plus their bias if they have one.
 
-    `x` is `[m, k]`. Writes and returns `y`, `[m, n]`, or `[m, n / 2]` for `Into.SWIGLU`."""
+    `x` is `[m, k]`. `into`: whether the product is stored in `y` or added to it, or its SwiGLU is stored. Writes and
+    returns `y`, `[m, n]`, or `[m, n / 2]` for `Into.SWIGLU`.
+    """
     load().tandem_linear(team.handle, address(x), x.shape[1], len(x), byref(weights), address(y), y.shape[1], int(into))
     return y
 

@@ -1,4 +1,8 @@
-"""Reference kernels in plain torch: they define the results of `tandem_kernels.contract` and serve as a CPU path."""
+"""Reference kernels in plain torch: they define the results of `tandem_kernels.contract` and serve as a CPU path.
+
+The kernels themselves are imported from here; `linear_int8` and `int4` hold the quantised products of the compiled
+decoder, `philox` the random numbers of sampling. Read `attention` and `cache` first.
+"""
 
 from tandem_kernels.reference.attention import paged_attention
 from tandem_kernels.reference.blocks import block_digest, pack_blocks, unpack_blocks

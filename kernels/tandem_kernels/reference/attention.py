@@ -1,7 +1,7 @@
 """Compute causal attention over paged KV.
 
-Rows of one sequence share one gather of its KV and one dense attention. Decode rows are batched over sequences whose
-tables have a similar length, so that padding costs less than a factor of two.
+The KV of a sequence is gathered into dense memory once for all of its rows. Decode rows are computed together for
+sequences whose tables have a similar length, so that padding costs less than a factor of two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tandem_kernels.reference.cache import gather
 
 
 def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
-    """See `tandem_kernels.contract`."""
+    """Return the causal attention `[T, H, D]` of the query rows to the KV of their sequences in the pool. The exact
+    result is defined in `tandem_kernels.contract`."""
     # Float8 planes are dequantised to float32, so everything is computed in float32.
     rows_in = query if kv.key_scale is None else query.to(torch.float32)
     out = torch.zeros_like(rows_in)

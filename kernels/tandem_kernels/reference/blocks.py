@@ -10,19 +10,23 @@ _WORD_BYTES = 8
 
 
 def pack_blocks(pool: torch.Tensor, block_ids: torch.Tensor, head_start: int, head_stop: int) -> torch.Tensor:
-    """See `tandem_kernels.contract`."""
+    """Copy the KV heads `[head_start, head_stop)` of blocks `block_ids` of the pool to new contiguous memory, and
+    return it. The exact result is defined in `tandem_kernels.contract`."""
     return pool[:, head_start:head_stop].index_select(0, block_ids)
 
 
 def unpack_blocks(packed: torch.Tensor, pool: torch.Tensor, block_ids: torch.Tensor, head_start: int) -> None:
-    """See `tandem_kernels.contract`."""
+    """Copy `packed`, the result of `pack_blocks`, to the KV heads from `head_start` on of blocks `block_ids` of the
+    pool. The exact result is defined in `tandem_kernels.contract`."""
     pool[:, head_start : head_start + packed.shape[1]].index_copy_(0, block_ids, packed)
 
 
 def block_digest(
     pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
 ) -> torch.Tensor:
-    """See `tandem_kernels.contract`. `head_start` is the model's index of the pool's first head."""
+    """Return a 64-bit digest `[n, G]` of each KV head of blocks `block_ids`. `block_indices` are the blocks' indices in
+    the prompt, `head_start` is the model's index of the pool's first head. Raises ValueError when the bytes of a head's
+    part of a block are not a multiple of 8. The exact result is defined in `tandem_kernels.contract`."""
     slab_bytes = pool[0, 0].numel() * pool.element_size()
     if slab_bytes % _WORD_BYTES:
         raise ValueError(f"a head's part of a block has {slab_bytes} bytes, which is no multiple of {_WORD_BYTES}")

@@ -8,7 +8,8 @@ from tandem_kernels.contract import FLOAT8, FLOAT8_MAX, LayerKV
 
 
 def cache_write(key: torch.Tensor, value: torch.Tensor, kv: LayerKV, slots: torch.Tensor) -> None:
-    """See `tandem_kernels.contract`."""
+    """Write the keys and values `[T, G, D]` of rows to the slots `slots` of one layer of the pool; rows with a negative
+    slot are skipped. The exact result is defined in `tandem_kernels.contract`."""
     if bool((slots < 0).any()):
         has_slot = slots >= 0
         key, value, slots = key[has_slot], value[has_slot], slots[has_slot]
@@ -21,7 +22,8 @@ def cache_write(key: torch.Tensor, value: torch.Tensor, kv: LayerKV, slots: torc
 
 
 def quantize_float8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise `[..., D]` to float8 of the same shape, with float32 scales `[...]`."""
+    """Return the rows `[..., D]` quantised to float8, and float32 scales `[...]`, one for each row: about `rows =
+    float8 * scale`."""
     wide = rows.to(torch.float32)
     scale = wide.abs().amax(-1) / FLOAT8_MAX
     scale = torch.where(scale < torch.finfo(torch.float32).tiny, 1.0, scale)

@@ -17,9 +17,10 @@ _LARGEST = 15
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Weights `step * code + base` of a matrix `[n, k]`.
+    """A weight matrix `[n, k]` stored as 4-bit codes, whose values are `step * code + base`.
 
-    `codes`: uint8 `[n, k]`, each below 16. `step`, `base`: float16 `[n, k / GROUP]`."""
+    `codes`: uint8 `[n, k]`, each below 16. `step`, `base`: float16 `[n, k / GROUP]`, shared by a group of a row.
+    """
 
     codes: torch.Tensor
     step: torch.Tensor
@@ -32,9 +33,9 @@ class Codes:
 
 
 def find_codes(weight: torch.Tensor) -> Codes | None:
-    """Return the codes of float32 `weight` `[n, k]`; None if codes cannot represent it exactly.
+    """Return 4-bit codes that represent float32 `weight` `[n, k]` exactly; None if there are none with these steps.
 
-    `base` and `step` follow from a group's least and greatest weight, as quantisers choose them.
+    `base` and `step` of a group follow from its least and greatest weight, as quantisers choose them.
     """
     n, k = weight.shape
     if k % GROUP:

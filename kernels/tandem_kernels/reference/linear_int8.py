@@ -26,10 +26,11 @@ def weight_group(k: int, limit: int) -> int:
 
 
 def quantize_weight(weight: torch.Tensor, group: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise `weight` `[n, k]` to int8 values `[n, k]` and float32 scales `[n, k / group]`.
+    """Quantise `weight` `[n, k]` to int8 values `[n, k]` and float32 scales `[n, k / group]`, and return both.
 
-    `group` is None for one scale per channel. Rounds to nearest, ties to even. Raises ValueError when `group` is not a
-    multiple of `GROUP` that divides `k`, or a weight is not finite.
+    `group`: successive components of an output channel that share a scale; None for one scale per channel. Rounds to
+    nearest, ties to even. Raises ValueError when `group` is not a multiple of `GROUP` that divides `k`, or a weight is
+    not finite.
     """
     n, k = weight.shape
     group = group or k
@@ -78,7 +79,8 @@ def linear_int8(
 
 
 def embed_int8(tokens: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return rows `tokens` of an embedding table, quantised as weights `[n, k]`, as float32 `[T, k]`."""
+    """Return rows `tokens` of the embedding table `weight` `[n, k]`, which `quantize_weight` quantised with `scales`,
+    as float32 `[T, k]`."""
     grouped = weight[tokens].float().reshape(len(tokens), scales.shape[1], -1)
     return (grouped * scales[tokens, :, None]).flatten(1)
 

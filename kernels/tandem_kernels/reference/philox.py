@@ -11,7 +11,8 @@ Words4 = tuple[int, int, int, int]
 
 
 def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
-    """Compute Philox4x32-10 on 32-bit words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011)."""
+    """Return the four random 32-bit words of Philox4x32-10 for `counter` under `key` (Salmon et al., "Parallel random
+    numbers: as easy as 1, 2, 3", SC 2011)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -22,9 +23,11 @@ def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
 
 
 def uniform(seed: int, choice: int, index: int) -> float:
-    """Return a number in [0, 1) with 53 random bits for output token number `index` of a choice.
+    """Return a random number in [0, 1) with 53 bits, which depends on the arguments only.
 
-    `seed` is an unsigned 64-bit number."""
+    `seed`: unsigned 64-bit number of the request. `choice`: index of the request's choice. `index`: number of the
+    output token in that choice.
+    """
     counter = (index & _MASK32, index >> 32, choice & _MASK32, 0)
     high, low, _, _ = philox4x32(counter, (seed & _MASK32, seed >> 32))
     return ((high << 32 | low) >> 11) * 2.0**-53

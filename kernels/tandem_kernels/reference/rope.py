@@ -12,14 +12,16 @@ from tandem_kernels.reference.norm import rms_norm
 def rope_tables(
     positions: torch.Tensor, inv_freq: torch.Tensor, scale: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `tandem_kernels.contract`."""
+    """Return the cosines and sines `[T, D]` with which `rope` rotates rows at `positions`, multiplied by `scale`. The
+    exact result is defined in `tandem_kernels.contract`."""
     half = positions[:, None].to(torch.float32) * inv_freq
     angles = torch.cat((half, half), dim=-1)
     return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """See `tandem_kernels.contract`."""
+    """Return the heads `x` `[T, heads, D]` rotated by the tables of `rope_tables`. The exact result is defined in
+    `tandem_kernels.contract`."""
     first, second = x.chunk(2, dim=-1)
     rotated = torch.cat((-second, first), dim=-1)
     return x * cos[:, None] + rotated * sin[:, None]
@@ -33,7 +35,8 @@ def rope_cache_write(
     kv: LayerKV,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """See `tandem_kernels.contract`."""
+    """Normalise (unless `norms` is None) and rotate the query and key heads in `qkv`, write keys and values to `slots`
+    of the pool, and return the queries `[T, H, D]`. The exact result is defined in `tandem_kernels.contract`."""
     _, groups, _, dim = kv.key.shape
     heads = qkv.view(len(qkv), qkv.shape[1] // dim, dim)
     query = heads[:, : -2 * groups]

@@ -20,7 +20,7 @@ _MASK64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Sampling filters of one row, see `contract.SamplingRows`. `temperature` is not 0."""
+    """Sampling parameters of one row, with the meanings of `contract.SamplingRows`; `temperature` must not be 0."""
 
     temperature: float
     top_k: int
@@ -29,7 +29,8 @@ class Filters:
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """See `tandem_kernels.contract`."""
+    """Return one sampled token id for each row of `logits` `[R, V]`; -1 for a row with a number that is not finite. The
+    exact result is defined in `tandem_kernels.contract`."""
     tokens = torch.full((len(logits),), -1)
     for row, values in enumerate(logits):
         if not bool(values.isfinite().all()):
@@ -56,7 +57,7 @@ def best(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def kept_tokens(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """Return the ids that the filters keep of a float64 row `[vocab]`, ascending; at least one."""
+    """Return the ids of a float64 row of logits `[vocab]` that the filters keep, ascending; at least one."""
     scaled = _scaled(logits, filters.temperature)
     ids: torch.Tensor | None = best(scaled, filters.top_k) if filters.top_k else None
     if filters.top_p < 1:
@@ -68,7 +69,8 @@ def kept_tokens(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
 
 
 def sample_token(logits: torch.Tensor, filters: Filters, number: float) -> int:
-    """Return the token of a float64 row `[vocab]` at a uniform number in [0, 1)."""
+    """Return the token that a float64 row of logits `[vocab]` gives after the filters for `number`, a uniform random
+    number in [0, 1)."""
     ids = kept_tokens(logits, filters)
     cumulative = torch.exp(_scaled(logits, filters.temperature)[ids]).cumsum(0)
     # A 53-bit number below 1 times the sum is below the sum, so the token found has a positive weight.

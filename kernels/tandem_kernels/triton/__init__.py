@@ -1,6 +1,8 @@
 """Kernels in Triton for CUDA, and in Triton's interpreter for tests.
 
-The public names are `KERNELS` and the slower `BATCH_INVARIANT`.
+The public names are `KERNELS` and the slower `BATCH_INVARIANT`, whose results for a row do not depend on the other
+rows. `attention` chooses between `decode_attention` and `prefill_attention`; the other modules hold one kernel or two
+each. Read `attention` first.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
-    """See `tandem_kernels.contract`. Raises ValueError when dtypes, sizes or strides are not supported.
+    """Return the causal attention `[T, H, D]` of the query rows to the KV of their sequences in the pool. The exact
+    result is defined in `tandem_kernels.contract`. Raises ValueError when dtypes, sizes or strides are not supported.
 
     For half types the softmax weights are rounded to the query's dtype before they are multiplied with the values; for
     float8 values always to bfloat16, whose range holds a weight times a scale.
@@ -36,9 +37,10 @@ def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, sca
 
 
 def row_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
-    """Compute `paged_attention` batch-invariantly: one kernel with one tile size for all rows, and no split contexts.
+    """Return the same as `paged_attention`, batch-invariantly: the bits of a row's result depend only on its query and
+    its context. Raises ValueError when dtypes, sizes or strides are not supported.
 
-    A row's bits depend only on its query and its context. The cost is that a few long contexts leave most of a GPU
+    One kernel with one tile size computes all rows and splits no context, so a few long contexts leave most of a GPU
     idle.
     """
     _check(query, kv, scale)

@@ -39,7 +39,8 @@ def _copy_kernel(
 
 
 def pack_blocks(pool: torch.Tensor, block_ids: torch.Tensor, head_start: int, head_stop: int) -> torch.Tensor:
-    """See `tandem_kernels.contract`."""
+    """Copy the KV heads `[head_start, head_stop)` of blocks `block_ids` of the pool to new contiguous memory, and
+    return it. The exact result is defined in `tandem_kernels.contract`."""
     shape = (len(block_ids), head_stop - head_start, *pool.shape[2:])
     packed = torch.empty(shape, dtype=pool.dtype, device=pool.device)
     _copy(pool[:, head_start:head_stop], packed, block_ids, into_pool=False)
@@ -47,12 +48,14 @@ def pack_blocks(pool: torch.Tensor, block_ids: torch.Tensor, head_start: int, he
 
 
 def unpack_blocks(packed: torch.Tensor, pool: torch.Tensor, block_ids: torch.Tensor, head_start: int) -> None:
-    """See `tandem_kernels.contract`."""
+    """Copy `packed`, the result of `pack_blocks`, to the KV heads from `head_start` on of blocks `block_ids` of the
+    pool. The exact result is defined in `tandem_kernels.contract`."""
     _copy(pool[:, head_start : head_start + packed.shape[1]], packed.contiguous(), block_ids, into_pool=True)
 
 
 def as_words(heads: torch.Tensor, word: torch.dtype) -> torch.Tensor:
-    """View heads of blocks `[N, G, ...]`, each contiguous, as `[N, G, words]`."""
+    """Return a view `[N, G, words]` of heads of blocks `[N, G, ...]`, each contiguous, as integers of the dtype
+    `word`."""
     return heads.view(*heads.shape[:2], -1).view(word)
 
 

@@ -43,10 +43,12 @@ _JOINED = 16
 
 
 class DecodeTiles(NamedTuple):
-    """Tile sizes: `block_n` tokens per tile, and `slice_tokens` per slice, a multiple of `block_n`.
+    """Tile sizes and launch options of the decode kernel.
 
-    `stages // 2` tiles are in shared memory, because the compiler loads table entries as many steps ahead of the tiles
-    as it loads tiles ahead of their use. With 3 or 4 stages no tile is in flight while one is computed.
+    A program reads `block_n` tokens of KV at a time; contexts are divided among programs in slices of `slice_tokens`, a
+    multiple of `block_n`. `warps` and `stages` are Triton's launch options: `stages // 2` tiles are in shared memory,
+    because the compiler loads table entries as many steps ahead of the tiles as it loads tiles ahead of their use. With
+    3 or 4 stages no tile is in flight while one is computed.
     """
 
     block_n: int
@@ -218,11 +220,11 @@ def _join_kernel(
 def split_attention(
     query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float, out: torch.Tensor, span: range, max_rows: int
 ) -> None:
-    """Compute `contract.paged_attention` of the sequences `span` into their rows of `out`.
+    """Compute `contract.paged_attention` of the sequences with indices in `span`, and write it to their rows of `out`.
 
-    No sequence has more than `max_rows` rows; `max_rows * H / G` is at most MAX_PACKED_ROWS. If tables are wide enough
-    for all parts, partial results take `256 * H / G * D` floats per row: 34 MB times `H / G` for 256 decodes with
-    D = 128. The work is divided into enough launches to keep that within SCRATCH_BYTES.
+    No sequence may have more than `max_rows` rows, and `max_rows * H / G` may be at most MAX_PACKED_ROWS. If tables are
+    wide enough for all parts, partial results take `256 * H / G * D` floats per row: 34 MB times `H / G` for 256
+    decodes with D = 128. The work is divided into enough launches to keep that within SCRATCH_BYTES.
     """
     num_heads, head_dim = query.shape[1:]
     _, reached = _parts(query, kv, batch)

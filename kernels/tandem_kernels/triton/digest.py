@@ -54,7 +54,9 @@ def _digest_kernel(
 def block_digest(
     pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
 ) -> torch.Tensor:
-    """See `tandem_kernels.contract`. `head_start` is the model's index of the pool's first head."""
+    """Return a 64-bit digest `[n, G]` of each KV head of blocks `block_ids`. `block_indices` are the blocks' indices in
+    the prompt, `head_start` is the model's index of the pool's first head. Raises ValueError when the bytes of a head's
+    part of a block are not a multiple of 8. The exact result is defined in `tandem_kernels.contract`."""
     slab_bytes = pool[0, 0].numel() * pool.element_size()
     if slab_bytes % torch.int64.itemsize:
         raise ValueError(

@@ -19,9 +19,12 @@ from tandem_kernels.triton.interpret import narrow, widen
 
 
 class LinearTiles(NamedTuple):
-    """Tile sizes: `block_m` rows by `block_n` outputs, `block_k` inputs at a time.
+    """Tile sizes and launch options of `linear`: a program computes `block_m` rows by `block_n` outputs, and reads
+    `block_k` inputs at a time.
 
-    `stages - 1` blocks of inputs are being loaded while one is multiplied."""
+    `warps` and `stages` are Triton's launch options: `stages - 1` blocks of inputs are being loaded while one is
+    multiplied.
+    """
 
     block_m: int
     block_n: int
@@ -90,7 +93,8 @@ def _linear_kernel(
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """See `tandem_kernels.contract`. Raises ValueError when dtypes, shapes or strides are not supported."""
+    """Return `x @ weight.T + bias`, batch-invariantly. The exact result is defined in `tandem_kernels.contract`. Raises
+    ValueError when dtypes, shapes or strides are not supported."""
     (num_rows, inputs), outputs = x.shape, weight.shape[0]
     _check(x, weight, bias)
     out = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)

@@ -48,7 +48,8 @@ def _norm_kernel(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `tandem_kernels.contract`."""
+    """Return `x` divided by the root mean square of its last dimension and multiplied by `weight`. The exact result is
+    defined in `tandem_kernels.contract`."""
     rows = _rows(x)
     out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     _launch(rows, None, weight, out, None, eps)
@@ -58,7 +59,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `tandem_kernels.contract`."""
+    """Return `rms_norm(x + residual, weight, eps)` and the sum `x + residual`. The exact result is defined in
+    `tandem_kernels.contract`."""
     rows = _rows(x)
     out, total = (torch.empty(rows.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     _launch(rows, _rows(residual), weight, out, total, eps)
@@ -121,7 +123,8 @@ def _gate_kernel(p_gate_up, p_out, row_stride, WIDTH: tl.constexpr, BLOCK: tl.co
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """See `tandem_kernels.contract`."""
+    """Return the gating product of an MLP, `silu(gate) * up`, of the two halves `gate` and `up` of each row of
+    `gate_up` `[T, 2 * I]`. The exact result is defined in `tandem_kernels.contract`."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:

@@ -24,9 +24,11 @@ from tandem_kernels.triton.interpret import narrow
 
 
 class PrefillTiles(NamedTuple):
-    """Tile sizes: `block_m` packed rows by `block_n` tokens.
+    """Tile sizes and launch options of the prefill kernel.
 
-    `stages // 2` tiles of keys and of values are in shared memory, see `decode_attention.DecodeTiles`.
+    A program computes `block_m` rows at a time, where each query head that shares the KV head counts as a row, and
+    reads `block_n` tokens of KV at a time. `warps` and `stages` are Triton's launch options: `stages // 2` tiles of
+    keys and of values are in shared memory, see `decode_attention.DecodeTiles`.
     """
 
     block_m: int
@@ -151,9 +153,11 @@ def chunk_attention(
     max_rows: int,
     tiles_of: Mapping[tuple[int, int], PrefillTiles] = TILES,
 ) -> None:
-    """Compute `contract.paged_attention` of the sequences `span` into their rows of `out`.
+    """Compute `contract.paged_attention` of the sequences with indices in `span`, and write it to their rows of `out`.
 
-    No sequence has more than `max_rows` rows. `tiles_of` maps (padded head size, bytes of an element) to tile sizes."""
+    No sequence may have more than `max_rows` rows. `tiles_of` maps (padded head size, bytes of an element) to tile
+    sizes.
+    """
     _, num_heads, head_dim = query.shape
     groups = kv.key.shape[1]
     block_d = triton.next_power_of_2(head_dim)

@@ -124,7 +124,8 @@ def rope_cache_write(
     kv: LayerKV,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """See `tandem_kernels.contract`."""
+    """Normalise (unless `norms` is None) and rotate the query and key heads in `qkv`, write keys and values to `slots`
+    of the pool, and return the queries `[T, H, D]`. The exact result is defined in `tandem_kernels.contract`."""
     rows = len(qkv)
     _, kv_heads, block_size, dim = kv.key.shape
     num_heads = qkv.shape[1] // dim

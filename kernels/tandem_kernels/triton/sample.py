@@ -326,7 +326,8 @@ def _sample_kernel(
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """See `tandem_kernels.contract`."""
+    """Return one sampled token id for each row of `logits` `[R, V]`; -1 for a row with a number that is not finite. The
+    exact result is defined in `tandem_kernels.contract`."""
     count, vocab = logits.shape
     tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
     if not count:

@@ -17,14 +17,15 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def key_text(secret: bytes) -> str:
-    """Return the API key for `secret`, which must be KEY_BYTES random bytes."""
+    """Return the API key made from `secret`, which must be KEY_BYTES random bytes; raises ValueError for another
+    length."""
     if len(secret) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(secret)}")
     return KEY_PREFIX + base64.urlsafe_b64encode(secret).rstrip(b"=").decode("ascii")
 
 
 def key_digest(key: str) -> bytes:
-    """Return the SHA-256 digest of any text that a client sends as its key."""
+    """Return the SHA-256 digest of `key`, which may be any text that a client sends as its API key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -33,9 +34,9 @@ def hash_text(digest: bytes) -> str:
 
 
 def parse_hash(text: str) -> bytes:
-    """Return the digest in `sha256:<64 hexadecimal digits>`.
+    """Return the 32-byte digest that `text`, `sha256:<64 hexadecimal digits>`, stands for.
 
-    Raises ValueError, whose message does not repeat the text, in case a key was written in place of its hash.
+    Raises ValueError for any other text. The message does not repeat it, because it may be a key instead of a hash.
     """
     if not _HASH.fullmatch(text):
         raise ValueError("must be sha256: and 64 hexadecimal digits, as `tandem key` prints it")

@@ -31,7 +31,8 @@ from tandem.core.lane import Lane
 
 
 class FairQueue:
-    """Own the waiting requests of one model and the tenants' counters.
+    """Order the waiting requests of one model so that tenants share it fairly, by a counter of tokens served for each
+    tenant in each lane.
 
     `push`, `pop`, `remove` and (amortized) `first` cost the logarithm of the number of waiting requests and a shift of
     two lists of them; `charge` is O(1).
@@ -55,7 +56,8 @@ class FairQueue:
     # ---- requests
 
     def push(self, key: RequestId, item: QueueItem) -> int:
-        """Add a request and return its number, for `put_back`."""
+        """Add a waiting request, and return the number of its position, which `put_back` needs. Raises AssertionError
+        when `key` waits already."""
         flow = self._flow(item.flow_key)
         if not flow.waiting:
             flow.counter = max(flow.counter, self._virtual[item.lane])
@@ -64,21 +66,23 @@ class FairQueue:
         return self._num_pushed
 
     def put_back(self, key: RequestId, item: QueueItem, number: int, credit: int) -> None:
-        """Return a request that was popped, with the `credit` that `pop` returned, to its old position, and undo its
-        charge."""
+        """Let a request that was popped wait again at its old position, and undo the charge to its tenant.
+
+        `number` is what `push` returned for it, `credit` what `pop` returned.
+        """
         self._flow(item.flow_key).restore_credit(credit)
         self.charge(item.flow_key, -item.num_tokens)
         self._enter(key, item, number)
 
     def remove(self, key: RequestId) -> None:
-        """Remove a request; does nothing when it does not wait."""
+        """Remove a waiting request without charging its tenant; does nothing when it does not wait."""
         flow_key = self._flow_key_of.pop(key, None)
         if flow_key is not None:
             self._flows[flow_key].remove(key)
             self._rank(self._flows[flow_key])
 
     def first(self) -> RequestId | None:
-        """Return the next request; None when none waits."""
+        """Return the request to send next, without removing it; None when none waits."""
         for lane in Lane:
             heap = self._active[lane]
             while heap:
@@ -93,8 +97,8 @@ class FairQueue:
         return None
 
     def pop(self, key: RequestId) -> int:
-        """Remove a request that is sent now and charge its tenant. Returns the credit that `put_back` needs to undo
-        it."""
+        """Remove a waiting request because it is sent now, and charge its tokens to its tenant. Returns the number that
+        `put_back` needs as `credit`. Raises KeyError when it does not wait."""
         flow_key = self._flow_key_of.pop(key)
         flow = self._flows[flow_key]
         num_tokens = flow.waiting[key].item.num_tokens
@@ -107,30 +111,34 @@ class FairQueue:
     # ---- counters
 
     def charge(self, flow_key: FlowKey, num_tokens: int) -> None:
-        """Add tokens served by this gateway to a counter; negative tokens undo an earlier charge."""
+        """Add tokens that this gateway has served to the counter of a tenant in a lane; negative tokens undo an earlier
+        charge."""
         self._served[flow_key] = self._served.get(flow_key, 0) + num_tokens
         self.add_to_counter(flow_key, num_tokens)
 
     def served(self) -> Mapping[FlowKey, int]:
-        """Return the tokens that this gateway has served since it started, for other gateways."""
+        """Return the tokens that this gateway has served since it started, by tenant and lane, to be reported to other
+        gateways."""
         return self._served
 
     def add_to_counter(self, flow_key: FlowKey, num_tokens: int) -> None:
-        """Add tokens that other gateways have served to a counter."""
+        """Add tokens that another gateway has served to the counter of a tenant in a lane; `served` does not include
+        them."""
         flow = self._flow(flow_key)
         flow.counter += num_tokens / flow.weight
         if num_tokens < 0:
             self._rank(flow)
 
     def counter(self, flow_key: FlowKey) -> float:
-        """Return served tokens / weight; only differences between counters are meaningful."""
+        """Return the counter of a tenant in a lane: served tokens / weight. Only differences between counters are
+        meaningful."""
         return self._flow(flow_key).counter
 
     # ---- prediction and overflow
 
     def num_ahead(self, item: QueueItem) -> int:
-        """Return the tokens that would be served before a request that arrives now, if no other arrives. Looks at each
-        tenant and at each size class of the request's own tenant."""
+        """Return the prompt tokens of waiting requests that would be sent before the request `item` if it arrived now
+        and no other did. The cost grows with the number of tenants and of size classes of the request's own tenant."""
         own_flow = self._flows.get(item.flow_key)
         counter = self._virtual[item.lane] if own_flow is None or not own_flow.waiting else own_flow.counter
         if own_flow is not None:
@@ -168,7 +176,8 @@ class FairQueue:
         return flow.newest()
 
     def check(self) -> None:
-        """Verify the totals by adding them up again. Raises AssertionError naming the first mismatch."""
+        """Verify the totals by adding them up again, for tests. Raises AssertionError with a message about the first
+        mismatch."""
         for flow_key, flow in self._flows.items():
             flow.check()
             assert all(self._flow_key_of.get(key) == flow_key for key in flow.waiting), f"{flow_key}: requests"

@@ -10,7 +10,7 @@ from tandem.core.lane import Lane
 
 
 class FlowKey(NamedTuple):
-    """Key of a fairness counter: one tenant in one lane."""
+    """Key of a fairness counter and of a tenant's queue: one tenant in one lane."""
 
     lane: Lane
     tenant: TenantId
@@ -18,8 +18,11 @@ class FlowKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueItem:
-    """The queueing properties of one request: `num_tokens` are charged when it is sent; a lower `priority` is more
-    urgent."""
+    """The properties of a request by which queues order it.
+
+    `num_tokens`: charged to the tenant when the request is sent. `weight`: the tenant's share against other tenants.
+    `priority`: order among the tenant's own requests, a lower number first.
+    """
 
     lane: Lane
     tenant: TenantId

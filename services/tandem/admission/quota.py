@@ -23,27 +23,32 @@ REQUESTS, TOKENS, CONCURRENCY = "requests_per_minute", "tokens_per_minute", "con
 
 
 class QuotaLimits(NamedTuple):
-    """Limits of a tenant; 0 is no limit."""
+    """Limits of a tenant's quota; a limit of 0 means that there is none."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     max_concurrency: int = 0
 
     def share(self, parts: int) -> QuotaLimits:
-        """Return one of several equal parts, each at least 1, because 0 is no limit."""
+        """Return the limits divided by `parts`, each at least 1, because 0 would mean no limit; absent limits stay
+        absent."""
         return QuotaLimits(*(max(1, limit // parts) if limit else 0 for limit in self))
 
 
 class Levels(NamedTuple):
-    """Levels of both buckets, in units of `token_bucket.UNIT`; None where there is no limit."""
+    """What is left in a tenant's buckets of requests and of tokens, in units of `1 / token_bucket.UNIT` request or
+    token; None where there is no limit."""
 
     requests: int | None = None
     tokens: int | None = None
 
 
 class Reservation(NamedTuple):
-    """A request for quota. `id` is unique over all gateways and all time. `force` takes the tokens whatever the levels,
-    because they were used already."""
+    """A demand to reserve `requests` requests and `tokens` tokens of a tenant's quota.
+
+    `id` must be unique over all gateways and all time. `force`: grant it even beyond the limits, because the tokens
+    have been used already.
+    """
 
     id: str
     requests: int
@@ -52,8 +57,11 @@ class Reservation(NamedTuple):
 
 
 class ReservationResult(NamedTuple):
-    """Result of a reservation. `refused` names the limit that refused it; "" is a grant. `wait_ms` is the time until
-    the bucket has enough if no other request takes it; 0 for concurrency, where the time is unknown."""
+    """Outcome of a reservation, with the bucket `levels` after it.
+
+    `refused`: the name of the limit that is exceeded, or "" when it is granted. `wait_ms`: milliseconds until that
+    bucket would suffice if no other request takes from it; 0 for the limit on concurrency, where the time is unknown.
+    """
 
     levels: Levels
     refused: str = ""
@@ -71,11 +79,15 @@ class _Reservation:
 
 
 class TenantQuota:
-    """Own the levels and reservations of one tenant; each call passes the current limits. Time in milliseconds.
+    """Account for one tenant's quota: grant reservations, and settle them with the actual use. Times are in
+    milliseconds.
 
-    When the clock goes back by up to MAX_BACK_MS, time stands still; by more, accounting continues from the new time
-    with the present bucket levels, and no reservation stays open for longer than the time to live, `ttl_ms`, that the
-    call passes.
+    Each call takes the current `limits`, the time `now_ms`, and `ttl_ms`, after which a reservation that is not renewed
+    expires; the next call on the quota then settles it with its last reported use. `levels` and `open` (the
+    reservations by id) are for reading.
+
+    When the clock goes back by up to MAX_BACK_MS, time stands still; when it goes back by more, accounting continues
+    from the new time with the present levels, and open reservations expire at most `ttl_ms` later.
     """
 
     def __init__(self, levels: Levels | None = None, now_ms: int = 0) -> None:
@@ -86,7 +98,8 @@ class TenantQuota:
         self._limits = QuotaLimits()
 
     def reserve(self, request: Reservation, limits: QuotaLimits, now_ms: int, ttl_ms: int) -> ReservationResult:
-        """Take all of a reservation or nothing. Repeating an id that is open takes nothing more."""
+        """Reserve all that `request` demands or nothing; the result contains which. An `id` that is open already is
+        granted again without taking more."""
         now = self._advance(limits, now_ms, ttl_ms)
         if request.id in self.open:
             return ReservationResult(self.levels)
@@ -98,9 +111,10 @@ class TenantQuota:
         return ReservationResult(self.levels)
 
     def renew(self, used: Mapping[str, int], limits: QuotaLimits, now_ms: int, ttl_ms: int) -> list[str]:
-        """Keep reservations open, given the tokens that each used so far, and return those that are not open any more.
+        """Extend open reservations by `ttl_ms` from now, and return the ids in `used` that are not open any more.
 
-        Use beyond a reservation is taken at once.
+        `used` maps the id of each reservation to the tokens that it has used so far; tokens beyond those reserved are
+        taken from the bucket immediately.
         """
         now = self._advance(limits, now_ms, ttl_ms)
         gone = []
@@ -116,9 +130,11 @@ class TenantQuota:
         return gone
 
     def settle(self, name: str, used: int | None, limits: QuotaLimits, now_ms: int, ttl_ms: int) -> bool:
-        """End a reservation with its total use in tokens; None returns it in full, as if it had not been made.
+        """End the reservation with the id `name`: return the tokens that it reserved but did not use, or take those it
+        used beyond.
 
-        Returns False, and changes nothing, when the reservation is not open.
+        `used` is its total use in tokens; None returns everything, including the requests, as if it had not been made.
+        Returns False, and changes nothing, when the reservation is not open, for example because it has expired.
         """
         self._advance(limits, now_ms, ttl_ms)
         reservation = self.open.pop(name, None)
@@ -128,7 +144,8 @@ class TenantQuota:
         return True
 
     def check(self) -> None:
-        """Verify that no bucket is over capacity and that no reservation used more than it took."""
+        """Verify, for tests, that no bucket is over capacity and no open reservation has used more than it took. Raises
+        AssertionError with a message about the first mismatch."""
         for level, limit in zip(self.levels, self._limits, strict=False):
             assert level is None or level <= capacity(limit), f"{self!r} has more than {limit}"
         for name, reservation in self.open.items():

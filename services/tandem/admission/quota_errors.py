@@ -15,18 +15,18 @@ _WORDS = {
 
 
 def exceeds_limit_error(limits: QuotaLimits, num_tokens: int) -> TandemError:
-    """Return the error for a prompt longer than a minute's tokens. Not a 429: clients would retry, and the prompt can
-    never be admitted."""
+    """Return the INVALID_REQUEST error for a prompt of `num_tokens`, more than the tenant's tokens per minute. It is
+    not a 429, because clients would retry, and the prompt can never be admitted."""
     message = f"the prompt has {num_tokens} tokens, and this key may use {limits.tokens_per_minute} per minute"
     return TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason=TOKENS)
 
 
 def batch_exceeds_limit_error(limits: QuotaLimits, charges: Sequence[int]) -> TandemError | None:
-    """Return the error for the prompts of one body, which are admitted all or none; None where an unused quota admits
-    them.
+    """Return the INVALID_REQUEST error for a request with several prompts that even an unused quota would not admit;
+    None where it would.
 
-    `charges` are the tokens that each would reserve. Waiting does not help; fewer prompts do, and against a token limit
-    also a smaller `max_tokens`.
+    `charges`: tokens that each prompt would reserve; the prompts are admitted all or none. Waiting does not help; fewer
+    prompts do, and against a token limit also a smaller `max_tokens`.
     """
     for name, limit in ((REQUESTS, limits.requests_per_minute), (CONCURRENCY, limits.max_concurrency)):
         if 0 < limit < len(charges):
@@ -42,6 +42,7 @@ def batch_exceeds_limit_error(limits: QuotaLimits, charges: Sequence[int]) -> Ta
 
 
 def rate_limited_error(result: ReservationResult, limits: QuotaLimits) -> TandemError:
+    """Return the QUOTA error for a refused reservation, with the time after which the client may retry."""
     limit = {
         REQUESTS: limits.requests_per_minute,
         TOKENS: limits.tokens_per_minute,

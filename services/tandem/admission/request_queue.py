@@ -16,7 +16,7 @@ LEARNING = 0.1
 
 
 class ModelFlow(NamedTuple):
-    """The key by which gateways exchange served tokens: a flow of one model."""
+    """Key of the served tokens that gateways report to each other: one model, and one tenant in one lane."""
 
     model: str
     flow_key: FlowKey
@@ -39,10 +39,12 @@ class _QueueEntry:
 
 
 class RequestQueue:
-    """Own an entry for every request that was admitted and has not ended, waiting or sent.
+    """Order the requests of one gateway that wait to be sent, with a fair queue per model, and charge tenants for what
+    is served. `max_queued`: how many may wait.
 
-    A prompt is charged with the tokens that it probably has to compute, estimated from the cached fractions of its
-    tenant's recent prompts, and the charge is corrected when the request has ended.
+    A request has an entry from `enter` until `leave`, whether it waits or was sent. A prompt is charged with the tokens
+    that it probably has to compute, estimated from the cached fractions of its tenant's recent prompts in its lane; the
+    charge is corrected when the request has ended.
     """
 
     def __init__(self, max_queued: int) -> None:
@@ -53,7 +55,7 @@ class RequestQueue:
         self._uncached: dict[FlowKey, float] = {}
 
     def __len__(self) -> int:
-        """Return the number of waiting requests."""
+        """Return the number of requests that wait; those that were sent do not count."""
         return self._num_waiting
 
     def __contains__(self, request: RequestId) -> bool:
@@ -63,7 +65,8 @@ class RequestQueue:
     # ---- one request, from arrival to end
 
     def item_for(self, request: Request, weight: float) -> QueueItem:
-        """Return the queue item of a request that arrives now, with the tokens that it would be charged."""
+        """Return the queue item of a request that arrives now, with the prompt tokens that it would be charged; it is
+        not added. `weight` is its tenant's."""
         flow_key = FlowKey(request.lane, request.tenant)
         num_tokens = max(1, round(len(request.prompt_tokens) * self._uncached.get(flow_key, 1.0)))
         return QueueItem(
@@ -71,7 +74,8 @@ class RequestQueue:
         )
 
     def enter(self, request: Request, item: QueueItem) -> RequestId | None:
-        """Add a request. Returns the request to drop when too many wait, possibly the new one itself, else None."""
+        """Add a waiting request with the item that `item_for` returned. Returns the request that the caller should drop
+        because too many wait, possibly the new one itself; None when there is room."""
         queue = self._queues.setdefault(request.model, FairQueue())
         number = queue.push(request.id, item)
         self._entries[request.id] = _QueueEntry(
@@ -81,7 +85,7 @@ class RequestQueue:
         return queue.fullest() if self._num_waiting > self._max_queued else None
 
     def send(self, request: RequestId, num_tokens: int | None = None) -> None:
-        """Move a waiting request to the sent state and charge `num_tokens`, the prompt tokens that its workers will
+        """Mark a waiting request as sent and charge its tenant. `num_tokens`: prompt tokens that its workers will
         probably compute; None keeps the earlier estimate."""
         entry = self._entries[request]
         queue = self._queues[entry.model]
@@ -92,11 +96,11 @@ class RequestQueue:
         self._num_waiting -= 1
 
     def put_back(self, request: RequestId) -> None:
-        """Return a sent request to its old position, after its workers rejected or lost it; does nothing when it waits
-        or is unknown.
+        """Let a sent request wait again at its old position, because its workers rejected or lost it; does nothing when
+        it waits already or is unknown.
 
-        A request whose client has received output counts as the shortest of all while it waits; its real cost is
-        charged when it is sent.
+        A request that has produced output counts as one token while it waits, so that it goes before others; its real
+        cost is charged when it is sent.
         """
         entry = self._entries.get(request)
         if entry is not None and entry.is_sent:
@@ -108,23 +112,25 @@ class RequestQueue:
             self._num_waiting += 1
 
     def withdraw(self, request: RequestId) -> None:
-        """Move a waiting request to the sent state because nothing of it waits any more; does nothing when it does not
+        """Mark a waiting request as sent, because nothing of it has to be sent any more; does nothing when it does not
         wait."""
         entry = self._entries.get(request)
         if entry is not None and not entry.is_sent:
             self.send(request)
 
     def charge_output(self, request: RequestId, num_tokens: int) -> None:
-        """Charge further output tokens of a request; does nothing when it is unknown."""
+        """Charge `num_tokens` more output tokens of a request to its tenant; does nothing when the request is
+        unknown."""
         entry = self._entries.get(request)
         if entry is not None:
             entry.has_sampled = True
             self._queues[entry.model].charge(entry.item.flow_key, num_tokens)
 
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
-        """Remove a request that has ended; does nothing when it is unknown.
+        """Remove a request that has ended, whether it waits or was sent; does nothing when it is unknown.
 
-        `num_cached` prompt tokens were in a prefix cache; None when unknown, which leaves the charge as it is.
+        `num_cached`: prompt tokens that a worker found in a prefix cache, by which the charge of a sent request is
+        corrected; None when unknown, which leaves the charge as it is.
         """
         entry = self._entries.pop(request, None)
         if entry is None:
@@ -146,29 +152,32 @@ class RequestQueue:
         return None if queue is None else queue.first()
 
     def charged(self, request: RequestId) -> int:
-        """Return the prompt tokens of the request that will probably be computed."""
+        """Return the prompt tokens of a request that will probably be computed: those charged if it was sent, otherwise
+        the estimate at its arrival. Raises KeyError when it is unknown."""
         entry = self._entries[request]
         return entry.num_charged if entry.is_sent else entry.num_expected
 
     def num_ahead(self, model: str, item: QueueItem) -> int:
-        """Return the prompt tokens that would be sent before a request that arrives now."""
+        """Return the prompt tokens of requests for `model` that would be sent before the request `item` if it arrived
+        now."""
         queue = self._queues.get(model)
         return 0 if queue is None else queue.num_ahead(item)
 
     # ---- other gateways
 
     def served(self) -> Iterator[tuple[ModelFlow, int]]:
-        """Yield the tokens served by this gateway since it started, by flow."""
+        """Yield the tokens that this gateway has served since it started, for each model, tenant and lane."""
         for model, queue in self._queues.items():
             for flow_key, num_tokens in queue.served().items():
                 yield ModelFlow(model, flow_key), num_tokens
 
     def add_remote_usage(self, model_flow: ModelFlow, num_tokens: int) -> None:
-        """Add tokens that other gateways have served."""
+        """Add tokens that another gateway has served to the counter of a model, tenant and lane."""
         self._queues.setdefault(model_flow.model, FairQueue()).add_to_counter(model_flow.flow_key, num_tokens)
 
     def check(self) -> None:
-        """Verify the totals by adding them up again. Raises AssertionError naming the first mismatch."""
+        """Verify the totals by adding them up again, for tests. Raises AssertionError with a message about the first
+        mismatch."""
         for queue in self._queues.values():
             queue.check()
         waiting = [request for request, entry in self._entries.items() if not entry.is_sent]

@@ -14,12 +14,13 @@ DisaggregationPolicy = Literal["off", "auto", "prefer", "strict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A tenant and what it may use; 0 is no limit. `models`: None allows all.
+    """A tenant and what it may use; a limit of 0 means that there is none.
 
-    `lane` is the most urgent lane that it may request, and the default of its requests; `weight` is its share against
-    other tenants in a lane. Token limits count prompt tokens that were not in the prefix cache, and all output.
-    `cache_sharing` "public" lets all public tenants share its prefixes. `disaggregation`: None follows the gateway. An
-    `operator` sees the requests of other tenants in the console.
+    `models`: the models it may use; None allows all. Token limits count prompt tokens that were not in the prefix
+    cache, and all output. `lane`: the most urgent lane that it may request, and the default of its requests. `weight`:
+    its share against other tenants in a lane. `cache_sharing`: "public" lets all public tenants share cached prefixes.
+    `disaggregation`: None uses the gateway's setting. `operator`: it may see the requests of other tenants in the
+    console.
     """
 
     id: TenantId

@@ -20,11 +20,10 @@ _SALT_BYTES = 16
 
 
 def apply_tenant_policy(request: Request, tenant: Tenant) -> Request:
-    """Return the request with the tenant's id, an allowed lane and the tenant's cache salt. Raises INVALID_REQUEST for
-    a prompt that is too long.
+    """Return a copy of the request with the tenant's id and cache salt, and with a lane that the tenant may use.
 
-    A more urgent lane than the tenant's is lowered to the tenant's, as OpenAI does with service tiers; the response
-    reports the lane used.
+    A lane more urgent than the tenant's is replaced by the tenant's, as OpenAI does with service tiers; the response
+    contains the lane used. Raises TandemError(INVALID_REQUEST) for a prompt longer than the tenant's limit.
     """
     num_tokens = len(request.prompt_tokens)
     if 0 < tenant.max_prompt_tokens < num_tokens:
@@ -35,8 +34,12 @@ def apply_tenant_policy(request: Request, tenant: Tenant) -> Request:
 
 
 def cache_salt(tenant: Tenant, chosen: str = "") -> str:
-    """Return the salt of the request's block hashes. `chosen`, by the client, separates its prefixes further; the salt
-    is empty only for public prefixes without such a choice."""
+    """Return the salt with which the block hashes of a tenant's request begin, so that only requests with equal salts
+    share cached prefixes.
+
+    `chosen`: a text from the client that separates its prefixes further. The salt is empty only for tenants with public
+    prefixes, if the client chose nothing.
+    """
     is_public = tenant.cache_sharing == "public"
     if is_public and not chosen:
         return ""

@@ -49,9 +49,12 @@ class _QueuedRequest(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TenantQueue:
-    """Own the waiting requests of one tenant in one lane. `counter` is in tokens / weight, `credit` in tokens; the
-    caller maintains `counter` and `stamp` only. `_by_age` and `_by_size` are sorted: at ten thousand entries a shift of
-    the list costs a few microseconds."""
+    """Order the waiting requests of one tenant in one lane.
+
+    `num_tokens`: sum over the waiting requests. `credit`: tokens sent ahead of the oldest request. `counter` (tokens
+    served / weight) and `stamp` (number of the newest entry in the heap of tenants) are maintained by `FairQueue`.
+    `_by_age` and `_by_size` are sorted: at ten thousand entries a shift of the list costs a few microseconds.
+    """
 
     flow_key: FlowKey
     weight: float = 1.0
@@ -65,7 +68,7 @@ class TenantQueue:
     _sizes: Counter[_Size] = field(default_factory=Counter)
 
     def enter(self, key: RequestId, item: QueueItem, number: int) -> None:
-        """Add a request. `number` is its age: a smaller number is older."""
+        """Add a waiting request. `number` is its age: a smaller number is older."""
         self.weight = item.weight
         self.waiting[key] = _QueuedRequest(item, number)
         self.num_tokens += item.num_tokens
@@ -74,14 +77,15 @@ class TenantQueue:
         insort(self._by_size, _BySize(item.priority, item.num_tokens, number, key))
 
     def first(self) -> RequestId | None:
-        """Return the next request; None when none waits."""
+        """Return the request to send next, without removing it; None when none waits."""
         if not self.waiting:
             return None
         oldest = self._by_age[0].key
         return oldest if self.credit >= self.waiting[oldest].item.num_tokens else self._by_size[0].key
 
     def take(self, key: RequestId) -> int:
-        """Remove a request that is sent. Returns the change of the oldest's credit, for `restore_credit`."""
+        """Remove a waiting request because it is sent, and return by how much `credit` has changed, for
+        `restore_credit`."""
         before = self.credit
         num_tokens = self.waiting[key].item.num_tokens
         if key != self._by_age[0].key:
@@ -92,11 +96,12 @@ class TenantQueue:
         return self.credit - before
 
     def restore_credit(self, credit: int) -> None:
-        """Undo the change of credit of a request that was sent and returned."""
+        """Undo the change of `credit` that `take` returned for a request, because the request will wait again."""
         self.credit = max(0, self.credit - credit)
 
     def remove(self, key: RequestId) -> None:
-        """Remove a request."""
+        """Remove a waiting request, leaving `credit` as it is unless no other waits. Raises KeyError when it does not
+        wait."""
         item, number = self.waiting.pop(key)
         del self._by_age[bisect_left(self._by_age, _ByAge(item.priority, number, key))]
         del self._by_size[bisect_left(self._by_size, _BySize(item.priority, item.num_tokens, number, key))]
@@ -109,14 +114,15 @@ class TenantQueue:
             self.credit = 0
 
     def end(self, key: RequestId) -> float:
-        """Return the value that the counter would have after this request."""
+        """Return the value that `counter` would have after this waiting request was sent."""
         return self.counter + self.waiting[key].item.num_tokens / self.weight
 
     def num_ahead(self, item: QueueItem) -> int:
-        """Return the tokens that would be sent before a request that arrives now, if no other arrives.
+        """Return the tokens of waiting requests that would be sent before the request `item` if it arrived now and no
+        other did.
 
-        Computed by size class: all that are not longer, and the longer ones that are sent for their age meanwhile.
-        Looks at each size class and priority.
+        The estimate is by size class: all requests that are not longer, and the longer ones that are sent meanwhile
+        because of their age.
         """
         own_size = _size(item)
         not_longer = sum(tokens for size, tokens in self._sizes.items() if size <= own_size)
@@ -126,11 +132,12 @@ class TenantQueue:
         return not_longer + min(longer, not_longer + self.credit)
 
     def newest(self) -> RequestId:
-        """Return the newest request of the least urgent priority; at least one must wait."""
+        """Return the newest request of the least urgent priority. Raises IndexError when none waits."""
         return self._by_age[-1].key
 
     def check(self) -> None:
-        """Verify the totals by adding them up again. Raises AssertionError naming the first mismatch."""
+        """Verify the totals by adding them up again, for tests. Raises AssertionError with a message about the first
+        mismatch."""
         sizes: Counter[_Size] = Counter()
         for queued in self.waiting.values():
             sizes[_size(queued.item)] += queued.item.num_tokens

@@ -15,15 +15,16 @@ MAX_LIMIT = 10**9
 
 
 def capacity(limit: int) -> int:
-    """Return the level of a full bucket, in units."""
+    """Return the level of a full bucket, in units, for a `limit` per minute."""
     return limit * UNIT
 
 
 def refill(level: int, limit: int, elapsed_ms: int) -> int:
-    """Return the level after `elapsed_ms`, at most the capacity."""
+    """Return the level of a bucket `elapsed_ms` after it was `level`, at most that of a full bucket; both in units."""
     return min(capacity(limit), level + limit * elapsed_ms)
 
 
 def wait_ms(level: int, limit: int, needed: int) -> int:
-    """Return the milliseconds until the level reaches `needed` units, at most the capacity; 0 when it already does."""
+    """Return the milliseconds until a bucket at `level` reaches `needed` units, which must not exceed the capacity; 0
+    when it already has."""
     return max(0, -((level - needed) // limit))

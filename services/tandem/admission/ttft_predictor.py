@@ -18,27 +18,31 @@ LEAST_RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PrefillWorkerLoad:
-    """Load of a prefill worker: `num_queued` prompt tokens are ahead of a new prompt there, a full step has
-    `num_step_tokens`."""
+    """Speed and load of one prefill worker.
+
+    `cost`: predicts its step times. `num_step_tokens`: prompt tokens of a full step. `num_queued`: prompt tokens that
+    it would compute before a new prompt.
+    """
 
     cost: StepCost
     num_step_tokens: int
     num_queued: int
 
     def seconds(self, num_tokens: int) -> float:
-        """Return the seconds of a prompt of `num_tokens` in full steps, alone."""
+        """Return the seconds that the worker needs for a prompt of `num_tokens` if it computes nothing else."""
         return self.cost.base_s * num_tokens / self.num_step_tokens + self.cost.chunk_s(0, num_tokens)
 
     @property
     def rate(self) -> float:
-        """Return the tokens per second of full steps at the beginning of prompts."""
+        """Return the prompt tokens per second that the worker computes in full steps at the beginning of prompts."""
         step_s = self.seconds(self.num_step_tokens)
         return self.num_step_tokens / step_s if step_s > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class TtftForecast:
-    """Predicted seconds in the gateway's and the worker's queue, and of the prompt's own computation."""
+    """Predicted time to first token of a prompt: `wait_s` in the queues of gateway and worker, `prefill_s` for its own
+    computation."""
 
     wait_s: float
     prefill_s: float
@@ -49,11 +53,11 @@ class TtftForecast:
 
 
 def forecast(prefillers: Sequence[PrefillWorkerLoad], num_ahead: int, num_tokens: int) -> TtftForecast | None:
-    """Predict for a prompt with `num_tokens` to compute and `num_ahead` tokens before it in the gateway's queue; None
-    while no worker has reported its step costs.
+    """Predict the time to first token of a prompt with `num_tokens` to compute, behind `num_ahead` prompt tokens in the
+    gateway's queue. Returns None when `prefillers` is empty.
 
-    Ignores requests that arrive later and overtake it, capacity for decoding, and the growth of attention with length
-    in the prompts ahead, so it errs on the side of admitting.
+    The prediction ignores requests that arrive later and overtake this one, capacity for decoding, and that attention
+    takes longer in long prompts, so it is rather too short than too long.
     """
     if not prefillers:
         return None
@@ -64,10 +68,10 @@ def forecast(prefillers: Sequence[PrefillWorkerLoad], num_ahead: int, num_tokens
 
 
 def ttft_error(expected: TtftForecast, target_s: float, deadline_s: float | None) -> TandemError | None:
-    """Return SLO_MISS for a prompt that would be too late, else None.
+    """Return the SLO_MISS error for a prompt whose first token is expected too late; None when it is expected in time.
 
-    `target_s` is its lane's target, 0: none; `deadline_s` is the time left until the client's own deadline, None: no
-    deadline.
+    `target_s`: target of its lane, which may be exceeded by up to the factor SLACK; 0: no target. `deadline_s`: seconds
+    left until the client's own deadline; None: no deadline.
     """
     if deadline_s is not None and expected.ttft_s > deadline_s:
         return _slo_miss_error("deadline", "the client's deadline", expected, deadline_s)
@@ -77,7 +81,8 @@ def ttft_error(expected: TtftForecast, target_s: float, deadline_s: float | None
 
 
 def queue_full(num_waiting: int, expected: TtftForecast | None) -> TandemError:
-    """Return the error for a request that exceeds the number that may wait."""
+    """Return the OVERLOADED error for a request that is rejected because `num_waiting` others wait, which is
+    the limit."""
     retry_s = LEAST_RETRY_S if expected is None else max(LEAST_RETRY_S, expected.wait_s)
     text = f"{num_waiting} requests are waiting already"
     return TandemError(ErrorKind.OVERLOADED, text, retry_after_s=retry_s, reason="queue_full")

@@ -22,8 +22,11 @@ class TokenUsage(NamedTuple):
 
 
 class OutputLengthEstimator:
-    """Moving average of one tenant's output lengths: most clients set `max_tokens` far above what they receive, and
-    reserving all of it would block other requests of the same tenant."""
+    """Predict how many output tokens a tenant's requests use, as a moving average.
+
+    Most clients set `max_tokens` far above what they receive, and reserving all of it would block other requests of the
+    same tenant.
+    """
 
     __slots__ = ("_mean",)
 
@@ -31,9 +34,11 @@ class OutputLengthEstimator:
         self._mean = FIRST_GUESS * _HISTORY
 
     def estimate(self, num_prompt_tokens: int, max_output_tokens: int, tokens_per_minute: int) -> int:
-        """Return the tokens to reserve, at most a full bucket."""
+        """Return the tokens to reserve for a request: its prompt and its expected output, at most `max_output_tokens`
+        of output and `tokens_per_minute` (0: no limit) in total."""
         tokens = num_prompt_tokens + min(max_output_tokens, self._mean // _HISTORY)
         return min(tokens, tokens_per_minute) if tokens_per_minute else tokens
 
     def learn(self, num_output_tokens: int) -> None:
+        """Add the output length of a request that has ended to the average."""
         self._mean += num_output_tokens - self._mean // _HISTORY

@@ -30,11 +30,14 @@ BLAMED = frozenset({ErrorKind.KV_LOST, ErrorKind.INTERNAL})
 
 
 class Attempts:
-    """Own the job groups of one request. `choices` are those that have not ended, and belong to the caller.
-    `num_moves`: the most retries and migrations of any choice."""
+    """Run the choices of one request at workers: submit, requeue, hand over and cancel their jobs, in job groups.
+    `choices`: those that have not ended; the caller removes them. `handoff`: the prefix of all hand-off ids of this
+    request. `num_retries`: the most retries and migrations of any choice.
+
+    Methods return the commands to carry out, in order."""
 
     def __init__(self, request: Request, handoff: HandoffId, choices: Mapping[int, Choice]) -> None:
-        self.num_moves = 0
+        self.num_retries = 0
         all_choices = JobGroup(choices)
         self.job_groups = [all_choices]
         self._request = request
@@ -45,21 +48,22 @@ class Attempts:
 
     @property
     def phase(self) -> JobGroupPhase:
-        """Return the earliest phase of the job groups; mostly there is one group."""
+        """The earliest phase of the job groups, in the order of `JobGroupPhase`; mostly there is one group."""
         if len(self.job_groups) == 1:
             return self.job_groups[0].phase
         return min((job_group.phase for job_group in self.job_groups), key=lambda phase: phase.value)
 
     @property
     def ledger_phase(self) -> LedgerPhase:
-        """Return the phase that the request's time counts for: it decodes as long as one of its choices does."""
+        """The phase to which the request's time counts: the latest of its job groups', so DECODE as long as one of them
+        decodes."""
         if len(self.job_groups) == 1:
             return self.job_groups[0].ledger_phase
         return max((job_group.ledger_phase for job_group in self.job_groups), default=LedgerPhase.DELIVER)
 
     @property
     def key(self) -> JobKey:
-        """Return the key of the first open job, for people."""
+        """The key of the first open job, for logs; without an open job, a key of the last attempt."""
         works = [work for job_group in self.job_groups for work in job_group.works]
         return works[0].job.key if works else JobKey(self._request.id, self._attempt, min(self._choices, default=0))
 
@@ -67,7 +71,7 @@ class Attempts:
         return tuple(dict.fromkeys(work.worker for job_group in self.job_groups for work in job_group.works))
 
     def keys(self, worker: WorkerRef) -> list[JobKey]:
-        """Return the keys of the choices that are open at a worker."""
+        """Return the keys of the choices that a worker may still report on, one key for each choice and job."""
         return [key for job_group in self.job_groups for work in job_group.at(worker) for key in work.keys]
 
     def seeks(self) -> list[FindConsumer]:
@@ -95,7 +99,10 @@ class Attempts:
     # ---- commands to workers
 
     def begin(self, job_group: JobGroup, placement: Placement) -> list[StateCommand]:
-        """Submit a queued job group as placed, continuing after the tokens that the client has."""
+        """Submit a queued job group to the workers of a placement, to continue after the tokens that the client has.
+
+        For a split placement the decode worker gets its job first; the prefill worker gets its own once that is
+        accepted."""
         job_group.move(JobGroupStep.PLACED)
         job_group.progress = LedgerPhase.FIRST
         first = min(job_group.choices)
@@ -119,7 +126,8 @@ class Attempts:
         return self._submit(job_group, placement.decode, job)
 
     def take_over(self, job_group: JobGroup, source: KVOffer, worker: WorkerRef) -> list[StateCommand]:
-        """Submit a job that continues from offered KV; from prefilled KV with the same tokens as the prefill job."""
+        """Submit a job to `worker` that continues from the KV that `source` offers. KV of a prefill job is continued
+        with the same tokens as that job; KV of a draining worker, after the tokens that the client has."""
         job_group.move(JobGroupStep.PLACED)
         first = min(job_group.choices)
         known = GenerateJob(
@@ -132,7 +140,8 @@ class Attempts:
         return self._submit(job_group, worker, job)
 
     def accepted(self, job_group: JobGroup) -> list[StateCommand]:
-        """Handle the acceptance of the submitted job: submit the prefill next, or start."""
+        """Handle the acceptance of the unanswered job. If it was the decode half of a split placement, return the
+        submission of the prefill job; otherwise the job group is RUNNING and nothing is returned."""
         assert job_group.unanswered is not None
         job, job_group.unanswered = job_group.unanswered.job, None
         if isinstance(job, ResumeJob) and not job.offer_attempt:
@@ -155,7 +164,8 @@ class Attempts:
         return out
 
     def undo(self, job_group: JobGroup) -> list[StateCommand]:
-        """Cancel what is open at workers; a lease outlives its prefill job, so it is released explicitly."""
+        """Cancel all open jobs of a job group, release the lease of its offered KV, and forget both. A lease outlives
+        its prefill job, so it is released separately."""
         out: list[StateCommand] = [CancelJob(work.worker, work.keys) for work in job_group.works]
         if job_group.source is not None:
             out.append(ReleaseLease(job_group.source.worker, job_group.source.offer))
@@ -165,7 +175,8 @@ class Attempts:
     # ---- transitions of job groups
 
     def requeue(self, job_group: JobGroup, requeue: Requeue) -> list[StateCommand]:
-        """Return a job group to the queue. The client keeps its tokens: the next attempt samples those that follow."""
+        """Cancel a job group's jobs and return it to the queue, divided as `JobGroup.divide` requires. The next attempt
+        continues after the tokens that the client has."""
         out = self.undo(job_group)
         job_group.move(JobGroupStep.NO_ROOM)
         self._replace(
@@ -193,7 +204,7 @@ class Attempts:
         return [_seek(job_group)] if job_group.phase is JobGroupPhase.FINDING_CONSUMER else []
 
     def pulled(self, worker: WorkerRef, attempt: int) -> bool:
-        """Record that a worker has pulled the KV of its job; return False when it has no such job."""
+        """Record that a worker has pulled the KV of its job; return False when no such job is open."""
         has_pulled = False
         for job_group in self.job_groups:
             work = job_group.find(worker, attempt)
@@ -218,11 +229,12 @@ class Attempts:
             job_group.num_fruitless = 0
 
     def count_move(self, job_group: JobGroup) -> None:
-        job_group.num_moves += 1
-        self.num_moves = max(self.num_moves, job_group.num_moves)
+        job_group.num_retries += 1
+        self.num_retries = max(self.num_retries, job_group.num_retries)
 
     def close(self, choice: int) -> list[StateCommand]:
-        """End the work on one choice."""
+        """End the work on one choice: return the cancellations of its jobs. Raises KeyError when the choice has
+        ended."""
         job_group = self._job_group_of.pop(choice)
         job_group.choices.discard(choice)
         if not job_group.choices:
@@ -235,7 +247,7 @@ class Attempts:
         return [CancelJob(work.worker, (work.key_of(choice),)) for work in works]
 
     def end(self) -> list[StateCommand]:
-        """End all work for good."""
+        """Cancel all jobs, release all leases and move every job group to ENDED."""
         out = [command for job_group in self.job_groups for command in self.undo(job_group)]
         for job_group in self.job_groups:
             job_group.move(JobGroupStep.END)

@@ -13,11 +13,11 @@ from tandem.core.request import Request, SamplingParams
 
 
 class Choice:
-    """Tokens and end of one choice. `tokens`: the ids that the client has, from which any worker can continue;
-    `finished`: the end as its worker reported it.
+    """Hold the tokens and the end of one choice. `tokens`: the ids that the client has, from which any worker can
+    continue; `finished`: the end as its worker reported it, None before.
 
-    Tokens ahead of the next index wait, and so does an end that counts more tokens than have arrived.
-    """
+    Tokens that arrive ahead of the next index are kept until the gap is filled, and an end is held back until all the
+    tokens that it counts have arrived."""
 
     __slots__ = ("_early", "finished", "tokens")
 
@@ -31,13 +31,13 @@ class Choice:
         return len(self.tokens)
 
     def take(self, token: Token) -> None:
-        """Add a token. Both sides of a hand-off report the first token, and both sides of a migration several; each
-        counts once."""
+        """Keep a token until `due` returns it. Both sides of a hand-off report the first token, and both sides of a
+        migration several; a token whose index the client already has is ignored."""
         if token.index >= len(self.tokens):
             self._early[token.index] = token
 
     def due(self) -> list[Token]:
-        """Return and count the tokens that are next in order."""
+        """Return the tokens that are next in order, empty when the next one is missing, and add them to `tokens`."""
         out: list[Token] = []
         while (token := self._early.pop(len(self.tokens), None)) is not None:
             out.append(token)
@@ -53,7 +53,7 @@ class Choice:
 
     @property
     def end(self) -> Finished | None:
-        """Return the end once all the tokens that it counts have been taken."""
+        """The end, once the client has all the tokens that it counts; None before."""
         finished = self.finished
         return finished if finished is not None and len(self.tokens) >= finished.num_output_tokens else None
 
@@ -67,14 +67,16 @@ class Choice:
         return FinishReason.LENGTH if 0 < sampling.max_tokens <= len(self.tokens) else None
 
     def restart(self) -> None:
-        """Drop what the client has not seen; another attempt samples the same tokens."""
+        """Drop the tokens and the end that the client has not received; another attempt samples the same tokens
+        again."""
         self._early.clear()
         self.finished = None
 
 
 class ClientState:
-    """`choices` are those that have not ended. `num_cached`: cached prompt tokens, as reported by the first attempt
-    that sampled a token; None before."""
+    """Decide what the client of one request gets next, in order and each thing once. `choices`: those that have not
+    ended, by index. `num_cached`: prompt tokens that a prefix cache served, as reported by the first attempt that
+    sampled a token; None before."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -87,7 +89,7 @@ class ClientState:
 
     @property
     def num_tokens(self) -> int:
-        """Return the tokens of all choices."""
+        """The number of tokens that the client has, over all choices, ended ones included."""
         return self._num_ended_tokens + sum(choice.next_index for choice in self.choices.values())
 
     @property
@@ -96,7 +98,8 @@ class ClientState:
         return self._num_scored >= self._num_to_score
 
     def take_scores(self, event: PromptLogprobs) -> PromptLogprobs | None:
-        """Return the new part of the event; None when nothing is new. Raises TandemError at a gap."""
+        """Return the prompt log probabilities of the event that the client does not have; None when it has all of them.
+        Raises TandemError(INTERNAL) when some are missing between those it has and the event's first."""
         num_known = self._num_scored + 1 - event.first_index
         if num_known < 0:
             raise TandemError(ErrorKind.INTERNAL, f"{-num_known} scores of the prompt are missing")
@@ -126,8 +129,9 @@ class ClientState:
         return due, replace(end, num_cached_tokens=self.num_cached)
 
     def restart(self, choices: Collection[int], attempt: int) -> list[int]:
-        """Prepare another attempt for these choices. Returns those that already have their last token and only lost
-        their ends: they get an end of `attempt` now."""
+        """Drop what the client has not received of these choices, so that another attempt can continue them. Returns
+        those that already have their last token and lost only their end: each gets a `Finished` with the number
+        `attempt`, which `due` returns."""
         ended: list[int] = []
         for index in sorted(choices):
             choice = self.choices[index]
@@ -140,5 +144,5 @@ class ClientState:
         return ended
 
     def close(self, index: int) -> None:
-        """Forget a choice of which the client needs no more."""
+        """Remove a choice that has ended or of which the client needs no more."""
         self._num_ended_tokens += self.choices.pop(index).next_index

@@ -13,9 +13,10 @@ from tandem.core.request import Job, Request
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Find workers for the request. `excluded`: workers that rejected it since its last placement. `has_failed`: they
-    had accepted it, so other workers are preferred. `is_undivided`: its KV was lost on a hand-off more than once, so
-    one worker computes all of it where the policy allows."""
+    """Find workers for these choices of the request again, from its old position in the queue. `excluded`: workers that
+    rejected it since its last placement. `has_failed`: those workers had accepted it and then failed, so other workers
+    are preferred. `is_undivided`: its KV was lost in a hand-off more than once, so one worker runs prefill and decode
+    where the policy allows."""
 
     excluded: frozenset[WorkerRef]
     has_failed: bool = False
@@ -36,7 +37,7 @@ class FindConsumer:
 
 @dataclass(frozen=True, slots=True)
 class ReportWorkerFailure:
-    """Suspect these workers: a job failed, and one or each of them may be the cause."""
+    """Report to the circuit breaker that a job failed and that one or each of these workers may be the cause."""
 
     workers: frozenset[WorkerRef]
 
@@ -49,7 +50,7 @@ class SubmitJob:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """End these choices of a job."""
+    """Cancel these choices of a job at a worker; each key names one choice."""
 
     worker: WorkerRef
     keys: tuple[JobKey, ...]
@@ -63,8 +64,9 @@ class ReleaseLease:
 
 @dataclass(frozen=True, slots=True)
 class EndRequest:
-    """End the request, once. A `Finished` outcome is the end of its last choice. `usage`: the tokens that count against
-    a quota, None where no worker began it. A failure of this program itself is the outcome's `__cause__`."""
+    """End the request; there is exactly one of these for each request. `outcome`: the error, or the `Finished` of its
+    last choice. `usage`: the tokens that count against the tenant's quota, None where no worker began the request. When
+    this program itself failed, the outcome's `__cause__` is that exception."""
 
     request: RequestId
     outcome: Finished | TandemError
@@ -73,7 +75,8 @@ class EndRequest:
 
 @dataclass(frozen=True, slots=True)
 class PromptComputed:
-    """Note that the prompt of a request was computed, of which `num_cached` tokens came out of a cache."""
+    """Report that a worker has computed the prompt of a request; `num_cached` of its tokens came from a prefix
+    cache."""
 
     request: Request
     num_cached: int
@@ -81,7 +84,8 @@ class PromptComputed:
 
 @dataclass(frozen=True, slots=True)
 class KVMoved:
-    """Note that KV moved between two workers. `is_prefix`: as a remote prefix, otherwise as a hand-off."""
+    """Report that `num_bytes` of KV were copied from `source` to `consumer`. `is_prefix`: as a remote prefix fetch;
+    otherwise as a hand-off."""
 
     source: WorkerRef
     consumer: WorkerRef

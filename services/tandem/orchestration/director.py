@@ -59,7 +59,7 @@ class KnownWorkers(Protocol):
         ...
 
     def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """Count prompt tokens of a request at a worker until it has accepted the job; 0 takes them away again."""
+        """Count prompt tokens of a request at a worker that has not accepted its job yet; 0 removes the count."""
         ...
 
     def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
@@ -67,24 +67,24 @@ class KnownWorkers(Protocol):
         ...
 
     def measured(self, placement: Placement, pulled: KVReceived) -> None:
-        """Learn how fast KV moved between the two workers of a placement."""
+        """Record how fast KV moved between the two workers of a placement, as the consumer reports in `pulled`."""
         ...
 
 
 def probe_request(request: RequestId, model: str) -> Request:
-    """Return the smallest request that moves one block: one token in, two out, greedy."""
+    """Return the smallest request that moves one KV block: one prompt token, two output tokens, greedy."""
     sampling = SamplingParams(max_tokens=2, temperature=0.0)
     return Request(id=request, model=model, prompt_tokens=(0,), sampling=sampling)
 
 
 class OpenRequest:
-    """One open request: its state, where its time goes, and what bounds it.
+    """One open request: its state, the ledger of its time, and its deadlines.
 
-    Times are seconds of the director's clock: `progress_at`, when a worker last
-    reported on it; `delivered_at`, when its client last got something new, at first its admission. `deadline`: the
-    client's, None without one. `prefill_s`: the least time that its prompt takes. `predicted`: what of its prompt is
-    cached where, until the worker that computes it has reported. `fixed_placement`: the workers of a link probe, which
-    is never routed. `has_begun`: a worker computes it or has."""
+    Times are seconds of the director's clock. `progress_at`: when a worker last reported on it; `delivered_at`: when
+    its client last got something new, at first its admission; `deadline`: when its client gives up, None without one.
+    `prefill_s`: the least seconds that its prompt takes. `predicted`: how much of its prompt each worker should have
+    cached, empty once the worker that computes it has reported. `fixed_placement`: the workers of a link probe, which
+    is never routed; None for a client's request. `has_begun`: a worker has accepted it and computes it, or did."""
 
     __slots__ = (
         "deadline", "delivered_at", "fixed_placement", "has_begun", "ledger", "predicted", "prefill_s", "progress_at",
@@ -117,10 +117,9 @@ class OpenRequest:
         return () if placement is None else tuple(dict.fromkeys((placement.prefill.id, placement.decode.id)))
 
     def usage(self) -> TokenUsage | None:
-        """Return the tokens that count against a quota; None where no worker has begun it.
+        """Return the tokens that count against the tenant's quota; None where no worker has begun the request.
 
-        How much of a prompt was computed before an end without a first token is unknown: all of it counts.
-        """
+        How much of a prompt was computed before an end without a first token is unknown, so all of it counts."""
         if not self.has_begun:
             return None
         return TokenUsage(
@@ -137,18 +136,20 @@ class OpenRequest:
 
 
 class AdmittedRequest(NamedTuple):
-    """A request that was admitted, and what is to be done now: one of the commands may end it already."""
+    """A request that was admitted, and the commands to carry out now, one of which may already end it."""
 
     open_request: OpenRequest
     commands: list[Command]
 
 
 class RequestDirector:
-    """Owns every open request of one gateway: admission, queueing, placement, attempts, retries and deadlines.
+    """Decide what happens to every open request of one gateway: admission, queueing, placement, attempts, retries,
+    deadlines.
 
-    Events in, commands out; it performs no I/O and reads no clock. Every admitted request ends in exactly one
-    `EndRequest`. A decision that fails ends its own request with an INTERNAL error, whose `__cause__` is the failure,
-    and no other request. `new_handoff` returns a name that no other hand-off of this cluster has."""
+    The caller passes events in and carries out the returned commands; the director performs no I/O and reads no clock.
+    Every admitted request ends in exactly one `EndRequest`. When a decision raises an exception, only its own request
+    ends, with an INTERNAL error whose `__cause__` is that exception. `new_handoff` returns a name that no other
+    hand-off of this cluster has."""
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class RequestDirector:
 
     @property
     def queue(self) -> RequestQueue:
-        """Who waits and what each was charged."""
+        """The queue of admitted requests, with the tokens that each was charged."""
         return self._queue.queue
 
     def num_queued(self) -> Mapping[Lane, int]:
@@ -189,7 +190,7 @@ class RequestDirector:
         return Counter((open_request.state.request.tenant, open_request.is_queued) for open_request in of_clients)
 
     def breakers(self, now: float) -> Mapping[WorkerId, BreakerState]:
-        """Return the circuit breakers that are not closed."""
+        """Return the circuit breakers of the workers that have failed since their last success."""
         return self._queue.breaker.states(now)
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
@@ -215,10 +216,11 @@ class RequestDirector:
     def submit(
         self, request: Request, now: float, terms: RequestTerms = NO_TERMS, ledger: PhaseLedger | None = None
     ) -> AdmittedRequest:
-        """Admit a request: it is placed now, or waits for its turn.
+        """Admit a request: it is placed now, or waits in the queue. The commands may end another request that the full
+        queue displaces.
 
         Raises TandemError, and keeps nothing, when by prediction it would miss its target (SLO_MISS) or the queue is
-        full of requests that come before it (OVERLOADED)."""
+        full of requests that precede it (OVERLOADED)."""
         admission = self._queue.admit(request, terms)
         out: list[Command] = []
         if admission.leaves is not None and admission.error is not None:
@@ -247,11 +249,11 @@ class RequestDirector:
         return AdmittedRequest(open_request, out)
 
     def cancel(self, request: RequestId, now: float) -> list[Command]:
-        """End a request whose client is gone or has enough; nothing where it has ended."""
+        """End a request whose client has disconnected or needs no more; returns no commands where it has ended."""
         return self._decide(request, lambda open_request: open_request.state.cancelled(), now)
 
     def finish(self, request: RequestId, choice: int, now: float) -> list[Command]:
-        """End one choice of which the client has enough; nothing where it has ended."""
+        """End one choice of which the client needs no more; does nothing where the choice or its request has ended."""
         out = self._decide(request, lambda open_request: open_request.state.finished(choice), now)
         open_request = self._open.get(request)
         if open_request is not None and not open_request.is_queued:
@@ -259,11 +261,12 @@ class RequestDirector:
         return out
 
     def fail(self, request: RequestId, error: TandemError, now: float) -> list[Command]:
-        """End a request with an error; nothing where it has ended."""
+        """End a request with an error; returns no commands where it has ended."""
         return self._decide(request, lambda open_request: open_request.state.failed(error), now)
 
     def abort(self, request: RequestId, failure: Exception, now: float) -> list[Command]:
-        """End a request because this program failed at it; nothing where it has ended."""
+        """End a request with an INTERNAL error because `failure` was raised while handling it; does nothing where it
+        has ended."""
         out: list[Command] = []
         open_request = self._open.get(request)
         if open_request is not None:
@@ -297,10 +300,10 @@ class RequestDirector:
         return out
 
     def on_tokens(self, worker: WorkerRef, key: JobKey, first_index: int, ids: Sequence[int], now: float) -> bool:
-        """Take consecutive tokens of one choice at once. False: nothing has changed, and each is to be reported alone.
+        """Count consecutive tokens of one choice in one call, and return whether they can be delivered.
 
-        True: all of them go to the client, and the caller delivers them.
-        """
+        True: the caller delivers all of them. False: nothing has changed, and the caller passes each to
+        `on_worker_events`."""
         open_request = self._open.get(key.request)
         if open_request is None or not open_request.state.streamed(worker, key, first_index, ids):
             return False
@@ -333,7 +336,7 @@ class RequestDirector:
         return out
 
     def on_worker_lost(self, worker: WorkerRef, reason: str, now: float) -> list[Command]:
-        """A worker is gone with all that ran on it."""
+        """Handle the loss of a worker with all its jobs: requeue, migrate or fail the requests that it ran."""
         self._queue.forget(worker)
         out: list[Command] = []
         for open_request in self.requests():
@@ -341,11 +344,11 @@ class RequestDirector:
         return out
 
     def on_capacity(self, worker: WorkerView, now: float) -> list[Command]:
-        """A worker may take more than before."""
+        """Place waiting requests if a worker that reports more capacity may take one."""
         return self.place_queued(now) if self._queue.may_go_on(worker) else []
 
     def place_queued(self, now: float) -> list[Command]:
-        """Place what waits, in its turn, until the first of each model finds no place."""
+        """Place waiting requests in queue order, until the first request of each model finds no worker."""
         out: list[Command] = []
         self._place_queued(now, out)
         return out
@@ -353,7 +356,7 @@ class RequestDirector:
     # ---- time
 
     def overdue(self, now: float) -> Sequence[RequestId]:
-        """Return the requests that `on_timer` would end or take from their workers now."""
+        """Return the requests that `on_timer` would end or retry on other workers now."""
         return [
             open_request.id
             for open_request in self._open.values()
@@ -361,7 +364,8 @@ class RequestDirector:
         ]
 
     def on_timer(self, now: float) -> list[Command]:
-        """End what is overdue, look for consumers again, and place what waits. Call it every `TICK_S`."""
+        """End or retry overdue requests, search again for workers that take over, and place waiting requests. Call it
+        every `TICK_S`."""
         out: list[Command] = []
         for open_request in self.requests():
             self._apply(open_request, partial(self._timed_out, open_request, now), now, out)
@@ -542,10 +546,9 @@ class RequestDirector:
 
 
 def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:
-    """Return what ends a request whose client's deadline is `left_s` away, or None.
+    """Return the error that ends a request whose client's deadline is `left_s` seconds away, or None when it may go on.
 
-    `prefill_s`: the least time its prompt still takes. A request that cannot be answered in time ends at once.
-    """
+    `prefill_s`: the least seconds that its prompt still takes. A request that cannot be answered in time ends now."""
     if left_s <= 0:
         return TandemError(ErrorKind.DEADLINE, "the client's deadline has passed", reason="deadline")
     if left_s < prefill_s:
@@ -557,10 +560,10 @@ def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:
 def queue_timeout_error(
     config: GatewayConfig, since: float, no_worker_since: float | None, now: float, why: Callable[[], str]
 ) -> TandemError | None:
-    """Return what ends a request that waits for a place, or None.
+    """Return the error that ends a request that waits for workers, NO_WORKER, or None when it may wait on.
 
     `since`: when it arrived or its client got its last token; `no_worker_since`: when the last worker that could serve
-    it was lost, None while there is one. Both are seconds of one clock. `why` says what it waits for."""
+    it was lost, None while there is one. Both are seconds of one clock. `why` returns what it waits for."""
     if now - since >= config.queue_timeout_s:
         waited_s = config.queue_timeout_s
     elif no_worker_since is not None and now - max(since, no_worker_since) >= config.no_worker_wait_s:

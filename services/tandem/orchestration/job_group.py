@@ -67,8 +67,8 @@ PHASE_TABLE: dict[tuple[JobGroupPhase, JobGroupStep], JobGroupPhase] = {
 
 @dataclass(eq=False, slots=True)
 class WorkerJob:
-    """A job at a worker. `choices` are those that it may still report on. `is_handed_off`: another worker has its KV,
-    so its loss has no effect."""
+    """A job that was submitted to a worker. `choices`: those that it may still report on. `is_handed_off`: another
+    worker has pulled its KV, so the loss of this job has no effect."""
 
     worker: WorkerRef
     job: Job
@@ -80,7 +80,7 @@ class WorkerJob:
 
     @property
     def keys(self) -> tuple[JobKey, ...]:
-        """Return the keys of the choices that are open here."""
+        """The keys of the choices that the job may still report on, in order."""
         return tuple(map(self.key_of, sorted(self.choices)))
 
 
@@ -95,22 +95,22 @@ class KVOffer:
 
 
 class JobGroup:
-    """Choices that run as one job, and the jobs of their workers.
+    """Hold the choices that run as one job, and the open jobs of the workers that run them (`works`).
 
-    - `unanswered`: the submitted job whose acceptance is not known yet.
+    - `unanswered`: the submitted job that its worker has neither accepted nor rejected; None without one.
+    - `source`: the KV offer that no worker has pulled yet; None without one.
     - `num_fruitless`: attempts that failed since the last progress, which is a token with the index `progress_at` or a
       later one.
-    - `num_moves`: retries and migrations so far.
+    - `num_retries`: retries and migrations so far.
     - `prefix`: the remote prefix of the last placement.
-    - `unfit`: workers that failed to take over.
+    - `unfit`: workers that failed to take over the offered KV and are not tried again.
     - `progress`: progress of the last placement: FIRST before any token, HANDOVER while only the prefill worker has
-      sampled a token for another worker, DECODE from then on.
-    """
+      sampled a token for another worker, DECODE from then on."""
 
     __slots__ = (
         "choices",
         "num_fruitless",
-        "num_moves",
+        "num_retries",
         "phase",
         "prefix",
         "progress",
@@ -121,7 +121,7 @@ class JobGroup:
         "works",
     )  # fmt: skip
 
-    def __init__(self, choices: Iterable[int], num_fruitless: int = 0, num_moves: int = 0) -> None:
+    def __init__(self, choices: Iterable[int], num_fruitless: int = 0, num_retries: int = 0) -> None:
         self.choices = set(choices)
         self.phase = JobGroupPhase.QUEUED
         self.works: list[WorkerJob] = []
@@ -130,14 +130,14 @@ class JobGroup:
         self.prefix: RemotePrefix | None = None
         self.unfit: set[WorkerRef] = set()
         self.num_fruitless = num_fruitless
-        self.num_moves = num_moves
+        self.num_retries = num_retries
         self.progress_at = 0
         self.progress = LedgerPhase.FIRST
 
     @property
     def ledger_phase(self) -> LedgerPhase:
-        """Return the phase that its time counts for. A group that has sampled tokens decodes while other workers are
-        asked to take over."""
+        """The phase to which the group's time counts. A group that has sampled tokens still counts as decoding while a
+        worker is searched or reserved that takes over."""
         match self.phase:
             case JobGroupPhase.ENDED:
                 return LedgerPhase.DELIVER
@@ -155,7 +155,7 @@ class JobGroup:
         self.phase = PHASE_TABLE[self.phase, step]
 
     def find(self, worker: WorkerRef, attempt: int) -> WorkerJob | None:
-        """Return the open job of this attempt at a worker."""
+        """Return the open job of this attempt at a worker; None when there is none."""
         for work in self.works:
             if work.job.attempt == attempt and work.worker == worker:
                 return work
@@ -166,7 +166,7 @@ class JobGroup:
         return [work for work in self.works if work.worker == worker]
 
     def leave(self, work: WorkerJob, choice: int) -> None:
-        """Record that a job will report no more on a choice."""
+        """Record that a job will report no more on a choice, and remove the job when that was its last."""
         work.choices.discard(choice)
         if not work.choices:
             self.drop(work)
@@ -184,19 +184,21 @@ class JobGroup:
         return offered or self.phase is JobGroupPhase.QUEUED or any(choice in work.choices for work in self.works)
 
     def note_token(self, index: int) -> None:
-        """Record that the client has a new token."""
+        """Record that the client has the token with this index; a token at `progress_at` or later resets
+        `num_fruitless`."""
         if index >= self.progress_at:
             self.num_fruitless = 0
 
     def streamed(self, work: WorkerJob, index: int) -> None:
-        """Combine `drew` and `note_token` for the most frequent case."""
+        """Record a token that a job sampled and the client has: `drew` and `note_token` in one call, for speed."""
         if self.progress is not LedgerPhase.DECODE:
             self.drew(work, index)
         if index >= self.progress_at:
             self.num_fruitless = 0
 
     def drew(self, work: WorkerJob, index: int) -> None:
-        """Record a token of a job. The first token of a job that takes over repeats the last one sampled elsewhere."""
+        """Record that a job sampled the token `index`, and update `progress`. The first token of a job that takes over
+        repeats the last one sampled elsewhere, so it is no sign of decoding."""
         job = work.job
         if isinstance(job, GenerateJob) or (isinstance(job, ResumeJob) and index > len(job.output_tokens)):
             self.progress = LedgerPhase.DECODE
@@ -205,12 +207,13 @@ class JobGroup:
 
     @property
     def is_source_open(self) -> bool:
-        """Return whether a worker offers its KV and samples its tokens meanwhile."""
+        """Whether a draining worker offers the group's KV and still samples its tokens."""
         return self.source is not None and self.source.prefill is None and bool(self.at(self.source.worker))
 
     def split(self, choice: int) -> JobGroup:
-        """Move a choice to a new job group, with its part of every job."""
-        part = JobGroup((choice,), self.num_fruitless, self.num_moves)
+        """Move a choice to a new job group, in the same phase, and return that group. Each job with this choice is
+        divided between the two groups."""
+        part = JobGroup((choice,), self.num_fruitless, self.num_retries)
         part.phase, part.progress_at = self.phase, self.progress_at
         part.prefix, part.progress = self.prefix, self.progress
         self.choices.discard(choice)
@@ -238,13 +241,12 @@ class JobGroup:
             previous = index if is_free else None
         if len(groups) == 1:
             return [self]
-        return [JobGroup(group, self.num_fruitless, self.num_moves) for group in groups]
+        return [JobGroup(group, self.num_fruitless, self.num_retries) for group in groups]
 
     def take(self, offer: HandoffKey, consumer: WorkerJob) -> bool:
-        """Record that `consumer` has pulled all that was offered, which makes the other jobs dispensable.
-
-        Returns whether it came from a draining worker. Does nothing where another offer is current.
-        """
+        """Record that `consumer` has pulled all KV of `offer`, and mark the group's other jobs as handed off; does
+        nothing where `offer` is not the group's current one. Returns whether the KV came from a draining worker, so
+        whether this was a migration."""
         if self.source is None or self.source.offer != offer:
             return False
         has_moved = self.source.prefill is None
@@ -255,7 +257,7 @@ class JobGroup:
         return has_moved
 
     def clear(self) -> None:
-        """Forget all jobs."""
+        """Remove all jobs, the KV offer and the unfit workers."""
         self.works.clear()
         self.unanswered = self.source = None
         self.unfit.clear()

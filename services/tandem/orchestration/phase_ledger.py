@@ -57,11 +57,11 @@ class StageSeconds(NamedTuple):
 
 
 class PhaseLedger:
-    """Times of one request. Times are seconds of the gateway's clock; `began_at`: when the request arrived.
+    """Count how much time one request spends in each phase. Times are seconds of the gateway's clock; `began_at`: when
+    the request arrived.
 
-    `phase` is read-only for callers, and no property because it is read for every token. `moves` are the first phase
-    changes, each with its time; also read-only.
-    """
+    `phase` is the current phase, read-only for callers. `moves` are the first `MAX_MOVES` phase changes, each the phase
+    that was entered and its time; also read-only."""
 
     __slots__ = ("_job_stages", "_lost", "_seconds", "_since", "began_at", "moves", "phase")
 
@@ -75,10 +75,11 @@ class PhaseLedger:
         self.moves: list[tuple[LedgerPhase, float]] = []
 
     def move(self, phase: LedgerPhase, now: float) -> None:
-        """Count the time since the last move for the phase that ends, and enter `phase`.
+        """Add the time since the last move to the phase that ends, and enter `phase`; does nothing once the phase is
+        OVER.
 
-        When the request returns to the queue, the time of the attempt is lost: no worker will report on it.
-        """
+        When the request returns to the queue before it decodes, its time with the workers counts as prefill or
+        transfer, because no worker will report on it."""
         if self.phase is LedgerPhase.OVER:
             return
         spent = max(0.0, now - self._since)
@@ -99,7 +100,8 @@ class PhaseLedger:
         self._job_stages[attempt] = JobStages(*map(max, known, stages))
 
     def seconds(self, now: float) -> StageSeconds:
-        """Return the stages up to now; they add up to the time from `began_at` until now or until the end."""
+        """Return the seconds of each stage up to `now`; they add up to the time from `began_at` until `now`, or until
+        OVER."""
         spent = self._seconds.copy()
         if self.phase is not LedgerPhase.OVER:
             spent[self.phase] += max(0.0, now - self._since)

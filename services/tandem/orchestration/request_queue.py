@@ -51,8 +51,8 @@ class Prefixes(Protocol):
 
 
 class Dispatchable(NamedTuple):
-    """A request whose turn has come, and where it goes. `predicted`: which tokens of its prompt the worker that
-    computes it holds, and which it reads from another worker."""
+    """A request that is first in the queue, and the workers that it goes to. `predicted`: how much of its prompt each
+    worker should have cached: the one that computes it, and the one from which a prefix is read."""
 
     request: RequestId
     placement: Placement
@@ -61,9 +61,10 @@ class Dispatchable(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTerms:
-    """The terms on which a request is queued and placed. `weight`, `policy`: its tenant's; `timeout_s`: what its
-    client's deadline leaves, None without one; `hashes`: of its prompt's full blocks, empty where they are not known;
-    `session`: requests of one session prefer one worker."""
+    """Settings of one request for queueing and placement. `weight`: its tenant's share of the queue; `policy`: its
+    tenant's disaggregation mode, None for the configured one; `timeout_s`: seconds until its client's deadline, None
+    without one; `hashes`: of its prompt's full blocks, empty where they are not known; `session`: requests of one
+    session prefer one worker."""
 
     weight: float = 1.0
     timeout_s: float | None = None
@@ -90,8 +91,9 @@ class _QueuedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResult:
-    """Result of an admission. `leaves` must end with `error` because too many wait; it may be the request itself.
-    `prefill_s`: predicted minimum time of its own prompt, 0 where unknown."""
+    """Result of an admission. `leaves`: the request that must end with `error` because the queue is full, which may be
+    the new request itself; None when there is room. `prefill_s`: predicted minimum seconds of the new request's own
+    prefill, 0 where unknown."""
 
     leaves: RequestId | None = None
     error: TandemError | None = None
@@ -99,7 +101,8 @@ class AdmissionResult:
 
 
 class PlacementQueue:
-    """Own the requests of a gateway from `admit` until `leave`. `prefixes`: None where no prefix index is kept."""
+    """Queue admitted requests and choose workers for the first of each model; knows a request from `admit` until
+    `leave`. `roster`: the ranked workers. `prefixes`: None where no prefix index is kept."""
 
     def __init__(
         self, roster: WorkerRanking, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS,
@@ -121,8 +124,9 @@ class PlacementQueue:
         self._num_turns = 0
 
     def admit(self, request: Request, terms: RequestTerms = NO_TERMS) -> AdmissionResult:
-        """Queue a request. Raises TandemError(SLO_MISS), without queueing it, when its first token is predicted to be
-        too late."""
+        """Queue a request. Raises TandemError(SLO_MISS), without queueing it, when its first token is predicted to
+        miss its target or deadline and early rejection is on. When the queue is full, the result names the request
+        to end."""
         item = self.queue.item_for(request, terms.weight)
         queued = _QueuedRequest(
             _routing_request(request, terms.session),
@@ -157,7 +161,8 @@ class PlacementQueue:
         return None
 
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
-        """Remove a request that has ended; `num_cached` as in `RequestQueue.leave`."""
+        """Remove a request that has ended; does nothing when it is unknown. `num_cached`: its prompt tokens that were
+        in a prefix cache, to correct its tenant's charge; None when unknown."""
         self.queue.leave(request, num_cached)
         self._requests.pop(request, None)
 
@@ -166,13 +171,13 @@ class PlacementQueue:
         return self._requests.keys()
 
     def why(self, model: str, now: float) -> str:
-        """Return what the first request of the model waits for, for people."""
+        """Return a text for error messages: what the first request of the model waits for."""
         outcome, excluded = self._why.get(model), self.breaker.why(now)
         return "; ".join(filter(None, ("its turn" if outcome is None else outcome.reason, excluded)))
 
     def hopeless_since(self, model: str) -> float | None:
-        """Return since when no worker, not even a full one, exists for the model's first request; None when one
-        does."""
+        """Return the time since when no worker, not even a full one, exists for the model's first request; None when
+        one does."""
         return self._hopeless_since.get(model)
 
     def pick_consumer(self, model: str, search: FindConsumer, now: float) -> WorkerRef | None:
@@ -197,7 +202,7 @@ class PlacementQueue:
             self._prefix_fetches.failed(link, now)
 
     def forget(self, worker: WorkerRef) -> None:
-        """Forget a worker that is gone."""
+        """Remove the breaker state and the prefix fetch failures of a worker that is gone."""
         self.breaker.forget(worker)
         self._prefix_fetches.forget(worker)
 
@@ -213,7 +218,8 @@ class PlacementQueue:
             queued.is_undivided |= requeue.is_undivided
 
     def may_go_on(self, view: WorkerView) -> bool:
-        """Return whether a worker that reports more capacity may let a waiting request be sent."""
+        """Return whether a waiting request may be placed now that a worker reports more capacity; False when none
+        waits."""
         if not len(self.queue):
             return False
         if self._full_until.pop(view.ref, None) is not None:

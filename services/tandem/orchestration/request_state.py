@@ -37,11 +37,12 @@ from tandem.routing.placement import Placement
 
 
 class RequestState:
-    """State of one request. Every method returns the commands to carry out, in order; after the end, none.
+    """Decide the next commands for one request. Each handler returns the commands to carry out, in order; after the
+    end, none.
 
     Up to `max_retries` attempts may fail in a row without progress, which is a new token or prompt log probability for
-    the client; for a split request, a token beyond the prefill's. `attempts` is read-only for callers.
-    """
+    the client; for a split request, a token beyond the prefill's. `placement`: its last one. `pulled`: the last report
+    that its KV has arrived at a worker. `attempts` is read-only for callers."""
 
     def __init__(self, request: Request, handoff: HandoffId, max_retries: int = 4) -> None:
         self.request = request
@@ -64,15 +65,16 @@ class RequestState:
         return self.attempts.key
 
     @property
-    def num_moves(self) -> int:
-        """Return the number of retries and migrations."""
-        return self.attempts.num_moves
+    def num_retries(self) -> int:
+        """Return the most retries and migrations of any choice."""
+        return self.attempts.num_retries
 
     @property
     def path(self) -> str:
-        """Return the path as reported to the client."""
+        """The text that the client gets about where it ran, such as `remote;retries=1`; empty before the first
+        placement."""
         path = "" if self.placement is None else self.placement.path
-        return f"{path};moves={self.num_moves}" if self.num_moves else path
+        return f"{path};retries={self.num_retries}" if self.num_retries else path
 
     @property
     def num_delivered(self) -> int:
@@ -81,7 +83,7 @@ class RequestState:
 
     @property
     def num_cached(self) -> int | None:
-        """Return `ClientState.num_cached`."""
+        """The prompt tokens that a prefix cache served, as reported by the first attempt that sampled; None before."""
         return self._client_state.num_cached
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
@@ -99,7 +101,7 @@ class RequestState:
     # ---- placing
 
     def placed(self, placement: Placement) -> list[StateCommand]:
-        """Submit all queued job groups to the workers of a placement."""
+        """Submit all queued job groups to the workers of a placement. Raises RuntimeError when none is queued."""
         queued = [job_group for job_group in self.attempts.job_groups if job_group.phase is JobGroupPhase.QUEUED]
         if not queued:
             raise RuntimeError(f"{self!r} cannot take PLACED")
@@ -200,7 +202,8 @@ class RequestState:
         ]
 
     def stalled(self, reason: str) -> list[StateCommand]:
-        """Fail the attempts of job groups whose workers are alive but make no progress."""
+        """Count a failed attempt for every job group that has open jobs, and requeue it or end the request. `reason`:
+        the error text."""
         out: list[StateCommand] = []
         for job_group in list(self.attempts.job_groups):
             workers = frozenset(work.worker for work in job_group.works)
@@ -224,7 +227,7 @@ class RequestState:
         return self._close(index) if len(self._choices) > 1 else self.cancelled()
 
     def failed(self, error: TandemError) -> list[StateCommand]:
-        """End the request by a deadline or an error of this side."""
+        """End the request with an error of this gateway, such as a missed deadline."""
         return self._end(error)
 
     def __repr__(self) -> str:

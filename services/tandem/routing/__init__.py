@@ -1,1 +1,8 @@
-"""Floor 2: choose the workers of a request from reports, without calling workers."""
+"""Floor 2, routing: choose the workers of one request from the workers' reports. It calls no worker and reads no clock.
+
+`router.place` is the entry point: given a `WorkerRanking` of the live workers and a `RoutingRequest`, it returns a
+`Placement` or the reason why there is none. `candidates` shortlists workers, `pricing` and `cost` predict seconds, and
+`picker` decides. `kv_indexer` and `prefix_index` hold which worker has which blocks cached; `pd_pairs` holds between
+which workers KV may move. `circuit_breaker` and `prefix_fetch_backoff` exclude what failed recently. Read `router`
+first, then `worker_view` and `cost`.
+"""

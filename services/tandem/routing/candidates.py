@@ -24,8 +24,12 @@ NUM_BY_HITS = 8
 
 
 class PrefillCandidate(NamedTuple):
-    """A worker that may compute the prompt, the workers from which it may fetch the part that it lacks, and the workers
-    that may then decode."""
+    """A worker that may compute the prompt.
+
+    `decode_workers` may decode after it; `worker` itself is its only one in a placement on a single worker.
+    `prefix_sources` are other workers whose device memory holds more of the prompt than `worker` has cached, from which
+    it may fetch that prefix.
+    """
 
     worker: WorkerView
     decode_workers: Sequence[WorkerView]
@@ -33,7 +37,8 @@ class PrefillCandidate(NamedTuple):
 
 
 class Shortlist:
-    """Select the workers to compare for one request."""
+    """Select the few workers whose costs are compared for one request: `prefill_workers` for a placement on two
+    workers, `mixed_workers` for one on a single worker."""
 
     def __init__(
         self,
@@ -49,10 +54,12 @@ class Shortlist:
         self._prefix_sources = [(view, request.held(view).num_device_tokens) for view in producers]
 
     def prefill_workers(self) -> list[PrefillCandidate]:
-        """Return prefill workers that have a decode partner: the least loaded ones that probably accept the prompt now,
-        and the prefix holders.
+        """Return prefill workers, each with the decode workers that it may hand over to; empty when there is no usable
+        pair.
 
-        Walks over all prefill workers until enough accept.
+        They are the least loaded workers, up to `NUM_BY_LOAD` that probably accept the prompt now and some that do not,
+        and all workers among those with the longest cached prefixes. All prefill workers are examined when fewer
+        accept.
         """
         few = self._few_consumers()
         holders = [worker for worker in self._holders if worker.prefills]
@@ -61,8 +68,11 @@ class Shortlist:
             return self._select(ranking, holders, lambda worker: self._partners(worker, few))
 
     def mixed_workers(self) -> list[PrefillCandidate]:
-        """Return workers that may both prefill and decode; a prefill worker only where no worker that decodes is
-        left."""
+        """Return workers that may run the whole request, prefill and decode; empty when no worker is left.
+
+        They are the least loaded ones and those with the longest cached prefixes. Workers of the prefill pool are
+        returned only when the model has no worker that decodes.
+        """
         pools = self._candidates.pools(self._request.model)
         decodes = bool(pools["decode"] or pools["mixed"])
         holders = [worker for worker in self._holders if worker.decodes is decodes]
@@ -148,7 +158,8 @@ class Shortlist:
 
 
 def why_no_pair(candidates: WorkerRanking, model: str) -> tuple[str, bool]:
-    """Return why no prefill worker can be paired with a decode worker, and whether that may change soon."""
+    """Return why no prefill worker of `model` can be paired with a decode worker, and whether that may change soon,
+    because a link between two of them is not known to have failed."""
     consumers = list(candidates.decode_workers(model))
     pairs = [(p.ref, d.ref) for p in candidates.prefill_workers(model) for d in consumers if _may_pair(p, d)]
     if not pairs:
@@ -159,10 +170,10 @@ def why_no_pair(candidates: WorkerRanking, model: str) -> tuple[str, bool]:
 
 
 def pick_migration_target(candidates: WorkerRanking, model: str, source: WorkerRef) -> WorkerRef | None:
-    """Return the least loaded decode worker whose link from `source` is not known to have failed; None when there is
-    none.
+    """Return the least loaded decode worker to which `source` may migrate sequences; None when there is none.
 
-    `source` itself may take no new work. Whether the target has capacity is left to its own admission.
+    A worker is left out when its link from `source` has failed a test. Whether the target has free blocks is not
+    checked here: it rejects the migration itself.
     """
     with closing(candidates.decode_workers(model)) as consumers:
         for consumer in consumers:

@@ -22,7 +22,8 @@ LONGEST_BACKOFF_S = 60.0
 
 
 class BreakerState(Enum):
-    """State of a breaker; the values are those of the metric."""
+    """State of one worker's breaker: CLOSED lets all requests through, OPEN none, and TRIAL a single one whose outcome
+    decides. The numbers are the values of the metric."""
 
     CLOSED = 0
     TRIAL = 1
@@ -43,13 +44,21 @@ class _Record:
 
 
 class CircuitBreakers:
-    """Hold the breakers of all workers that one gateway knows; workers without a failure use no memory."""
+    """Decide which workers get no new requests because their jobs keep failing, with a breaker for each worker.
+
+    The caller reports attempts, failures and successes, and leaves out the workers of `excluded`. Workers without a
+    failure since their last success use no memory. `now` is in seconds of the caller's clock.
+    """
 
     def __init__(self) -> None:
         self._records: dict[WorkerRef, _Record] = {}
 
     def failed(self, workers: Iterable[WorkerRef], now: float) -> None:
-        """Count a job that failed on these workers, perhaps through their fault."""
+        """Count a failed job against each of its `workers`, any of which may be the cause.
+
+        A failure within `BURST_S` of a counted one or while the worker is excluded is not counted, unless the worker is
+        on trial. From the `NUM_FAILURES`-th on, each counted failure excludes the worker for a longer time.
+        """
         for worker in workers:
             record = self._records.get(worker)
             if record is None:
@@ -58,14 +67,16 @@ class CircuitBreakers:
                 _count(record, now)
 
     def on_success(self, worker: WorkerRef) -> None:
-        """Close the breaker of a worker whose job ended well."""
+        """Close the breaker of a worker whose job succeeded: its failures are forgotten and it is no longer
+        excluded."""
         self._records.pop(worker, None)
 
     def on_attempt(self, workers: Iterable[WorkerRef], now: float) -> None:
-        """Record that a request is sent to these workers: the trial of a worker whose back-off is over, or that is
-        tried during it.
+        """Record that a request is sent to these workers, which is the trial of each of them that has been excluded
+        before.
 
-        No other trial follows for as long again.
+        After a trial begins, the worker gets no other request for its back-off time, or for `FIRST_BACKOFF_S` where no
+        other worker is left. Workers that were never excluded are ignored.
         """
         for worker in workers:
             record = self._records.get(worker)
@@ -76,25 +87,28 @@ class CircuitBreakers:
                 record.is_on_trial = True
 
     def forget(self, worker: WorkerRef) -> None:
-        """Drop the record of a worker that is gone."""
+        """Drop the failures of a worker that no longer exists; does nothing when it has none."""
         self._records.pop(worker, None)
 
     def excluded(self, now: float) -> Set[WorkerRef]:
-        """Return the workers that get no new work now."""
+        """Return the workers that get no new request at the time `now`, unless no other worker is left (see
+        `resting`)."""
         if not self._records:
             return frozenset()
         return {worker for worker, record in self._records.items() if record.until > now}
 
     def resting(self, now: float) -> Set[WorkerRef]:
-        """Return the workers that get no new work even where no other is left."""
+        """Return the workers that get no new request at the time `now` even when no other worker is left, because they
+        failed or were tried less than `FIRST_BACKOFF_S` ago."""
         return {worker for worker, record in self._records.items() if record.rests_until > now}
 
     def states(self, now: float) -> dict[WorkerId, BreakerState]:
-        """Return the states of the workers that have failed since their last success."""
+        """Return the state of each worker that has failed since its last success; all other workers are CLOSED."""
         return {worker.id: _state(record, now) for worker, record in self._records.copy().items()}
 
     def why(self, now: float) -> str:
-        """Return for people which workers are excluded and for how long; empty when none is."""
+        """Return a text for people that names the excluded workers and for how many more seconds; empty when none is
+        excluded."""
         out = [(worker.id, record.until - now) for worker, record in self._records.items() if record.until > now]
         return ", ".join(f"{name} excluded for {left_s:.1f} s after failures" for name, left_s in sorted(out))
 

@@ -30,11 +30,13 @@ HOST_BANDWIDTH = 10e9
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """Cost of computing the prompt on `worker`: seconds in its queue, of the computation, and weighted seconds by which
-    it stalls the sequences decoding there. `is_accepted`: the worker probably accepts the prompt now.
+    """Cost of computing the prompt on `worker`, in seconds.
 
-    With a `prefix_fetch` the other tokens are computed once the prefix is read: `read_s` is the part of the read that
-    the queue does not hide.
+    `num_uncached`: prompt tokens to compute. `is_accepted`: the worker probably accepts the prompt now. `wait_s`: time
+    in its queue. `compute_s`: time of the computation. `stall_s`: weighted delay of the sequences that decode there.
+
+    `prefix_fetch`: the prefix to read from another worker's cache before the other tokens are computed; None: no fetch.
+    `read_s`: the time of that read by which the prompt is delayed beyond `wait_s`.
     """
 
     worker: WorkerView
@@ -53,7 +55,8 @@ class PrefillCost:
 
     @property
     def num_lacking(self) -> int:
-        """Return the prompt tokens that the worker computes or reads."""
+        """Return the prompt tokens whose KV the worker does not hold: those that it computes and those that it
+        fetches."""
         return self.num_uncached + (0 if self.prefix_fetch is None else self.prefix_fetch.num_read)
 
     @property
@@ -65,8 +68,9 @@ class PrefillCost:
 class DecodeCost:
     """Cost of decoding on `worker`, which lacks the KV of `num_lacking` prompt tokens.
 
-    `decode_s`: weighted seconds of all output tokens, including the delay of other
-    sequences. `prompts_s`: weighted seconds of queued prompts ahead of it. `room_s`: the penalty for missing blocks.
+    `decode_s`: weighted seconds of all output tokens, including by how much they slow down the worker's other
+    sequences. `prompts_s`: weighted seconds of computing the prompts that are queued on the worker. `room_s`:
+    `NO_ROOM_S` when the worker has too few free blocks for prompt and output, else 0.
     """
 
     worker: WorkerView
@@ -78,7 +82,8 @@ class DecodeCost:
 
 @dataclass(frozen=True, slots=True)
 class PairCost:
-    """Cost of one placement. `transfer_s` is 0 when one worker does both parts."""
+    """Cost of one placement: `prefill` and `decode` on one worker or two. `transfer_s`: cost of moving the KV between
+    the two in seconds; 0 when they are the same worker."""
 
     prefill: PrefillCost
     decode: DecodeCost
@@ -90,7 +95,7 @@ class PairCost:
 
     @property
     def first_s(self) -> float:
-        """Return the seconds until the first token plus those that delay the second."""
+        """Return the seconds until the first token plus those by which the KV transfer delays the second token."""
         return self.prefill.first_s + self.transfer_s
 
     @property
@@ -143,10 +148,10 @@ def decode_cost(speed: WorkerSpeed, request: RoutingRequest) -> DecodeCost:
 
 
 def transfer_s(producer: PrefillCost, consumer: DecodeCost, links: LinkBandwidth) -> float:
-    """Return the cost of transferring the blocks that the consumer lacks.
+    """Return the cost in seconds of transferring the KV that the consumer lacks from the producer.
 
-    Blocks are read chunk by chunk while the next chunk is computed: exposed is the last chunk, or what the link cannot
-    carry while the prompt is computed.
+    Blocks of one chunk are read while the next chunk is computed. So only the last chunk delays the request, or more
+    where the link is slower than the computation; the hidden rest is weighted by `OVERLAPPED_WEIGHT`.
     """
     per_token_s = token_bytes(producer.worker) / links.bandwidth(producer.worker, consumer.worker)
     num_tokens = consumer.num_lacking

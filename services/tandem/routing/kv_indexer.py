@@ -23,7 +23,8 @@ MAX_POSITIONS = 1 << 16
 
 
 class WorkerKVEvents(NamedTuple):
-    """A batch of KV events of one incarnation of a worker. An empty batch reports how far the sequence has advanced."""
+    """A batch of consecutive KV events, `facts`, of one incarnation of a worker. An empty batch gives only the number
+    of the next event."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -31,7 +32,8 @@ class WorkerKVEvents(NamedTuple):
 
 
 class EventPosition(NamedTuple):
-    """The end of the event sequence of one incarnation, whether its events were applied or not."""
+    """Number of the next event of one incarnation of a worker, so that all events before `end` have been received,
+    whether they were applied or not."""
 
     incarnation: Incarnation
     end: int
@@ -63,7 +65,10 @@ class _WorkerStream:
 
 
 class KVIndexer:
-    """Own the updates of `table`, which nothing else may write."""
+    """Apply the KV events and snapshots of workers to `table`, which nothing else may write.
+
+    The caller passes events to `take`, fetches the snapshots that `missing_snapshots` names, and passes them to `load`.
+    """
 
     def __init__(self, table: PrefixTable) -> None:
         self.table = table
@@ -71,7 +76,12 @@ class KVIndexer:
         self._positions: dict[WorkerId, EventPosition] = {}
 
     def set_workers(self, workers: Collection[WorkerRef]) -> list[WorkerRef]:
-        """Set the live workers and return those that were dropped. New workers need a snapshot."""
+        """Set the live workers, and return the former ones that are not among them, whose blocks are dropped from the
+        table.
+
+        A restarted worker counts as a new one. A new worker needs a snapshot unless its events are received from the
+        first on.
+        """
         refs = {ref.id: ref for ref in workers}
         gone = [stream.ref for stream in self._streams.values() if refs.get(stream.ref.id) != stream.ref]
         for ref in gone:
@@ -83,8 +93,12 @@ class KVIndexer:
         return gone
 
     def take(self, entry: WorkerKVEvents) -> None:
-        """Apply a batch of events. Batches of one incarnation arrive in order, possibly repeated, possibly with
-        gaps."""
+        """Apply a batch of events to the table; those already applied, and those of workers that are not live, are
+        skipped.
+
+        Batches of one incarnation must arrive in order, but may be repeated or missing. A batch behind a gap is kept
+        until `load` is called with a snapshot that covers the gap.
+        """
         self._record_position(entry)
         stream = self._streams.get(entry.worker)
         if stream is None or stream.ref.incarnation != entry.incarnation:
@@ -100,15 +114,17 @@ class KVIndexer:
             stream.next = entry.facts.end
 
     def missing_snapshots(self) -> list[tuple[WorkerRef, int]]:
-        """Return the workers that need a snapshot, each with the smallest event number that the snapshot must cover."""
+        """Return the workers that need a snapshot, each with the number of events that the snapshot must cover at
+        least."""
         return [
             (stream.ref, self._least_number(stream)) for stream in list(self._streams.values()) if stream.next is None
         ]
 
     def load(self, worker: WorkerRef, number: int, held: CompactBlockSet) -> bool:
-        """Load a snapshot that covers the first `number` events of this incarnation.
+        """Replace the table's blocks of `worker` by `held`, a snapshot that covers its first `number` events, and apply
+        the later events that were kept.
 
-        Returns False when the snapshot is unusable: too old, or of a worker that is not expected.
+        Returns False and changes nothing when the snapshot is too old or this incarnation of the worker is not live.
         """
         stream = self._streams.get(worker.id)
         if stream is None or stream.ref != worker or number < self._least_number(stream):
@@ -123,7 +139,8 @@ class KVIndexer:
         return True
 
     def suspect(self, worker: WorkerRef) -> None:
-        """Require a new snapshot of a worker whose entries have proven wrong."""
+        """Require a new snapshot of a worker whose table entries have proven wrong; until then they stay. Does nothing
+        when this incarnation of the worker is not live."""
         stream = self._streams.get(worker.id)
         if stream is not None and stream.ref == worker:
             stream.next = None

@@ -32,15 +32,19 @@ class _Measured:
 
 
 class LinkBandwidth:
-    """Estimate the bandwidth of each pair; an unmeasured pair takes the estimate of its distance, and an unmeasured
-    distance the prior."""
+    """Estimate at which bandwidth one worker reads KV from another, from the completed reads of that pair.
+
+    A pair that has not read yet gets the estimate for its distance (same host, rack, zone, or further), and a distance
+    without measurements the constant in `PRIOR_BANDWIDTH`.
+    """
 
     def __init__(self) -> None:
         self._pairs: dict[Pair, _Measured] = {}
         self._distances: dict[Distance, _Measured] = {}
 
     def observe(self, producer: WorkerView, consumer: WorkerView, num_bytes: int, busy_s: float) -> None:
-        """Record a completed pull of `num_bytes`; `busy_s` are the seconds with at least one read in flight."""
+        """Record that `consumer` has read `num_bytes` from `producer`; `busy_s` are the seconds during which a read was
+        in flight. Does nothing unless both numbers are positive."""
         if num_bytes <= 0 or busy_s <= 0:
             return
         distance = producer.topology.distance(consumer.topology)
@@ -51,7 +55,7 @@ class LinkBandwidth:
             measured.add(num_bytes, busy_s)
 
     def bandwidth(self, producer: WorkerView, consumer: WorkerView) -> float:
-        """Return the estimate in bytes per second."""
+        """Return the estimated bytes per second at which `consumer` reads from `producer`."""
         distance = producer.topology.distance(consumer.topology)
         common = self._distances.get(distance)
         pair = self._pairs.get((producer.ref, consumer.ref))
@@ -61,7 +65,7 @@ class LinkBandwidth:
         return prior if pair is None else pair.bandwidth(prior)
 
     def forget(self, worker: WorkerRef) -> None:
-        """Drop the estimates of all pairs of a worker that is gone."""
+        """Drop the estimates of all pairs of a worker that no longer exists; those of distances stay."""
         self._pairs = {pair: measured for pair, measured in self._pairs.items() if worker not in pair}
 
     def __repr__(self) -> str:

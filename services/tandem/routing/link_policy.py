@@ -26,20 +26,25 @@ NUM_PEERS = 3
 
 
 def has_requirements(required: TransferConfig) -> bool:
-    """Return whether any link could miss the requirements."""
+    """Return whether the settings require anything of links (`transfer.require` or `transfer.min_gbps`)."""
     return required.require != "any" or required.min_gbps > 0
 
 
 def evaluate(report: LinkReport, required: TransferConfig, *, same_machine: bool, is_cuda: bool) -> LinkReport:
-    """Return the report with `problem` and `refused` filled in. `same_machine`: both ends are on one; `is_cuda`: both
-    hold KV in GPU memory."""
+    """Return the report of a link with its fields `problem` and `refused` filled in.
+
+    `same_machine`: both workers are on one machine; `is_cuda`: both hold KV in GPU memory. `problem` is empty when the
+    link meets the requirements; `refused` links have a problem and `transfer.on_slow_link` is "refuse".
+    """
     problem = _wrong_type(report, required.require, same_machine, is_cuda) or _too_slow(report, required.min_gbps)
     return replace(report, problem=problem, refused=bool(problem) and required.on_slow_link == "refuse")
 
 
 def unmeasured(source: WorkerRef, reason: str, required: TransferConfig) -> LinkReport:
-    """Return the report of a link that could not be probed. It has a problem only where there are requirements;
-    otherwise hand-offs will measure it."""
+    """Return the report of a link from `source` that could not be measured because of `reason`.
+
+    It has a problem only when the settings require anything of links; otherwise its first hand-offs will measure it.
+    """
     problem = f"it could not be measured: {reason}" if has_requirements(required) else ""
     refused = bool(problem) and required.on_slow_link == "refuse"
     return LinkReport(source=source, link_type="unknown", evidence=reason, problem=problem, refused=refused)
@@ -64,10 +69,11 @@ def _too_slow(report: LinkReport, min_gbps: float) -> str:
 
 
 def peers_to_probe(worker: WorkerId, peers: Iterable[tuple[WorkerRef, str]]) -> list[WorkerRef]:
-    """Return at most NUM_PEERS of each zone from (peer, its zone), the same for every caller.
+    """Return at most NUM_PEERS peers of each zone with which `worker` is tested; `peers` are pairs of a peer and its
+    zone.
 
-    Chosen by the hash of both names (rendezvous hashing), so that load spreads and a peer that appears or disappears
-    changes one choice at most.
+    The result is the same for every caller. It is chosen by the hashes of both names (rendezvous hashing), so that load
+    spreads, and a peer that appears or disappears changes at most one choice.
     """
     zones: defaultdict[str, list[WorkerRef]] = defaultdict(list)
     for peer, zone in peers:

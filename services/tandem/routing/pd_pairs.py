@@ -21,11 +21,13 @@ PROBE_RETRY_S = 5.0
 
 
 class PairRegistry:
-    """Own the state of all (prefill, decode) pairs. `mode` is `gateway.disaggregation`.
+    """Record between which prefill and decode workers KV may move, and choose the pairs to test. `mode` is
+    `gateway.disaggregation`.
 
-    `linked` pairs may be used; `failed` pairs may not and are tested again at the time given; `suspected` are the
-    failed pairs that have moved blocks before; `refused` are the pairs whose link misses its requirements, with the
-    problem, which no test changes. No pair is linked and failed. The sets change in place for whoever holds them.
+    `linked`: pairs that may be used. `failed`: pairs that may not, each with the time at which it is tested again.
+    `suspected`: failed pairs that have moved blocks before. `refused`: failed pairs whose link misses its requirements,
+    each with the problem; they are not tested again. No pair is both linked and failed. These collections change in
+    place.
     """
 
     def __init__(self, mode: str) -> None:
@@ -46,9 +48,11 @@ class PairRegistry:
         return f"<{len(self.linked)} pairs linked, {len(self.failed)} failed, {len(self.refused)} of them refused>"
 
     def due(self, views: Iterable[WorkerView], now: float) -> list[tuple[Pair, str]]:
-        """Update the live workers and return the pairs to test now, each with the model that both serve.
+        """Replace the live workers by `views`, and return the pairs to test now, each with the model that both workers
+        serve.
 
-        The caller reports `ended` or `gone` for each.
+        A returned pair counts as being tested, and is not returned again, until the caller passes it to `ended` or
+        `gone`.
         """
         self._update_views(tuple(view for view in views if not view.load.draining))
         new = [pair for pair in self._chosen if pair not in self.linked and pair not in self.failed]
@@ -58,7 +62,8 @@ class PairRegistry:
         return [(pair, self._views[pair[0]].model) for pair in pairs]
 
     def ended(self, pair: Pair, *, moved: bool, retry_at: float) -> None:
-        """Record a test that has ended, with or without moving a block."""
+        """Record the end of a pair's test. `moved`: a block was transferred, so the pair becomes linked; otherwise it
+        becomes failed until it is tested again at the time `retry_at`. A refused pair stays refused."""
         self._testing.discard(pair)
         if pair in self.refused:
             return
@@ -77,12 +82,12 @@ class PairRegistry:
             self._link_proven(self._proven_producers, {consumer})
 
     def gone(self, pair: Pair) -> None:
-        """Discard a test that has ended without a usable result."""
+        """Record that a pair's test ended without a result; `due` may return the pair again."""
         self._testing.discard(pair)
 
     def suspect(self, workers: Set[WorkerRef], now: float) -> list[Pair]:
-        """Mark the pairs among `workers`, between which KV may have been lost, for a test before further use; return
-        them."""
+        """Mark the linked pairs whose workers are both in `workers`, and return them, because KV between them may have
+        been lost. They may not be used until a further test, which is due at `now`, succeeds."""
         pairs = [pair for pair in self.linked if workers >= set(pair)]
         for pair in pairs:
             self._fail(pair, now)
@@ -90,7 +95,8 @@ class PairRegistry:
         return pairs
 
     def on_link_report(self, consumer: WorkerRef, report: LinkReport) -> bool:
-        """Store a consumer's report on its link; return whether the pair became refused or is no longer refused."""
+        """Store a consumer's report on its link from `report.source`. Returns True when the report makes the pair
+        refused, or ends its refusal."""
         pair = (report.source, consumer)
         self._reports[pair] = report
         was_refused = pair in self.refused
@@ -106,11 +112,12 @@ class PairRegistry:
         return self._reports.get(pair)
 
     def links(self) -> Mapping[tuple[str, bool], int]:
-        """Return the number of reports by (link type, whether the link meets its requirements)."""
+        """Return the number of reported links by (link type, whether the link meets its requirements)."""
         return Counter((report.link_type, not report.problem) for report in list(self._reports.values()))
 
     def problem(self) -> str | None:
-        """Return the first problem with a link, for people; None without problems."""
+        """Return a text for people about one link that misses its requirements and how many others do; None when none
+        does."""
         bad = [(pair, report) for pair, report in list(self._reports.items()) if report.problem]
         if not bad:
             return None
@@ -120,7 +127,7 @@ class PairRegistry:
         return f"the link from {producer.id} to {consumer.id} {use}: {report.problem}{more}"
 
     def drop(self, worker: WorkerRef) -> None:
-        """Forget all pairs of a worker."""
+        """Forget all pairs and reports of a worker that no longer exists."""
         for pair in [pair for pair in (*self.linked, *self.failed, *self._reports) if worker in pair]:
             self.linked.discard(pair)
             self.suspected.discard(pair)

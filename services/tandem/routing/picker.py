@@ -23,8 +23,11 @@ are no more accurate than that."""
 
 @dataclass(frozen=True, slots=True)
 class PickResult:
-    """The picked placement. `by` names the criterion that decided among the `num_near` placements of nearly the best
-    cost."""
+    """The picked placement with its `cost`, and how it was picked.
+
+    `num_near`: number of placements with nearly the least cost. `by`: what decided among them: "cost" when there was
+    only one, "session" for the placement of the request's session, "two_choices" for the cheaper of two sampled ones.
+    """
 
     cost: PairCost
     by: Literal["cost", "session", "two_choices"]
@@ -36,8 +39,11 @@ def margin_s(best: PairCost) -> float:
 
 
 def pick(offers: Sequence[PairCost], request: RoutingRequest) -> PickResult:
-    """Return the cheapest offer; among nearly equal ones the session's own, else the cheaper of two sampled by the
-    request's key. `offers` must not be empty."""
+    """Return the cheapest of the placements `offers`, or one of those that cost nearly as little.
+
+    Among nearly equal ones, requests of one session get the same one, chosen by hash; other requests get the cheaper of
+    two sampled by the request's key. `offers` must not be empty.
+    """
     totals = [offer.total_s for offer in offers]
     least_s, best = min(zip(totals, offers, strict=True), key=lambda entry: (entry[0], _name(entry[1])))
     limit_s = least_s + margin_s(best)

@@ -11,7 +11,7 @@ from tandem.routing.picker import PickResult
 
 
 class RemotePrefixSource(NamedTuple):
-    """The worker from which the first `num_blocks` blocks of a prompt are fetched."""
+    """The worker from whose cache the first `num_blocks` KV blocks of a prompt are fetched."""
 
     worker: WorkerRef
     num_blocks: int
@@ -19,11 +19,12 @@ class RemotePrefixSource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The workers of a request; `prefill` and `decode` may be the same.
+    """The workers that a request is sent to; `prefill` and `decode` may be the same worker.
 
-    `prefix` is fetched rather than computed. `fallback` says why a request that should be split is not, `why` why a
-    request is not split although it could be. `picked` holds the predicted cost; `other` the best placement of the
-    other kind, split or local, where both were compared.
+    `prefix`: the first blocks of the prompt that are fetched from another worker's cache; None: nothing is fetched.
+    `fallback`: why the request could not be placed on two workers as it should. `why`: why one worker was cheaper than
+    two. `picked`: the predicted cost; None under other policies than cost. `other`: the cheapest placement on two
+    workers when this one is on one, or the reverse; None unless both were compared.
     """
 
     prefill: WorkerRef
@@ -40,7 +41,8 @@ class Placement:
 
     @property
     def path(self) -> str:
-        """Return the path as reported to the client."""
+        """Return how the request was placed, as the response reports it: "remote" for two workers, else "local" or
+        "fallback" with the reason."""
         if self.is_remote:
             return "remote"
         if self.fallback:
@@ -49,8 +51,8 @@ class Placement:
 
     @property
     def reasons(self) -> dict[str, object]:
-        """Return the decision with its numbers, for JSON. Times in milliseconds; `decode`, `stall` and `no_room` are
-        weighted."""
+        """Return the decision with its predicted costs as JSON values. Times are in milliseconds; those of `decode`,
+        `stall` and `no_room` are weighted."""
         reasons: dict[str, object] = {"prefill": self.prefill.id, "decode": self.decode.id}
         if self.prefix is not None:
             reasons["prefix"] = {"source": self.prefix.worker.id, "num_blocks": self.prefix.num_blocks}
@@ -86,7 +88,8 @@ def _cost_as_json(cost: PairCost) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class NoPlacement:
-    """No worker can take the request now. `reason` is for people; `may_pass`: workers exist, so waiting may help."""
+    """The result when no worker can take the request now. `reason` is a text for people; `may_pass`: usable workers
+    exist, so that waiting may help."""
 
     reason: str
     may_pass: bool

@@ -18,7 +18,10 @@ def ordered(
     request: RoutingRequest,
     load_cost: Callable[[WorkerView], Cost],
 ) -> list[WorkerView]:
-    """Return the workers sorted by `policy`, best first; any policy but cost."""
+    """Return the workers sorted by `policy`, best first.
+
+    `policy` must not be "cost". `load_cost` is the sort key for "least_loaded", and for equal workers under "prefix".
+    """
     match policy:
         case "random":
             return sorted(workers, key=lambda worker: stable_hash(request.key, worker.ref.id))
@@ -33,5 +36,5 @@ def ordered(
 
 
 def stable_hash(*names: str) -> int:
-    """Return a 64-bit hash of the names, equal in every gateway."""
+    """Return a 64-bit hash of the names that is the same in every process."""
     return int.from_bytes(blake2b("\n".join(names).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

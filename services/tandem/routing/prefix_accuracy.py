@@ -15,8 +15,8 @@ SUSPECT_AFTER = 3
 
 
 class Prediction(NamedTuple):
-    """A predicted hit: `worker` holds `num_tokens` of a prompt after the first `num_before`, which come from another
-    worker; both are whole blocks of `block_size` tokens."""
+    """A predicted prefix hit: `worker` holds `num_tokens` tokens of a prompt, beginning after the first `num_before`,
+    which are fetched from another worker. Both numbers are multiples of `block_size`, in tokens."""
 
     worker: WorkerRef
     num_tokens: int
@@ -27,9 +27,10 @@ class Prediction(NamedTuple):
 def predict(
     worker: WorkerRef, num_blocks: int, num_prompt_tokens: int, block_size: int, num_before: int = 0
 ) -> Prediction:
-    """Return the prediction for a hit of `num_blocks`, of which the first `num_before` come from another worker.
+    """Return the prediction for a prefix of `num_blocks` blocks, the first `num_before` of which come from another
+    worker.
 
-    The last token of a prompt is always computed and does not count.
+    The last token of a prompt is always computed, so a block that contains it does not count.
     """
     most = (num_prompt_tokens - 1) // block_size
     before = min(num_before, most)
@@ -37,7 +38,10 @@ def predict(
 
 
 class PrefixAccuracy:
-    """Count predicted tokens and those of them that were not cached; counters only grow."""
+    """Detect workers that hold less than the prefix index predicts, and count for metrics how often that happens.
+
+    `num_predicted`: tokens that were predicted to be cached. `num_missed`: those of them that were not. Both only grow.
+    """
 
     def __init__(self) -> None:
         self.num_predicted = 0
@@ -45,10 +49,10 @@ class PrefixAccuracy:
         self._num_short_in_a_row: dict[WorkerRef, int] = {}
 
     def reported(self, predicted: Prediction, num_cached: int) -> bool:
-        """Compare a prediction with the `num_cached` tokens that were not computed; return whether the worker's index
-        entries are suspect.
+        """Compare a prediction with a worker's report that `num_cached` prompt tokens did not have to be computed.
 
-        A hit that is short by one block does not count: the block may have been evicted a moment ago.
+        Returns True at the worker's third report in a row that is short by more than one block: its index entries are
+        probably wrong. A difference of one block is ignored, because that block may just have been evicted.
         """
         num_found = max(0, num_cached - predicted.num_before)
         self.num_predicted += predicted.num_tokens
@@ -65,5 +69,5 @@ class PrefixAccuracy:
         return True
 
     def forget(self, worker: WorkerRef) -> None:
-        """Reset the count of a worker that is gone or begins anew."""
+        """Reset the number of successive short reports of a worker that no longer exists or has restarted."""
         self._num_short_in_a_row.pop(worker, None)

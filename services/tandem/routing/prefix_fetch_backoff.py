@@ -27,13 +27,19 @@ class _Record:
 
 
 class PrefixFetchBackoff:
-    """Hold the failures of links (producer, consumer); links without a failure use no memory."""
+    """Decide over which links, as (producer, consumer), no prefix is fetched because recent fetches failed.
+
+    Links without a failure since their last success use no memory. `now` is in seconds of the caller's clock.
+    """
 
     def __init__(self) -> None:
         self._records: dict[Pair, _Record] = {}
 
     def failed(self, link: Pair, now: float) -> None:
-        """Record a prefix fetch that read nothing; failures of fetches that began before the exclusion do not count."""
+        """Count a prefix fetch over `link` that read nothing; ignored while the link is excluded.
+
+        From the `NUM_FAILURES`-th in a row on, each counted failure excludes the link for a longer time.
+        """
         record = self._records.setdefault(link, _Record())
         if now < record.until:
             return
@@ -43,15 +49,16 @@ class PrefixFetchBackoff:
             record.until = now + record.backoff_s
 
     def on_success(self, link: Pair) -> None:
-        """Record a prefix fetch that read something."""
+        """Record a prefix fetch over `link` that read something: the link's failures are forgotten and it is usable
+        again."""
         self._records.pop(link, None)
 
     def forget(self, worker: WorkerRef) -> None:
-        """Drop the links of a worker that is gone."""
+        """Drop the failures of all links of a worker that no longer exists."""
         self._records = {link: record for link, record in self._records.items() if worker not in link}
 
     def links(self, now: float) -> Set[Pair]:
-        """Return the links that are excluded now."""
+        """Return the links over which nothing should be fetched at the time `now`."""
         if not self._records:
             return frozenset()
         return {link for link, record in self._records.items() if record.until > now}

@@ -17,16 +17,19 @@ from tandem.kv.kv_event_codec import DEVICE, HOST, encode_event
 
 
 class PrefixHit(NamedTuple):
-    """Leading blocks of a prompt that a worker holds in any tier, and the leading ones among them in device memory.
-    Both are hints, because KV events arrive some milliseconds late."""
+    """How many of a prompt's first blocks a worker holds: `num_blocks` in device or host memory, and the first
+    `num_device_blocks` of these in device memory. Both are hints, because KV events arrive some milliseconds late."""
 
     num_blocks: int
     num_device_blocks: int
 
 
 class PrefixTable:
-    """Table of the blocks that each worker holds. `stride`: only each `stride`-th block of a chain is in the table, so
-    hits are multiples of it."""
+    """Record which blocks each worker holds, and find the longest prefix of a prompt on each worker.
+
+    `stride`: only every `stride`-th block of a prompt is recorded, so hits are multiples of it. The constructor raises
+    ValueError when it is less than 1.
+    """
 
     def __init__(self, stride: int = 1) -> None:
         if stride < 1:
@@ -35,7 +38,8 @@ class PrefixTable:
         self._held: dict[WorkerRef, CompactBlockSet] = {}
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
-        """Return the hit of each worker on the chain `hashes`; workers without a hit are left out."""
+        """Return the hit of each worker on a prompt with the block hashes `hashes`; workers without a hit are
+        left out."""
         hits: dict[WorkerRef, PrefixHit] = {}
         chain = PrefixChain(hashes, self.stride)
         if not (most := len(chain)):
@@ -55,26 +59,27 @@ class PrefixTable:
         return hits
 
     def apply(self, worker: WorkerRef, facts: Iterable[KVFact]) -> None:
-        """Apply events to a worker's blocks, in order."""
+        """Apply KV events to the blocks of a worker, in order; an unknown worker is added."""
         self.write(worker, map(encode_event, facts))
 
     def write(self, worker: WorkerRef, words: Iterable[int]) -> None:
-        """Apply events that are already encoded as words."""
+        """Apply KV events, encoded as words by `encode_event`, to the blocks of a worker; an unknown worker is
+        added."""
         held = self._held.get(worker)
         if held is None:
             held = self._held[worker] = CompactBlockSet()
         held.write(words)
 
     def load(self, worker: WorkerRef, held: CompactBlockSet) -> None:
-        """Replace the blocks of a worker. The table owns `held` from then on."""
+        """Replace all blocks of a worker by `held`, which the caller must not change any more."""
         self._held[worker] = held
 
     def drop(self, worker: WorkerRef) -> None:
-        """Forget a worker; does nothing when it is unknown."""
+        """Forget all blocks of a worker; does nothing when it is unknown."""
         self._held.pop(worker, None)
 
     def held(self, worker: WorkerRef) -> CompactBlockSet | None:
-        """Return the blocks of a worker, read-only."""
+        """Return the blocks of a worker, which the caller must not change; None when the worker is unknown."""
         return self._held.get(worker)
 
     @property
@@ -83,7 +88,7 @@ class PrefixTable:
 
     @property
     def num_blocks(self) -> int:
-        """Return the number of entries; a block counts once for each worker that holds it."""
+        """Return the number of recorded blocks; a block counts once for each worker that holds it."""
         return sum(map(len, list(self._held.values())))
 
     @property

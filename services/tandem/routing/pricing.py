@@ -15,9 +15,11 @@ from tandem.routing.worker_view import WorkerView
 
 
 def price(candidates: Sequence[PrefillCandidate], request: RoutingRequest, links: LinkBandwidth) -> list[PairCost]:
-    """Return the cost of every candidate with each of its decode workers.
+    """Return the cost of every candidate as prefill worker with each of its decode workers.
 
-    Unless every compared worker has reported its step costs, only token counts are compared."""
+    Costs are in seconds if every compared worker has reported how long its steps take; otherwise all get the same
+    nominal speed, so that in effect token counts are compared. `links` gives the bandwidths for transfers.
+    """
     views = [view for candidate in candidates for view in (candidate.worker, *candidate.decode_workers)]
     speeds = _Speeds(has_step_costs=all(view.step_cost is not None for view in views))
     decodes: dict[WorkerRef, DecodeCost] = {}

@@ -20,9 +20,10 @@ NUM_SOURCES = 2
 
 @dataclass(frozen=True, slots=True)
 class RemotePrefixPlan:
-    """A fetch of the first `num_blocks` blocks of a prompt, which are `num_tokens` tokens, from `producer`.
+    """A fetch of the first `num_blocks` blocks, or `num_tokens` tokens, of a prompt from the cache of `producer`.
 
-    The consumer lacks the last `num_read` of these tokens, and has them `read_s` seconds after requesting them now.
+    `num_read`: those of the tokens that the consumer does not hold and therefore reads. `read_s`: seconds from now
+    until they have been read.
     """
 
     producer: WorkerRef
@@ -35,7 +36,7 @@ class RemotePrefixPlan:
 def plan_remote_prefix(
     source: WorkerSpeed, reader: WorkerSpeed, request: RoutingRequest, links: LinkBandwidth
 ) -> RemotePrefixPlan:
-    """Plan a fetch of the blocks that the source holds in device memory.
+    """Predict the fetch of those prompt blocks that the worker `source` holds in device memory by the worker `reader`.
 
     Workers handle messages only between their steps: the source when it gets the request; the reader when it gets the
     response and when the data is complete, each at the end of a further step while it has prompts to compute.
@@ -54,7 +55,8 @@ def plan_remote_prefix(
 
 
 def can_serve_prefix(producer: WorkerView, consumer: WorkerView) -> bool:
-    """Return whether the blocks of the two workers are interchangeable."""
+    """Return whether `consumer` can use KV blocks of `producer`: two workers with equal fingerprint, block size and
+    bytes per block."""
     return (
         producer.ref != consumer.ref
         and producer.fingerprint == consumer.fingerprint

@@ -26,8 +26,9 @@ Disaggregation = Literal["off", "auto", "prefer", "strict"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How workers are compared. `links` belongs to the caller and may change. `remote_prefix`: workers may fetch
-    prefixes from each other where that costs less than computing them."""
+    """Settings for comparing workers. `policy`: how the best is chosen. `links`: measured bandwidths, which may change
+    later. `remote_prefix`: workers may fetch prefixes from each other's caches where that costs less than computing
+    them."""
 
     policy: RoutingPolicy = "cost"
     links: LinkBandwidth = field(default_factory=LinkBandwidth)
@@ -47,7 +48,12 @@ def place(
     excluded: Set[WorkerRef] = frozenset(),
     routing: Routing = BY_COST,
 ) -> Placement | NoPlacement:
-    """Pick workers under `mode`; `excluded` workers rejected the request a moment ago, or are failing."""
+    """Choose the workers of a request, on one worker or split into prefill and decode as `mode` (disaggregation)
+    requires.
+
+    Workers in `excluded` are left out, because they have just rejected the request or keep failing. Returns NoPlacement
+    when no worker can take the request now, or waiting for a busy one costs less.
+    """
     able = candidates.pools(request.model)
     if not able.total():
         return NoPlacement("no live worker serves the model", may_pass=False)
@@ -74,7 +80,9 @@ def place_undivided(
     excluded: Set[WorkerRef] = frozenset(),
     routing: Routing = BY_COST,
 ) -> Placement | NoPlacement:
-    """Pick one worker for all of a request that would be split but for `reason`."""
+    """Choose one worker for a whole request that `place` would split; `reason`, why it is not split, becomes the
+    placement's `fallback`. Workers in `excluded` are left out. Returns NoPlacement when no worker can take the request
+    now."""
     if not candidates.pools(request.model).total():
         return NoPlacement("no live worker serves the model", may_pass=False)
     search = _PlacementSearch(candidates.without(excluded), request, routing)

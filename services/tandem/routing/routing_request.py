@@ -17,7 +17,8 @@ receive."""
 
 
 class CachedTokens(NamedTuple):
-    """Tokens of a prompt that a worker holds, in any tier and in device memory."""
+    """Prompt tokens that a worker has cached: `num_tokens` in device or host memory, `num_device_tokens` of them in
+    device memory."""
 
     num_tokens: int
     num_device_tokens: int
@@ -25,13 +26,13 @@ class CachedTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """A prompt of `num_prompt` tokens, probably followed by `num_output`.
+    """A prompt of `num_prompt` tokens, probably followed by `num_output` output tokens, as the router sees it.
 
-    `hits`: the cached prefix of each worker; None when not looked up, and then `num_tokens` are the tokens to compute
-    on any worker. `blocked_links`: (producer, consumer) pairs between which prefix fetches fail.
+    `hits`: the cached prefix of each worker; None when not looked up, and then `num_tokens` are the prompt tokens to
+    compute on any worker. `blocked_links`: (producer, consumer) pairs between which prefix fetches keep failing.
 
-    `key` identifies the request and `session` its session, for choices among equal placements; `turn` counts the
-    placements of a gateway.
+    `key` identifies the request, and `session` the client's session ("": none); both decide among placements of nearly
+    equal cost. `turn` counts the placements of the gateway, for the policy "round_robin".
     """
 
     model: str
@@ -51,7 +52,8 @@ class RoutingRequest:
         return max(self.num_prompt, self.num_tokens)
 
     def held(self, worker: WorkerView) -> CachedTokens:
-        """Return the prompt tokens that the worker holds: whole blocks, and at most all but one token."""
+        """Return the prompt tokens that the worker has cached: whole blocks, and never the whole prompt, because its
+        last token is always computed."""
         hit = None if self.hits is None else self.hits.get(worker.ref)
         if hit is None or not worker.block_size:
             return CachedTokens(0, 0)
@@ -62,16 +64,17 @@ class RoutingRequest:
         )
 
     def num_uncached(self, worker: WorkerView) -> int:
-        """Return the tokens that the worker would have to compute."""
+        """Return the prompt tokens that the worker would have to compute without fetching a prefix from another
+        worker."""
         return self.num_tokens if self.hits is None else self.num_context - self.held(worker).num_tokens
 
     def max_remote_tokens(self, block_size: int) -> int:
-        """Return the most prompt tokens that any worker holds in device memory and could serve to others."""
+        """Return the greatest number of prompt tokens that any one worker holds in device memory; 0 when none does."""
         return block_size * max((hit.num_device_blocks for hit in (self.hits or {}).values()), default=0)
 
     def fits(self, worker: WorkerView, num_remote: int = 0) -> bool:
         """Return whether the worker will probably accept the prompt now if it fetches the first `num_remote` tokens
-        from others."""
+        from another worker's cache."""
         num_tokens = self.num_uncached(worker)
         if num_remote:
             num_tokens = max(1, min(num_tokens, self.num_context - num_remote))

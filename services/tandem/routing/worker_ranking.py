@@ -100,14 +100,16 @@ class _ModelWorkers:
 
 
 class WorkerRanking:
-    """Own the workers of all models that take new work, ranked by rising load for each role; callers usually read only
-    the first few of a ranking.
+    """Rank the workers of each model that take new work by rising load, for each role; reading only the first few is
+    cheap.
 
-    `linked` holds the (prefill, decode) pairs between which a block has moved; `unlinked` those between which a test
-    failed; `refused` those of `unlinked` whose link misses its requirements. A pair in neither is being tested. The
-    sets belong to the caller and may change.
+    `linked`: (prefill, decode) pairs between which KV may move. `unlinked`: pairs whose test failed. `refused`: those
+    of `unlinked` whose link misses its requirements. A pair in none of these is untested. The caller owns the three and
+    may change them.
 
-    While a ranking is open, nothing may change and the same ranking must not be opened again."""
+    The rankings returned are iterators. Until one is closed, nothing may be changed and the same one not be opened
+    again.
+    """
 
     def __init__(self, linked: Set[Pair], unlinked: Set[Pair], refused: Set[Pair] = frozenset()) -> None:
         self.linked = linked
@@ -118,9 +120,10 @@ class WorkerRanking:
         self._models: dict[WorkerRef, str] = {}
 
     def put(self, get_view: ViewGetter) -> None:
-        """Add a worker, or update one whose load has changed.
+        """Add the worker that `get_view` returns, or update it after a change of its load; a draining worker is
+        removed.
 
-        `get_view` returns its current view at any time: between calls of `put` the worker's cost may rise, but not
+        `get_view` must return the worker's current view at any time: between calls of `put` its load may rise but not
         fall, and its pool and model stay the same.
         """
         view = get_view()
@@ -137,7 +140,8 @@ class WorkerRanking:
             self._by_model[model].remove(ref)
 
     def without(self, absent: Set[WorkerRef]) -> WorkerRanking:
-        """Return the same ranking, in which the workers `absent` do not appear; later changes appear in both."""
+        """Return a view of this ranking in which the workers `absent` do not appear; later changes of either appear in
+        both."""
         if not absent:
             return self
         ranking = copy(self)
@@ -145,7 +149,7 @@ class WorkerRanking:
         return ranking
 
     def pools(self, model: str) -> Counter[Pool]:
-        """Return the number of workers with each pool label."""
+        """Return the number of workers of `model` in each pool ("prefill", "decode", "mixed")."""
         workers = self._workers_of(model)
         absent = (workers.workers[ref].pool for ref in self._absent if ref in workers.workers)
         return workers.pools - Counter(absent) if self._absent else workers.pools
@@ -155,20 +159,21 @@ class WorkerRanking:
         return None if worker is None or ref in self._absent else worker.get_view()
 
     def prefillers(self, model: str) -> list[WorkerView]:
-        """Return all workers that prefill, in no particular order."""
+        """Return all workers of `model` that compute prompts, in no particular order."""
         views = (worker.get_view() for worker in self._workers_of(model).workers.values())
         return [view for view in views if view.prefills]
 
     def prefill_workers(self, model: str) -> Ranking:
-        """Return the workers that prefill, by rising load."""
+        """Yield the workers of `model` that compute prompts, least loaded first."""
         return self._present(self._workers_of(model).prefill_workers)
 
     def decode_workers(self, model: str) -> Ranking:
-        """Return the workers that decode, by rising load."""
+        """Yield the workers of `model` that decode, least loaded first."""
         return self._present(self._workers_of(model).decode_workers)
 
     def mixed_workers(self, model: str) -> Ranking:
-        """Return all workers by rising load, to prefill and decode in one place; workers that decode come first."""
+        """Yield all workers of `model`, to run whole requests: those that decode first, then those of the prefill pool,
+        each least loaded first."""
         return self._present(self._workers_of(model).mixed_workers)
 
     def _present(self, heap: _Heap) -> Ranking:

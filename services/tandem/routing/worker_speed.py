@@ -17,11 +17,12 @@ counts and are not seconds."""
 
 
 class WorkerSpeed:
-    """Predict one worker's steps. `cost`: its step costs; `has_step_costs`: all compared workers have reported theirs.
+    """Predict how long one worker's steps take, and how long a new prompt waits there.
 
-    `base_s`: seconds of a step without prompt tokens; `token_s`: seconds per queued token, which attends to half of the
-    longest prompt on average; `rest_s`: seconds until the step in progress ends. Workers report at the ends of steps:
-    the queue is what the step in progress computes, and `num_left` tokens after that.
+    `has_step_costs`: all compared workers have reported how long steps take; otherwise `NOMINAL` is used. `cost`: the
+    step costs used. `base_s`: seconds of a step without prompt tokens. `token_s`: seconds per queued prompt token.
+    `rest_s`: expected seconds until the current step ends. `num_left`: queued prompt tokens that the current step does
+    not compute.
     """
 
     __slots__ = ("base_s", "cost", "num_left", "rest_s", "token_s", "worker")
@@ -43,28 +44,30 @@ class WorkerSpeed:
 
     @property
     def next_s(self) -> float:
-        """Return the seconds of the step after the one in progress; 0 when there is none. A worker that decodes always
-        has one."""
+        """Return the seconds of the step after the current one; 0 when there is nothing to compute in it."""
         if not self.num_left:
             return self.base_s if self.worker.num_decoding else 0.0
         return self.base_s + min(self.num_left, self.worker.num_step_tokens) * self.token_s
 
     @property
     def left_s(self) -> float:
-        """Return the seconds of all known steps after the one in progress."""
+        """Return the total seconds of all steps after the current one that the queued prompts need, or of one step when
+        only decoding sequences are left."""
         if not self.num_left:
             return self.next_s
         return self.num_steps(self.num_left) * self.base_s + self.num_left * self.token_s
 
     def num_steps(self, num_tokens: int) -> int:
-        """Return the number of full steps that compute `num_tokens`."""
+        """Return the number of steps in which the worker computes `num_tokens` prompt tokens, if it computes nothing
+        else."""
         return -(-num_tokens // self.worker.num_step_tokens)
 
     def wait_s(self, num_tokens: int, lane: Lane) -> float:
-        """Return by how much later a prompt of `num_tokens` to compute has its first token than on an idle worker.
+        """Return by how many seconds the first token of a new prompt in `lane`, with `num_tokens` to compute, is later
+        than on an idle worker.
 
-        That is the rest of the step in progress, and the computation of other prompts until the end of the prompt's
-        last step.
+        That is the rest of the current step, and the computation of other prompts until the end of the prompt's last
+        step.
         """
         if not self.num_left:
             return self.rest_s

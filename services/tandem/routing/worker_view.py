@@ -23,12 +23,12 @@ _STEP_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One live worker. `load` is its last report; `unreported` are the prompt tokens to compute of each request that
-    this gateway has placed there since, so that a burst does not herd onto one worker.
+    """What a router knows of one live worker at one moment.
 
-    `step_cost`: predicts its step times; None until reported. `num_inflight`: sequences that this gateway has placed
-    there to decode and that are not in `load` yet. `block_size` in tokens, `block_bytes` of one block's KV; 0: not
-    reported.
+    `load`: its last report. `unreported`: prompt tokens to compute of each request that this gateway has sent there
+    since that report. `num_inflight`: sequences that this gateway has sent there to decode and that are not in `load`
+    yet. `step_cost`: predicts its step times; None until reported. `block_size`: tokens of a KV block; `block_bytes`:
+    bytes of one; both 0 until reported.
     """
 
     ref: WorkerRef
@@ -57,12 +57,13 @@ class WorkerView:
 
     @property
     def num_step_tokens(self) -> int:
-        """Return the prompt tokens of a full step."""
+        """Return the most prompt tokens that the worker computes in one step; an assumed number when it does not report
+        one."""
         return self.load.num_horizon_tokens // HORIZON_STEPS or _STEP_TOKENS
 
     @property
     def num_held_tokens(self) -> int:
-        """Return the tokens in blocks with a holder: about the total context of its running sequences."""
+        """Return the tokens of all blocks in use: about the total context length of its running sequences."""
         return (self.load.num_blocks - self.load.num_free_blocks) * self.block_size
 
     @property
@@ -72,14 +73,15 @@ class WorkerView:
 
     @property
     def num_to_decode(self) -> int:
-        """Return the number of sequences that run there or will run soon."""
+        """Return the number of sequences that run on the worker, wait there, or have been sent there to decode."""
         return self.load.num_running + self.load.num_waiting + self.num_inflight
 
     def num_ahead(self, num_tokens: int, lane: Lane) -> int:
-        """Return the prompt tokens that the worker computes before a new prompt of `num_tokens` is done.
+        """Return the prompt tokens that the worker will compute before a new prompt in `lane`, with `num_tokens` to
+        compute, is done.
 
-        Longer prompts share their steps with it (`sched.prefill_sharing`), so they count for no more tokens than the
-        new prompt has.
+        Longer prompts share steps with the new one (`sched.prefill_sharing`), so they count for no more tokens than it
+        has.
         """
         load = self.load
         if not load.lane_tokens:
@@ -89,7 +91,8 @@ class WorkerView:
         return ahead + num_tokens if prompt_size(load.lane_longest[lane]) > prompt_size(num_tokens) else ahead
 
     def takes(self, num_tokens: int, lane: Lane) -> bool:
-        """Return whether the worker will probably accept a prompt of `num_tokens` to compute."""
+        """Return whether the worker will probably accept a prompt in `lane` of which `num_tokens` have to be
+        computed."""
         return self.load.takes(num_tokens, lane, self.unreported)
 
 
@@ -99,17 +102,18 @@ def token_bytes(worker: WorkerView) -> float:
 
 
 def prefill_cost(worker: WorkerView) -> Cost:
-    """Return the sort key for prefill: queued tokens first."""
+    """Return the sort key by which prefill workers are ranked: fewest queued prompt tokens first."""
     return (worker.queued_tokens, worker.ref.id)
 
 
 def decode_cost(worker: WorkerView) -> Cost:
-    """Return the sort key for decode: sequences first, then missing blocks."""
+    """Return the sort key by which decode workers are ranked: fewest sequences first, then most free blocks that are
+    not reserved."""
     load = worker.load
     return (worker.num_to_decode, load.num_reserved_blocks - load.num_free_blocks, worker.ref.id)
 
 
 def local_cost(worker: WorkerView) -> Cost:
-    """Return the sort key for prefill and decode on one worker. A prefill worker decodes too where no other is left,
-    hence last."""
+    """Return the sort key by which workers are ranked to run a whole request: workers of the prefill pool last, then
+    fewest queued prompt tokens first."""
     return (not worker.decodes, worker.queued_tokens, *decode_cost(worker))

@@ -45,10 +45,11 @@ def simulate(
     look: Look | None = None,
     each: Callable[[ClientTrace], None] | None = None,
 ) -> tuple[SimulationReport, LatencyStats]:
-    """Run a workload to its end, check that nothing is left open, and return the report and the statistics behind it.
+    """Run a workload to its end on a new cluster; return its report and the latency statistics behind it.
 
-    `each` is called with the trace of every request at its end, then `series` samples the cluster, then `look` is
-    called. Raises ValueError when there is no request."""
+    At the end of every request `each` is called with its trace, then `series` samples the cluster, then `look` is
+    called. Raises ValueError when there is no request, and AssertionError when requests, reads or KV blocks are left
+    over."""
     cluster, tally = SimCluster(spec), LatencyStats(slo)
 
     def ended(trace: ClientTrace) -> None:

@@ -111,7 +111,7 @@ def test_all_streams_of_a_decode_worker_that_ends_go_on_at_another(running: Clus
     assert leaving.wait() == 0
     assert [sampled_choices(answer) for answer in answers] == expected
     assert [(about["path"], about["attempts"]) for about in (answer.about() for answer in answers)] == [
-        ("remote;moves=1", 2)
+        ("remote;retries=1", 2)
     ] * len(answers)
     assert f"drain finished: {NUM_SEQUENCES} migrated, 0 requeued, 0 unfinished" in leaving.log
     for worker in (prefill, taking):

@@ -151,7 +151,7 @@ async def test_a_failure_at_one_worker_ends_the_attempt_and_the_request_is_retri
     await until(lambda: request.state.phase.name == "RUNNING")
     decode.publish(pulled(job.key), token(job.key, 1), Finished(job.key, FinishReason.STOP, 2, 0))
     assert await collect(request) == [0, 1]
-    assert request.path == "remote;moves=1" and request.num_attempts == 2
+    assert request.path == "remote;retries=1" and request.num_attempts == 2
 
 
 async def test_a_request_that_keeps_failing_ends_with_the_last_error(make_rig: Callable[..., Rig]) -> None:
@@ -345,7 +345,7 @@ async def test_a_sequence_of_a_draining_worker_migrates_to_a_free_worker(rig: Ri
     assert isinstance(job, ResumeJob) and (job.source, job.offer) == (old.ref, offer)
     old.publish(token(key, 1))
     new.publish(token(job.key, 1), pulled(job.key), token(job.key, 2), Finished(job.key, FinishReason.LENGTH, 3, 0))
-    assert await collect(request) == [0, 1, 2] and request.path == "local;moves=1"
+    assert await collect(request) == [0, 1, 2] and request.path == "local;retries=1"
     assert "of 0 pairs" in repr(rig.fleet.routing.links), "how fast it came says nothing of the pair that was placed"
 
 

@@ -185,7 +185,7 @@ async def test_a_lost_prefill_process_costs_no_request(rig: Rig, monkeypatch: py
     await until(lambda: request.state.phase.name == "RUNNING")
     decode.publish(token(job.key, 1), Finished(job.key, FinishReason.STOP, 2, 0))
     assert await collect(request) == [0, 1]
-    assert request.path == "fallback;reason=no_prefill_worker;moves=1"
+    assert request.path == "fallback;reason=no_prefill_worker;retries=1"
 
 
 @pytest.mark.parametrize("phase", ["RESERVING", "STARTING"])

@@ -191,7 +191,7 @@ def test_a_lost_prefill_worker_costs_the_attempt_and_no_token() -> None:
     (start,) = life.accepted(D, key(2))
     assert isinstance(start, SubmitJob) and isinstance(start.job, PrefillJob) and start.job.output_tokens == (100,)
     life.accepted(OTHER, key(2))
-    assert shape(life.reported(OTHER, token(1, 2))) == ["token 1"] and life.path == "remote;moves=1"
+    assert shape(life.reported(OTHER, token(1, 2))) == ["token 1"] and life.path == "remote;retries=1"
 
 
 def test_a_lost_decode_worker_whose_kv_is_still_offered_is_replaced_alone() -> None:
@@ -314,7 +314,7 @@ def test_requests_requeued_by_draining_workers_are_no_failure() -> None:
         worker = (P, D)[number % 2]
         commands = life.reported(worker, Failed(key(number), ErrorKind.DRAINING, "about to stop"))
         assert shape(commands)[-1] == f"place without {worker.id}" and commands[-1] == Requeue(frozenset({worker}))
-    assert life.num_moves == 0, "nothing had come of it that went on elsewhere"
+    assert life.num_retries == 0, "nothing had come of it that went on elsewhere"
 
 
 def test_a_reservation_given_up_before_the_prefill_costs_only_the_placement() -> None:
@@ -635,7 +635,7 @@ def test_a_choice_migrates_while_its_worker_keeps_sampling() -> None:
     assert life.reported(OTHER, replace(PULLED, key=choice_key(0, 2))) == []
     assert life.reported(D, Finished(choice_key(0), None, 2, 0)) == [] and life.phase is JobGroupPhase.RUNNING
     assert shape(life.reported(OTHER, sampled(0, 2, 2))) == ["token 2"]
-    assert life.path == "local;moves=1" and life.workers() == (OTHER,)
+    assert life.path == "local;retries=1" and life.workers() == (OTHER,)
 
 
 @pytest.mark.parametrize("ending", [Cancelled(choice_key(0)), Finished(choice_key(0), None, 1, 0)])
@@ -713,11 +713,11 @@ def test_a_migration_done_before_the_reply_counts_and_may_continue() -> None:
     """The consumer's report and its reply use two streams, and a busy worker replies late."""
     life = moving()
     life.reported(OTHER, replace(PULLED, key=choice_key(0, 2)))
-    assert life.path == "local;moves=1"
+    assert life.path == "local;retries=1"
     newer = HandoffKey(HandoffId("m2"), 9)
     assert life.reported(OTHER, MigrationOffered(choice_key(0, 2), newer)) == [FindConsumer(0, OTHER)]
     assert life.accepted(OTHER, choice_key(0, 2)) == [] and life.seeks() == [FindConsumer(0, OTHER)]
-    assert life.path == "local;moves=1"
+    assert life.path == "local;retries=1"
 
 
 @pytest.mark.parametrize("ending", [Finished(key(), None, 1, 1), Cancelled(key())])

@@ -51,7 +51,7 @@ export function span(seconds) {
 
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
-/* Splits "fallback;reason=no_room;moves=1" into its kind, "fallback", and the other facts as text. */
+/* Splits "fallback;reason=no_room;retries=1" into its kind, "fallback", and the other facts as text. */
 export function path(text) {
   const [kind, ...facts] = text.split(";");
   return { kind, facts: facts.map((fact) => fact.replace("=", " ").replaceAll("_", " ")).join(", ") };

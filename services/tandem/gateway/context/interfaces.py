@@ -55,7 +55,7 @@ class TokenStream(Protocol):
         worker) or `fallback` (one worker, because the request could not be split).
 
         The last two may end in `;reason=...`. The value is fixed once the first token was yielded, except that retries
-        on other workers then append `;moves=` and their number."""
+        on other workers then append `;retries=` and their number."""
         ...
 
     @property

@@ -75,7 +75,7 @@ class ActiveRequest:
 
     @property
     def num_attempts(self) -> int:
-        return 1 + self.state.num_moves
+        return 1 + self.state.num_retries
 
     @property
     def workers(self) -> Sequence[str]:

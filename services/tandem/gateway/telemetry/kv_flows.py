@@ -19,12 +19,12 @@ class Flow(NamedTuple):
     """Count the KV that moved from worker `source` to worker `target` since this gateway started.
 
     `kind`: "handoff" for the KV of requests that their decode worker pulled, "prefix" for remote prefix fetches.
-    `num_moves`: the number of pulls or fetches, which moved `num_bytes` in total."""
+    `num_transfers`: the number of pulls or fetches, which moved `num_bytes` in total."""
 
     source: WorkerId
     target: WorkerId
     kind: Kind
-    num_moves: int
+    num_transfers: int
     num_bytes: int
 
 
@@ -38,7 +38,7 @@ class Flows:
         """Count one pull or fetch of `num_bytes` bytes."""
         key = (source, target, kind)
         known = self._found.pop(key, None) or Flow(source, target, kind, 0, 0)
-        self._found[key] = Flow(source, target, kind, known.num_moves + 1, known.num_bytes + num_bytes)
+        self._found[key] = Flow(source, target, kind, known.num_transfers + 1, known.num_bytes + num_bytes)
         if len(self._found) > MAX_FLOWS:
             del self._found[next(iter(self._found))]
 

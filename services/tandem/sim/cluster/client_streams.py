@@ -20,12 +20,12 @@ from tandem.workload import seeded_random
 
 
 class Delivery:
-    """Delivery times of tokens; all `seconds_s` are equally likely. Raises ValueError when one is negative or there is
-    none.
+    """Choose how long each token takes to its client, out of `seconds_s`, all equally likely. Raises ValueError when
+    one of them is negative or there is none.
 
     On a machine with busy cores, a client receives a token when its process is scheduled: up to several milliseconds
-    later, which widens the gaps between tokens that it sees. Tokens may be out of order here; `ClientTrace` restores
-    the order."""
+    later, which widens the gaps between tokens that it sees. Arrival times may be out of order here; `ClientTrace`
+    restores the order."""
 
     def __init__(self, seconds_s: Sequence[float], seed: int) -> None:
         if not seconds_s or min(seconds_s) < 0:
@@ -61,8 +61,9 @@ class _Stream:
 
 
 class ClientStreams:
-    """Streams by request, until it ends. `delivered` gets every token that is delivered to a client by itself,
-    `computed` each request whose prompt was computed, with the number of tokens that came out of a cache."""
+    """Record what each client of one gateway receives until its request ends. `delivered` is called with every token
+    that is sent by itself; `computed` with each request whose prompt was computed and the number of its prompt tokens
+    that came from a prefix cache."""
 
     def __init__(self, agenda: SimEventQueue, party: Actor, delivery: Delivery, quotas: SimQuotas) -> None:
         self.delivered: Callable[[Token], None] = ignore
@@ -99,7 +100,8 @@ class ClientStreams:
         self._streams[run.key.request].trace.deliver_all(run.ids, reached)
 
     def end(self, end: EndRequest) -> None:
-        """End the stream of a request, and raise what failed in this program if that ended it."""
+        """End the stream of a request. Raises the outcome's `__cause__` when this program itself failed at the
+        request."""
         if isinstance(end.outcome, TandemError) and end.outcome.__cause__ is not None:
             raise end.outcome.__cause__
         stream = self._streams.pop(end.request)
@@ -107,7 +109,7 @@ class ClientStreams:
         self._close(stream.trace, stream.ended, stream.open_request.state.request, end.outcome, end.usage)
 
     def refuse(self, request: Request, trace: ClientTrace, ended: Ended, error: TandemError) -> None:
-        """End a request that was not admitted."""
+        """Record `error` in the trace of a request that was not admitted, and call `ended` with the trace."""
         self._close(trace, ended, request, error, None)
 
     def check(self) -> None:

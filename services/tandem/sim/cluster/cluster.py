@@ -30,13 +30,15 @@ from tandem.workload.scheduled_request import ScheduledRequest
 class ClusterSpec:
     """Composition and delays of a simulated cluster.
 
-    `workers`: each kind of worker and its number.
-    `latency_s`: seconds of a message between any two processes, in one direction.
-    `read_latency_s`: seconds before the first byte of a KV read.
-    `delivery_s`: equally likely seconds that a token takes from the gateway to its client.
-    `seed`: picks delivery times, residuals and the gateway of each request.
-    `terms`: those of the tenants; each of several gateways grants them in full.
-    `index_delay_s`: seconds until gateways know what a worker's prefix cache stored or evicted."""
+    - `workers`: each kind of worker, with the number of workers of that kind.
+    - `gateway`: settings of every gateway.
+    - `latency_s`: seconds of a message between any two processes, in one direction.
+    - `read_latency_s`: seconds before the first byte of a KV read.
+    - `delivery_s`: seconds that a token takes from the gateway to its client; for each token one of them is picked, all
+      equally likely.
+    - `seed`: picks delivery times, the random factors on step times, and the gateway of each request.
+    - `terms`: the tenants and the latency targets; each of several gateways grants every tenant its full quota.
+    - `index_delay_s`: seconds until gateways know what a worker's prefix cache stored or evicted."""
 
     workers: tuple[tuple[WorkerSpec, int], ...]
     gateway: GatewayConfig
@@ -50,7 +52,7 @@ class ClusterSpec:
 
 
 class SimCluster:
-    """Own all parts of one simulated cluster, for one run.
+    """Build one simulated cluster and run a workload on it; a cluster can run once.
 
     Equal specs and workloads give equal digests, regardless of how many steps workers look ahead."""
 
@@ -95,7 +97,7 @@ class SimCluster:
 
     @property
     def digest(self) -> str:
-        """The digest of what happened at each actor, in the actor's own order."""
+        """A hash of what happened at each actor; two runs with equal digests did the same."""
         parties = (
             self._clients, *(gateway.party for gateway in self._gateways), *(worker.party for worker in self.workers),
             *(worker.party for worker in self.gone),
@@ -165,7 +167,7 @@ class SimCluster:
     # ---- changes of the set of workers
 
     def every(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call `action` at once and then every `seconds`, as long as a request is open or due."""
+        """Call `action` as the next event of the run and then every `seconds`, as long as a request is open or due."""
 
         def look() -> None:
             action()
@@ -188,7 +190,8 @@ class SimCluster:
         return worker
 
     def drain(self, worker: SimWorker, within_s: float, ended: Callable[[], None]) -> None:
-        """Drain a worker: it ends when all its jobs have ended or migrated, or after `within_s` regardless of them."""
+        """Drain a worker: it ends when all its jobs have ended or migrated, or after `within_s` seconds regardless of
+        them. `ended` is called at that time; this method does not wait."""
 
         def left() -> None:
             self.workers.remove(worker)

@@ -39,7 +39,7 @@ class _Link:
 
 
 class Fabric:
-    """Own the links of all workers and the reads between them.
+    """Compute when KV reads between workers end, from the bandwidth of their shared links.
 
     `latency_s`: seconds before the first byte of a read. `num_bytes`: bytes of all reads that have ended."""
 
@@ -77,14 +77,14 @@ class Fabric:
         read.next = self._agenda.after(self._latency_s, label, lambda: self._begin(read), by=party)
 
     def cut(self, source: WorkerRef, consumer: WorkerRef) -> None:
-        """Forget all reads between the two; their `on_done` is never called."""
+        """Cancel all reads of `consumer` from `source`; neither `on_done` nor `on_lost` is called for them."""
         for read in [r for r in self._reads if (r.source, r.consumer) == (source, consumer)]:
             if read.next is not None:
                 self._agenda.cancel(read.next)
             self._remove(read)
 
     def lose(self, worker: WorkerRef) -> None:
-        """End all reads of a worker that is gone; reads of other workers from it fail."""
+        """Cancel all reads of a worker that is gone; for reads of other workers from it, `on_lost` is called."""
         for read in [r for r in self._reads if worker in (r.source, r.consumer)]:
             if read.next is not None:
                 self._agenda.cancel(read.next)

@@ -12,7 +12,7 @@ from tandem.sched.phases.decode_run import DecodeRun
 
 @dataclass(eq=False, slots=True)
 class Lookahead:
-    """Predicted steps of a run, valid if the worker receives no command meanwhile.
+    """Predicted steps of a run of decode steps, valid if the worker receives no command before they end.
 
     `ends`: virtual time at which each step ends. `seconds`: its duration. `num_free`: free blocks after it.
     `num_before`: steps of the run that were applied to the engine before these."""

@@ -126,7 +126,8 @@ class Network:
         self.send(f"submit {type(job).__name__} {job.key}", lambda: worker.submit(job, answer), by, worker.party)
 
     def send_command(self, command: CancelJob | ReleaseLease, by: Actor) -> None:
-        """Send a gateway's command that has no answer. A message that is lost is not repeated."""
+        """Send a cancellation or a lease release to a worker, without waiting for an answer. A message that is lost is
+        not repeated."""
         match command:
             case CancelJob(worker, keys):
                 self.post(worker, f"cancel {', '.join(map(str, keys))}", partial(cancel_jobs, keys), by)
@@ -232,7 +233,7 @@ class Network:
 
 
 def cancel_jobs(keys: Iterable[JobKey], engine: Engine, now: float) -> list[Effect]:
-    """Cancel jobs at a worker."""
+    """Cancel jobs at a worker's engine and return the effects to carry out."""
     return [effect for key in keys for effect in engine.cancel(key, now)]
 
 

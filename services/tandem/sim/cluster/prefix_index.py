@@ -14,9 +14,9 @@ from tandem.sim.kernel.event_queue import SimEventQueue
 
 
 class SimIndex:
-    """Own the prefix table that all gateways share; every gateway sees the same facts at the same time.
+    """Give all gateways the same table of which worker holds which cached blocks, with a delay.
 
-    `delay_s`: seconds from the collection of facts, which are batched as on real workers, until they are visible."""
+    `delay_s`: seconds from the collection of a worker's stored and evicted blocks until gateways see them."""
 
     def __init__(self, agenda: SimEventQueue, delay_s: float) -> None:
         self._agenda = agenda
@@ -26,7 +26,7 @@ class SimIndex:
         self._pending: deque[tuple[float, WorkerRef, list[KVFact]]] = deque()
 
     def collect(self, workers: Iterable[SimWorker]) -> None:
-        """Collect the facts of all steps that have ended."""
+        """Collect what the workers' prefix caches stored and evicted in all steps that have ended."""
         for worker in workers:
             worker.settle()
             facts = worker.engine.take_events()
@@ -40,7 +40,7 @@ class SimIndex:
         return self._table.match(hashes)
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
-        """Count a prediction. The table is late but never wrong, so it is not loaded again."""
+        """Record how many prompt tokens were cached against the number that was predicted."""
         self.accuracy.reported(predicted, num_cached)
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ _FOR_EVER_MS = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Terms of all requests.
+    """Tenants and latency targets of a simulated cluster.
 
     `tenants`: the known tenants; None: every tenant is accepted, without limits. `targets`: latency targets of each
     lane."""
@@ -43,7 +43,8 @@ class _Account:
 
 
 class SimQuotas:
-    """Own the quota of each tenant. `tenants`: None: every tenant is accepted, without limits."""
+    """Reserve and settle the quota of each tenant at one gateway. `tenants`: None: every tenant is accepted, without
+    limits."""
 
     def __init__(self, tenants: Mapping[TenantId, Tenant] | None) -> None:
         self._is_open = tenants is None

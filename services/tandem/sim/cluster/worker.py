@@ -50,12 +50,14 @@ Answer = Callable[[TandemError | None, WorkerLoad], None]
 class WorkerSpec:
     """Properties of one kind of worker.
 
-    `bandwidth`: of its link, in bytes per second in each direction.
-    `calibration`: the step cost that its scheduler assumes before it has measured any step.
-    `residuals`: factors on `step_time`, picked by seed.
-    `price_per_hour`: of one worker; 0 when it is not set.
-    `host_bandwidth`: bytes per second between its memory and the host's; the settings give the host memory's size.
-    `max_run`: the most steps to look ahead, which does not change the result; 1: each step is planned by itself."""
+    - `pool`: the pool that its workers belong to; `layout`, `num_blocks`: the layout and the number of its KV blocks.
+    - `step_time`: function from the features of a step to its seconds.
+    - `bandwidth`: of its link, in bytes per second in each direction.
+    - `calibration`: the step cost that its scheduler assumes before it has measured any step.
+    - `residuals`: random factors on `step_time`, picked by seed.
+    - `price_per_hour`: of one worker; 0 when it is not set.
+    - `host_bandwidth`: bytes per second between its memory and the host's; the settings give the host memory's size.
+    - `max_run`: the most steps to look ahead, which does not change the result; 1: each step is planned by itself."""
 
     pool: Pool
     layout: KVLayout
@@ -71,7 +73,8 @@ class WorkerSpec:
 
     @classmethod
     def of(cls, pool: Pool, roofline: Roofline, config: Config) -> WorkerSpec:
-        """Return a worker with the size and speed of a roofline whose KV goes to other machines."""
+        """Return the spec of a worker with the size and speed of a roofline, whose KV goes to other machines over the
+        network."""
         block_size = with_device_defaults(config).engine.block_size
         return cls(
             pool=pool,
@@ -98,14 +101,13 @@ class Outlet(Protocol):
 
 
 class SimWorker:
-    """Own one incarnation of a simulated worker: its engine, its inbox and its current step or lookahead.
+    """Run one incarnation of a simulated worker: its engine, its queue of commands and its current step or lookahead.
 
     `busy_s` and the counters count steps that have ended. `step_cost`: the published step cost, updated at the end of
     each step with prompt tokens, so that it does not depend on how far the worker looked ahead.
 
     Where the engine's next steps are all alike (`Engine.run`), they are computed ahead. They are applied to the engine
-    when the last of them ends, when the step ends during which a command arrives, or on `settle`.
-    """
+    when the last of them ends, when the step ends during which a command arrives, or on `settle`."""
 
     def __init__(
         self, agenda: SimEventQueue, spec: WorkerSpec, name: str, outlet: Outlet, seed: int, party: Actor, life: int = 1
@@ -147,7 +149,7 @@ class SimWorker:
         self._load = self.engine.load()
 
     def post(self, command: Command) -> None:
-        """Run a command between two steps."""
+        """Run a command now if the worker computes nothing, otherwise at the end of its current step."""
         self._inbox.append(command)
         if self._ahead is not None:
             self._end_after_step(self._ahead)
@@ -155,7 +157,8 @@ class SimWorker:
             self._turn()
 
     def submit(self, job: Job, answer: Answer) -> None:
-        """Submit a job between two steps; `answer` is called then with the refusal, or None, and the load."""
+        """Submit a job as `post` runs a command; then `answer` is called with the refusal, or None, and the worker's
+        load."""
 
         def run(engine: Engine, now: float) -> Sequence[Effect]:
             refusal: TandemError | None = None

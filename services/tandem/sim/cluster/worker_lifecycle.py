@@ -65,8 +65,9 @@ class WorkerLifecycle:
             self.agenda.after(RECONNECT_S, "", lost, by=by, to=gateway.party)
 
     def drain(self, worker: SimWorker, until: float, by: Actor, ended: Callable[[], None]) -> None:
-        """Drain a worker: it accepts no new jobs, and its jobs migrate. It ends when it has no job left or at `until`;
-        the jobs left then fail with WORKER_LOST. `ended` is called last."""
+        """Drain a worker: it accepts no new jobs, and its jobs migrate. It ends when it has no job left or at the
+        virtual time `until`; the jobs left then fail with WORKER_LOST. `ended` is called last. This method does not
+        wait."""
         worker.post(Engine.start_drain)
         self._look(worker, until, by, ended)
 

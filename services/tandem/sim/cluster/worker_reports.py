@@ -66,7 +66,8 @@ class WorkerReports:
             self._execute(self._director.on_capacity(self._workers.view(link), now), now)
 
     def submit(self, ref: WorkerRef, job: Job) -> Sequence[Command]:
-        """Submit a job to a worker; the answer contains the worker's load."""
+        """Send a job to a worker; its answer arrives later as an event. Returns the director's commands when the worker
+        is already lost, otherwise nothing."""
         link = self._workers.find(ref)
         if link is None or not link.is_live:
             if link is not None:
@@ -95,7 +96,7 @@ class WorkerReports:
         self._execute(self._director.place_queued(self._agenda.now), self._agenda.now)
 
     def missed(self, worker: WorkerRef) -> None:
-        """Stop the use of a worker whose stream ended."""
+        """Stop placing requests at a worker whose stream has ended."""
         self._workers.missed(worker)
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
@@ -111,7 +112,8 @@ class WorkerReports:
     # ---- steps that workers took ahead of the clock
 
     def catch_up(self, requests: Iterable[RequestId], but: WorkerRef | None = None) -> None:
-        """Take in what the workers of these requests have reported by now; `but`'s reports have been taken in."""
+        """Handle what the workers of these requests have reported by now. `but`: a worker whose reports have already
+        been handled."""
         for ref in [ref for request in requests for ref in self._streams.workers(request) if ref != but]:
             link = self._workers.find(ref)
             if link is not None:

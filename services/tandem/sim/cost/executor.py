@@ -69,12 +69,13 @@ class SimExecutor:
         self._residuals = residuals
 
     def seconds(self, plan: StepPlan) -> float:
-        """Return the seconds that `execute` of this plan takes in virtual time, copies to host memory included."""
+        """Return the seconds of virtual time that `execute` of this plan takes, copies between the pool and host memory
+        included."""
         seconds = self.step_seconds(plan.number, features(plan.slices)) if plan.slices else 0.0
         return seconds + plan.num_host_copies * self._host_copy_s
 
     def step_seconds(self, number: int, step: StepFeatures) -> float:
-        """Return the seconds that the step with this number computes, without copies to host memory."""
+        """Return the seconds that the step with this number takes, without copies between the pool and host memory."""
         factors = self._residuals.of(step)
         if len(factors) == 1:
             return self._step_time(step) * factors[0]

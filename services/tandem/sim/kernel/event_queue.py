@@ -19,7 +19,7 @@ _STEP = struct.Struct("<dqqq")
 
 
 class EventDigest:
-    """Own two hash chains of one actor: its events and its steps.
+    """Hash the events and the steps of one actor in two chains.
 
     There are two chains because a step may be recorded later than it ended (see `cluster.lookahead`). Each entry
     contains its time, so the two chains together determine which events happened between which steps. No entry is
@@ -90,7 +90,8 @@ class SimEvent:
 
 
 class SimEventQueue:
-    """Own the virtual clock and the pending events, and run them one after another.
+    """Hold the virtual clock and the pending events, and run the events in order of time. `now`: virtual seconds;
+    `num_run`: events run so far.
 
     An event that is scheduled by a running event for the same time runs after it."""
 

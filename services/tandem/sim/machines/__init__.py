@@ -1,1 +1,3 @@
-"""What can be deployed: accelerators, measured profiles and pools of workers that become a cluster."""
+"""What can be deployed: accelerators, measured profiles and pools of workers. `deployment.Deployment` describes pools
+of workers on one kind of machine, and its `cluster` method returns the spec of the cluster to simulate. Read
+`deployment` first."""

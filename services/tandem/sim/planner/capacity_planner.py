@@ -66,21 +66,22 @@ class Plan:
 
     @property
     def winner(self) -> Found | None:
-        """The cheapest deployment; a confirmed one goes before an unconfirmed one, and at equal costs the mixed one,
-        which has fewer parts, goes first."""
+        """The cheapest deployment, None when none meets the targets. A confirmed one precedes an unconfirmed one; at
+        equal costs the mixed one is chosen."""
         return min(
             self.best.values(), key=lambda f: (not f.is_confirmed, f.cost, KINDS.index(f.recipe.kind)), default=None
         )
 
     @property
     def runner_up(self) -> Found | None:
-        """The best deployment of the other kind."""
+        """The best deployment of the other kind than the winner's; None when there is none."""
         winner = self.winner
         return next((f for f in self.best.values() if winner is not None and f.recipe.kind != winner.recipe.kind), None)
 
     @property
     def nearest(self) -> SloResult | None:
-        """The run with the least margin among the runs that were simulated to their end."""
+        """The result with the least margin, the worst percentile divided by its target, among the runs that were
+        simulated to their end; None when there is none."""
         whole = [verdict for *_, verdict in self.tried if verdict.margin is not None]
         return min(whole, key=lambda verdict: verdict.margin or 0.0, default=None)
 

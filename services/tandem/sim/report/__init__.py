@@ -1,1 +1,3 @@
-"""What a simulated run amounts to: latencies, rates, time series, tables and charts."""
+"""Results of a simulated run: latencies, rates, time series, tables and charts. `latency_stats.LatencyStats` collects
+the requests as they end, `report.report` computes the figures of the run, `table` and `chart` show them. Read `report`
+first."""

@@ -78,7 +78,8 @@ def _error_label(error: TandemError) -> str:
 
 
 class LatencyStats:
-    """Own the tallies of all classes of a run. `began_s`: the earliest due time; `ended_s`: the last end."""
+    """Count the requests and latencies of a run by class. `slo`: the targets that requests are compared with; `groups`:
+    the tally of each class by name; `began_s`: the earliest due time; `ended_s`: the last end."""
 
     def __init__(self, slo: Slo) -> None:
         self.slo = slo

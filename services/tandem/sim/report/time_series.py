@@ -53,7 +53,7 @@ class _Count:
 
 
 class Series:
-    """Own the windows and the pool samples of a run.
+    """Record the windows and the pool samples of a run, for charts.
 
     Windows are `width_s` seconds wide at first; when there would be more than `MAX_POINTS`, each two are merged.
     Samples are taken only on calls of `look`, so an idle cluster has fewer."""

@@ -55,10 +55,10 @@ def simulate_elastic(
     look: Callable[[SimCluster, LatencyStats], None] | None = None,
     on_ended: Callable[[ClientTrace], None] | None = None,
 ) -> ElasticRun:
-    """Run a workload to its end, check that nothing is left open, and return the result.
+    """Run a workload to its end on a new cluster whose size `autoscaler` sets, and return the result.
 
-    `on_ended` is called with the trace of each request at its end, then `look` with the cluster. Raises ValueError
-    when there is no request."""
+    `on_ended` is called with the trace of each request at its end, then `look` with the cluster and its statistics.
+    Raises ValueError when there is no request, and AssertionError when requests, reads or KV blocks are left over."""
     cluster, tally, meter = SimCluster(spec), LatencyStats(slo), Meter(slo)
     operator = AutoscaledCluster(cluster, elastic, autoscaler, meter)
 

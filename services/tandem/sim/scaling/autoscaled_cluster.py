@@ -21,7 +21,8 @@ ROLES: tuple[Role, Role] = ("prefill", "decode")
 class Autoscaler(Protocol):
     """Policy that returns the target number of workers of each role.
 
-    `ongoing`: requests at the workers of each role; prefill includes the requests that wait at the gateways."""
+    `observed`: the cluster's demand, workers and queues; `ongoing`: the number of requests at the workers of each role,
+    where prefill includes the requests that wait at the gateways."""
 
     def target(self, observed: ClusterState, ongoing: ReplicaTarget) -> ReplicaTarget: ...
 
@@ -58,7 +59,7 @@ class _BilledWorker:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Serving workers at `at_s`, and the target that the autoscaler set then."""
+    """The number of serving workers at the time `at_s`, and the target that the autoscaler set then."""
 
     at_s: float
     serving: ReplicaTarget

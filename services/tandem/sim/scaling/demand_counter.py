@@ -14,7 +14,7 @@ from tandem.workload.scheduled_request import ScheduledRequest
 
 
 class Meter:
-    """Own the demand counters of all gateways together."""
+    """Count the requests and tokens of all gateways together, and return them as `Demand` for an autoscaler."""
 
     def __init__(self, slo: Slo) -> None:
         self._slo = slo
@@ -44,7 +44,7 @@ class Meter:
         )
 
     def take(self, now: float) -> Demand:
-        """Return the demand since the last call."""
+        """Return the demand since the last call, or since time 0."""
         new, old, seconds = self._totals, self._taken, now - self._taken_at
         self._taken, self._taken_at = replace(new), now
         counts = {each.name: getattr(new, each.name) - getattr(old, each.name) for each in fields(DemandTotals)}
