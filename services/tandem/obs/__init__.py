@@ -1,4 +1,5 @@
-"""Floor 4, observability: what is measured, how it is counted, and how metrics, traces and logs leave a process.
+"""Floor 4, observability: define and count metrics, and send metrics, trace spans and logs out of a process.
 
-`telemetry.Telemetry` is what a process opens and closes. `metrics.instruments` is the one list of metrics; `tracing`
-makes and sends spans; `logs` sets up logging. `otel_settings` reads OpenTelemetry's environment variables."""
+`telemetry.Telemetry` is what a process opens at its start and closes at its end. `metrics.instruments` lists every
+metric, `metrics.metrics.Metrics` counts them. `tracing` begins and ends spans, `logs.logging_setup` sets up logging.
+`otel_settings` reads OpenTelemetry's environment variables. Read `telemetry` first."""

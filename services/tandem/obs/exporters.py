@@ -16,9 +16,10 @@ from tandem.obs.otel_settings import OtelSettings, Protocol
 
 _PACKAGES: dict[Protocol, str] = {"grpc": "grpc", "http/protobuf": "http"}
 MAX_BATCH = 2000
-"""Series per message: with twenty buckets each, a message stays below the 4 MiB that a gRPC server accepts."""
+"""Largest number of series in one message: with twenty buckets each, a message stays below the 4 MiB that a gRPC server
+accepts."""
 _QUIET_S = 60.0
-"""Between two records of one kind."""
+"""Seconds between two records of one kind."""
 NOISY_EXPORTERS = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
     "opentelemetry.exporter.otlp.proto.http.metric_exporter",
@@ -28,7 +29,7 @@ NOISY_EXPORTERS = (
 
 
 class RateLimitFilter(logging.Filter):
-    """Pass one record per minute of each logger, message and thread; each signal is sent by a thread of its own."""
+    """Drop repeated log records: let one record per minute pass for each logger, message and thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,6 +47,7 @@ _rate_limit = RateLimitFilter()
 
 
 def span_exporters(settings: OtelSettings) -> list[SpanExporter]:
+    """Create the exporters of spans that the settings name; their packages are imported only now."""
     return [
         _otlp(settings.traces_protocol, "trace_exporter").OTLPSpanExporter()
         if name == "otlp"
@@ -55,6 +57,7 @@ def span_exporters(settings: OtelSettings) -> list[SpanExporter]:
 
 
 def metric_exporters(settings: OtelSettings) -> list[MetricExporter]:
+    """Create the exporters of metrics that the settings name; their packages are imported only now."""
     options = {"timeout": settings.metrics_timeout_s, "max_export_batch_size": MAX_BATCH}
     return [
         _otlp(settings.metrics_protocol, "metric_exporter").OTLPMetricExporter(**options)

@@ -24,10 +24,11 @@ Protocol = Literal["grpc", "http/protobuf"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtelSettings:
-    """Settings of OpenTelemetry that Tandem itself uses.
+    """Hold the settings of OpenTelemetry that Tandem itself uses.
 
-    A signal has exporters only where its exporter variable or an endpoint is set. `metrics_timeout_s` bounds one export
-    of metrics. At most `max_spans` spans wait."""
+    `traces`, `metrics`: the exporters of the signal; empty where neither its exporter variable nor an endpoint is set,
+    or the SDK is disabled. `metrics_interval_s`: seconds between two exports of metrics, each of which may take
+    `metrics_timeout_s`. `max_spans`: how many ended spans may wait to be sent."""
 
     traces: tuple[Exporter, ...]
     metrics: tuple[Exporter, ...]
@@ -70,7 +71,8 @@ _NAMES: dict[Signal, Any] = {
 
 
 def read_otel(environ: Mapping[str, str]) -> OtelSettings:
-    """Return the settings. Raises TandemError(INVALID_REQUEST) naming a variable with an invalid value."""
+    """Check OpenTelemetry's variables in `environ` and return the settings. Raises TandemError(INVALID_REQUEST) naming
+    a variable with an invalid value."""
     traces, metrics = _exporters("traces", environ), _exporters("metrics", environ)
     if traces or metrics:
         _check_pairs("OTEL_RESOURCE_ATTRIBUTES", environ)

@@ -14,9 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 class SpanPipeline:
-    """Create spans (`tracer`) and send them through `exporters`, each of which has at most `max_waiting` spans waiting.
+    """Create trace spans (`tracer`) and send the ended ones through each of `exporters`, from threads.
 
-    The SDK reads the variables of the sampler, of the limits of a span and of batches itself."""
+    `resource` describes this process to the receiver. At most `max_waiting` ended spans wait for each exporter; a
+    further one replaces the oldest. The SDK itself reads the variables for sampling, the size of a span and batches."""
 
     def __init__(self, exporters: Sequence[SpanExporter], resource: Resource, max_waiting: int) -> None:
         self._exporters = exporters
@@ -28,12 +29,13 @@ class SpanPipeline:
 
     @property
     def num_dropped(self) -> int:
-        """Return the number of spans that were replaced by newer ones or refused by a receiver."""
+        """Return how many spans were lost since the start: replaced by newer ones while they waited, or not sent
+        because the export failed."""
         return sum(processor.num_dropped for processor in self._processors)
 
     def close(self, timeout_s: float) -> None:
-        """Send what waits, at most `timeout_s`; then the sending threads end with the call that they are in. May be
-        called more than once."""
+        """Send the waiting spans and return when that is done or after `timeout_s` seconds, with a warning. Blocks; may
+        be called again."""
         closing = Thread(target=self._provider.shutdown, name="telemetry-spans", daemon=True)
         closing.start()
         closing.join(timeout_s)
@@ -44,9 +46,10 @@ class SpanPipeline:
 
 
 class CountingProcessor(BatchSpanProcessor):
-    """Count the spans that the SDK's processor drops, which it does not report.
+    """Queue ended spans for one exporter as the SDK's batch processor does, and count those that are dropped, which the
+    SDK does not report.
 
-    When `max_waiting` spans wait, a new one replaces the oldest. Spans end on one thread at a time."""
+    When `max_waiting` spans wait, a new one replaces the oldest. Only one thread at a time may end spans."""
 
     def __init__(self, exporter: SpanExporter, max_waiting: int) -> None:
         self._counted = _CountingExporter(exporter)
@@ -57,6 +60,7 @@ class CountingProcessor(BatchSpanProcessor):
 
     @property
     def num_dropped(self) -> int:
+        """Return how many spans were replaced by newer ones or not sent because the export failed."""
         return self._num_replaced + self._counted.num_refused
 
     def on_end(self, span: ReadableSpan) -> None:

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """Serve metrics to Prometheus (`exposition`), and push metrics and spans to OpenTelemetry exporters until
-    `close`."""
+    """Hold the metrics and the tracer of one process, and send both until `close`.
+
+    `metrics`: where the process counts. `exposition`: returns the metrics for a request of Prometheus. `tracer`:
+    creates spans, which are lost where no span exporter is configured."""
 
     def __init__(
         self, metrics: Metrics, spans: SpanPipeline | None = None, metric_sender: MetricSender | None = None
@@ -38,10 +40,11 @@ class Telemetry:
 
     @classmethod
     def start(cls, service: str, instance: str, max_values: int) -> Self:
-        """Set up the telemetry of the program `service`; `instance` tells it apart from others of its kind.
+        """Set up metrics, spans and their exporters from the `OTEL_*` variables, and return them.
 
-        `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` take precedence over both. `max_values` is passed to
-        `Metrics`. Raises TandemError(INVALID_REQUEST) naming an `OTEL_*` variable with an invalid value."""
+        `service` is the program's name, `instance` distinguishes processes of that program; `OTEL_SERVICE_NAME` and
+        `OTEL_RESOURCE_ATTRIBUTES` have precedence. `max_values`: see `Metrics`. Raises TandemError(INVALID_REQUEST)
+        naming a variable with an invalid value."""
         _forget_empty_variables()
         settings = read_otel(os.environ)
         metrics = Metrics(max_values)
@@ -64,7 +67,8 @@ class Telemetry:
         return cls(metrics, spans, metric_sender)
 
     def close(self, timeout_s: float) -> None:
-        """Send what is pending, and return when it was sent or after `timeout_s`. Blocks."""
+        """Send the metrics and spans that have not been sent, and return when that is done or after `timeout_s`
+        seconds. Blocks."""
         end = SystemClock.now() + timeout_s
         if self._metric_sender is not None:
             self._metric_sender.stop()

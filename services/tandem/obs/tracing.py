@@ -28,11 +28,11 @@ logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
 
 
 class Trace(NamedTuple):
-    """This process' part of one request's trace.
+    """Hold this process's part of the trace of one request.
 
-    `span` is the root span here, which records nothing where the trace is not sampled. `id` is 32 hexadecimal digits,
-    empty where the trace is not sampled. `traceparent` is the header to propagate: that of the root span, or the
-    client's own, unchanged, where nothing is traced here; empty where there is none."""
+    `span`: the root span of this process, which records nothing where the trace is not sampled. `id`: the trace's id as
+    32 hexadecimal digits; empty where it is not sampled. `traceparent`: the header to pass on to other programs, which
+    names `span`; where nothing is traced here, the client's own header, empty if it sent none."""
 
     span: Span
     id: str
@@ -40,8 +40,10 @@ class Trace(NamedTuple):
 
 
 def begin_trace(tracer: Tracer, name: str, start_s: float, traceparent: str, tracestate: str) -> Trace:
-    """Begin the trace of a request with these headers; invalid headers count as missing. `start_s`: seconds since the
-    epoch."""
+    """Begin the root span of a request in this process and return it as a `Trace`.
+
+    `name`: of the span. `start_s`: seconds since the epoch. `traceparent`, `tracestate`: the client's headers; invalid
+    ones count as missing."""
     parent = remote_parent(traceparent, tracestate)
     span = tracer.start_span(name, parent, SpanKind.SERVER, start_time=nanoseconds(start_s))
     if not span.is_recording():
@@ -52,16 +54,19 @@ def begin_trace(tracer: Tracer, name: str, start_s: float, traceparent: str, tra
 
 
 def remote_parent(traceparent: str, tracestate: str = "") -> Context:
-    """Return the context of the other program's span that these headers name; an empty one where there is none."""
+    """Return the context of the caller's span that the headers `traceparent` and `tracestate` name; an empty context
+    where they are missing or invalid."""
     return _W3C.extract({"traceparent": traceparent, "tracestate": tracestate}, Context())
 
 
 def end_span(span: Span, end_s: float, error: str = "") -> None:
-    """End a span at `end_s` seconds since the epoch, as failed where there is an `error`."""
+    """End a span at the time `end_s`, seconds since the epoch; it counts as failed where `error`, the message, is not
+    empty."""
     if error:
         span.set_status(StatusCode.ERROR, error)
     span.end(nanoseconds(end_s))
 
 
 def nanoseconds(seconds: float) -> int:
+    """Convert seconds to whole nanoseconds."""
     return round(seconds * 1e9)

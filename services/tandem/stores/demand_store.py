@@ -24,7 +24,7 @@ from tandem.stores.redis_health import RedisHealth
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed."""
 TTL_S = 15.0
-"""A gateway's record is dropped when it has not been published for this long."""
+"""A gateway's record is deleted when it was not published for this many seconds."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,10 +43,11 @@ class _Stored(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandRecord:
-    """Demand that one gateway process reports, by model.
+    """Hold the counts that one gateway process reports to planners, by model.
 
-    `lived_s`: for how many seconds the gateway had been counting when it published the record, infinite if the record
-    does not have the field. `age_s`: seconds since the record was published, by the clock of the Redis server.
+    `totals`: counts since the process started. `backlog`: requests that wait for a placement now. `lived_s`: seconds
+    that the process had been counting when it published the record; infinite where an older version wrote it. `age_s`:
+    seconds since the publication, by the clock of the Redis server.
     """
 
     gateway: GatewayId
@@ -56,6 +57,7 @@ class DemandRecord:
     age_s: float = 0.0
 
     def to_json(self) -> str:
+        """Return the stored form of the record, without `gateway` and `age_s`."""
         models = {
             model: _StoredModel(totals, self.backlog.get(model, QueueBacklog()))
             for model, totals in self.totals.items()
@@ -65,7 +67,9 @@ class DemandRecord:
 
     @classmethod
     def from_json(cls, gateway: str, text: bytes, age_s: float) -> DemandRecord:
-        """Parse a stored record. Raises ValueError for a record that this version cannot read."""
+        """Parse the record of `gateway` that was published `age_s` seconds ago. Raises ValueError where this version
+        cannot read it.
+        """
         stored = decode_record(text, _Stored, SCHEMA)
         return cls(
             gateway=GatewayId(gateway),
@@ -77,9 +81,10 @@ class DemandRecord:
 
 
 class DemandStore:
-    """Store of the gateways' demand records: gateways publish, planners read.
+    """Keep the demand records of all gateways in Redis: gateways publish theirs, planners read all.
 
-    `url` has a form that `RedisClient` accepts. All methods but `close` raise StoreUnavailable.
+    `url`: as for `RedisClient`. `namespace`: prefix of the keys. `ttl_s`: seconds after which a record that was not
+    published again is deleted. All methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, ttl_s: float = TTL_S, health: RedisHealth | None = None) -> None:
@@ -92,15 +97,19 @@ class DemandStore:
         self._unreadable: frozenset[bytes] = frozenset()
 
     async def publish(self, record: DemandRecord) -> None:
-        """Replace the gateway's record. After an error nothing is lost, since the next record has the same totals."""
+        """Replace the record of its gateway. After StoreUnavailable nothing is lost, because the next record has the
+        same totals.
+        """
         await self._publish(self._keys, [record.gateway, record.to_json(), self._ttl_ms])
 
     async def withdraw(self, gateway: GatewayId) -> None:
-        """Delete the record of a gateway that shuts down, so that planners don't wait for the next one."""
+        """Delete the record of a gateway that shuts down, so that planners no longer count its requests."""
         await self._publish(self._keys, [gateway, "", self._ttl_ms])
 
     async def read(self) -> tuple[DemandRecord, ...]:
-        """Return the records that have not lapsed, sorted by gateway, without those that this version cannot read."""
+        """Return the current record of each gateway, sorted by gateway. Expired records, and those that this version
+        cannot read, are left out.
+        """
         flat = await self._read(self._keys, [self._ttl_ms])
         found: list[DemandRecord] = []
         unreadable: set[bytes] = set()

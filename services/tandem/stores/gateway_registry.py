@@ -9,9 +9,9 @@ from tandem.stores.script_pipeline import ScriptPipeline
 
 
 class GatewayRegistry:
-    """Register running gateways and count them; an entry lapses `ttl_s` seconds after its last heartbeat.
+    """Register running gateways in Redis and count them; an entry expires `ttl_s` seconds after its last heartbeat.
 
-    Methods raise StoreUnavailable.
+    `url`: as for `RedisClient`. `namespace`: prefix of the keys. All methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, ttl_s: float, health: RedisHealth | None = None) -> None:
@@ -20,12 +20,13 @@ class GatewayRegistry:
         self._calls = ScriptPipeline(RedisClient(url, store="roll", health=health), "roll")
 
     async def beat(self, gateway: GatewayId) -> int:
-        """Register a gateway or renew its entry; returns how many are registered, including this one."""
+        """Register a gateway or renew its entry, and return how many gateways are registered, this one included."""
         return int(await self._calls.call(self._keys, [gateway, self._ttl_ms]))
 
     async def withdraw(self, gateway: GatewayId) -> int:
-        """Remove a gateway's entry; returns how many are left."""
+        """Remove a gateway's entry, and return how many gateways are left."""
         return int(await self._calls.call(self._keys, [gateway, 0]))
 
     async def close(self) -> None:
+        """Wait for the calls in progress, then close the connections."""
         await self._calls.close()

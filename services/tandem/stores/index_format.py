@@ -3,7 +3,7 @@
 An entry of a shard's stream: version, incarnation, number of its first event, length of the worker's id, the id, and
 the events as words. A snapshot: version, incarnation, the number of events that it includes, the number of blocks that
 the worker can hold, and the words of the blocks that it holds. Integers are little-endian, a word is 8 bytes
-(`kv.prefix_word`). An event ("fact" in names of fields) says that a block was stored or evicted.
+(`kv.prefix_word`). An event ("fact" in names of fields) states that a block was stored or evicted.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ _SNAPSHOT = struct.Struct("<BQQQ")
 
 
 class IndexFormatError(Exception):
-    """The bytes are not an entry or snapshot that this version can read."""
+    """Report bytes that are no stream entry or snapshot of the prefix index that this version can read."""
 
 
 class IndexSnapshot(NamedTuple):
-    """Blocks that one worker process holds after its first `number` events.
+    """Hold the blocks that one worker process caches after the first `number` of its KV events.
 
-    `capacity`: how many blocks the worker can hold. `words`: one word for each block, in no particular order.
+    `incarnation`: that of the worker. `capacity`: how many blocks the worker can hold. `words`: one 64-bit word for
+    each block (`kv.prefix_word`), in no particular order.
     """
 
     incarnation: Incarnation
@@ -40,12 +41,15 @@ class IndexSnapshot(NamedTuple):
 
 
 def pack_entry(entry: WorkerKVEvents) -> bytes:
+    """Encode a batch of a worker's KV events as an entry of a stream."""
     name = entry.worker.encode()
     return _ENTRY.pack(VERSION, entry.incarnation, entry.facts.first, len(name)) + name + _bytes(entry.facts.words)
 
 
 def unpack_entry(raw: bytes) -> WorkerKVEvents:
-    """Decode an entry of a stream. Raises IndexFormatError."""
+    """Decode an entry of a stream into a batch of a worker's KV events. Raises IndexFormatError where this version
+    cannot read it.
+    """
     version, incarnation, first, length = _head(_ENTRY, raw)
     start = _ENTRY.size + length
     if version != VERSION or start > len(raw):
@@ -58,12 +62,13 @@ def unpack_entry(raw: bytes) -> WorkerKVEvents:
 
 
 def pack_snapshot(snapshot: IndexSnapshot) -> bytes:
+    """Encode a snapshot of a worker's blocks."""
     head = _SNAPSHOT.pack(VERSION, snapshot.incarnation, snapshot.number, snapshot.capacity)
     return head + _bytes(snapshot.words)
 
 
 def unpack_snapshot(raw: bytes) -> IndexSnapshot:
-    """Decode a snapshot. Raises IndexFormatError."""
+    """Decode a snapshot of a worker's blocks. Raises IndexFormatError where this version cannot read it."""
     version, incarnation, number, capacity = _head(_SNAPSHOT, raw)
     if version != VERSION:
         raise IndexFormatError(f"a snapshot of version {version}")

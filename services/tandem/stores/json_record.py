@@ -14,7 +14,10 @@ class _Header(msgspec.Struct):
 
 
 def decode_record(text: str | bytes, kind: type[T], schema: int) -> T:
-    """Return a record whose field `schema` must have this value; unknown fields are skipped. Raises ValueError."""
+    """Decode JSON into a value of type `kind` and skip unknown fields.
+
+    Raises ValueError where the field `schema` has another value than `schema`, or the JSON does not match the type.
+    """
     try:
         if msgspec.json.decode(text, type=_Header).schema != schema:
             raise ValueError(f"not a record of schema {schema}")

@@ -15,9 +15,10 @@ Argument = str | bytes | int
 
 
 class Script:
-    """The Lua script `NAME.lua`. If the server does not have it (after a restart or failover), a call sends its text.
+    """Run the Lua script `lua/NAME.lua` on the Redis server, as an awaitable call that returns its reply.
 
-    Keys are passed by every call, and calls raise StoreUnavailable.
+    A call sends the script's hash; where the server does not know it, as after a restart, the call then sends the text.
+    All `keys` of one call must be in one hash slot. Calls raise StoreUnavailable.
     """
 
     def __init__(self, client: RedisClient, name: str) -> None:

@@ -36,12 +36,12 @@ NUM_SHARDS = 16
 MAX_ENTRIES = 4096
 """Entries kept in one shard's stream: about 5 s of 16 workers at 20 ms per entry. Older events are in a snapshot."""
 MAX_FACTS = 128
-"""Events in one entry: 1 KiB, so a stream holds at most 5 MiB."""
+"""Largest number of KV events in one entry: 1 KiB, so a stream holds at most 5 MiB."""
 READ_ENTRIES = 256
-"""Entries of one shard in one read."""
+"""Largest number of entries of one stream that one `IndexReader.read` returns."""
 SNAPSHOT_TTL_S = 30.0
 REQUEST_TTL_S = 10.0
-"""A gateway's request for a snapshot lapses after this time."""
+"""A gateway's request for a snapshot expires after this many seconds."""
 STREAM_TTL_S = 3600.0
 """A stream to which no worker has written for this long is deleted, since its namespace is not in use any more."""
 _FIELD = b"f"
@@ -49,14 +49,17 @@ _log = logging.getLogger(__name__)
 
 
 def shard_of(worker: WorkerId) -> int:
-    """Return the number of the stream to which a worker writes; the same in every process."""
+    """Return the index of the stream (0 to NUM_SHARDS - 1) to which a worker writes its KV events; equal in every
+    process.
+    """
     return int.from_bytes(hashlib.blake2b(worker.encode(), digest_size=8).digest(), "little") % NUM_SHARDS
 
 
 class IndexWriter:
-    """Write the stream entries and the snapshot of one worker process.
+    """Write one worker process's part of the prefix index: its KV events as entries of a stream, and a snapshot of its
+    blocks.
 
-    `url` has a form that `RedisClient` accepts. All methods but `close` raise StoreUnavailable.
+    `url`: as for `RedisClient`. `namespace`: prefix of the keys. All methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, worker: WorkerRef, *, health: RedisHealth | None = None) -> None:
@@ -67,7 +70,9 @@ class IndexWriter:
         self._request_key = _request_key(namespace, worker.id)
 
     async def append(self, entries: Sequence[WorkerKVEvents]) -> None:
-        """Append entries to the stream, in order. After an error, any number of them from the first on may be there."""
+        """Append entries to the stream in order. After StoreUnavailable, the first few of them may have been written;
+        writing an entry again does no harm.
+        """
         async with _pipeline(self._redis, "XADD") as pipe:
             for entry in entries:
                 pipe.xadd(self._stream, {_FIELD: pack_entry(entry)}, maxlen=MAX_ENTRIES, approximate=True)
@@ -75,13 +80,15 @@ class IndexWriter:
             await pipe.execute()
 
     async def write(self, snapshot: IndexSnapshot) -> None:
-        """Replace this worker's snapshot."""
+        """Replace this worker's snapshot, which expires after SNAPSHOT_TTL_S unless it is renewed."""
         await self._redis.execute("SET", self._snapshot_key, pack_snapshot(snapshot), "PX", _ms(SNAPSHOT_TTL_S))
 
     async def renew(self) -> int | None:
-        """Extend the snapshot's time to live and return the number of events that a gateway's request needs in it.
+        """Extend the life of the snapshot by SNAPSHOT_TTL_S, and return how many events a snapshot must include to
+        satisfy the gateway that requested one.
 
-        Returns 0 if no gateway requests a snapshot of this worker process, None if there is no snapshot to extend.
+        Returns 0 where no gateway requests a snapshot of this worker process, and None where there is no snapshot to
+        extend, so that a new one must be written.
         """
         async with _pipeline(self._redis, "PEXPIRE") as pipe:
             pipe.pexpire(self._snapshot_key, _ms(SNAPSHOT_TTL_S))
@@ -90,7 +97,7 @@ class IndexWriter:
         return self._requested_number(request) if is_there else None
 
     async def withdraw(self) -> None:
-        """Delete the snapshot."""
+        """Delete the snapshot of a worker that shuts down."""
         await self._redis.execute("DEL", self._snapshot_key)
 
     async def close(self) -> None:
@@ -103,9 +110,9 @@ class IndexWriter:
 
 
 class IndexReader:
-    """Read the streams and snapshots for one gateway; keeps the position in each stream.
+    """Read the KV events and snapshots of all workers for one gateway; remembers up to where each stream was read.
 
-    `url` has a form that `RedisClient` accepts. All methods but `close` raise StoreUnavailable.
+    `url`: as for `RedisClient`. `namespace`: prefix of the keys. All methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, health: RedisHealth | None = None) -> None:
@@ -116,10 +123,12 @@ class IndexReader:
         self._has_unreadable = False
 
     async def read(self) -> tuple[list[WorkerKVEvents], bool]:
-        """Return new entries, at most `READ_ENTRIES` of each shard, and whether more may be waiting.
+        """Return the entries that were appended since the last call, at most `READ_ENTRIES` of each stream, and whether
+        more may be there. Does not wait for entries.
 
-        Entries of one worker are in order. After an error, the next call starts with the oldest entries that exist,
-        because another server may answer by then, whose stream positions differ.
+        Entries of one worker are in order; those that this version cannot read are left out. After StoreUnavailable,
+        the next call starts with the oldest entries that exist, because another server with other stream positions may
+        answer by then.
         """
         try:
             async with _pipeline(self._redis, "XREAD") as pipe:
@@ -139,7 +148,9 @@ class IndexReader:
         return entries, has_more
 
     async def snapshot(self, worker: WorkerId) -> IndexSnapshot | None:
-        """Return a worker's snapshot, of any incarnation; None if there is none that this version can read."""
+        """Return the latest snapshot of a worker, of whichever incarnation; None where there is none that this version
+        can read.
+        """
         raw = await self._redis.execute("GET", _snapshot_key(self._namespace, worker))
         try:
             return None if raw is None else unpack_snapshot(raw)
@@ -148,9 +159,10 @@ class IndexReader:
             return None
 
     async def request_snapshot(self, worker: WorkerRef, number: int) -> None:
-        """Request from a worker a snapshot that includes at least its first `number` events.
+        """Request that a worker writes a snapshot that includes at least its first `number` KV events.
 
-        A request replaces that of another gateway, so repeat it until the snapshot is there.
+        Replaces the request of another gateway and expires after REQUEST_TTL_S, so repeat it until the snapshot is
+        there.
         """
         key = _request_key(self._namespace, worker.id)
         await self._redis.execute("SET", key, f"{worker.incarnation}:{number}", "PX", _ms(REQUEST_TTL_S))

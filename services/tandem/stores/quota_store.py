@@ -20,16 +20,19 @@ from tandem.stores.script_pipeline import ScriptPipeline
 ANSWER_S = 0.5
 """Seconds that a request waits for its quota; after that its gateway decides without Redis."""
 DEFAULT_TTL_S = 20.0
-"""Must exceed the time for which workers continue the jobs of a lost gateway (`worker.gateway_grace_s`)."""
+"""Seconds after which a reservation that was not renewed is settled. Must exceed the time for which workers continue
+the jobs of a lost gateway (`worker.gateway_grace_s`)."""
 MAX_RENEWALS = 256
-"""Reservations renewed in one call of the script, during which the server executes nothing else."""
+"""Largest number of reservations renewed in one call of the script, which blocks the Redis server."""
 
 
 class RedisQuotas:
-    """Reserve, renew and settle quota for requests.
+    """Reserve, renew and settle the quotas of tenants in Redis, shared by all gateways.
 
-    Calls are executed in the order in which they are made, and raise StoreUnavailable when awaited. `now_ms` replaces
-    the server's clock in tests; all clients of one server must then use the same clock.
+    Calls are executed in the order in which they are made, and raise StoreUnavailable when awaited. `url`: as for
+    `RedisClient`. `namespace`: prefix of the keys. `ttl_s`: seconds after which a reservation that was not renewed is
+    settled. `answer_s`: seconds that a call may take. `now_ms`: clock for tests, the same for all clients; None: the
+    server's.
     """
 
     def __init__(
@@ -50,9 +53,10 @@ class RedisQuotas:
     def reserve(
         self, tenant: TenantId, limits: QuotaLimits, reservation: Reservation
     ) -> Coroutine[Any, Any, ReservationResult]:
-        """Enqueue the reservation at once and return its result to await; `settle` does the same.
+        """Enqueue a reservation of a tenant's quota, and return an awaitable of its result, whose `refused` names the
+        exceeded limit.
 
-        The order of the calls, not of the awaits, is the order of execution.
+        Calls of `reserve` and `settle` are executed in the order in which they are made, not awaited.
         """
         answer = self._call(
             tenant, "reserve", limits, reservation.id, reservation.requests, reservation.tokens, int(reservation.force)
@@ -60,9 +64,10 @@ class RedisQuotas:
         return _reservation_result(answer, limits)
 
     async def renew(self, tenant: TenantId, limits: QuotaLimits, used: Mapping[str, int]) -> set[str]:
-        """Extend reservations, by id with the tokens used so far; returns the ids that are not open any more.
+        """Extend the life of reservations, and return the ids of those that are not open any more.
 
-        An empty `used` only settles the tenant's reservations that have expired.
+        `used` has the ids of the tenant's reservations, each with the tokens that its request has used so far. An empty
+        mapping only settles the tenant's expired reservations.
         """
         items = list(used.items())
         parts = [items[i : i + MAX_RENEWALS] for i in range(0, len(items), MAX_RENEWALS)] or [[]]
@@ -70,9 +75,16 @@ class RedisQuotas:
         return {name.decode() for answer in await asyncio.gather(*calls) for name in answer[2:]}
 
     def settle(self, tenant: TenantId, limits: QuotaLimits, name: str, used: int | None) -> Awaitable[Any]:
+        """Enqueue the end of the reservation with the id `name`, and return an awaitable that is done when it was
+        executed.
+
+        `used`: the tokens that its request used in all; None returns the reservation in full, as if it had not been
+        made.
+        """
         return self._call(tenant, "settle", limits, name, "" if used is None else used)
 
     async def close(self) -> None:
+        """Wait for the calls in progress, then close the connections."""
         await self._calls.close()
 
     def _call(self, tenant: TenantId, verb: str, limits: QuotaLimits, *arguments: Argument) -> asyncio.Future[Any]:

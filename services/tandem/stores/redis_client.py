@@ -37,18 +37,20 @@ command has closed the connection to which this one is about to write."""
 
 
 class StoreUnavailable(Exception):
-    """Redis did not answer, or refused; a command may have been executed or not. The caller may retry later.
+    """Report that Redis did not answer or refused a command, which may have been executed or not. The caller may retry
+    later.
 
-    The cause is the library's exception, with a message for operators.
+    `__cause__` is the Redis library's exception, with a message for operators.
     """
 
 
 class RedisClient:
-    """Client of one server or of a Redis Cluster, which connects at its first command.
+    """Send commands to one Redis server or a Redis Cluster; connects at the first command.
 
-    `redis://`, `rediss://` and `unix://` name one server; `redis+cluster://host:port,host:port` and `rediss+cluster://`
-    a Redis Cluster, of which any reachable node is enough to find the others. Results are reported to `health` under
-    the name `store`. Raises ValueError for other URLs.
+    `url`: `redis://`, `rediss://` or `unix://` for one server; `redis+cluster://host:port,host:port` or
+    `rediss+cluster://` for a Redis Cluster, of which any reachable node is enough to find the others. `answer_s`:
+    seconds that a command may take, connecting included. The result of each command is reported to `health` under the
+    name `store`. Raises ValueError for other URLs.
     """
 
     def __init__(
@@ -60,16 +62,20 @@ class RedisClient:
         self._store = store
 
     async def execute(self, *command: Any) -> Any:
-        """Send one command and return its reply. Raises StoreUnavailable."""
+        """Send one command and return its reply. Raises StoreUnavailable where there is none within `answer_s` seconds,
+        or Redis refuses.
+        """
         async with self.command_scope(str(command[0])):
             return await self.redis.execute_command(*command)
 
     @asynccontextmanager
     async def command_scope(self, command: str) -> AsyncGenerator[list[Any], None]:
-        """Run commands of `redis` under the deadline `answer_s`, and report their result to `health` as `command`.
+        """Run commands of the library's client `redis` in a `with` block, which must end within `answer_s` seconds;
+        report the result to `health` under the name `command`.
 
-        The caller may put the replies of a pipeline into the list that it gets. Errors among them are replaced by
-        StoreUnavailable, and the first is reported like a raised one. Raises StoreUnavailable.
+        Raises StoreUnavailable where a command in the block fails. A block that runs a pipeline without raising on
+        errors may add the replies to the list that `with` yields: at the end, errors in that list are replaced by
+        StoreUnavailable, and the first one is reported to `health`.
         """
         replies: list[Any] = []
         task = asyncio.current_task()
@@ -94,7 +100,7 @@ class RedisClient:
         await self._report(command, next((each for each in replies if isinstance(each, StoreUnavailable)), None))
 
     async def aclose(self) -> None:
-        """Close all connections; the next command resolves the address again and opens new ones."""
+        """Close all connections. A later command opens new ones, after resolving the address again."""
         await self.redis.aclose()
         if isinstance(self.redis, RedisCluster):
             # The library keeps these open while it reloads the slot table.
@@ -174,7 +180,10 @@ def _node_urls(url: str) -> Sequence[str]:
 
 
 def unavailable(error: Exception, answer_s: float) -> StoreUnavailable:
-    """Convert an exception of the library; `answer_s` is named in timeouts."""
+    """Convert an exception of the Redis library to a StoreUnavailable and return it, with the exception as its cause.
+
+    `answer_s`: the deadline in seconds that the message of a timeout names.
+    """
     if isinstance(error, MovedError):
         error = RedisError(
             "this server is one of a Redis Cluster: let redis.url begin with redis+cluster:// (or rediss+)"

@@ -14,10 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 class RedisHealth:
-    """Own the state of Redis as this process sees it, and log each change of the state once.
+    """Track whether Redis executes the commands of this process's stores, and log each change once.
 
-    Redis is down as soon as a command fails, and up again once every failed command has succeeded. `num_errors` counts
-    failed commands by store.
+    Redis counts as down as soon as a command fails, and as up once every command that failed has succeeded again.
+    `num_errors`: failed commands by store since the start.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -28,16 +28,18 @@ class RedisHealth:
 
     @property
     def is_up(self) -> bool:
+        """Return whether no command is failing."""
         return not self._failing
 
     @property
     def problem(self) -> str | None:
-        """The oldest error that is not resolved; None if Redis is up."""
+        """Return the first error of the command that has been failing longest, as text; None if Redis is up."""
         return next((text for text, _ in self._failing.values()), None)
 
     def answered(self, store: str, command: str) -> None:
-        """Record the success of a command. It resolves only failures of the same command: reads may succeed while
-        writes fail."""
+        """Record that a command of a store succeeded. This ends only the failure of the same command, because reads may
+        succeed while writes fail.
+        """
         if not self._failing:
             return
         since = self._clock.now() - SILENT_S
@@ -47,6 +49,7 @@ class RedisHealth:
             _log.info("Redis answers again")
 
     def failed(self, store: str, command: str, error: BaseException) -> None:
+        """Record that a command of a store failed."""
         self.num_errors[store] += 1
         if not self._failing:
             _log.warning("Redis fails; going on with what is known: %s of %s: %s", command, store, _text(error))

@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 class Registration(Enum):
+    """State of a worker's entry in the registry after the last heartbeat."""
+
     PENDING = "pending"
     REGISTERED = "registered"
     SUPERSEDED = "superseded"
@@ -27,10 +29,10 @@ class Registration(Enum):
 
 
 class Heartbeat:
-    """Publish a record every third of the registry's time to live.
+    """Keep one worker's entry in the registry: publish `record` three times per time to live of the entry.
 
-    `state` is the result of the last heartbeat. `on_role` is called at each successful heartbeat with the role by which
-    routers use the worker.
+    `state`: the result of the last heartbeat. `on_role` is called at each successful heartbeat with the role by which
+    routers use the worker: the one that was set for it, or its pool where none was.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Heartbeat:
         self.state = Registration.PENDING
 
     async def run(self) -> None:
-        """Send heartbeats until cancelled, then withdraw the entry if Redis is reachable."""
+        """Send heartbeats until the task is cancelled, then remove the entry if Redis is reachable."""
         try:
             while True:
                 self._enter(await self._beat())

@@ -1,4 +1,4 @@
-"""Publish through Redis how many workers of each role a planner wants, and how many each Ray Serve deploys.
+"""Publish through Redis how many workers of each role a planner has decided on, and how many each Ray Serve deploys.
 
 One planner at a time is the leader: the first that publishes, until it has not published for a while. Several Ray Serve
 instances may run workers of one model, as during an upgrade to a new cluster: each publishes the number that it
@@ -22,20 +22,20 @@ from tandem.stores.redis_health import RedisHealth
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed."""
 TTL_S = 180.0
-"""A target lapses when it has not been published for this long."""
+"""A target expires when it was not published for this many seconds."""
 DEPLOYED_TTL_S = 30.0
-"""A Serve's number lapses, and counts as no workers, when it has not been published for this long."""
+"""The number of a Ray Serve instance expires when it was not published for this many seconds, and then counts as 0."""
 OLDER_SERVE = ServeId("one of an older version")
-"""Stands for a Serve of an older version, which publishes its numbers without its id."""
+"""Stands for a Ray Serve instance of an older version of Tandem, which publishes its numbers without its id."""
 ROLES = ("prefill", "decode", "mixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRecord:
-    """Number of workers that a planner wants for one model.
+    """Hold how many workers of one model a planner has decided on.
 
-    `replicas`: target by the role with which a pool's workers were started; a worker whose role was changed later
-    still counts in its pool. `reasons`: text for operators.
+    `planner`: the planner that publishes it. `replicas`: number by the role with which workers were started; a worker
+    whose role was changed later still counts under its first role. `reasons`: text for operators.
     """
 
     model: str
@@ -44,19 +44,21 @@ class TargetRecord:
     reasons: tuple[str, ...] = ()
 
     def to_json(self) -> str:
+        """Return the stored form of the record."""
         return msgspec.json.encode({"schema": SCHEMA, **asdict(self)}).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> TargetRecord:
-        """Parse a stored target. Raises ValueError for a record that this version cannot read."""
+        """Parse a stored record. Raises ValueError where this version cannot read it."""
         return decode_record(text, cls, SCHEMA)
 
 
 class ReplicaTargets:
-    """Store of targets (written by planners) and of deployed numbers (written by each Ray Serve).
+    """Keep in Redis the targets that planners publish, and the numbers of workers that each Ray Serve instance deploys
+    for them.
 
-    `hold_s`: another planner may become the leader when the current one has not published for this long. `url` has a
-    form that `RedisClient` accepts. All methods but `close` raise StoreUnavailable.
+    `hold_s`: seconds without a publication by the leading planner after which another may become the leader. `url`: as
+    for `RedisClient`. `namespace`: prefix of the keys. All methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, hold_s: float = 15.0, health: RedisHealth | None = None) -> None:
@@ -68,17 +70,21 @@ class ReplicaTargets:
         self._deployed = Script(self._redis, "deployed")
 
     async def publish(self, record: TargetRecord) -> PlannerId:
-        """Publish a target if no other planner is the leader; returns the leader, whose target counts."""
+        """Publish a target unless another planner is the leader for this model, and return the leader: the caller, if
+        the target was stored. The target expires after TTL_S.
+        """
         arguments: list[Argument] = [record.planner, record.to_json(), round(TTL_S * 1000), self._hold_ms]
         leader = await self._publish(self._keys(record.model), arguments)
         return PlannerId(leader.decode())
 
     async def resign(self, model: str, planner: PlannerId) -> None:
-        """Give up leadership for a model; the published target stays in force."""
+        """Give up the leadership for a model, so that another planner can become the leader; the published target stays
+        in force. Does nothing where `planner` is not the leader.
+        """
         await self._resign(self._keys(model)[1:], [planner])
 
     async def read(self, model: str) -> TargetRecord | None:
-        """Return a model's target; None if there is none or this version cannot read it."""
+        """Return the target of a model; None where there is none or this version cannot read it."""
         text = await self._redis.execute("GET", self._keys(model)[0])
         try:
             return None if text is None else TargetRecord.from_json(text)
@@ -86,12 +92,14 @@ class ReplicaTargets:
             return None
 
     async def publish_deployed(self, model: str, role: str, serve: ServeId, number: int) -> None:
-        """Publish how many workers of a role `serve` intends to run; lapses after `DEPLOYED_TTL_S`."""
+        """Publish that the Ray Serve instance `serve` intends to run `number` workers of a role; expires after
+        `DEPLOYED_TTL_S`.
+        """
         arguments: list[Argument] = [f"{role} {serve}", number, round(DEPLOYED_TTL_S * 1000)]
         await self._deployed(self._deployed_keys(model), arguments)
 
     async def deployed(self, model: str) -> dict[str, dict[ServeId, int]]:
-        """Return the number of workers that each Serve intends to run, by role; roles without a number are absent."""
+        """Return, by role, how many workers each Ray Serve instance intends to run; roles without any are left out."""
         flat = await self._deployed(self._deployed_keys(model), [""])
         older = await self._redis.execute("MGET", *self._older_keys(model))
         found: dict[str, dict[ServeId, int]] = {

@@ -19,7 +19,8 @@ from tandem.stores.lua_script import Argument, Script
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 
 MAX_CALLS = 256
-"""Calls in one pipeline: a few milliseconds of the server's time, so that other clients are not delayed for long."""
+"""Largest number of calls in one pipeline: a few milliseconds of the server's time, so that other clients are not
+delayed for long."""
 log = logging.getLogger(__name__)
 
 
@@ -30,9 +31,11 @@ class _Call(NamedTuple):
 
 
 class ScriptPipeline:
-    """Own the queue of waiting calls and the client `redis`, which `close` closes.
+    """Send concurrent calls of one Lua script over one connection, many in a pipeline, in the order in which they were
+    made.
 
-    No call waits longer than one command of `redis` may: when a pipeline fails, all calls that wait behind it fail too.
+    `script`: name of the script in `lua/`. Owns `redis`, and closes it in `close`. A failed pipeline also fails all
+    calls that wait behind it, so no call waits longer than one command may take.
     """
 
     def __init__(self, redis: RedisClient, script: str) -> None:
@@ -42,9 +45,9 @@ class ScriptPipeline:
         self._sender: asyncio.Task[None] | None = None
 
     def call(self, keys: Sequence[str], arguments: Sequence[Argument]) -> asyncio.Future[Any]:
-        """Enqueue a call and return its future result, which raises StoreUnavailable if there is none.
+        """Enqueue a call and return a future of its reply, which raises StoreUnavailable where there is none.
 
-        The call is sent even if its future is cancelled.
+        The call is sent even if the future is cancelled. All `keys` must be in one hash slot.
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Call(keys, arguments, answer))
@@ -54,7 +57,7 @@ class ScriptPipeline:
         return answer
 
     async def close(self) -> None:
-        """Wait for the calls that are enqueued, then close the connection."""
+        """Wait until all enqueued calls were answered or have failed, then close the connection."""
         if self._sender is not None:
             await asyncio.wait({self._sender})
         await self._redis.aclose()

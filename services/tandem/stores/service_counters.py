@@ -18,13 +18,14 @@ from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
 
 TTL_S = 10.0
-"""A gateway's totals are dropped when it has made no exchange for this long."""
+"""A gateway's totals are deleted when it made no exchange for this many seconds."""
 
 
 class ServiceCounters:
-    """Exchange one gateway's totals for those of the others, and remember which of them are known already.
+    """Exchange through Redis how many tokens each gateway has served, by model, lane and tenant.
 
-    `url` has a form that `RedisClient` accepts.
+    Remembers the other gateways' totals, so that each exchange returns only what was added. `url`: as for
+    `RedisClient`. `namespace`: prefix of the keys. `gateway`: this gateway's id.
     """
 
     def __init__(self, url: str, namespace: str, gateway: GatewayId, *, health: RedisHealth | None = None) -> None:
@@ -37,10 +38,11 @@ class ServiceCounters:
         self._is_first = True
 
     async def exchange(self, served: Iterable[tuple[ModelFlow, int]]) -> list[tuple[ModelFlow, int]]:
-        """Publish this gateway's totals and return what the other gateways have served since the last exchange.
+        """Publish this gateway's totals `served` (tokens by model, lane and tenant), and return what the other gateways
+        have served since the last exchange.
 
-        The first exchange returns nothing: what was served before it does not matter here. Raises StoreUnavailable;
-        the next exchange then returns what this one did not.
+        The first exchange returns nothing, because what was served before this gateway started does not matter here.
+        Raises StoreUnavailable; the next exchange then includes what this one would have returned.
         """
         arguments: list[str | int] = [self._gateway, _encode(served), round(TTL_S * 1000)]
         flat = await self._script(self._keys, arguments)

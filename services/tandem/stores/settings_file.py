@@ -11,7 +11,10 @@ from tandem.core.errors import ErrorKind, TandemError
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the sections of a YAML file; an empty file has none. Raises TandemError(INVALID_REQUEST)."""
+    """Return the sections of a YAML settings file by name; an empty file has none.
+
+    Raises TandemError(INVALID_REQUEST) where the file cannot be read or is no mapping.
+    """
     try:
         value = yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -19,12 +19,13 @@ increase, since readers skip unknown fields."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """Identity, pool and model of one worker process.
+    """Describe one worker process to gateways: who it is, what it serves and where it runs.
 
-    `pool`: the pool (prefill, decode or mixed) with which the worker was started. `role`: the role that an operator or
-    planner set for this incarnation, empty if none; the registry stores it beside the record's JSON. `fingerprint` and
-    `bundle_digest`: hexadecimal digests. `layout`: KV layout as text for operators; workers compare the exact layout in
-    their handshake.
+    `pool`: the role (prefill, decode or mixed) with which it was started. `role`: the role that an operator or planner
+    has set for this incarnation, empty if none; the registry stores it separately. `fingerprint`: hash over weights,
+    precision, tokenizer and block size. `bundle_digest`: hash over the tokenizer files. Both are hexadecimal. `layout`:
+    the KV layout as text for operators. `max_model_len`: the most tokens of prompt and output together. `topology`:
+    host, rack and zone.
     """
 
     worker: WorkerRef
@@ -39,11 +40,13 @@ class WorkerRecord:
 
     @property
     def effective_role(self) -> str:
-        """The role by which routers use this worker: `role`, or else `pool`."""
+        """Return the role by which routers use this worker: `role`, or `pool` where that is empty."""
         return self.role or self.pool
 
     def to_json(self) -> str:
-        """Return the record as one flat object, in which `host`, `rack` and `zone` are missing where they are empty."""
+        """Return the stored form of the record: one flat object, without `role`, and without `host`, `rack` and `zone`
+        where they are empty.
+        """
         flat = asdict(self)
         worker = flat.pop("worker")
         labels = {name: label for name, label in flat.pop("topology").items() if label}
@@ -52,7 +55,7 @@ class WorkerRecord:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> WorkerRecord:
-        """Parse a stored record. Raises ValueError."""
+        """Parse a stored record, whose `role` is then empty. Raises ValueError where this version cannot read it."""
         flat = decode_record(text, dict[str, Any], SCHEMA)
         try:
             return msgspec.convert({**flat, "worker": flat, "topology": flat, "role": ""}, cls)

@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerRegistry:
-    """Publish, withdraw and list records, and set roles.
+    """Keep the list of workers in Redis: workers publish their records, gateways list them, and operators or planners
+    set roles.
 
-    An entry and its role lapse `ttl_s` seconds after the entry was last published. `url` has a form that
-    `RedisClient` accepts. Nothing is sent before the first call of a method. Methods raise StoreUnavailable, except
-    `close`.
+    An entry and its role expire `ttl_s` seconds after the entry was last published. `url`: as for `RedisClient`.
+    `namespace`: prefix of the keys. Connects at the first call. All methods but `close` raise StoreUnavailable.
     """
 
     def __init__(
@@ -47,29 +47,31 @@ class WorkerRegistry:
         self._unreadable: frozenset[bytes] = frozenset()
 
     async def publish(self, record: WorkerRecord) -> str | None:
-        """Register a worker or renew its entry; returns the role that was set for it from outside, empty if none.
+        """Register a worker or renew its entry, and return the role that was set for it, empty if none. Returns None,
+        and changes nothing, where a later incarnation has registered the same worker id.
 
-        Returns None if a later incarnation holds the worker id.
-
-        Each call sends the whole record, which restores it in a registry that has lost its data. `record.role` is used
-        only to restore the role in that case; otherwise the role in the registry stays.
+        Each call sends the whole record, so that a registry that has lost its data gets it back. `record.role` is
+        stored only in that case; otherwise the role in the registry stays.
         """
         ttl_ms = round(self.ttl_s * 1000)
         is_held, role = await self._publish(self._keys, [*_ids(record.worker), record.to_json(), ttl_ms, record.role])
         return str(role.decode(errors="replace")) if is_held else None
 
     async def set_role(self, worker: WorkerRef, role: str) -> bool:
-        """Set the role by which routers use this incarnation, until its entry lapses. Returns False if it has none."""
+        """Set the role by which routers use this incarnation, until its entry expires. Returns False where it has no
+        entry.
+        """
         return bool(await self._role(self._keys, [*_ids(worker), role]))
 
     async def withdraw(self, worker: WorkerRef) -> bool:
-        """Remove the entry of this incarnation. Returns False if it has none."""
+        """Remove the entry of this incarnation. Returns False where it has none."""
         return bool(await self._withdraw(self._keys, _ids(worker)))
 
     async def list(self) -> tuple[WorkerRecord, ...]:
-        """Return the entries that have not lapsed, sorted by worker id, without those that this version cannot read.
+        """Return the records that have not expired, sorted by worker id; those that this version cannot read are left
+        out.
 
-        Redis sends the entries only if they have changed since the last call: those of thousands of workers take
+        Redis sends the records only if they have changed since the last call, because those of thousands of workers are
         megabytes.
         """
         version, *changed = await self._list(self._keys, [self._version])
@@ -95,7 +97,7 @@ class WorkerRegistry:
         return tuple(sorted(found, key=lambda record: record.worker))
 
     async def close(self) -> None:
-        """Close the connections. Entries stay until they lapse."""
+        """Close the connections. Entries stay until they expire."""
         await self._redis.aclose()
 
 

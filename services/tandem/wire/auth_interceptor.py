@@ -16,17 +16,17 @@ from tandem.wire.secret_file import SecretFile
 LOG_S = 60.0
 """Minimum seconds between two log lines about calls that are refused for the same reason."""
 OTHER_LIFE = "this is another life of the worker"
-"""Error details of a call that is meant for another incarnation of the worker; peers compare this text."""
+"""gRPC error details of a call that is meant for another incarnation of the worker; peers compare this text."""
 
 _log = logging.getLogger(__name__)
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # which it takes in the stubs only
-    """Check the signature of each call to one incarnation of a worker; used on the event loop.
+    """Check the signature of each gRPC call to one incarnation of a worker, and abort calls that fail the check.
 
-    A call that is signed with the secret but meant for another incarnation fails with FAILED_PRECONDITION and
-    `OTHER_LIFE`, from which its sender learns of a restart. All other refused calls fail with UNAUTHENTICATED. `wall`
-    returns seconds since the epoch.
+    A call signed with the cluster's `secret` but meant for another incarnation gets FAILED_PRECONDITION with the
+    details `OTHER_LIFE`, from which the sender learns of a restart; every other refused call gets UNAUTHENTICATED.
+    Refusals are logged. `wall` returns seconds since the epoch. Used on the event loop.
     """
 
     def __init__(self, incarnation: Incarnation, secret: SecretFile, wall: Callable[[], float]) -> None:
@@ -41,6 +41,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return the handler of a call whose signature is valid, otherwise one that aborts the call before a message is
+        read.
+        """
         call, now = handler_call_details, self._wall()
         headers = headers_of(call.invocation_metadata)
         fault = self._check.judge(headers, call.method, self._secret.current(now), now)

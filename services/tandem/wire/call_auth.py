@@ -21,7 +21,8 @@ MAX_SKEW_S = 30.0
 """Maximum difference between the time of sending and the receiver's clock: clock skew plus the call's delay."""
 NONCE_BYTES = 16
 MAX_NONCES = 1 << 17
-"""Nonces remembered at once: 2,000 calls/s for the whole window, about 20 MB. With more calls the window is shorter."""
+"""Largest number of remembered nonces: those of 2,000 calls/s over MAX_SKEW_S before and after, about 20 MB. With more
+calls, older ones are refused earlier."""
 
 _VERSION = 1
 _MAC_BYTES = 32
@@ -33,7 +34,9 @@ _CALL, _TRANSPORT = b"tandem call\0", b"tandem transport\0"
 
 
 class AuthFailure(Enum):
-    """Reason to refuse a call; the value is text for this process's log and is not sent to the caller."""
+    """Name the reason for which a call is refused; the value is text for the log of the worker and is not sent to the
+    caller.
+    """
 
     MISSING = "it carries no signature"
     MALFORMED = "its signature is malformed"
@@ -45,10 +48,11 @@ class AuthFailure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallToken:
-    """Signed content of a call's header.
+    """Hold the signed content of a call's header.
 
-    `who`: the sender's name, for logs only, since any holder of the secret can claim any name. `sent_ms`: milliseconds
-    since the epoch. `incarnation`: that of the worker for which the call is meant.
+    `who`: the sender's name, for logs only, since any holder of the secret can claim any name. `sent_ms`: the time of
+    sending, milliseconds since the epoch. `incarnation`: that of the worker for which the call is meant. `nonce`:
+    NONCE_BYTES random bytes, different in each call.
     """
 
     who: str
@@ -58,14 +62,16 @@ class CallToken:
 
 
 def sign_token(token: CallToken, method: str, secret: bytes) -> bytes:
-    """Return the signed header of a call of `method`, which has the form `/package.Service/Method`."""
+    """Return the value of the header HEADER for one call: `token` and a MAC over it and `method`, made with `secret`.
+    `method` has the form `/package.Service/Method`.
+    """
     who = token.who.encode(errors="replace")[:_MAX_WHO_BYTES]
     body = _HEAD.pack(_VERSION, token.sent_ms, token.incarnation, token.nonce) + who
     return _call_mac(secret, method, body) + body
 
 
 def parse_token(header: bytes) -> CallToken | None:
-    """Parse a header without checking its MAC; returns None if it is malformed or of another version."""
+    """Return the content of a header without checking its MAC; None where it is malformed or of another version."""
     if not _MIN_BYTES <= len(header) <= _MAX_BYTES:
         return None
     version, sent_ms, incarnation, nonce = _HEAD.unpack_from(header, _MAC_BYTES)
@@ -75,29 +81,40 @@ def parse_token(header: bytes) -> CallToken | None:
 
 
 def headers_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> list[bytes]:
-    """Return all signature headers of a call; a valid call has exactly one."""
+    """Return the signature headers in a call's metadata; a valid call has exactly one."""
     return [value for key, value in metadata or () if key == HEADER and isinstance(value, bytes)]
 
 
 def prove(nonce: bytes, transport: bytes, secret: bytes) -> bytes:
-    """Return the MAC that proves to the caller with this nonce that the sender of `transport` knows the secret."""
+    """Return a MAC by which a worker proves to its caller that it knows the secret.
+
+    `nonce`: that of the call. `transport`: the bytes of the reply that the MAC covers.
+    """
     return hmac.digest(secret, _TRANSPORT + nonce + transport, "sha256")
 
 
 def is_proven(proof: bytes, nonce: bytes, transport: bytes, secrets: Sequence[bytes]) -> bool:
-    """Check a MAC made by `prove` with any of the secrets."""
+    """Return whether `proof` is the MAC that `prove` makes with one of `secrets`."""
     return _is_any(proof, [prove(nonce, transport, secret) for secret in secrets])
 
 
 class CallCheck:
-    """Check the calls to one incarnation of a worker, and remember the nonces of accepted calls to refuse replays."""
+    """Decide whether calls to one incarnation of a worker are accepted.
+
+    Remembers the nonces of the latest `max_nonces` accepted calls, so that a call that was recorded and sent again is
+    refused.
+    """
 
     def __init__(self, incarnation: Incarnation, max_nonces: int = MAX_NONCES) -> None:
         self._incarnation = incarnation
         self._nonces = _Nonces(max_nonces)
 
     def judge(self, headers: Sequence[bytes], method: str, secrets: Sequence[bytes], now: float) -> AuthFailure | None:
-        """Return the reason to refuse a call, None to accept it. `now` is in seconds since the epoch."""
+        """Return the reason to refuse a call, or None to accept it, and then remember its nonce.
+
+        `headers`: the signature headers of the call. `secrets`: those with which it may be signed. `now`: seconds since
+        the epoch.
+        """
         if not headers:
             return AuthFailure.MISSING
         token = parse_token(headers[0]) if len(headers) == 1 else None

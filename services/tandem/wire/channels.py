@@ -44,7 +44,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
-    """Open a channel to `host:port`, which connects at its first call; unencrypted if there are no credentials."""
+    """Open a gRPC channel to `address`, host:port; it connects at the first call. Without `credentials` it is not
+    encrypted.
+    """
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME)]

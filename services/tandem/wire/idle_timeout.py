@@ -11,15 +11,14 @@ STALL_S = 0.05
 
 
 class IdleTimeout:
-    """Async context manager that raises TimeoutError when one wait in it takes longer than `seconds`.
+    """Raise TimeoutError in an `async with` block when one wait in it takes longer than `seconds`.
 
-    A wait lasts from a call of `wait` to the next call of `wait` or `rest`. `asyncio.timeout` around each wait would do
-    the same, but arms a timer for every message, which costs more than the message itself: here one timer compares the
-    time with the beginning of the current wait, and no timer is armed while nothing waits.
+    A wait lasts from a call of `wait` to the next call of `wait` or `rest`. Cheaper than `asyncio.timeout` around each
+    wait, because one timer serves many waits.
 
-    If the timer callback runs more than `STALL_S` late, this process did not run (it was stopped, or its host took the
-    core away). The limit then moves by the time that was lost, by at most `seconds` for each wait, so that a message
-    that arrived during the stall can still be read.
+    Time in which this process did not run (it was stopped, or its host gave the core to others) does not count, up to
+    `seconds` for each wait: a message that arrived in that time can still be read. It is noticed when the timer runs
+    more than `STALL_S` late.
     """
 
     __slots__ = ("_due", "_extension_left_s", "_loop", "_seconds", "_timeout", "_timer")
@@ -44,14 +43,16 @@ class IdleTimeout:
         await self._timeout.__aexit__(kind, error, trace)
 
     def wait(self) -> None:
-        """Start a wait; it ends the previous one."""
+        """Begin a wait, which may take `seconds` from now, and end the previous one. Returns immediately; call it
+        before awaiting the next message.
+        """
         self._due = self._loop.time() + self._seconds
         self._extension_left_s = self._seconds
         if self._timer is None:
             self._timer = self._loop.call_at(self._due, self._on_timer)
 
     def rest(self) -> None:
-        """End the current wait; there is no limit until the next call of `wait`."""
+        """End the current wait without beginning another: until the next call of `wait` there is no limit."""
         self._due = math.inf
 
     def _on_timer(self) -> None:

@@ -17,14 +17,14 @@ from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.kv_codec import decode_worker, encode_worker, malformed, require, same_fields
 
 MAX_TRACEPARENT = 64
-"""In characters; W3C Trace Context defines 55."""
+"""Largest number of characters of a traceparent header; W3C Trace Context defines 55."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Job that a gateway submits to one incarnation of a worker.
+    """Hold a job with the gateway that sends it and the worker incarnation for which it is meant.
 
-    `gateway`: the gateway whose Watch stream receives the job's tokens.
+    `gateway`: the job's tokens go into the Watch stream of this gateway.
     """
 
     gateway: GatewayId
@@ -33,10 +33,12 @@ class Submission:
 
 
 def encode_key(key: JobKey) -> pb.JobKey:
+    """Encode the key of a job."""
     return pb.JobKey(request=key.request, attempt=key.attempt, choice=key.choice)
 
 
 def decode_key(message: pb.JobKey) -> JobKey:
+    """Decode the key of a job. Raises TandemError(INVALID_REQUEST) where the request is missing."""
     require(message.request, "a job key has no request")
     return JobKey(RequestId(message.request), message.attempt, message.choice)
 
@@ -60,7 +62,9 @@ def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
 
 
 def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
-    """Decode sampling parameters; SamplingParams itself checks their ranges."""
+    """Decode sampling parameters. Raises TandemError(INVALID_REQUEST) for an unknown kind of grammar or a value out of
+    range.
+    """
     return SamplingParams(
         stop_token_ids=frozenset(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
@@ -82,7 +86,9 @@ _REQUEST = ("model", "prompt_tokens", "priority", "cache_salt", "lane", "tenant"
 
 
 def encode_submission(submission: Submission) -> pb.SubmitRequest:
-    """Encode a submission. Raises TandemError(INVALID_REQUEST) for a client's number that does not fit its field."""
+    """Encode a submission. Raises TandemError(INVALID_REQUEST) where a number from a client does not fit its protobuf
+    field.
+    """
     job, request = submission.job, submission.job.request
     try:
         message = pb.SubmitRequest(
@@ -111,6 +117,7 @@ def encode_submission(submission: Submission) -> pb.SubmitRequest:
 
 
 def decode_submission(message: pb.SubmitRequest) -> Submission:
+    """Decode a submission. Raises TandemError(INVALID_REQUEST) where it is malformed."""
     require(message.gateway, "a submission names no gateway")
     require(message.incarnation, "a submission names no incarnation")
     return Submission(GatewayId(message.gateway), Incarnation(message.incarnation), _decode_job(message))

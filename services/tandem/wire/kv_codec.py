@@ -20,19 +20,22 @@ from tandem.wire.gen import kv_pb2 as pb
 
 
 def malformed(message: str) -> TandemError:
-    """Return the error that every decoder raises."""
+    """Return the error that decoders raise for a malformed message; `message` describes what is wrong with it."""
     return TandemError(ErrorKind.INVALID_REQUEST, f"malformed message: {message}")
 
 
 def require(ok: object, message: str) -> None:
-    """Raise the decoders' error unless `ok` is true."""
+    """Raise the error of `malformed` with this message unless `ok` is true."""
     if not ok:
         raise malformed(message)
 
 
 def same_fields(source: object, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of fields that a message and a value have under the same name. Costs more than naming each
-    field: not for what is converted for every token."""
+    """Return the fields `names` of `source` by name, for an object whose fields have the same names in Python and
+    protobuf.
+
+    Slower than naming each field: do not use it for objects that are converted once per token.
+    """
     return {name: getattr(source, name) for name in names}
 
 
@@ -44,6 +47,7 @@ def encode_worker(ref: WorkerRef) -> pb.WorkerRef:
 
 
 def decode_worker(message: pb.WorkerRef) -> WorkerRef:
+    """Decode the identity of a worker. Raises TandemError(INVALID_REQUEST) where a part is missing."""
     require(message.id and message.incarnation and message.address, "a worker has an id, an incarnation and an address")
     return WorkerRef(WorkerId(message.id), Incarnation(message.incarnation), message.address)
 
@@ -58,16 +62,23 @@ def decode_handoff_key(message: pb.HandoffKey) -> HandoffKey:
 
 
 def encode_pull_remainder(key: HandoffKey, num_output_tokens: int) -> pb.PullRemainder:
+    """Encode a consumer's request for the rest of a migrating sequence, of which it has `num_output_tokens` output
+    tokens.
+    """
     return pb.PullRemainder(key=encode_handoff_key(key), num_output_tokens=num_output_tokens)
 
 
 def encode_prefix_request(key: HandoffKey, prefix_request: RemotePrefixRequest) -> pb.RemotePrefixRequest:
+    """Encode a request to read a remote prefix under the hand-off `key`."""
     return pb.RemotePrefixRequest(
         key=encode_handoff_key(key), first_index=prefix_request.first_index, hashes=b"".join(prefix_request.hashes)
     )
 
 
 def decode_prefix_request(message: pb.RemotePrefixRequest) -> tuple[HandoffKey, RemotePrefixRequest]:
+    """Decode a request to read a remote prefix, and return the key of its hand-off and the request. Raises
+    TandemError(INVALID_REQUEST) where it is malformed.
+    """
     raw = message.hashes
     hashes = tuple(BlockHash(raw[i : i + HASH_BYTES]) for i in range(0, len(raw), HASH_BYTES))
     require(len(raw) % HASH_BYTES == 0, f"block hashes are {HASH_BYTES} bytes long")
@@ -128,9 +139,10 @@ def encode_peer(peer: TransportPeer) -> pb.TransportPeer:
 
 
 def decode_peer(message: pb.TransportPeer) -> TransportPeer:
-    """Decode a peer's agents and memory regions.
+    """Decode how a worker's KV memory is read: its layout, and the transport agent and memory region of each rank.
 
-    Checks that the size of each region's blocks matches the layout, but not that the ranks together hold every head.
+    Raises TandemError(INVALID_REQUEST) where it is malformed or the size of a region's blocks does not match the
+    layout. Does not check that the ranks together hold every KV head.
     """
     layout = decode_layout(message.layout)
     ranks = tuple(_decode_rank(rank, layout) for rank in message.ranks)
@@ -151,9 +163,9 @@ def _decode_rank(message: pb.TransportRank, layout: KVLayout) -> TransportRank:
 
 
 def encode_sampled(token: SampledToken, message: pb.SampledToken | None = None) -> pb.SampledToken:
-    """Encode a token, into the empty `message` if one is given.
+    """Encode a sampled token with its log probabilities, and return the message.
 
-    Pass the element that `repeated_field.add()` returns: appending a finished message would copy it.
+    Fills `message` where one is given, which must be empty: pass what `repeated_field.add()` returned to save a copy.
     """
     message = pb.SampledToken() if message is None else message
     message.id = token.id
@@ -173,6 +185,7 @@ def decode_sampled(message: pb.SampledToken) -> SampledToken:
 
 
 def encode_announcement(announcement: Announcement) -> pb.Announcement:
+    """Encode an announcement of KV blocks that a consumer may read."""
     return pb.Announcement(
         key=encode_handoff_key(announcement.key),
         first_index=announcement.first_index,
@@ -186,6 +199,7 @@ def encode_announcement(announcement: Announcement) -> pb.Announcement:
 
 
 def decode_announcement(message: pb.Announcement) -> Announcement:
+    """Decode an announcement of KV blocks. Raises TandemError(INVALID_REQUEST) where it is malformed."""
     blocks = tuple(BlockDigest(BlockId(offered.block), tuple(offered.digests)) for offered in message.blocks)
     digest_counts = {len(offered.heads) for offered in blocks}
     require(len(digest_counts) <= 1, "blocks of one announcement have different numbers of digests")

@@ -12,13 +12,16 @@ _SAME = ("evidence", "num_bytes", "seconds", "problem", "refused")
 
 
 def encode_link(report: LinkReport) -> pb.LinkReport:
+    """Encode a worker's report on the link over which it reads another worker."""
     source = encode_worker(report.source)
     return pb.LinkReport(source=source, link_type=report.link_type, **same_fields(report, _SAME))
 
 
 def decode_link(message: pb.LinkReport) -> LinkReport:
-    """Decode a report; a link type that only newer versions know becomes `unknown`. Raises
-    TandemError(INVALID_REQUEST)."""
+    """Decode a report on a link; a link type that only newer versions know becomes `unknown`.
+
+    Raises TandemError(INVALID_REQUEST) where the report is malformed.
+    """
     require(math.isfinite(message.seconds) and message.seconds >= 0, "a link report has an invalid duration")
     source, link_type = decode_worker(message.source), _link_type(message.link_type)
     return LinkReport(source=source, link_type=link_type, **same_fields(message, _SAME))

@@ -41,16 +41,20 @@ _SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
 
 
 class Signed(NamedTuple):
-    """Signature of one call: the metadata to send, and the nonce for which the reply must hold a proof."""
+    """Hold the signature of one call: the metadata to send with it, and its nonce, over which the reply to `Describe`
+    has a proof.
+    """
 
     metadata: tuple[tuple[str, bytes], ...]
     nonce: bytes
 
 
 class PeerAuth:
-    """Own this program's credentials, and make authenticated stubs, channels and servers with them.
+    """Authenticate the calls between this program and the others of its cluster, as a client and as a server.
 
-    `who` names this program in the logs of others. `wall` returns seconds since the epoch.
+    Makes channels, signing stubs and servers from `secret` (the cluster's shared secret) and `tls`; where one is None,
+    calls are not signed or not encrypted. `who` names this program in the logs of others. `wall` returns seconds since
+    the epoch.
     """
 
     def __init__(
@@ -67,33 +71,37 @@ class PeerAuth:
 
     @classmethod
     def of(cls, who: str, config: ClusterConfig) -> PeerAuth:
-        """Load the secret and TLS files that the settings name. Raises TandemError(INVALID_REQUEST) for unusable
-        files."""
+        """Read the secret and TLS files that `config` names, and return the PeerAuth of the program `who`.
+
+        Raises TandemError(INVALID_REQUEST) where a file cannot be used.
+        """
         secret = SecretFile(Path(config.secret_file)) if config.secret_file else None
         return cls(who, secret, TlsFiles(config) if config.has_tls else None)
 
     @property
     def is_open(self) -> bool:
-        """True if calls are not authenticated at all."""
+        """Return whether calls are not authenticated at all, because there is neither a secret nor TLS."""
         return self._secret is None and self._tls is None
 
     # ---- as a client
 
     def open_channel(self, address: str) -> grpc.aio.Channel:
-        """Open a channel to `host:port`, which connects at its first call."""
+        """Open a gRPC channel to `address`, host:port, with TLS where configured; it connects at the first call."""
         return open_channel(address, None if self._tls is None else self._tls.channel_credentials())
 
     def certificate_signature(self) -> Pems | None:
-        """Return the TLS files that a channel opened now would use; None without TLS.
+        """Return the content of the TLS files, with which a channel opened now would connect; None without TLS.
 
-        A channel that was opened with other files should be opened anew when it breaks.
+        An open channel keeps the certificate it was opened with: compare this value to see when a new channel is
+        needed.
         """
         return None if self._tls is None else self._tls.current()
 
     def stub(self, channel: grpc.aio.Channel, incarnation: Incarnation) -> WorkerStub:
-        """Make a stub that signs each call for one incarnation of a worker.
+        """Return a stub for calls to one incarnation of a worker, each of which it signs.
 
-        Its `Describe` raises TandemError(UNAUTHENTICATED) if the reply does not prove that the worker knows the secret.
+        Its `Describe` raises TandemError(UNAUTHENTICATED) where the reply does not prove that the worker knows the
+        secret. Without a secret it neither signs nor checks.
         """
         stub = WorkerStub(channel)
         if self._secret is None:
@@ -105,7 +113,11 @@ class PeerAuth:
         return stub
 
     def sign(self, method: str, incarnation: Incarnation) -> Signed:
-        """Return the metadata for one call, which must not be reused; empty without a secret."""
+        """Sign one call of `method` (`/package.Service/Method`) to an incarnation of a worker, and return the metadata
+        to send with it.
+
+        Use the result for one call only: a second call with it would be refused as a replay. Empty without a secret.
+        """
         if self._secret is None:
             return Signed((), b"")
         now, nonce = self._wall(), secrets.token_bytes(NONCE_BYTES)
@@ -113,7 +125,9 @@ class PeerAuth:
         return Signed(((HEADER, sign_token(token, method, self._secret.current(now)[0])),), nonce)
 
     def require_proof(self, nonce: bytes, reply: worker_pb2.DescribeReply) -> None:
-        """Raise TandemError(UNAUTHENTICATED) unless the reply proves that its sender knows the secret."""
+        """Raise TandemError(UNAUTHENTICATED) unless the reply proves that its sender knows the secret. `nonce` is that
+        of the call; a secret must be configured.
+        """
         assert self._secret is not None
         covered, now = _bytes_of(reply), self._wall()
         is_valid = is_proven(reply.transport_proof, nonce, covered, self._secret.current(now))
@@ -127,18 +141,24 @@ class PeerAuth:
     # ---- as a server
 
     def server(self, incarnation: Incarnation) -> grpc.aio.Server:
-        """Make a server that accepts only calls that are signed with the cluster's secret for this incarnation."""
+        """Make a gRPC server for one incarnation of a worker; it accepts only calls that are signed for that
+        incarnation. Without a secret it accepts every call.
+        """
         guards = () if self._secret is None else (AuthInterceptor(incarnation, self._secret, self._wall),)
         return grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
-        """Bind `host:port` and return the port. Raises RuntimeError if it cannot be bound."""
+        """Bind a server to `address`, host:port, with TLS where it is configured, and return the port. Raises
+        RuntimeError where it cannot be bound.
+        """
         if self._tls is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, self._tls.server_credentials())
 
     def sign_reply(self, metadata: Any, reply: worker_pb2.DescribeReply) -> None:
-        """Add to the reply the proof for the caller with this metadata; does nothing without a secret."""
+        """Add to a reply of `Describe` the proof that this worker knows the secret; `metadata` is that of the call.
+        Does nothing without a secret or where the call has no valid header.
+        """
         token = parse_token(next(iter(headers_of(metadata)), b""))
         if self._secret is not None and token is not None:
             secret = self._secret.current(self._wall())[0]
@@ -177,12 +197,12 @@ def _bytes_of(reply: worker_pb2.DescribeReply) -> bytes:
 
 
 def means_other_life(error: grpc.aio.AioRpcError) -> bool:
-    """Check whether a call failed because another incarnation of the worker now runs at its address."""
+    """Return whether a call failed because another incarnation of the worker now runs at its address."""
     return error.code() is grpc.StatusCode.FAILED_PRECONDITION and error.details() == OTHER_LIFE
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
-    """Return why a call to a worker failed, as text for operators."""
+    """Return why a call to a worker failed, as text for operators: the status and its details."""
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return f"unauthenticated: {REFUSED}"
     return f"{error.code().name.lower()}: {error.details()}"

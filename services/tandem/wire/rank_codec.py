@@ -16,17 +16,18 @@ T = TypeVar("T")
 
 
 class MessageCodec(Generic[T]):
-    """Encode and decode the values of a union of dataclasses."""
+    """Encode and decode messages between the ranks of one worker, whose types are the dataclasses in `union`."""
 
     def __init__(self, union: Any) -> None:
         self._envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
         self._decoders = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in get_args(union)}
 
     def encode(self, message: T) -> bytes:
+        """Return a message as bytes, with the name of its class."""
         return msgspec.msgpack.encode((type(message).__name__, message))
 
     def decode(self, data: bytes) -> T:
-        """Return the message in `data`. Raises ValueError for malformed bytes."""
+        """Return the message in `data`. Raises ValueError where the bytes are malformed or name an unknown class."""
         try:
             name, body = self._envelope.decode(data)
             found: T = self._decoders[name].decode(body)

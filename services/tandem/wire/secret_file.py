@@ -23,7 +23,12 @@ Signature = tuple[int, ...]
 
 
 def parse_secrets(content: bytes, name: str) -> tuple[bytes, ...]:
-    """Return the non-blank lines, stripped. Raises TandemError(INVALID_REQUEST), whose text contains no secret."""
+    """Return the secrets in the content of a file: its lines that are not blank, without white space around them.
+    `name` is the file's name in errors.
+
+    Raises TandemError(INVALID_REQUEST) for no secret, more than MAX_SECRETS or a short one; the message contains no
+    secret.
+    """
     found = tuple(line.strip() for line in content.splitlines() if line.strip())
     if not 1 <= len(found) <= MAX_SECRETS:
         raise _refuse(f"{name} holds {len(found)} secrets: write one per line, one line or two")
@@ -33,7 +38,9 @@ def parse_secrets(content: bytes, name: str) -> tuple[bytes, ...]:
 
 
 def signature(*paths: Path) -> Signature:
-    """Return a value that changes when a path names another file or a file's content changes; () if one is missing."""
+    """Return a value that changes when one of the paths leads to another file or the content of a file changes; ()
+    where a file is missing.
+    """
     try:
         stats = [path.stat() for path in paths]
     except OSError:
@@ -42,20 +49,22 @@ def signature(*paths: Path) -> Signature:
 
 
 class SecretFile:
-    """Own the current secrets and refresh them from the file; an unusable file leaves them as they were.
-
-    `now` may be of any clock in seconds, but always of the same one.
+    """Hold the cluster's secrets, and read them again when their file changes. A file that cannot be used is logged,
+    and the secrets stay as they were.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file. Raises TandemError(INVALID_REQUEST) if it cannot be used."""
+        """Read the file. Raises TandemError(INVALID_REQUEST) where it cannot be used."""
         self._path = path
         self._seen = signature(path)
         self._secrets = self._read()
         self._looked_at: float | None = None
 
     def current(self, now: float) -> tuple[bytes, ...]:
-        """Return the secrets, of which the first is used to sign and each is accepted."""
+        """Return the secrets: sign with the first, accept each. Checks the file first, at most every `LOOK_S` seconds.
+
+        `now`: seconds of some clock, the same in all calls.
+        """
         # The clock may have been set back, which must not delay a rotation: hence the lower bound.
         if self._looked_at is None or not 0 <= now - self._looked_at < LOOK_S:
             self._looked_at = now
@@ -63,9 +72,9 @@ class SecretFile:
         return self._secrets
 
     def look(self) -> bool:
-        """Check the file now and return whether the secrets have changed.
+        """Check the file without waiting for `LOOK_S`, and return whether the secrets have changed.
 
-        Call this when a signature matches none of the current secrets: the peer may have read a new file sooner.
+        For a signature that matches none of the secrets: its sender may have read a new file earlier.
         """
         before = self._secrets
         seen = signature(self._path)

@@ -22,7 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 class Pems(NamedTuple):
-    """Content of the three PEM files."""
+    """Hold the content of the three TLS files in PEM format: this program's private key and certificate, and the
+    certificate of the cluster's CA.
+    """
 
     key: bytes
     cert: bytes
@@ -30,14 +32,16 @@ class Pems(NamedTuple):
 
 
 class TlsFiles:
-    """Own the current PEM files and refresh them; usable from any thread.
+    """Hold the content of the TLS files, and make gRPC credentials from it; usable from any thread.
 
-    The files are checked for changes at each channel that is opened and each connection that is accepted. Unusable
-    files leave the previous content in force.
+    The files are checked for changes whenever a channel is opened or a connection accepted. Files that cannot be used
+    are logged, and the previous content stays in force.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
-        """Read the files. Raises TandemError(INVALID_REQUEST) if one is missing or unusable."""
+        """Read the files that `config` names. Raises TandemError(INVALID_REQUEST) where one is missing or cannot be
+        used.
+        """
         for name in ("tls_cert_file", "tls_key_file", "tls_ca_file"):
             if not getattr(config, name):
                 message = f"cluster.{name} is empty: TLS takes a certificate, its key and a CA"
@@ -49,7 +53,7 @@ class TlsFiles:
         self._served = self._pems
 
     def current(self) -> Pems:
-        """Return the content to use for a new connection."""
+        """Return the content of the files, read again if they have changed."""
         seen = self._signature()
         if seen != self._seen:
             self._seen = seen  # taken before reading, so that a change during the read is seen by the next check
@@ -62,12 +66,14 @@ class TlsFiles:
         return self._pems
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Return credentials for one channel, which keeps them for as long as it is open."""
+        """Return the credentials of a client for one channel, which uses this certificate until it is closed."""
         pems = self.current()
         return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return credentials that use the current files at each handshake; open connections are not affected."""
+        """Return the credentials of a server, which use the current files for each new connection and require a client
+        certificate. Open connections are not affected.
+        """
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._served),
             self._changed,  # type: ignore[arg-type]  # the stubs don't know that None is allowed

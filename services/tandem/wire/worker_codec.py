@@ -50,16 +50,17 @@ _ERROR_KINDS = {kind.value: kind for kind in ErrorKind}
 
 
 def encode_refusal(kind: ErrorKind, message: str) -> pb.Refusal:
+    """Encode the error of a call that a worker refuses."""
     return pb.Refusal(kind=kind.value, message=message)
 
 
 def decode_refusal(message: pb.Refusal) -> TandemError:
-    """Decode a refusal into an error, which the caller may raise or keep."""
+    """Decode a refusal and return its error, without raising it."""
     return TandemError(decode_kind(message.kind), message.message)
 
 
 def decode_kind(value: str) -> ErrorKind:
-    """Return the error kind of a name; INTERNAL for a kind that only newer versions know, to keep the error itself."""
+    """Return the error kind named `value`; INTERNAL for one that only newer versions know."""
     return _ERROR_KINDS.get(value, ErrorKind.INTERNAL)
 
 
@@ -69,9 +70,10 @@ def decode_kind(value: str) -> ErrorKind:
 def encode_update(
     events: Iterable[JobEvent], load: WorkerLoad | None = None, step_cost: StepCost | None = None
 ) -> pb.WatchUpdate:
-    """Encode the events of one engine step into one message.
+    """Encode the job events of one engine step into one message of a Watch stream, with the worker's load and step cost
+    where given.
 
-    Tokens of one job must be in the order of their indices; tokens with consecutive indices share a run.
+    The tokens of one job must be in the order of their indices.
     """
     update = pb.WatchUpdate()
     runs: dict[JobKey, pb.TokenRun] = {}
@@ -144,8 +146,11 @@ def _encode_end(event: TerminalEvent) -> pb.JobEnd:
 
 
 def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
-    """Decode the events of a step: received KV, prompt scores and offered migrations first, then tokens in order, then
-    ends."""
+    """Return the job events in a message of a Watch stream: received KV, prompt log probabilities and offered
+    migrations, then tokens by job in the order of their indices, then the ends of jobs.
+
+    Raises TandemError(INVALID_REQUEST) where the message is malformed.
+    """
     events: list[JobEvent] = [_decode_pulled(pulled) for pulled in message.pulled]
     events += [_decode_scores(scores) for scores in message.scores]
     events += [MigrationOffered(decode_key(each.key), decode_handoff_key(each.offer)) for each in message.moving]
@@ -218,6 +223,7 @@ def encode_load(load: WorkerLoad) -> pb.Load:
 
 
 def decode_load(message: pb.Load) -> WorkerLoad:
+    """Decode a worker's load report. Raises TandemError(INVALID_REQUEST) where its lists have unexpected lengths."""
     require(
         len(message.lane_tokens) == len(message.lane_longest),
         "a load has unequal numbers of lane_tokens and lane_longest",
@@ -237,7 +243,9 @@ def encode_step_cost(cost: StepCost) -> pb.StepCost:
 
 
 def decode_step_cost(message: pb.StepCost) -> StepCost:
-    """Decode a step cost; StepCost itself checks the ranges."""
+    """Decode the coefficients that predict a worker's step times. Raises TandemError(INVALID_REQUEST) where one is
+    negative or not finite.
+    """
     try:
         return StepCost(**same_fields(message, _STEP_COST))
     except ValueError as error:
@@ -245,10 +253,12 @@ def decode_step_cost(message: pb.StepCost) -> StepCost:
 
 
 def encode_books(books: EngineStats) -> pb.Books:
+    """Encode the counts of what a worker's engine holds."""
     return pb.Books(**same_fields(books, _STATS))
 
 
 def decode_books(message: pb.Books) -> EngineStats:
+    """Decode the counts of what a worker's engine holds."""
     return EngineStats(**same_fields(message, _STATS))
 
 

@@ -1,4 +1,6 @@
-"""What both front ends share with the parts behind them: interfaces, who sent a request, and its rate limits.
+"""What the HTTP and gRPC front ends share with the rooms behind them: interfaces, the caller of a request, rate limits.
 
-`interfaces` lists what a front end needs; `request_context` is the caller of one request; `supervise` keeps endless
-tasks alive."""
+`interfaces` defines what a front end calls: the request dispatcher, the stream of a request's output, quotas, keys and
+prefixes. `request_context.RequestContext` describes the caller of one request, read from its headers or metadata.
+`rate_limits` writes the `x-ratelimit-*` headers, and `supervise.BackgroundLoop` repeats a step in a task, also after
+one that raised. Read `interfaces` first."""

@@ -24,10 +24,11 @@ from tandem.routing.worker_view import Pool
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Model that at least one worker serves, or served until a moment ago.
+    """Describe a model that a live worker serves, or served until at most `gateway.no_worker_wait_s` seconds ago.
 
     `name`: what workers call the model. `aliases`: further names that clients may use and workers do not know.
-    `created`: in seconds since the epoch."""
+    `max_model_len`: the most tokens of prompt and output together. `text`: the model's tokenizer and chat template.
+    `created`: when this gateway first saw it, in seconds since the epoch."""
 
     name: str
     max_model_len: int
@@ -37,60 +38,70 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return every name that clients may use: `name`, then the aliases."""
         return (self.name, *self.aliases)
 
 
 class TokenStream(Protocol):
-    """Output of one admitted request, as an asynchronous iterator.
+    """Yield the output of one admitted request as an asynchronous iterator.
 
-    Iterating yields the tokens of each choice in order of their index and one Finished for each choice, and ends after
-    the last Finished; or it raises TandemError. PromptLogprobs come before the first token. A consumer that stops
-    early must call `close`, which cancels the request at every worker."""
+    Yields the tokens of each choice in order of their index, one `Finished` at the end of each choice, and the log
+    probabilities of the prompt (`PromptLogprobs`) before the first token. Ends after the last `Finished`. Raises
+    TandemError where the request fails. A reader that stops early must call `close`."""
 
     @property
     def path(self) -> str:
-        """Return `remote`, `local`, `local;reason=...` or `fallback;reason=...`, fixed once the first token was
-        yielded; after that only a suffix `;retries=...` may be added, which counts the retries on other workers."""
+        """Return which kind of placement served the request: `remote` (prefill and decode on two workers), `local` (one
+        worker) or `fallback` (one worker, because the request could not be split).
+
+        The last two may end in `;reason=...`. The value is fixed once the first token was yielded, except that retries
+        on other workers then append `;retries=` and their number."""
         ...
 
     @property
     def num_attempts(self) -> int:
-        """Return 1 plus the number of retries."""
+        """Return how many times the request was placed on workers: 1 plus the number of retries."""
         ...
 
     @property
     def workers(self) -> Sequence[str]:
-        """Return the ids of the workers of the latest placement; the worker that computes the prompt is the first."""
+        """Return the ids of the workers of the latest placement, the one that computes the prompt first; empty before
+        the first placement."""
         ...
 
     @property
     def reasons(self) -> Mapping[str, object]:
-        """Return why the router chose the placement, with its numbers, as values for JSON; final once the first token
-        was yielded, empty while the request has no placement."""
+        """Return the router's reasons for the placement, with its numbers, as values for JSON.
+
+        Final once the first token was yielded; empty while the request has no placement."""
         ...
 
     @property
     def rate_limits(self) -> Mapping[str, str]:
-        """Return the headers `x-ratelimit-*` of the tenant after the admission."""
+        """Return the tenant's headers `x-ratelimit-*`, as of this request's admission; empty for a tenant without
+        limits."""
         ...
 
     @property
     def has_more(self) -> bool:
-        """Return whether the next event can be yielded without waiting."""
+        """Return whether an event has arrived that the iterator will yield without waiting."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Token | PromptLogprobs | Finished]: ...
 
     def finish(self, choice: int) -> None:
-        """Stop one choice at the client's wish: the stream yields nothing more of it, not even its Finished."""
+        """Stop one choice because the client needs no more of it; the stream yields nothing more of that choice, not
+        even its `Finished`."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Cancel the request at every worker, unless it has ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScrapeTarget:
-    """Endpoint of one worker's own metrics, for Prometheus: `address` is host:port."""
+    """Name the address, host:port, at which Prometheus reads one worker's own metrics."""
 
     address: str
     worker: WorkerId
@@ -99,28 +110,33 @@ class ScrapeTarget:
 
 
 class RequestDispatcher(Protocol):
-    """Admit, place and run requests; the front ends only translate HTTP and gRPC to and from these calls."""
+    """Admit requests, place them on workers and stream their output; a front end only translates HTTP or gRPC to these
+    calls."""
 
-    def models(self) -> Sequence[ServedModel]: ...
+    def models(self) -> Sequence[ServedModel]:
+        """Return the models that clients may request now."""
+        ...
 
     def ready(self) -> str | None:
-        """Return None when requests can be served, else a sentence that says what is missing."""
+        """Return None when requests can be served, otherwise a sentence that describes what is missing."""
         ...
 
     def num_queued(self) -> Mapping[Lane, int]:
-        """Count the requests that wait for a placement, by lane; every lane has an entry."""
+        """Return the number of requests that wait for a placement, by lane; every lane has an entry."""
         ...
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
-        """Return the circuit breakers' states of those workers whose last jobs failed."""
+        """Return the state of each circuit breaker, which stops requests to a failing worker; only workers whose last
+        jobs failed have an entry."""
         ...
 
     def problem(self) -> str | None:
-        """Describe what is wrong between workers, such as a missing link; None: nothing. The gateway stays ready."""
+        """Return a sentence on what is wrong between workers, such as a missing link; None where nothing is. Such a
+        problem does not make `ready` report the gateway as not ready."""
         ...
 
     def num_live(self) -> Mapping[Pool, int]:
-        """Count the workers that are alive as this gateway sees them, by pool."""
+        """Return the number of workers that this gateway sees as alive, by pool; every pool has an entry."""
         ...
 
     def scrape_targets(self) -> Sequence[ScrapeTarget]:
@@ -128,57 +144,68 @@ class RequestDispatcher(Protocol):
         ...
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
-        """Check the requests of one HTTP body or RPC before any of them is opened. Raises TandemError where the quotas
-        could never admit all of them."""
+        """Check the requests of one HTTP body or RPC before any of them is opened.
+
+        Raises TandemError(INVALID_REQUEST) where the limits of the caller's tenant could never admit all of them
+        together."""
         ...
 
     async def open(self, request: Request, caller: RequestContext, ledger: PhaseLedger) -> TokenStream:
-        """Admit a request and return the stream of its output; `ledger` receives its phases until it ends. Raises
-        TandemError when the request is refused; then no quota, queue or worker holds anything of it."""
+        """Admit a request and return the stream of its output; does not wait for a placement.
+
+        `ledger` accounts for the time of the request, phase by phase, until it ends. Raises TandemError when the
+        request is refused; then no quota, queue or worker holds anything of it."""
         ...
 
 
 Meter = Callable[[], TokenUsage | None]
-"""Returns the tokens of a request so far that count against quotas; None: no worker has begun the request."""
+"""Function that returns how many tokens one request has used of its tenant's quotas up to now: prompt tokens that were
+not cached, and output tokens. None: no worker has begun the request."""
 
 
 class QuotaEntry(Protocol):
-    """Reservation of one admitted request in its tenant's quotas. It must be closed, however the request ends."""
+    """Hold the tokens that one admitted request has reserved in its tenant's quotas. The owner must call `close`,
+    however the request ends."""
 
     @property
     def rate_limits(self) -> Mapping[str, str]:
-        """Return the headers `x-ratelimit-*` of the tenant after the admission."""
+        """Return the tenant's headers `x-ratelimit-*`, as of this request's admission."""
         ...
 
     def watch(self, meter: Meter) -> None:
-        """Set the function that counts the request's tokens from now on; before this call the count is None."""
+        """Set the function that returns the tokens that the request has used so far. Before this call the use counts as
+        None: no worker has begun the request."""
         ...
 
     def close(self) -> None:
-        """Settle the reservation with the meter's last value. A second call does nothing."""
+        """End the reservation with the use that the meter returns now; unused tokens go back to the tenant. A second
+        call does nothing."""
         ...
 
 
 class Quotas(Protocol):
-    """Count what tenants use and refuse requests beyond their limits."""
+    """Count the requests and tokens that tenants use, and refuse requests beyond their limits."""
 
     def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
-        """Check several requests that belong together before any of them is entered; `sizes` has the tokens of each
-        request's prompt and of its longest output. Raises TandemError(INVALID_REQUEST) where the limits could never
-        admit all of them."""
+        """Check several requests of one client call before any of them is entered.
+
+        `sizes` has, for each request, the tokens of its prompt and of its longest output. Raises
+        TandemError(INVALID_REQUEST) where the tenant's limits could never admit all of them."""
         ...
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaEntry:
-        """Reserve the tokens that a request may use. Raises TandemError(QUOTA) with the exceeded limit as its reason,
-        or INVALID_REQUEST where the request is larger than the tokens of a whole minute."""
+        """Reserve the tokens that a request may use and return the reservation.
+
+        `max_output_tokens` covers all choices. Raises TandemError(QUOTA), with the exceeded limit as its `reason`, or
+        TandemError(INVALID_REQUEST) where the request is larger than the tenant's tokens of a whole minute."""
         ...
 
 
 class KnownPrefixes(Prefixes, Protocol):
-    """Know which workers cache which blocks of a prompt."""
+    """Look up which workers cache which leading blocks of a prompt."""
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
-        """Return the hashes of the prompt's full blocks; empty where no worker serves the model."""
+        """Return the hashes of the prompt's full blocks in order; empty where no worker serves the model."""
         ...
 
 
@@ -186,17 +213,19 @@ class Authenticator(Protocol):
     """Find the tenant of an API key."""
 
     def identify(self, key: str | None) -> Tenant:
-        """Return the tenant whose key this is; None: the client sent no key. Raises TandemError(UNAUTHENTICATED)."""
+        """Return the tenant that owns `key`; None stands for a client that sent no key.
+
+        Raises TandemError(UNAUTHENTICATED) where a key is required and missing, or is unknown or expired."""
         ...
 
     def problem(self) -> str | None:
-        """Describe what is wrong with the known keys, such as a tenants file that does not parse; None: nothing. The
-        last good keys stay in use."""
+        """Return a sentence on what is wrong with the known keys, such as a tenants file that does not parse; None
+        where nothing is. The last keys that were read stay in use."""
         ...
 
 
 class AllowAll:
-    """Authenticator that gives every client the tenant `OPEN`, with or without a key (`auth: off`)."""
+    """Accept every client as the tenant `OPEN`, with or without a key (`gateway.auth: off`)."""
 
     def identify(self, key: str | None) -> Tenant:
         return OPEN

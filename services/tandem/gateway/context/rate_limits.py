@@ -10,8 +10,9 @@ from tandem.core.errors import TandemError
 
 
 class RateLimitedError(TandemError):
-    """Refusal by a rate limit; `rate_limits` are the tenant's headers at that moment, by which clients pace
-    themselves."""
+    """Report that a rate limit refused a request.
+
+    `rate_limits` are the tenant's headers `x-ratelimit-*` at that moment, from which clients know when to retry."""
 
     def __init__(self, error: TandemError, rate_limits: Mapping[str, str]) -> None:
         super().__init__(error.kind, error.message, retry_after_s=error.retry_after_s, reason=error.reason)
@@ -19,10 +20,11 @@ class RateLimitedError(TandemError):
 
 
 def rate_limit_headers(levels: Levels, limits: QuotaLimits) -> dict[str, str]:
-    """Return OpenAI's headers `x-ratelimit-*` for those quantities that the tenant has a limit of.
+    """Return the response headers `x-ratelimit-*`, as OpenAI defines them, for requests and for tokens where the tenant
+    has such a limit.
 
-    These are the limit per minute, the whole requests or tokens left (0 where a bucket is in debt), and the time until
-    all of it is available again."""
+    `levels` are what its buckets hold now. Each pair of level and limit gives the limit per minute, the whole requests
+    or tokens left (0 for a bucket below zero), and the time until the bucket is full again."""
     headers: dict[str, str] = {}
     for quantity, level, limit in (
         ("requests", levels.requests, limits.requests_per_minute),
@@ -36,7 +38,7 @@ def rate_limit_headers(levels: Levels, limits: QuotaLimits) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration as OpenAI does, rounded up: `120ms`, `1s`, `6m0s`, `1h0m0s`."""
+    """Format a duration in seconds as OpenAI's headers do, rounded up: `120ms`, `1s`, `6m0s`, `1h0m0s`."""
     millis = -int(-max(0.0, seconds) * 1000 // 1)
     if millis < 1000:
         return f"{millis}ms"

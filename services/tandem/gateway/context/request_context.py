@@ -1,4 +1,4 @@
-"""Hold who sent a request and under which terms, and parse the headers or metadata that say so, for HTTP and gRPC."""
+"""Describe who sent a request and what it requires, and read that from HTTP headers or gRPC metadata."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """Caller and terms of one request, the same for both front ends.
+    """Describe the caller of one request and what its headers or metadata require, alike for HTTP and gRPC.
 
-    `request_id`: the client's label, which need not be unique. `lane`: None where the client named none. `timeout_s`:
-    seconds that the client's own deadline leaves; None where it has none. `session`: requests of one key and session go
-    to the same workers where that costs nothing. `explain`: the response carries the reasons of the placement.
-    `include_timing`: the response carries the seconds of each stage. `received_at`: when the HTTP exchange or the RPC
-    began, on the gateway's clock. `traceparent`, `tracestate`: the headers of W3C Trace Context as received, empty
-    where there were none."""
+    `request_id`: the client's label of the request, which need not be unique. `received_at`: when the HTTP exchange or
+    RPC began, in seconds of the gateway's clock. `lane`: the priority class; None where the client named none.
+    `timeout_s`: seconds until the client's own deadline; None where it has none. `session`: requests of one tenant with
+    the same session name go to the same workers where that costs nothing. `explain`: the response includes the reasons
+    of the placement. `include_timing`: the response includes the seconds of each stage. `traceparent`, `tracestate`:
+    the headers of W3C Trace Context as received; empty where they were missing."""
 
     request_id: str
     received_at: float
@@ -48,15 +48,18 @@ class RequestContext:
 
     @property
     def tenant_session(self) -> str:
-        """Return the session's name qualified by the tenant, so that tenants do not share one; empty: no session."""
+        """Return tenant id and session name together, so that equal names of two tenants differ; empty where there is
+        no session."""
         return f"{self.tenant.id} {self.session}" if self.session else ""
 
 
 def read_context(
     headers: Mapping[str, str], tenant: Tenant, *, request_id: str, received_at: float, timeout_s: float | None
 ) -> RequestContext:
-    """Read the terms of a request from its headers or metadata. Raises INVALID_REQUEST for a value that a header must
-    not have."""
+    """Build the context of a request from its `headers` or metadata, whose names are in lower case.
+
+    The other arguments are fields of the result. Raises TandemError(INVALID_REQUEST) for an unknown lane and for a flag
+    other than 0 or 1."""
     return RequestContext(
         request_id=request_id,
         received_at=received_at,
@@ -72,12 +75,13 @@ def read_context(
 
 
 def label_of(given: str | None) -> str:
-    """Return a client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new random id."""
+    """Return the client's `x-request-id` where it is 1 to 128 visible ASCII characters, otherwise a new random id."""
     return given if given and _SANE_ID.fullmatch(given) else uuid4().hex
 
 
 def lane_of(given: str | None) -> Lane | None:
-    """Return the lane that a header names; None without a header. Raises INVALID_REQUEST for an unknown lane."""
+    """Return the lane that the header `x-tandem-lane` names; None where the header is missing. Raises
+    TandemError(INVALID_REQUEST) for an unknown lane."""
     if given is None:
         return None
     label = given.strip().lower()
@@ -88,15 +92,19 @@ def lane_of(given: str | None) -> Lane | None:
 
 
 def is_flag_set(header: str, given: str | None) -> bool:
-    """Return whether a header's value is 1; no header counts as 0. Raises INVALID_REQUEST for other values."""
+    """Return whether the value `given` of a header is 1; a missing header (None) counts as 0.
+
+    `header` is its name, for the error. Raises TandemError(INVALID_REQUEST) for values other than 0 and 1."""
     if given is None or given.strip() in ("0", "1"):
         return given is not None and given.strip() == "1"
     raise TandemError(ErrorKind.INVALID_REQUEST, f"{header} must be 0 or 1", param=header)
 
 
 def timeout_of(given: str | None) -> float | None:
-    """Parse the header `x-request-timeout-ms` into seconds; None without a header. HTTP has no deadline of its own, as
-    gRPC has. Raises INVALID_REQUEST for what is not a whole number of milliseconds in [1, MAX_TIMEOUT_MS]."""
+    """Return the seconds in the header `x-request-timeout-ms`, the deadline of an HTTP client; None where it is
+    missing.
+
+    Raises TandemError(INVALID_REQUEST) for anything but a whole number of milliseconds from 1 to MAX_TIMEOUT_MS."""
     if given is None:
         return None
     text = given.strip()

@@ -12,13 +12,15 @@ import logging
 from collections.abc import Awaitable, Callable
 
 PAUSE_S = 1.0
-"""Seconds to wait after an iteration that failed: the next one is likely to fail too, and each logs a traceback."""
+"""Seconds to wait after an iteration that failed: the next one is likely to fail as well, and each logs a traceback."""
 log = logging.getLogger(__name__)
 
 
 class BackgroundLoop:
-    """Repeat `step` in a task until stopped. A step returns the seconds until the next one; one that raises is logged
-    as a failure of `work`, and the next follows after `PAUSE_S`."""
+    """Call `step` again and again in one task, from `start` to `stop`.
+
+    A step returns the seconds until the next one. A step that raises is logged with `work`, the name of what the loop
+    does, and the next one follows after `PAUSE_S` seconds."""
 
     def __init__(self, work: str, step: Callable[[], Awaitable[float]]) -> None:
         self._work = work
@@ -29,6 +31,7 @@ class BackgroundLoop:
         self._task = asyncio.create_task(self._run(), name=self._work)
 
     async def stop(self) -> None:
+        """Cancel the step that runs and wait until it has ended; does nothing before `start`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,5 @@
-"""The gateway's driver of `tandem.orchestration`: it admits requests, carries out commands and feeds back events.
+"""Run requests at the gateway: admit them, send their jobs to workers, and give their output to the front ends.
 
-Start with `driver.RequestDriver`; `active_request` is the stream that a front end reads.
-"""
+`tandem.orchestration` decides what happens to a request, without I/O; `driver.RequestDriver` carries out its commands
+with asyncio and reports to it what workers send. `active_request.ActiveRequest` is the stream that a front end reads.
+`demand` counts requests for the planners. Read `driver` first."""

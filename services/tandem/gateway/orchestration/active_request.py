@@ -16,10 +16,10 @@ StreamEvent = Token | PromptLogprobs | Finished
 
 
 class EventQueue:
-    """Hold the events of one request for one reader. Bounded by what a request may yield, its `max_tokens`.
+    """Pass the events of one request to its one reader, in order. Never full: a request has a bounded number of events,
+    by its choices and `max_tokens`.
 
-    Every token passes here, and nobody waits to push: `asyncio.Queue` would cost more.
-    """
+    Used instead of `asyncio.Queue`, which costs more: every token passes here."""
 
     __slots__ = ("_events", "_reader")
 
@@ -34,11 +34,13 @@ class EventQueue:
         return len(self._events)
 
     def push(self, event: StreamEvent | TandemError) -> None:
+        """Append an event and wake the reader."""
         self._events.append(event)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     async def next(self) -> StreamEvent | TandemError:
+        """Remove and return the oldest event; waits until there is one."""
         while not self._events:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -46,9 +48,11 @@ class EventQueue:
 
 
 class ActiveRequest:
-    """Stream the output of an open request, as a `TokenStream`. Owns the queue between the driver, which pushes, and
-    the front end, which reads; the queue is bounded by the request's choices and `max_tokens`. The driver closes
-    `quota` at the request's end."""
+    """Stream the output of one open request to its front end, as a `TokenStream`.
+
+    The driver pushes events (`push`), the front end iterates over them. `on_close` is called to cancel the request,
+    `on_finish` to stop one choice. `quota` is the request's reservation, which the driver closes at the request's end;
+    None for a request that counts against no quota."""
 
     def __init__(
         self,

@@ -23,8 +23,9 @@ PERIOD_S = 1.0
 
 
 class DemandCounter:
-    """Count requests as they are admitted, as their prompts are computed and, as an observer of records, as they end.
-    `open_requests` returns those that run or wait. All calls on the event loop."""
+    """Count, by model, how many requests arrive, what their prompts cost and how they end; all calls on the event loop.
+
+    `targets` decide which tokens count as late. `open_requests` returns the requests that run or wait now."""
 
     def __init__(self, targets: LatencyTargets, open_requests: Callable[[], Sequence[OpenRequest]]) -> None:
         self._open_requests = open_requests
@@ -32,22 +33,23 @@ class DemandCounter:
         self._slos = {lane.label: targets.lane(lane).slo for lane in Lane}
 
     def totals(self) -> Mapping[str, DemandTotals]:
-        """Return a copy of the counts since the start."""
+        """Return a copy of the counts since this gateway process started, by model."""
         return {model: replace(totals) for model, totals in self._totals.items()}
 
     def backlog(self) -> Mapping[str, QueueBacklog]:
-        """Return the number and size of the requests that wait for a placement, by model."""
+        """Return, by model, how many requests wait for a placement and how many tokens their prompts have; models
+        without any have no entry."""
         found: dict[str, list[int]] = {}
         for request in (one.state.request for one in self._open_requests() if one.is_queued):
             found.setdefault(request.model, []).append(len(request.prompt_tokens))
         return {model: QueueBacklog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
 
     def on_admitted(self, request: Request) -> None:
-        """Count a request that was admitted, or refused because there is no room for it."""
+        """Count the arrival of a request that passed its tenant's quota, whether or not workers have room for it."""
         self._totals[request.model].add_arrival(len(request.prompt_tokens))
 
     def on_first_token(self, request: Request, num_cached: int) -> None:
-        """Count a request whose first token was sampled, `num_cached` tokens of its prompt being in a cache."""
+        """Count a request whose first token was sampled; `num_cached` tokens of its prompt were found in a cache."""
         self._totals[request.model].add_prompt(len(request.prompt_tokens), num_cached)
 
     def answered(self, record: RequestRecord) -> None:
@@ -65,8 +67,10 @@ class DemandCounter:
 
 
 class DemandPublisher:
-    """Publish the counts every `PERIOD_S` seconds. While Redis is unreachable nothing is published and nothing is lost,
-    because the counts are totals."""
+    """Publish the counts of `counter` in Redis every `PERIOD_S` seconds, for planners.
+
+    While Redis is unreachable, nothing is published; nothing is lost, because each record has the totals since the
+    start."""
 
     def __init__(self, gateway: GatewayId, store: DemandStore, counter: DemandCounter, clock: Clock) -> None:
         self._gateway = gateway
@@ -80,7 +84,7 @@ class DemandPublisher:
         self._loop.start()
 
     async def stop(self) -> None:
-        """Stop, and withdraw the record without a last update: what has come until now is over."""
+        """Stop publishing and delete this gateway's record, so that planners no longer count its requests."""
         await self._loop.stop()
         with contextlib.suppress(StoreUnavailable):
             await self._store.withdraw(self._gateway)

@@ -54,10 +54,10 @@ _DRAINING = "this gateway is shutting down"
 
 
 class RequestDriver:
-    """Run the requests of a gateway. All calls on one event loop.
+    """Run the requests of a gateway, as its `RequestDispatcher`; all calls on one event loop.
 
-    Owns the streams of open requests and the tasks that submit jobs, and reads the events of the worker pool; what is
-    to happen to a request is decided by its `director`."""
+    `director` decides what happens to each request. The driver carries that out: it pushes tokens to the streams of
+    open requests, submits jobs through the worker pool `fleet`, and passes the pool's events to the director."""
 
     def __init__(
         self,
@@ -98,7 +98,8 @@ class RequestDriver:
             loop.start()
 
     async def drain(self, timeout_s: float) -> int:
-        """Admit no new request, wait for open ones, and return how many were ended at the timeout."""
+        """Refuse new requests, wait until the open ones have ended, and return how many had not after `timeout_s`
+        seconds; those fail with DRAINING."""
         self._is_closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -110,6 +111,7 @@ class RequestDriver:
         return len(left)
 
     async def stop(self) -> None:
+        """Stop the loops, cancel the link tests, and wait until jobs that are being submitted were answered."""
         for loop in self._loops:
             await loop.stop()
         for task in self._probes:
@@ -125,11 +127,15 @@ class RequestDriver:
         return self.director.breakers(self._clock.now())
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
-        """Raise TandemError where the caller's quotas could never admit all of these at once."""
+        """Raise TandemError(INVALID_REQUEST) where the limits of the caller's tenant could never admit all `requests`
+        together."""
         self._quotas.check_feasible(caller.tenant, [_size(request) for request in requests])
 
     async def open(self, request: Request, caller: RequestContext, ledger: PhaseLedger) -> ActiveRequest:
-        """Admit a request and return its stream. Raises TandemError, and then nothing is left of the request."""
+        """Admit a request and return its stream, before it has a placement.
+
+        `ledger` accounts for the time of the request. Raises TandemError where the request is refused; then no quota,
+        queue or worker holds anything of it."""
         tenant = caller.tenant
         request = apply_tenant_policy(request, tenant)
         self._refuse_when_closed()
@@ -163,6 +169,7 @@ class RequestDriver:
         return 0.0
 
     def on_pool_event(self, event: PoolEvent) -> None:
+        """Apply one event of the worker pool to the requests that it concerns."""
         now = self._clock.now()
         match event:
             case WorkerReported(worker, events, freed):

@@ -14,12 +14,16 @@ from tandem.core.request import Request
 from tandem.kv.hashing import chain_hashes, prompt_hashes, root_hash
 
 SLICE_TOKENS = 4096
-"""Tokens hashed in one turn of the event loop, a multiple of every block size: 0.4 ms. Slices of 1024 tokens stall it
+"""Tokens hashed before other tasks may run, a multiple of every block size: 0.4 ms. Slices of 1024 tokens stall it
 for 0.2 ms and take a tenth longer in total."""
 
 
 async def hash_prompt_blocks(request: Request, model_fingerprint: str, block_size: int) -> tuple[BlockHash, ...]:
-    """Return the hashes of the prompt's full blocks; the request caches them."""
+    """Return the hashes of the prompt's full blocks in order, and keep them in the request, so that a second call is
+    free.
+
+    `model_fingerprint` and `block_size` (in tokens) are those of the workers that serve the model. Other tasks run
+    while a long prompt is hashed."""
     root = root_hash(model_fingerprint, block_size, request.cache_salt)
     tokens = request.prompt_tokens
     if len(tokens) <= SLICE_TOKENS or (root, block_size) in request.block_names:

@@ -26,27 +26,31 @@ from tandem.stores.redis_client import StoreUnavailable
 
 POLL_S = 0.025
 RETRY_S = 0.25
-"""Between two attempts to load a snapshot that was missing or too old, and to reach Redis after an error."""
+"""Seconds between two attempts to load a snapshot that was missing or too old, and to reach Redis after an error."""
 TURN_WORDS = 2048
-"""Block words to process in one turn of the event loop: a millisecond."""
+"""Words (one per KV event or block) processed before other tasks may run: a millisecond."""
 _log = logging.getLogger(__name__)
 
 
 class PrefixIndexScope(Protocol):
-    """Select the workers and the models that the index covers."""
+    """Select which workers and models the mirror covers."""
 
     def workers(self) -> Collection[WorkerRef]:
-        """Return the workers that live now."""
+        """Return the workers whose blocks the mirror keeps; those of other workers are dropped."""
         ...
 
     def cache_root(self, model: str) -> tuple[str, int] | None:
-        """Return what a model's block hashes depend on: fingerprint and block size; None while no worker serves the
-        model."""
+        """Return what the block hashes of a model depend on besides tokens: its fingerprint, and the block size in
+        tokens. None while no worker serves the model."""
         ...
 
 
 class PrefixIndexClient:
-    """Own `reader` and the mirror. `is_reachable` and `false_hits` are read-only for others."""
+    """Keep a copy of the prefix index in memory, up to date with Redis, and look up prefixes in it.
+
+    Owns `reader`, through which it reads Redis, and closes it in `stop`. `scope` selects workers and models. Only each
+    `stride`-th block of a prompt is kept, so hits are multiples of it. Read-only for others: `is_reachable`, whether
+    the last read of Redis succeeded, and `false_hits`, the counts of predicted tokens that were not cached."""
 
     def __init__(self, reader: IndexReader, scope: PrefixIndexScope, stride: int, clock: Clock) -> None:
         self._reader = reader
@@ -69,32 +73,34 @@ class PrefixIndexClient:
 
     @property
     def table(self) -> PrefixTable:
-        """Return the mirror, which is read-only for others."""
+        """Return the table of blocks by worker; callers must not change it."""
         return self._mirror.table
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
-        """Call `PrefixTable.match`."""
+        """Return how many leading blocks of a prompt each worker holds, given the hashes of its blocks in order;
+        workers that hold none are left out."""
         return self._mirror.table.match(hashes)
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
-        """Return the hashes of the prompt's full blocks; empty where no worker serves the model.
+        """Return the hashes of the prompt's full blocks in order; empty where no worker serves the model.
 
-        Where workers serve the model in two builds the hashes are those of `cache_root`: workers of the other build
-        have no hits."""
+        While workers of two builds serve the model, the hashes are those of the build that `cache_root` returns, and
+        workers of the other build have no hits."""
         root = self._scope.cache_root(request.model)
         return () if root is None else await hash_prompt_blocks(request, *root)
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
-        """Compare a prediction with the reported number of prompt tokens that were not computed.
+        """Compare the predicted prefix hit of a request with `num_cached`, the prompt tokens that its worker found in a
+        cache.
 
-        A worker that repeatedly has less than predicted is loaded again from its snapshot."""
+        The blocks of a worker that repeatedly has fewer than predicted are loaded again from its snapshot."""
         if self.false_hits.reported(predicted, num_cached):
             _log.warning("%s holds less than the prefix index lists; its entries are loaded again", predicted.worker)
             self._mirror.suspect(predicted.worker)
 
     @property
     def num_unloaded_workers(self) -> int:
-        """Return the number of workers whose blocks have to be loaded from a snapshot."""
+        """Return how many live workers have blocks that the mirror still has to load from a snapshot."""
         return len(self._mirror.missing_snapshots())
 
     # ---- the task
@@ -105,7 +111,8 @@ class PrefixIndexClient:
         return POLL_S if self.is_reachable else RETRY_S
 
     async def follow(self) -> bool:
-        """Read new entries once. Returns whether more are waiting; False too where Redis is down."""
+        """Read the entries that Redis has now and apply them. Returns whether more are waiting there; False also where
+        Redis is unreachable."""
         try:
             has_more = await self._follow()
             self.is_reachable = True

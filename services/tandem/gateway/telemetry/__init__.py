@@ -1,4 +1,6 @@
-"""What the gateway records of requests: one record and one span each, metrics, log lines and token timing.
+"""Record what happens to each request of the gateway: one record and one trace span, metrics, and a log line.
 
-Start with `request_recorder`, which follows an open request; `request_record` is what is left of it at its end.
-"""
+`request_recorder.RequestRecorder` follows the open requests; at the end of one it makes a
+`request_record.RequestRecord` and passes it to the observers (`request_metrics`, `request_log`, the console, the demand
+counts). `token_timing` measures the times between tokens, `root_span` ends the span, `gauges` exports the current state
+of other rooms. Read `request_recorder` first."""

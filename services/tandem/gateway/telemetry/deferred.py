@@ -1,4 +1,4 @@
-"""Run the telemetry work of ended requests later and many at once, off the path of the tokens.
+"""Run the telemetry work of ended requests later and for many together, so that tokens do not wait for it.
 
 Run for one request at a time, between the tokens of others, this work finds neither its code nor its data in the
 processor's caches and takes several times as long.
@@ -16,14 +16,14 @@ from tandem.obs.logs.log_formatters import OF_ANOTHER
 
 _log = logging.getLogger(__name__)
 DELAY_S = 1.0
-"""Seconds from the first deferred call to all of them."""
+"""Seconds after which a deferred call is made, with all that were deferred until then."""
 AT_ONCE = 128
-"""Number of deferred calls from which on they are made without a delay. A request has some five calls of 10 to 20 us,
+"""Number of waiting calls at which all of them are made without a delay. A request has some five calls of 10 to 20 us,
 so all token streams wait for a few milliseconds at most."""
 
 
 class DeferredCalls:
-    """Own the deferred calls of one event loop."""
+    """Collect function calls and make them later, many in a row, on the event loop that collects them."""
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
@@ -31,8 +31,10 @@ class DeferredCalls:
         self._is_running = False
 
     def later(self, call: Callable[[], None]) -> None:
-        """Make a call within `DELAY_S`, after those that were given before. One that raises is logged and stops no
-        other."""
+        """Enqueue `call`, to be made within `DELAY_S` seconds and in the order of the `later` calls.
+
+        The call that makes the queue reach `AT_ONCE` entries makes all of them before it returns. A call that raises is
+        logged, and the others are still made."""
         self._calls.append(call)
         if len(self._calls) >= AT_ONCE:
             Context().run(self.do)
@@ -41,7 +43,8 @@ class DeferredCalls:
             self._is_due = True
 
     def do(self) -> None:
-        """Make all deferred calls now, with those that are deferred meanwhile; does nothing when called from one."""
+        """Make all waiting calls before returning, those included that they enqueue. Does nothing when one of these
+        calls makes it."""
         if self._is_running:
             return
         self._is_running = True

@@ -16,10 +16,10 @@ MAX_FLOWS = 1024
 
 
 class Flow(NamedTuple):
-    """Traffic of one kind from `source` to `target` since this gateway began.
+    """Count the KV that moved from worker `source` to worker `target` since this gateway started.
 
-    `kind`: "handoff" is a request's KV pulled by its decode worker, "prefix" is a remote prefix fetch. `num_transfers`:
-    pulls or fetches, which carried `num_bytes` in total."""
+    `kind`: "handoff" for the KV of requests that their decode worker pulled, "prefix" for remote prefix fetches.
+    `num_transfers`: the number of pulls or fetches, which moved `num_bytes` in total."""
 
     source: WorkerId
     target: WorkerId
@@ -29,12 +29,13 @@ class Flow(NamedTuple):
 
 
 class Flows:
-    """Own the flows between workers, ordered by their latest traffic."""
+    """Keep the flows between pairs of workers, at most `MAX_FLOWS`, ordered by their latest traffic."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[WorkerId, WorkerId, Kind], Flow] = {}
 
     def moved(self, source: WorkerId, target: WorkerId, kind: Kind, num_bytes: int) -> None:
+        """Count one pull or fetch of `num_bytes` bytes."""
         key = (source, target, kind)
         known = self._found.pop(key, None) or Flow(source, target, kind, 0, 0)
         self._found[key] = Flow(source, target, kind, known.num_transfers + 1, known.num_bytes + num_bytes)
@@ -42,5 +43,5 @@ class Flows:
             del self._found[next(iter(self._found))]
 
     def latest(self, count: int) -> Iterator[Flow]:
-        """Iterate over at most `count` flows, the latest traffic first."""
+        """Iterate over at most `count` flows, the one with the latest traffic first."""
         return islice(reversed(self._found.values()), count)

@@ -21,10 +21,11 @@ _log = logging.getLogger(LOGGER)
 
 
 class RequestLog:
-    """RequestObserver that logs no requests, failed ones, or all.
+    """Write one log line for each ended request, as an observer of records.
 
-    A request whose client disconnected has not failed. With "all" the rate limit of log lines does not apply, so that
-    no line is missing; with "failed" it does."""
+    `mode`: "off" for no lines, "failed" for requests that ended with an error (a client that disconnected is none),
+    "all" for every request. The rate limit of log lines applies to "failed" but not to "all", so that no line is
+    missing there."""
 
     def __init__(self, mode: Literal["off", "failed", "all"]) -> None:
         self._mode = mode

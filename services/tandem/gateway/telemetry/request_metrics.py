@@ -16,16 +16,19 @@ from tandem.obs.metrics.metrics import OTHER, HistogramSeries, Metrics
 from tandem.sched.state.slo_targets import NO_TARGETS, LaneSlo, LatencyTargets
 
 OPERATIONS = {"chat": "chat", "completion": "text_completion"}
-"""Operation names of OpenTelemetry's conventions by endpoint."""
+"""Operation names of OpenTelemetry's conventions, by the endpoint of a RequestRecord."""
 NO_PATH = "none"
-"""Path attribute of requests that were never placed."""
+"""Value of the attribute `path` for requests that were never placed on workers."""
 _THEIRS = frozenset({CANCELLED, *(kind.value for kind in ErrorKind if kind.http < 500)})
 """Outcomes that are the client's doing; they count neither for nor against a latency target."""
 _STAGES = [stage.value for stage in Stage]
 
 
 class FirstToken(NamedTuple):
-    """First token of a request, sent `after_s` seconds after the request was received. `trace` as in RequestRecord."""
+    """Describe the first token of a request, sent to the client `after_s` seconds after the request was received.
+
+    `endpoint`: "chat" or "completion". `trace`: hexadecimal id of the request's trace; empty where the trace is not
+    sampled."""
 
     endpoint: str
     model: str
@@ -36,9 +39,10 @@ class FirstToken(NamedTuple):
 
 
 class RequestMetrics:
-    """RequestObserver that records requests in the gateway's instruments.
+    """Record requests in the gateway's metrics: counts, durations, tokens and latency targets; an observer of records.
 
-    Models that are not served share one series, because clients can name any number of them."""
+    `targets` are the latency targets by lane. Requests for models that are not served share one series, because clients
+    can name any number of them."""
 
     def __init__(self, metrics: Metrics, targets: LatencyTargets = NO_TARGETS) -> None:
         self._first_token = metrics.histogram(have.TIME_TO_FIRST_TOKEN)
@@ -60,21 +64,23 @@ class RequestMetrics:
         metrics.watch(have.SLO_TARGET, self._target_series)
 
     def gaps(self, lane: Lane, model: str) -> HistogramSeries:
-        """Return the series of the gaps between tokens of one lane and model."""
+        """Return the histogram series for the times between two tokens of requests of this lane and model."""
         return self._gaps.of(lane.label, model)
 
     def responded(self, status: int) -> None:
-        """Count an HTTP response by its status; called when its head is sent."""
+        """Count an HTTP response by its status code; called when its head is sent."""
         self._responses.add(1, str(status))
 
     def admitted(self, lane: Lane, tenant: str) -> None:
+        """Count a request that was admitted."""
         self._admissions.add(1, "admitted", "", lane.label, tenant)
 
     def refused(self, lane: Lane, tenant: str, error: TandemError) -> None:
-        """Count a request that was refused at admission."""
+        """Count a request that was refused at admission with `error`."""
         self._admissions.add(1, "refused", error.reason or error.kind.value, lane.label, tenant)
 
     def begun(self, first: FirstToken) -> None:
+        """Record the time to the first token of a request."""
         series = self._first_token.of(OPERATIONS[first.endpoint], first.model, first.tenant, first.lane.label)
         series.record_traced(first.after_s, first.trace, wall_ns() / 1e9)
 

@@ -1,7 +1,7 @@
 """Follow each open request, and make its one record and one span when it ends.
 
-Observers, metrics and spans are served later and many at once (`deferred`), because tokens of other requests wait for
-the event loop."""
+Observers, metrics and spans get their data later and for many requests together (`deferred`), because tokens of other
+requests wait for the event loop."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 
 class RequestKind(NamedTuple):
-    """What the body of a request says about it: its `endpoint` as in RequestRecord, its lane and whether the response
-    is streamed."""
+    """Classify a request by its body: `endpoint` is "chat" or "completion", `is_streamed` whether the response is a
+    stream."""
 
     endpoint: str
     lane: Lane
@@ -42,7 +42,8 @@ class RequestKind(NamedTuple):
 
 
 class RequestTiming(NamedTuple):
-    """Stages of a request in seconds, as shown to its client; `total_s` is the time from its arrival to this value."""
+    """Hold the times of a request as its client sees them, in seconds: from its arrival until now (`total_s`), until
+    its first token (None before it), and by stage."""
 
     total_s: float
     first_token_s: float | None
@@ -50,10 +51,10 @@ class RequestTiming(NamedTuple):
 
 
 class RequestRecorder:
-    """Own the open requests of a gateway, and pass the record of each ended one to `measures` and `observers`.
+    """Follow the open requests of a gateway, and pass the record of each ended one to `measures` and `observers`.
 
-    Records are passed on within a second, and at once when no request is open any more, because then no tokens
-    wait."""
+    Records are passed on within a second, or immediately where no request is open any more. `targets`: the latency
+    targets by lane, beyond which the time between two tokens counts as late."""
 
     def __init__(
         self,
@@ -74,16 +75,20 @@ class RequestRecorder:
 
     @property
     def num_open(self) -> int:
+        """Return the number of open requests; may be called on any thread."""
         return self._open.copy().total()
 
     def num_open_by_tenant(self) -> Mapping[str, int]:
-        """Count the open requests by tenant; tenants without any have no entry."""
+        """Return the number of open requests by tenant; tenants without any have no entry."""
         return self._open.copy()
 
     @contextmanager
     def admission(self, identity: str, kind: RequestKind, caller: RequestContext) -> Iterator[RequestRecording]:
-        """Begin the recording of a request whose body was read. An exception inside the `with` ends the recording; an
-        admitted request must call `end` itself."""
+        """Begin the recording of a request whose body was read, and yield it; `identity` is the gateway's own id of the
+        request.
+
+        An exception inside the `with` ends the recording with that error. Otherwise the recording stays open until the
+        caller calls its `end`."""
         self._open[caller.tenant.id] += 1
         recording = RequestRecording(self, identity, kind, caller, self._targets.lane(kind.lane).itl_s)
         try:
@@ -93,7 +98,8 @@ class RequestRecorder:
             raise
 
     def close(self, tenant: str, conclude: Callable[[], None]) -> None:
-        """Take an ended request of a tenant out of the open ones, and defer the rest of the work."""
+        """Remove an ended request of a tenant from the open ones, and make `conclude`, which builds its record, a
+        deferred call."""
         self._open[tenant] -= 1
         if not self._open[tenant]:
             del self._open[tenant]
@@ -102,16 +108,16 @@ class RequestRecorder:
             self._deferred.do()
 
     def notify(self, record: RequestRecord) -> None:
-        """Defer the record for every observer; an observer that raises disturbs no other."""
+        """Pass a record to every observer by a deferred call; an observer that raises does not affect the others."""
         for observer in self._observers:
             self.later(partial(observer.answered, record))
 
 
 class RequestRecording:
-    """State of one open request, from which its record and span are made.
+    """Collect what happens to one open request, and build its record and trace span at its end.
 
-    `model`: the served name; empty until it was found. `placements`: one for each prompt that was admitted, in order.
-    `trace`: this process's part of the request's trace. `pace`: the send times of its tokens."""
+    `model`: the served name; empty until it is known. `placements`: the output streams of its admitted prompts, in
+    order. `trace`: this process's part of the request's trace. `pace`: the send times of its tokens."""
 
     def __init__(
         self, recorder: RequestRecorder, identity: str, kind: RequestKind, caller: RequestContext, late_s: float
@@ -133,12 +139,12 @@ class RequestRecording:
         self._is_open = True
 
     def set_model(self, model: str) -> None:
-        """Set the name under which the model is served, and record gaps between tokens in its series."""
+        """Set the name under which the model is served, and count the times between tokens under it."""
         self.model = model
         self.pace.gaps = self._recorder.measures.gaps(self._kind.lane, model)
 
     def ledger(self, max_tokens: int = 0) -> PhaseLedger:
-        """Begin the ledger of the next prompt's request, which may sample at most `max_tokens` tokens."""
+        """Return a new ledger for the times of the next prompt, which may sample at most `max_tokens` tokens."""
         self._max_tokens = max_tokens
         self._ledgers.append(PhaseLedger(self._caller.received_at))
         return self._ledgers[-1]
@@ -153,14 +159,17 @@ class RequestRecording:
 
     @property
     def timing(self) -> RequestTiming | None:
-        """Return the stages up to now; None where the client did not request them."""
+        """Return the times up to now; None where the client did not request them."""
         if not self._caller.include_timing:
             return None
         now = self._recorder.clock.now()
         return RequestTiming(now - self._caller.received_at, self._first_token_s(), self._last(now)[1])
 
     def end(self, error: BaseException | None, tally: UsageCounter, *, is_complete: bool) -> None:
-        """End the request with its result; a second call does nothing."""
+        """End the recording with the request's result; a second call does nothing.
+
+        `error`: what ended the request, None where nothing was raised. `tally`: the tokens of the response.
+        `is_complete`: whether all output was sent; if it was not and there is no error, the outcome is "cancelled"."""
         if not self._is_open:
             return
         self._is_open = False

@@ -27,7 +27,8 @@ _WAITS = {LedgerPhase.QUEUE: "queue", LedgerPhase.ROUTE: "route"}
 
 
 class SpanFacts(NamedTuple):
-    """Values of a span that a record lacks. `finish_reasons`: by choice."""
+    """Hold what a span needs besides the record: the times of the last prompt (`ledger`), the request's `max_tokens`,
+    and why each choice finished (`finish_reasons`, by choice index)."""
 
     ledger: PhaseLedger
     max_tokens: int
@@ -37,9 +38,10 @@ class SpanFacts(NamedTuple):
 def end_root_span(
     span: Span, tracer: Tracer, record: RequestRecord, facts: SpanFacts, reasons: Mapping[str, object]
 ) -> None:
-    """End the root span of a record, with a child for each wait in the queue or for workers.
+    """Set the attributes of a request's root span and end it, with a child span for each period in the queue or between
+    submission and acceptance by workers.
 
-    `reasons`: why the router chose the last placement, as values for JSON."""
+    `record`: the record of that request. `reasons`: the router's reasons for the last placement, as values for JSON."""
     span.update_name(f"{OPERATIONS[record.endpoint]} {record.model}".rstrip())
     span.set_attributes(_attributes(record, facts, reasons))
     has_failed = record.outcome not in (FINISHED, CANCELLED)

@@ -17,12 +17,12 @@ type of each number, which takes longer than reading the clock."""
 
 
 class TokenTiming:
-    """Send times of one response, by the clock `now`, and the statistics of its gaps.
+    """Measure when the tokens of one response are sent, by the clock `now`, and the gaps: the times between two tokens
+    of one choice.
 
-    A gap is the time between two tokens of one choice; it is late when it is longer than `late_s`, where 0 means no
-    limit. All gaps are recorded in `gaps` too. `begun` is called with the time of the first token. `first_at`: that
-    time; None before it. `longest_s`, `num_gaps`, `num_late`: over the gaps that were evaluated so far, and over all
-    after `end`."""
+    Each gap is recorded in the series `gaps`, and counts as late when longer than `late_s` seconds; 0 means no limit.
+    `begun` is called once with the time of the first token, which is also `first_at` (None before it). `longest_s`,
+    `num_gaps` and `num_late` lag behind by up to `GATHERED` tokens per choice until `end` is called."""
 
     __slots__ = (
         "_begun", "_gathered", "_late_s", "_now", "_sum_s", "_times", "first_at", "gaps", "longest_s", "num_gaps",
@@ -45,7 +45,7 @@ class TokenTiming:
         self._gathered: dict[int, int] = {}
 
     def on_token_sent(self, choice: int) -> None:
-        """Note that a token of a choice is sent now."""
+        """Record that a token of a choice is sent at this moment."""
         now, times = self._now(), self._times.get(choice)
         if times is None:
             self._first(choice, now)
@@ -55,23 +55,24 @@ class TokenTiming:
             self._gather(choice, times)
 
     def end(self) -> None:
-        """Evaluate the remaining times. `begun` is not called any more."""
+        """Evaluate the send times that are left, so that all counts are final. The callback `begun` is not called from
+        then on."""
         self._begun = None
         for choice, times in self._times.items():
             self._gather(choice, times)
 
     @property
     def num_tokens(self) -> int:
-        """Count the tokens of all choices that were sent."""
+        """Return the number of tokens sent so far, of all choices."""
         return self.num_gaps + sum(map(len, self._times.values()))
 
     def num_of(self, choice: int) -> int:
-        """Count the tokens of one choice that were sent."""
+        """Return the number of tokens of one choice sent so far."""
         return self._gathered.get(choice, 0) + len(self._times.get(choice, ()))
 
     @property
     def mean_s(self) -> float | None:
-        """Return the mean of all gaps in seconds; None: there is none."""
+        """Return the mean of the evaluated gaps in seconds, of all gaps after `end`; None where there is none."""
         return self._sum_s / self.num_gaps if self.num_gaps else None
 
     def _first(self, choice: int, now: float) -> None:

@@ -2,7 +2,7 @@
 
 A key is hashed and its SHA-256 digest looked up. The duration of the lookup may reveal how a digest compares with the
 stored ones, but a client cannot choose its digests, so it learns nothing: a key whose digest begins like a stored one
-says nothing about the stored one's key. The digest that is found is then compared in constant time, so that nothing
+reveals nothing about the stored key. The digest that is found is then compared in constant time, so that nothing
 depends on how a mapping compares."""
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.tenants.tenants_file import Key, Tenants
 
 MAX_KEY_CHARS = 512
-"""Characters of a key; longer values are rejected without hashing them."""
+"""Largest number of characters of a key; longer values are rejected without hashing them."""
 _HOW = "send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
 
 
 class ApiKeyAuthenticator:
-    """Authenticator for `gateway.auth: keys`. `wall_ns` returns nanoseconds since the epoch."""
+    """Find the tenant of an API key among those of a tenants file (`gateway.auth: keys`).
+
+    `wall_ns` returns nanoseconds since the epoch, by which keys expire."""
 
     def __init__(self, tenants: Tenants, wall_ns: Callable[[], int]) -> None:
         self._tenants = tenants
@@ -48,17 +50,20 @@ class ApiKeyAuthenticator:
         return self._problem
 
     def update(self, tenants: Tenants) -> None:
-        """Use these tenants from now on; running requests are not affected."""
+        """Identify clients by these tenants from now on, and clear the problem of the previous file. Running requests
+        are not affected."""
         self._tenants = tenants
         self._problem = None
 
     def keep_after(self, problem: str) -> None:
-        """Keep the current tenants, because the tenants file cannot be read; `problem` says why."""
+        """Keep the current tenants because the tenants file cannot be read; `problem` describes why, and is returned by
+        `problem()` until the next `update`."""
         self._problem = problem
 
 
 def api_key_from_headers(headers: Mapping[str, str]) -> str | None:
-    """Return the key that a client sent: `Authorization: Bearer <key>`, else `x-api-key`; None where it sent none."""
+    """Return the API key in the header `authorization` (`Bearer <key>`), or in `x-api-key` where that has none; None
+    where the client sent no key. Names in `headers` are in lower case."""
     scheme, _, key = headers.get("authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()

@@ -1,4 +1,4 @@
-"""Exchange service counters with the other gateways, so that fair queueing holds over all of them."""
+"""Exchange with the other gateways how many tokens each tenant was served, so that queues are fair over all of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from tandem.stores.service_counters import ServiceCounters
 
 PERIOD_S = 0.1
 RETRY_S = 1.0
-"""Between two attempts to reach Redis; all gateways retry at once when it comes back."""
+"""Seconds between two attempts to reach Redis; when it is back, all gateways retry at the same time."""
 
 
 class FairnessSync:
-    """Exchange the counters of a request queue until stopped. While Redis is down the queue is fair over its own
-    requests only."""
+    """Exchange with the other gateways, through Redis, how many tokens each tenant was served, so that the queues of
+    all gateways share workers fairly.
+
+    `queue` is this gateway's request queue. While Redis is unreachable, the queue is fair among its own requests
+    only."""
 
     def __init__(self, queue: RequestQueue, counters: ServiceCounters) -> None:
         self._queue = queue

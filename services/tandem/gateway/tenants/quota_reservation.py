@@ -11,7 +11,7 @@ from tandem.gateway.context.interfaces import Meter
 
 
 class UnlimitedReservation:
-    """Reservation of a tenant without limits."""
+    """Stand for the reservation of a tenant without limits; all calls do nothing."""
 
     rate_limits: Mapping[str, str] = {}
 
@@ -23,11 +23,11 @@ class UnlimitedReservation:
 
 
 class QuotaReservation:
-    """Quota that one request holds until it ends.
+    """Hold the quota that one request has reserved, until `close` settles it with the tokens that the request used.
 
-    `reservation` is what was reserved: in Redis if `is_shared`, else in this gateway's local quota. `num_reported`
-    counts the used tokens that Redis knows of. `rate_limits` are the headers of the tenant's rate limits after the
-    reservation."""
+    `reservation`: what was reserved, in Redis if `is_shared`, otherwise in this gateway's local quota. `num_reported`:
+    how many used tokens were reported to Redis. `rate_limits`: the tenant's headers `x-ratelimit-*`, as of the
+    admission. `on_close` is called once, with the used tokens, or None where no worker has begun the request."""
 
     __slots__ = ("_base", "_is_open", "_meter", "_on_close", "is_shared", "num_reported", "rate_limits", "reservation")
 
@@ -52,25 +52,26 @@ class QuotaReservation:
         self._meter = meter
 
     def close(self) -> None:
-        """Settle with the usage that the meter returns; a second call does nothing."""
+        """Settle the reservation with the use that the meter returns now. A second call does nothing."""
         if self._is_open:
             self._is_open = False
             self._on_close(self, self._meter())
 
     def used(self, spent: TokenUsage | None) -> int | None:
-        """Return the tokens that count against this reservation; None where no worker began the request, which then
-        costs nothing."""
+        """Return how many of the tokens `spent` by the request count against this reservation: all but those settled
+        under an earlier one. None where no worker has begun the request, which then costs nothing."""
         return None if spent is None else max(0, spent.total - self._base)
 
     def used_so_far(self) -> int:
-        """Return the tokens used up to now."""
+        """Return how many tokens count against this reservation up to now; 0 where no worker has begun the request."""
         return self.used(self._meter()) or 0
 
     def reenter(self, name: str) -> None:
-        """Replace the reservation by one for the unreported tokens, under another name and without a limit check.
+        """Replace the reservation by one that is named `name`, has the tokens not yet reported to Redis, and is granted
+        whatever the limits.
 
-        Called when Redis has already settled the reservation with the tokens reported to it. The new one counts no
-        request."""
+        Called when Redis has lost the reservation or settled it with the tokens reported so far. The new reservation
+        does not count as a request."""
         tokens = max(0, self.reservation.tokens - self.num_reported)
         self._base += self.num_reported
         self.num_reported = 0
@@ -82,7 +83,7 @@ def _no_usage() -> None:
 
 
 class NoQuotas:
-    """Quotas of a gateway without authentication: nobody has limits."""
+    """Admit every request without counting anything, at a gateway without authentication."""
 
     def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
         pass

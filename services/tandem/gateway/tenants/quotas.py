@@ -31,9 +31,10 @@ from tandem.stores.redis_client import StoreUnavailable
 
 BEATS_PER_TTL = 4
 RETRY_S = 0.5
-"""Between two attempts to reach Redis."""
+"""Seconds between two attempts to reach Redis."""
 FORGET_S = 600.0
-"""A tenant without requests for this long is forgotten, including the estimate of its output lengths."""
+"""The state of a tenant without requests for this many seconds is dropped, including the estimate of its output
+lengths."""
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +45,11 @@ class _PendingSettlement(NamedTuple):
 
 
 class TenantQuotas:
-    """Implement Quotas for one gateway. All calls run on one event loop."""
+    """Reserve and settle the quotas of all tenants for one gateway, in Redis or, while that is unreachable, locally;
+    all calls on one event loop.
+
+    `is_reachable`: False from a failed call of Redis until the next heartbeat that succeeds. `registry` counts the
+    running gateways, among which limits are divided in that time."""
 
     def __init__(self, gateway: GatewayId, store: RedisQuotas, registry: GatewayRegistry, clock: Clock) -> None:
         self._gateway = gateway
@@ -64,8 +69,8 @@ class TenantQuotas:
         self._loop.start()
 
     async def stop(self) -> None:
-        """Wait for pending settlements and retry the failed ones once. Reservations that are still open expire in
-        Redis."""
+        """Stop the heartbeat, wait for the settlements that are being sent, and send the failed ones once more. Redis
+        settles reservations that are still open when they expire."""
         await self._loop.stop()
         if self._posted:
             await asyncio.wait(self._posted)
@@ -80,11 +85,12 @@ class TenantQuotas:
 
     @property
     def entries(self) -> list[QuotaReservation]:
-        """Return the open reservations."""
+        """Return the open reservations of all tenants."""
         return [entry for state in self._states.values() for entry in state.entries.values()]
 
     def left(self) -> Mapping[tuple[str, ...], float]:
-        """Return, by tenant and limit, which part of the limit (0 to 1) was left at Redis' last reply."""
+        """Return, by tenant id and limit ("requests" or "tokens"), the fraction of the limit (0 to 1) that was left in
+        the latest reply of Redis. May be called on any thread."""
         found: dict[tuple[str, ...], float] = {}
         for state in list(self._states.values()):
             limits, levels = state.limits, state.levels

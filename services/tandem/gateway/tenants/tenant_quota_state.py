@@ -13,11 +13,12 @@ _NO_EXPIRY_MS = 2**62
 
 
 class TenantQuotaState:
-    """Quota state of one tenant; `limits` are its own, `levels` those of the shared buckets in Redis' reply at
-    `levels_at_ms`.
+    """Hold one tenant's open reservations (`entries`, by id) at this gateway, and its local quota while Redis is
+    unreachable.
 
-    Local mode (`is_local`) begins with the first request while Redis is down, and ends with the next heartbeat that
-    reaches Redis."""
+    `limits` are the tenant's own; `levels` are those of the buckets in Redis, as of `levels_at_ms`. `output_lengths`
+    estimates the output of its requests. `used_at_ms`: the time of its latest request. Local mode (`is_local`) begins
+    with the tenant's first request while Redis is unreachable and ends with the next heartbeat that reaches Redis."""
 
     def __init__(self, tenant: TenantId, limits: QuotaLimits) -> None:
         self.tenant = tenant
@@ -34,18 +35,21 @@ class TenantQuotaState:
 
     @property
     def is_local(self) -> bool:
+        """Return whether the tenant's requests are counted in a local quota."""
         return self._local_quota is not None
 
     def reenter(self, entry: QuotaReservation, name: str) -> None:
-        """Give a reservation that Redis has lost another name, under which it is entered again."""
+        """Rename the reservation `entry`, which Redis has lost, to `name` and reduce it to the tokens not reported yet,
+        so that it can be made in Redis again."""
         del self.entries[entry.reservation.id]
         entry.reenter(name)
         self.entries[name] = entry
 
     def enter_local_mode(self, num_gateways: int) -> QuotaLimits:
-        """Open a local quota if none is open, and return the part of the limits that it enforces.
+        """Open a local quota unless one is open, and return the limits that it enforces: the tenant's, divided by
+        `num_gateways`.
 
-        Its buckets start with a part of the last known levels of the shared buckets."""
+        Its buckets start with that fraction of what was left in Redis when it last replied."""
         self._local_limits = self.limits.share(num_gateways)
         if self._local_quota is None:
             known = zip(self.levels, self._local_limits, strict=False)
@@ -62,13 +66,14 @@ class TenantQuotaState:
         return self._local_limits
 
     def reserve_locally(self, reservation: Reservation, now_ms: int) -> ReservationResult:
-        """Reserve in the local quota."""
+        """Reserve in the local quota and return the result, whose `refused` names the exceeded limit. Requires local
+        mode."""
         assert self._local_quota is not None
         return self._local_quota.reserve(reservation, self._local_limits, now_ms, _NO_EXPIRY_MS)
 
     def settle_locally(self, entry: QuotaReservation, used: int | None, now_ms: int) -> None:
-        """Settle in the local quota, where there is one. Usage of shared reservations is settled in Redis, so it counts
-        0 here."""
+        """Settle a reservation in the local quota with the tokens that its request `used`; None: no worker has begun
+        it. Does nothing outside local mode. A reservation made in Redis counts 0 here, because it is settled there."""
         if self._local_quota is None:
             return
         self._local_quota.settle(
@@ -79,10 +84,11 @@ class TenantQuotaState:
             self._num_tokens += used
 
     def leave_local_mode(self, now_ms: int) -> tuple[int, int]:
-        """Close the local quota, and return the ended requests and tokens still to be taken from the shared buckets.
+        """Close the local quota, and return how many requests and tokens used in local mode must still be taken from
+        the buckets in Redis.
 
-        The shared buckets were refilled all the while, so that is the usage less what would have been refilled by
-        now."""
+        The buckets in Redis were refilled all the time, so these are what was used less what would have been refilled
+        by now. Open reservations are not included: the caller makes them in Redis."""
         assert self._local_quota is not None
         self._local_quota.renew({}, self._local_limits, now_ms, _NO_EXPIRY_MS)
         local = [entry.reservation for entry in self.entries.values() if not entry.is_shared]

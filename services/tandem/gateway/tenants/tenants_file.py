@@ -46,8 +46,9 @@ _SETTINGS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregat
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """API key by its SHA-256 digest, and its tenant. `label` is for people. `expires_ns`: nanoseconds since the
-    epoch."""
+    """Describe an API key by its SHA-256 digest and its tenant.
+
+    `label`: a name for people. `expires_ns`: nanoseconds since the epoch; None where it does not expire."""
 
     digest: bytes
     tenant: Tenant
@@ -57,14 +58,17 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """Content of a tenants file; `keys` maps the SHA-256 digest of each key to the key."""
+    """Hold the content of a tenants file: its tenants by id, and its keys by their SHA-256 digest."""
 
     keys: Mapping[bytes, Key]
     tenants: Mapping[TenantId, Tenant]
 
 
 def parse_tenants(text: str, file: str) -> Tenants:
-    """Parse the text of a tenants file. `file` is its name in errors. Raises TandemError(INVALID_REQUEST)."""
+    """Parse the text of a tenants file and return its tenants and keys; `file` is the name of the file in errors.
+
+    Raises TandemError(INVALID_REQUEST) naming the place of an unknown, missing or impossible value, or of a key that
+    occurs twice."""
     try:
         value = yaml.load(text, StrictLoader)
     except (ValueError, RecursionError, yaml.YAMLError) as error:

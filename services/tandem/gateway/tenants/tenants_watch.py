@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def read_tenants(path: Path, gateway_policy: str) -> Tenants:
-    """Read and parse the tenants file.
+    """Read and parse the tenants file; `gateway_policy` is the setting `gateway.disaggregation`.
 
-    Raises TandemError(INVALID_REQUEST), also where a tenant's `disaggregation` contradicts
-    `gateway.disaggregation=off`."""
+    Raises TandemError(INVALID_REQUEST) where the file cannot be read or parsed, or where that setting is `off` and a
+    tenant requires disaggregation."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -39,7 +39,10 @@ def read_tenants(path: Path, gateway_policy: str) -> Tenants:
 
 
 class TenantsWatch:
-    """Keep `authenticator` up to date with the file. A file that cannot be read is logged, and changes nothing."""
+    """Give `authenticator` the new tenants whenever the tenants file has changed, from `start` to `stop`.
+
+    A file that cannot be read or parsed is logged and reported to `authenticator`, which keeps its tenants.
+    `gateway_policy` as in `read_tenants`."""
 
     def __init__(self, path: Path, gateway_policy: str, authenticator: ApiKeyAuthenticator) -> None:
         self._path = path
@@ -51,7 +54,7 @@ class TenantsWatch:
         self.stop = loop.stop
 
     async def poll(self) -> float:
-        """Read the file if it changed since the last poll; return the seconds until the next one."""
+        """Read the file if it has changed since the last call, and return the seconds until the next one."""
         signature = _signature(self._path)
         if signature == self._last_signature:
             return POLL_S

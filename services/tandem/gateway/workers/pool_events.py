@@ -13,8 +13,10 @@ from tandem.routing.worker_view import Pair, WorkerView
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """A worker has sent one update: events of its jobs, and its view in `freed` where it may have room that it did not
-    have before."""
+    """Report one update of a worker: the events of its jobs.
+
+    `freed`: the worker's view (what routing sees of it) where it may now accept a prompt that it would have rejected
+    before, otherwise None."""
 
     worker: WorkerRef
     events: Sequence[JobEvent]
@@ -23,7 +25,7 @@ class WorkerReported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker is gone with all jobs that ran on it."""
+    """Report that a worker is gone, and with it all jobs that ran on it; `reason` is text for logs."""
 
     worker: WorkerRef
     reason: str
@@ -31,8 +33,10 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class PositionsRequested:
-    """A stream is about to be opened. `reply` is to be set to the jobs that the gateway waits for on this worker, each
-    with the index of its next token, after all earlier events were applied."""
+    """Request from the reader the state of this gateway's jobs on a worker, before the worker's Watch stream is opened.
+
+    The reader, after it has applied all earlier events, sets `reply` to the jobs whose tokens it expects from the
+    worker, each with the index of its next token. The worker resends from there."""
 
     worker: WorkerRef
     reply: asyncio.Future[list[tuple[JobKey, int]]]
@@ -40,7 +44,8 @@ class PositionsRequested:
 
 @dataclass(frozen=True, slots=True)
 class ProbeDue:
-    """A pair of workers is to move a test block of a model; `WorkerPool.record_probe` takes the result."""
+    """Request a test of a pair of workers (prefill, decode): one KV block of `model` is to move between them. The
+    result goes to `WorkerPool.record_probe`."""
 
     pair: Pair
     model: str
@@ -48,7 +53,8 @@ class ProbeDue:
 
 @dataclass(frozen=True, slots=True)
 class PlacementsChanged:
-    """Queued requests may have placements that they did not have before."""
+    """Report that queued requests may have placements that they did not have before, because workers or links have
+    changed."""
 
 
 PoolEvent = WorkerReported | WorkerLost | PositionsRequested | ProbeDue | PlacementsChanged

@@ -1,4 +1,4 @@
-"""Connect to one incarnation of one worker: follow its Watch stream, and send it jobs and other calls.
+"""Connect to one incarnation of one worker: receive its Watch stream, and send it jobs and other calls.
 
 The worker is live while its Watch stream carries a message at least every `worker_timeout_s` seconds. A broken stream
 is reopened, and the worker resends from the positions in the request; if that does not succeed within `RECONNECT_S`,
@@ -38,7 +38,8 @@ from tandem.wire.worker_codec import decode_bundle, decode_load, decode_refusal,
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
 MEASURE_TIMEOUT_S = 60.0
-"""Longer than a probe takes, because a worker probes one link after the other."""
+"""Seconds that the measurement of a link may take. Longer than one takes, because a worker measures its links one after
+the other."""
 RECONNECT_S = 2.0
 RETRY_S = 0.25
 FLUSH_S = 1.0
@@ -46,7 +47,10 @@ FLUSH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LinkUpdated:
-    """Content of one message of a worker's Watch stream, to be applied by `WorkerLink.apply`. None: as before."""
+    """Hold the content of one message of a worker's Watch stream, for `WorkerLink.apply`.
+
+    `load` and `step_cost` are None where they have not changed. `events`: of the worker's jobs. `reports`: on the links
+    over which the worker reads others."""
 
     link: WorkerLink
     load: WorkerLoad | None
@@ -57,22 +61,25 @@ class LinkUpdated:
 
 @dataclass(frozen=True, slots=True)
 class LinkBroken:
-    """A Watch stream has ended or could not be opened, to be applied by `WorkerLink.on_broken`."""
+    """Report that the Watch stream of `link` has ended or could not be opened, for `WorkerLink.on_broken`; `reason` is
+    text for logs."""
 
     link: WorkerLink
     reason: str
 
 
 LinkEvent = LinkUpdated | LinkBroken | PoolEvent
-"""What the queue of a pool holds."""
+"""What a `WorkerPool` takes from its queue: what its links put there, and its own events for the request driver."""
 
 
 class WorkerLink:
-    """Own the connection to one incarnation of a worker, and what is known of it.
+    """Hold the connection to one incarnation of a worker, and what is known of it.
 
-    What its stream brings goes to `events`. The owner of `events` applies each event to the link, in order; nothing
-    else changes what the stream reports. `is_live`: the Watch stream is up. `is_gone`: it has been down for longer than
-    `RECONNECT_S`. `links`: the newest link report of this worker by source worker."""
+    A task keeps the worker's Watch stream open and puts what arrives into the queue `events`; the queue's reader
+    applies each event to the link, in order (`apply`, `on_broken`). `is_live`: the stream is up. `is_gone`: it has been
+    down for longer than `RECONNECT_S`. `model`: what the worker serves; None until it has described itself. `links`:
+    the worker's newest report on the link to each other worker, by the id of the worker that it reads. `trust`
+    authenticates the calls."""
 
     def __init__(
         self,
@@ -110,8 +117,8 @@ class WorkerLink:
         self._task = asyncio.create_task(self._run(), name=f"watch-{ref.id}")
 
     async def close(self) -> None:
-        """Close the connection. Pending calls get `FLUSH_S` to arrive; a worker that is gone must not delay the
-        shutdown."""
+        """Close the connection and wait until that is done. Calls in progress get `FLUSH_S` seconds to arrive, since a
+        worker that does not answer must not delay the shutdown."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         try:
@@ -122,7 +129,8 @@ class WorkerLink:
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     def view(self) -> WorkerView | None:
-        """Return what routing sees of the worker; None while it is not live or not described yet."""
+        """Return what routing sees of the worker: its load, pool, model and the requests placed there; None while it is
+        not live or has not described itself."""
         description = self._description
         if description is None or not self.is_live:
             return None
@@ -144,20 +152,21 @@ class WorkerLink:
 
     @property
     def metrics_address(self) -> str:
-        """Return the address of the worker's /metrics; empty while it is not described, and where it has none."""
+        """Return host:port of the worker's own metrics; empty where it has none or has not described itself."""
         return "" if self._description is None else self._description.metrics_address
 
     def require_view(self) -> WorkerView:
-        """Return `view` of a worker that is known to have one."""
+        """Return `view()` of a worker that is live; raises AssertionError where it is not."""
         view = self.view()
         assert view is not None, f"{self.ref} is not live"
         return view
 
     def assign_role(self, role: str) -> bool:
-        """Set the role that the registry assigns to this worker, and return whether it changed.
+        """Set the role (`prefill`, `decode` or `mixed`) that the registry assigns to this worker, and return whether it
+        changed.
 
-        Empty and unknown roles select the role or pool that the worker reports itself. After a change the caller must
-        remove the worker from the ranking and add it again."""
+        With an empty or unknown role, the worker's own role or pool counts. After a change the caller must remove the
+        worker from the ranking and add it again."""
         has_changed = role != self._assigned_role
         self._assigned_role = role
         if has_changed:
@@ -168,21 +177,23 @@ class WorkerLink:
     # ---- calls
 
     def add_inflight(self, request: RequestId, num_tokens: int) -> bool:
-        """Count `num_tokens` prompt tokens of a placed request until the worker accounts for it itself; 0 removes the
-        request. Returns whether the view has changed."""
+        """Count `num_tokens` prompt tokens of a request as load of this worker, from its placement until the worker
+        reports it; 0 removes the request. Returns whether the view has changed."""
         if num_tokens:
             self._inflight_tokens[request] = num_tokens
             return True
         return self._inflight_tokens.pop(request, None) is not None
 
     def add_inflight_decode(self, request: RequestId) -> None:
-        """Count a placed request among the worker's decodes until the worker accounts for it."""
+        """Count a request among the sequences that the worker decodes, from its placement until the worker reports
+        it."""
         self._inflight_decodes.add(request)
 
     async def submit(self, job: Job) -> None:
-        """Submit a job. Raises TandemError: the worker's refusal, or WORKER_LOST where it does not answer.
+        """Send a job to the worker and wait until it is accepted; its tokens arrive over the Watch stream.
 
-        In any case the job is no longer counted as in flight."""
+        Raises TandemError: the worker's refusal, or WORKER_LOST where the worker does not answer. Accepted or not, the
+        request no longer counts as in flight (`add_inflight`, `add_inflight_decode`)."""
         try:
             request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
             reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
@@ -198,7 +209,9 @@ class WorkerLink:
             raise decode_refusal(reply.refusal)
 
     async def measure(self, source: WorkerRef) -> LinkReport:
-        """Have the worker probe the link over which it reads `source`. Raises TandemError."""
+        """Let the worker measure the link over which it reads the worker `source`, and return its report.
+
+        Raises TandemError: the worker's refusal, or WORKER_LOST where the worker does not answer."""
         try:
             request = pb.ProbeLinkRequest(source=encode_worker(source))
             reply = await self._stub.ProbeLink(request, timeout=MEASURE_TIMEOUT_S)
@@ -209,9 +222,12 @@ class WorkerLink:
         return decode_link(reply.report)
 
     def cancel(self, keys: Sequence[JobKey]) -> None:
+        """Send the worker an order to end these jobs; does not wait, and a failure is ignored."""
         self._send(self._stub.Cancel(pb.CancelRequest(keys=map(encode_key, keys)), timeout=CALL_TIMEOUT_S))
 
     def release(self, key: HandoffKey) -> None:
+        """Send the worker an order to release the lease of a hand-off, whose blocks nobody will read; does not wait,
+        and a failure is ignored."""
         self._send(self._stub.Release(pb.ReleaseRequest(key=encode_handoff_key(key)), timeout=CALL_TIMEOUT_S))
 
     def _send(self, call: Awaitable[object]) -> None:
@@ -230,8 +246,8 @@ class WorkerLink:
     # ---- what the stream brings, applied by the owner of `events`
 
     def apply(self, update: LinkUpdated) -> bool:
-        """Apply an update, which shows that the worker is live. Returns whether it may have room that it did not have
-        before."""
+        """Apply an update, which also shows that the worker is live. Returns whether the worker may now accept a prompt
+        that it would have rejected before."""
         before = self._load if self.is_live else WorkerLoad()
         if not self.is_live:
             self.is_live = True
@@ -245,7 +261,8 @@ class WorkerLink:
         return self._load.may_take_more_than(before)
 
     def on_broken(self) -> bool:
-        """Record that the stream is down. Returns whether the worker counts as gone from now on."""
+        """Record that the stream is down. Returns True once, when it has been down for `RECONNECT_S` and the worker
+        counts as gone."""
         now = self._clock.now()
         if self.is_live:
             self.is_live = False
@@ -256,8 +273,8 @@ class WorkerLink:
         return True
 
     def reopen(self) -> None:
-        """Open the stream again at the next update, because one could not be processed: the worker resends it. Requests
-        whose updates always fail end by their own timeouts."""
+        """Close the stream at the next update and open it again, because an update could not be processed: the worker
+        then sends it again. A request whose updates always fail ends by its own timeout."""
         self._has_failed = True
 
     def _take_load(self, load: WorkerLoad) -> None:

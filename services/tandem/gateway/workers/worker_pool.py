@@ -32,16 +32,17 @@ from tandem.wire.peer_auth import PeerAuth
 log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
 SEARCH_PERIOD_S = 0.1
-"""Between two discoveries while no request can be served."""
+"""Seconds between two discoveries while no request can be served."""
 _NO_REQUIREMENTS = TransferConfig()
 
 
 class WorkerPool:
-    """Own one link per worker, and what is known of the pairs of workers.
+    """Discover the workers, hold a `WorkerLink` to each, and know between which pairs of them KV may move (`pairs`).
 
-    `discover` lists the registered workers, each with its assigned role or an empty one; where it raises TandemError,
-    the last list stays in force. `pairs`, between which workers KV may move, is changed by the pool only. What links
-    report is applied while `events` is iterated, which its one reader does all the time."""
+    `discover` returns the registered workers, each with the role assigned to it or an empty one; where it raises
+    TandemError, the previous list stays in force. `requirements` are those that a link must meet. `routing` and
+    `candidates()` are for the placement of requests. What workers report takes effect while one reader iterates over
+    `events()`."""
 
     def __init__(
         self,
@@ -81,7 +82,8 @@ class WorkerPool:
         self._links.clear()
 
     async def events(self) -> AsyncIterator[PoolEvent]:
-        """Apply what links report, in order, and yield what the gateway is to learn of it; for one reader."""
+        """Apply what arrives from workers, in order, and yield what the request driver must act on; never ends. For one
+        reader."""
         while True:
             event = await self._events.get()
             match event:
@@ -102,42 +104,42 @@ class WorkerPool:
     # ---- state
 
     def views(self) -> list[WorkerView]:
-        """Return the live workers."""
+        """Return what routing sees of each live worker."""
         return [view for link in list(self._links.values()) if (view := link.view()) is not None]
 
     def num_live(self) -> Mapping[Pool, int]:
-        """Return the number of live workers by pool, including pools without any."""
+        """Return the number of live workers by pool; every pool has an entry."""
         found = Counter(view.pool for view in self.views())
         return {pool: found[pool] for pool in POOLS}
 
     def scrape_targets(self) -> list[ScrapeTarget]:
-        """Return the metrics addresses of live workers."""
+        """Return where to read the metrics of each live worker; workers without metrics are left out."""
         found = [(view, link.metrics_address) for link in self._links.values() if (view := link.view()) is not None]
         return [ScrapeTarget(address, view.ref.id, view.pool, view.model) for view, address in found if address]
 
     def workers(self) -> list[WorkerRef]:
-        """Return all workers that there are links to, live or not."""
+        """Return all workers that this pool has a link to, live or not."""
         return [link.ref for link in self._links.values()]
 
     def cache_root(self, model: str) -> tuple[str, int] | None:
-        """Return what the block hashes of a model depend on: fingerprint and block size; None while no worker serves
-        the model.
+        """Return what the block hashes of a model depend on besides tokens: its fingerprint, and the block size in
+        tokens. None while no live worker serves the model.
 
-        During a rollout workers of one model may differ; then the values of the worker that was linked first count, and
-        blocks that workers of another build hold are not found until the first build has left."""
+        During a rollout workers of one model may differ. Then the values of the worker linked first count, and blocks
+        that workers of the other build cache are not found until the first build has left."""
         for view in self.views():
             if view.model == model and view.block_size:
                 return view.fingerprint, view.block_size
         return None
 
     def candidates(self) -> WorkerRanking:
-        """Return the ranking among which requests are placed; it is kept up to date."""
+        """Return the ranking of live workers by load, from which requests are placed. It stays up to date; do not
+        change it."""
         return self._ranking
 
     def models(self) -> Sequence[ServedModel]:
-        """Return the models of live workers, and for `no_worker_wait_s` also those whose last worker left.
-
-        So a new request for such a model waits as the queued ones do."""
+        """Return the models of live workers, and for `no_worker_wait_s` seconds also a model whose last worker is gone,
+        so that new requests for it wait like those in the queue."""
         found: dict[str, ServedModel] = {}
         for link in list(self._links.values()):
             if link.model is not None and link.is_live:
@@ -149,7 +151,8 @@ class WorkerPool:
         return tuple(found.values())
 
     def ready(self) -> str | None:
-        """Return None where a pair has moved a block or one worker may serve alone; else what is missing."""
+        """Return None where requests can be served: by one worker alone, or by a pair between which a test block has
+        moved. Otherwise return a sentence that describes what is missing."""
         views = self.views()
         if not views:
             return (
@@ -174,8 +177,8 @@ class WorkerPool:
         return (pairs.refused and pairs.problem()) or "no block has moved between a prefill and a decode worker yet"
 
     def suspect(self, workers: Set[WorkerRef]) -> None:
-        """Stop using the pairs among `workers` until each has moved a test block, because KV may have been lost between
-        two."""
+        """Stop using the pairs among `workers` until a test block has moved between each, because KV may have been lost
+        between two of them."""
         for pair in self.pairs.suspect(workers, self._clock.now()):
             log.warning("%s lost KV of %s: the link between them is tested again", pair[1].id, pair[0].id)
         self._probe_pairs()
@@ -183,30 +186,33 @@ class WorkerPool:
     # ---- calls
 
     def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """Call `WorkerLink.add_inflight`; do nothing where the worker is gone."""
+        """Count `num_tokens` prompt tokens of a request as load of `worker` until the worker reports it; 0 removes the
+        request. Does nothing where the worker is gone."""
         link = self._find(worker)
         if link is not None and link.add_inflight(request, num_tokens):
             self._on_view_change(link)
 
     def measured(self, placement: Placement, pulled: KVReceived) -> None:
-        """Update the link's throughput estimate from a pull; do nothing where one of the workers is gone.
+        """Update the estimated throughput of a link from the KV that the decode worker of `placement` read from its
+        prefill worker. Does nothing where either is gone.
 
-        Not called for prefix reads: their reader computes prompts meanwhile, and its steps would distort the
+        Not called for remote prefix fetches, during which the reader also computes prompts, which would distort the
         estimate."""
         source, target = self._view_of(placement.prefill), self._view_of(placement.decode)
         if source is not None and target is not None:
             self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
 
     def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
-        """Count a job among its worker's decodes before it is sent, so that a burst of placements does not pick one
-        worker."""
+        """Count a job among the sequences that `worker` decodes before it is sent, so that many placements in a row do
+        not all choose one worker. Does nothing for a prefill job or where the worker is gone."""
         link = self._find(worker)
         if link is not None and not isinstance(job, PrefillJob):
             link.add_inflight_decode(job.request.id)
             self._on_view_change(link)
 
     async def submit(self, worker: WorkerRef, job: Job) -> None:
-        """Submit a job to a worker. Raises TandemError where the worker refuses or cannot be reached."""
+        """Send a job to a worker and wait until it is accepted. Raises TandemError: the worker's refusal, or
+        WORKER_LOST where the worker is gone or does not answer."""
         link = self._find(worker)
         if link is None:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} is gone")
@@ -216,17 +222,20 @@ class WorkerPool:
             self._on_view_change(link)
 
     def cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
+        """Send the worker an order to end these jobs; does nothing where the worker is gone."""
         link = self._find(worker)
         if link is not None:
             link.cancel(keys)
 
     def release(self, worker: WorkerRef, key: HandoffKey) -> None:
+        """Send the worker an order to release the lease of a hand-off; does nothing where the worker is gone."""
         link = self._find(worker)
         if link is not None:
             link.release(key)
 
     def reopen(self, worker: WorkerRef) -> None:
-        """Have a worker resend its last update, which could not be processed."""
+        """Open the worker's Watch stream again, so that it resends an update that could not be processed; does nothing
+        where the worker is gone."""
         link = self._find(worker)
         if link is not None:
             link.reopen()
@@ -340,7 +349,11 @@ class WorkerPool:
             self._events.put_nowait(ProbeDue(pair, model))
 
     async def record_probe(self, pair: Pair, probe: Awaitable[bool]) -> None:
-        """Await a probe that was due, which returns whether a block has moved, and record its result."""
+        """Await `probe`, the test of a pair (prefill, decode) that was requested by `ProbeDue`, and record whether the
+        pair may be used.
+
+        `probe` returns whether a block has moved. Where it did, the link is also measured if it must meet requirements
+        and was not measured yet."""
         try:
             moved = await probe and await self._verify(pair)
             if any(self._find(ref) is None for ref in pair):

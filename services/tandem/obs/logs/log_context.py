@@ -10,10 +10,10 @@ from types import TracebackType
 
 
 class InRequest:
-    """Context manager around the handling of one request.
+    """Make all log lines within a `with` block, and in tasks started there, name one request, until the block ends.
 
-    `request_id` is the client's label for the request. `trace_id` and `span_id` are hexadecimal, empty where there are
-    none."""
+    `request_id` is the client's label of the request. `trace_id` and `span_id` are hexadecimal; empty until `traced`
+    sets them."""
 
     __slots__ = ("request_id", "span_id", "trace_id")
 
@@ -39,16 +39,17 @@ _current: ContextVar[InRequest | None] = ContextVar("tandem_request", default=No
 
 
 def traced(traceparent: str) -> None:
-    """Set the running request's trace and span from a valid traceparent header.
+    """Add trace and span id of a valid traceparent header to the log lines of the running request.
 
-    Does nothing where no request runs, or where `traceparent` is empty."""
+    Does nothing where no request runs or `traceparent` is empty."""
     current = _current.get()
     if current is not None and current.request_id and traceparent:
         _, current.trace_id, current.span_id, *_ = traceparent.split("-")
 
 
 def request_fields() -> dict[str, str]:
-    """Return the log fields of the running request that are known."""
+    """Return request id, trace id and span id of the running request, as fields of a log line; without those that are
+    unknown."""
     current = _current.get()
     if current is None:
         return {}

@@ -18,7 +18,7 @@ import msgspec
 from tandem.obs.logs.log_context import request_fields
 
 MAX_MESSAGE = 8192
-"""Characters of a message, and of each field."""
+"""Largest number of characters of a message, and of each field of a line."""
 MAX_EXCEPTION = 16384
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _JSON = json.JSONEncoder(default=str, separators=(",", ":"))
@@ -27,18 +27,20 @@ _WORD = re.compile(r"[!#-<>-~]+")
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """Return the `extra` of a logging call with these fields, which must be serializable as JSON.
+    """Return the argument `extra` of a logging call, so that the log line has these fields; a JSON encoder must accept
+    the values.
 
-    Fields such as `request_id` replace those of the running request; None removes them."""
+    A field such as `request_id` replaces that of the running request; None removes it."""
     return {"fields": values}
 
 
 OF_ANOTHER = fields(request_id=None, trace_id=None, span_id=None)
-"""`extra` of a line that does not belong to the running request."""
+"""Argument `extra` of a logging call whose line must not name the running request, because it concerns another."""
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Return the record's message; a record with wrong arguments does not raise but shows them."""
+    """Return the message of a record with its arguments inserted; where these do not fit, return both unformatted
+    instead of raising."""
     try:
         return record.getMessage()
     except Exception:
@@ -46,7 +48,7 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """Format a record as a line for people; the lines of a traceback follow, indented."""
+    """Format a record as one line for people, with its fields; a traceback follows in indented lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         message = _one_line(_cut(message_of(record), MAX_MESSAGE))
@@ -62,10 +64,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Format a record as one JSON object per line, in ASCII.
+    """Format a record as one line with a JSON object, in ASCII.
 
-    `origin`: fields of the process that writes the lines: `service` and `instance` as in traces and metrics, and `pid`.
-    """
+    `origin`: fields of every line: `service` and `instance`, as in traces and metrics, and `pid`."""
 
     def __init__(self, origin: Mapping[str, Any]) -> None:
         super().__init__()

@@ -8,10 +8,10 @@ from select import PIPE_BUF
 
 
 class LineHandler(logging.StreamHandler):  # type: ignore[type-arg]  # it is generic for type checkers only
-    """Write records, each of which may have many lines.
+    """Write log records to a stream so that lines of several programs on one pipe do not mix.
 
-    Several programs may write to one pipe, which takes PIPE_BUF (4,096) bytes without interleaving: as many lines as
-    fit are written at once, and a longer line by itself."""
+    A pipe takes up to PIPE_BUF (4,096) bytes in one piece: as many lines as fit are written together, a longer line by
+    itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -25,8 +25,8 @@ class LineHandler(logging.StreamHandler):  # type: ignore[type-arg]  # it is gen
 
 
 def group_lines(text: str, num_bytes: int) -> Iterator[str]:
-    """Split `text` into pieces of at most `num_bytes`, each of which ends with a line; a longer line is a piece of its
-    own."""
+    """Split `text` into pieces of whole lines, each at most `num_bytes` long; a line that is longer is a piece by
+    itself."""
     if text.isascii() and len(text) < num_bytes:
         yield text + "\n"
         return

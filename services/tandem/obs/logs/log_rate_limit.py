@@ -18,17 +18,17 @@ from tandem.core.clock import Clock
 from tandem.obs.logs.log_formatters import message_of
 
 UNLIMITED = "unlimited"
-"""Key in `extra` that exempts a record from the limits, because the line was requested."""
+"""Key in the argument `extra` of a logging call that exempts its record from the limits."""
 MAX_BUCKETS = 1000
 SUMMARY_PERIOD_S = 1.0
-"""Between two summaries of dropped lines; they are written with the next record of any kind."""
+"""Seconds between two summaries of dropped lines; they are written with the next record of any kind."""
 _MAX_EXAMPLE = 500
 """Characters by which lines are told apart, and which a summary shows."""
 _ADMITTED = "is_admitted"
 
 
 class LogRate(NamedTuple):
-    """Allow `burst` lines at once, then `per_s` lines per second."""
+    """Define a limit on log lines of one kind: `burst` lines immediately, then `per_s` lines per second."""
 
     burst: float
     per_s: float
@@ -72,7 +72,10 @@ class _Bucket:
 
 
 class LogLimit(logging.Filter):
-    """Filter for `handlers`, all of which write the same records. Thread-safe."""
+    """Drop log records of which too many are alike, and write summaries of the dropped ones to `handlers`. Thread-safe.
+
+    The filter must be added to each of `handlers`, all of which get the same records. `num_dropped`: records dropped
+    since the start."""
 
     def __init__(self, clock: Clock, handlers: Sequence[logging.Handler]) -> None:
         super().__init__()
@@ -84,7 +87,8 @@ class LogLimit(logging.Filter):
         self.num_dropped = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Decide once per record, for all handlers."""
+        """Return whether to write a record; all handlers get the same decision. Also writes the summaries that are
+        due."""
         decided: bool | None = record.__dict__.get(_ADMITTED)
         if decided is not None:
             return decided
@@ -97,7 +101,7 @@ class LogLimit(logging.Filter):
         return is_admitted
 
     def flush(self) -> None:
-        """Write the summaries of all dropped lines."""
+        """Write a summary for each kind of line of which some were dropped since its last summary."""
         with self._lock:
             summaries = self._summaries(math.inf)
         self._write(summaries)

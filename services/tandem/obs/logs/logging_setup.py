@@ -33,9 +33,10 @@ def set_up_logging(
     instance: str = "",
     handlers: Sequence[logging.Handler] = (),
 ) -> None:
-    """Send all log records of this process to `handlers`, or to standard error where none are given. To be called once.
+    """Write all log records of this process to `handlers`, or to standard error where none are given. Call it once.
 
-    An empty `instance` is replaced by host name and process id."""
+    `service` and `instance` appear in JSON lines; an empty `instance` is replaced by host name and process id.
+    `telemetry` sets format and level."""
     handlers = list(handlers) or [LineHandler(sys.stderr)]
     instance = instance or f"{socket.gethostname()}-{os.getpid()}"
     origin = {"service": service, "instance": instance, "pid": os.getpid()}
@@ -55,7 +56,7 @@ def set_up_logging(
 
 
 def watch_dropped(metrics: Metrics) -> None:
-    """Export the number of log lines that this process dropped."""
+    """Register the metric that counts the log lines dropped by the limit on repeated lines."""
     metrics.watch(LOG_LINES_DROPPED, lambda: {(): sum(limit.num_dropped for limit in _limits())})
 
 

@@ -7,7 +7,8 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """Kind of a metric. A COUNTER only grows; a GAUGE is read from its owner at each collection."""
+    """Distinguish metrics: a COUNTER only grows, a GAUGE is read at each collection, a HISTOGRAM counts values by
+    bucket."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -16,10 +17,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """Metric in OpenTelemetry's terms.
+    """Describe one metric in OpenTelemetry's terms.
 
-    `name` has dots, `unit` is in UCUM notation, `attributes` are in the order in which their values are given. `bounds`
-    are the upper bounds of a histogram's buckets, ascending, in the unit. `description` is the help text."""
+    `name`: with dots. `unit`: in UCUM notation, such as `s`, `By` or `{token}`. `description`: the help text.
+    `attributes`: their names, in the order in which values are given. `bounds`: the upper bounds of a histogram's
+    buckets in `unit`, ascending; empty for other kinds."""
 
     name: str
     kind: Kind

@@ -20,7 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 class MetricSender:
-    """Own the thread that collects `metrics` every `interval_s` seconds and sends them through `exporters`."""
+    """Collect `metrics` every `interval_s` seconds and send them through each of `exporters`, from a thread that starts
+    immediately.
+
+    `resource` describes this process to the receiver. Call `stop`, then `join`."""
 
     def __init__(
         self, metrics: Metrics, resource: Resource, exporters: Sequence[MetricExporter], interval_s: float
@@ -36,12 +39,12 @@ class MetricSender:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send once more, then stop; returns at once. `join` must follow."""
+        """Make the thread send the metrics once more and end; does not block. Call `join` afterwards."""
         self._is_stopping.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the last message was sent, at most `timeout_s`; then the thread ends with the call that it is
-        in."""
+        """Wait until the last metrics were sent, at most `timeout_s` seconds, and shut the exporters down. Logs a
+        warning where the time was too short."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             _log.warning("telemetry: metrics could not be sent in the time that stopping may take")

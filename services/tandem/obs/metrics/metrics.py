@@ -15,15 +15,16 @@ from tandem.obs.metrics.instrument import Instrument, Kind
 OTHER = "other"
 """Attribute value that stands for all values beyond `max_values`."""
 OPEN_ATTRIBUTES = frozenset({"tenant", "worker", "source", "gen_ai.request.model"})
-"""Attributes whose values come from outside and are unbounded; the values of all others are enumerations."""
+"""Attributes whose values clients or operators choose, in any number; the values of all others are enumerations."""
 
 S = TypeVar("S")
 Values = tuple[str, ...]
-"""Values of an instrument's attributes, in their order."""
+"""Values of an instrument's attributes, in the order of `Instrument.attributes`."""
 
 
 class Exemplar(NamedTuple):
-    """Value in a bucket, and the hexadecimal id of the trace that it belongs to. `at`: seconds since the epoch."""
+    """Hold one recorded value of a histogram bucket with the hexadecimal id of the trace in which it occurred. `at`:
+    seconds since the epoch."""
 
     value: float
     trace: str
@@ -31,7 +32,7 @@ class Exemplar(NamedTuple):
 
 
 class CounterSeries:
-    """One series of a counter."""
+    """Count one series of a counter: one combination of attribute values."""
 
     __slots__ = ("value",)
 
@@ -43,7 +44,10 @@ class CounterSeries:
 
 
 class HistogramSeries:
-    """One series of a histogram. `counts` has one more element than there are bounds, for values above the last."""
+    """Count the values of one series of a histogram, that is of one combination of attribute values.
+
+    `counts`: values by bucket, with one more bucket than bounds for values above the last. `sum`: of all values.
+    `exemplars`: the last traced value of each bucket."""
 
     __slots__ = ("_bounds", "counts", "exemplars", "sum")
 
@@ -55,13 +59,12 @@ class HistogramSeries:
         """Last exemplar of each bucket."""
 
     def record(self, value: float) -> None:
+        """Count one value."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     def record_sorted(self, values: Sequence[float]) -> None:
-        """Record values in ascending order at once, for values that are too frequent for `record`.
-
-        Bounds are searched among the values, because there are fewer bounds."""
+        """Count many values, which must be in ascending order; cheaper than a `record` for each."""
         if not values:
             return
         counts, bounds, below = self.counts, self._bounds, 0
@@ -74,7 +77,8 @@ class HistogramSeries:
         self.sum += sum(values)
 
     def record_traced(self, value: float, trace: str, at: float) -> None:
-        """Record a value with the id of its trace, which becomes the bucket's exemplar; empty where there is none."""
+        """Count one value, which becomes its bucket's exemplar; `trace` is the hexadecimal id of its trace, empty where
+        there is none. `at`: seconds since the epoch."""
         bucket = bisect_left(self._bounds, value)
         self.counts[bucket] += 1
         self.sum += value
@@ -84,7 +88,7 @@ class HistogramSeries:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """Copy of a histogram series at one time."""
+    """Hold a copy of one histogram series, with the fields of `HistogramSeries`."""
 
     counts: tuple[int, ...]
     sum: float
@@ -92,12 +96,14 @@ class HistogramSnapshot:
 
     @property
     def count(self) -> int:
+        """Return the number of values."""
         return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """All series of an instrument; their points are HistogramSnapshots for a histogram."""
+    """Hold the current values of all series of one metric, by attribute values: HistogramSnapshots for a histogram,
+    numbers otherwise."""
 
     instrument: Instrument
     points: Mapping[Values, float | HistogramSnapshot]
@@ -123,19 +129,22 @@ class _Metric(Generic[S]):
 
 
 class Counter(_Metric[CounterSeries]):
-    """Count an instrument."""
+    """Count one metric that only grows, with one series for each combination of attribute values."""
 
     def add(self, amount: float, *values: str) -> None:
+        """Add `amount` to the series of these attribute values."""
         self.of(*values).value += amount
 
     def family(self) -> MetricFamily:
+        """Return a copy of all series."""
         return MetricFamily(self.instrument, {values: series.value for values, series in self._series.copy().items()})
 
 
 class Histogram(_Metric[HistogramSeries]):
-    """Record an instrument's values."""
+    """Record the values of one metric by bucket, with one series (`of`) for each combination of attribute values."""
 
     def family(self) -> MetricFamily:
+        """Return a copy of all series."""
         points = {
             values: HistogramSnapshot(tuple(series.counts), series.sum, series.exemplars.copy())
             for values, series in self._series.copy().items()
@@ -144,10 +153,10 @@ class Histogram(_Metric[HistogramSeries]):
 
 
 class Metrics:
-    """Own the metrics of one process.
+    """Create the metrics of one process and collect their values.
 
-    Values of an open attribute beyond the first `max_values` count as OTHER, so that clients cannot create series
-    without end."""
+    Clients and operators choose the values of some attributes (`OPEN_ATTRIBUTES`). Of these, values after the first
+    `max_values` are counted together as `OTHER`, so that clients cannot create any number of series."""
 
     def __init__(self, max_values: int = 100) -> None:
         self._max_values = max_values
@@ -155,6 +164,7 @@ class Metrics:
         self._families: dict[str, Callable[[], MetricFamily]] = {}
 
     def counter(self, instrument: Instrument) -> Counter:
+        """Register a counter and return it. Raises ValueError for a name that is registered already."""
         assert instrument.kind is Kind.COUNTER, instrument
         metric = Counter(instrument, self._bounded, CounterSeries)
         if not instrument.attributes:
@@ -163,17 +173,19 @@ class Metrics:
         return metric
 
     def histogram(self, instrument: Instrument) -> Histogram:
+        """Register a histogram and return it. Raises ValueError for a name that is registered already."""
         assert instrument.kind is Kind.HISTOGRAM, instrument
         metric = Histogram(instrument, self._bounded, lambda: HistogramSeries(instrument.bounds))
         self._add(instrument, metric.family)
         return metric
 
     def watch(self, instrument: Instrument, read: Callable[[], Mapping[Values, float]]) -> None:
-        """Register a gauge, or a counter whose owner counts: `read` is called at each collection, on any thread."""
+        """Register a gauge, or a counter that its owner counts. `read` returns its values by attribute values; it is
+        called at each collection, on any thread. Raises ValueError for a name that is registered already."""
         self._add(instrument, lambda: MetricFamily(instrument, self._merged(instrument, read())))
 
     def collect(self) -> list[MetricFamily]:
-        """Return the families that have a series, in the order of their registration."""
+        """Return a copy of all metrics that have a series, in the order in which they were registered."""
         families = (family() for family in list(self._families.values()))
         return [family for family in families if family.points]
 
@@ -204,5 +216,5 @@ class Metrics:
 
 
 def total(points: Iterable[float | HistogramSnapshot]) -> float:
-    """Return the sum of a family's series; for a histogram the number of values."""
+    """Return the sum of the values of all series; for a histogram the number of its values."""
     return sum(point.count if isinstance(point, HistogramSnapshot) else point for point in points)

@@ -16,21 +16,24 @@ from wsgiref.simple_server import WSGIRequestHandler
 from prometheus_client.exposition import ThreadingWSGIServer
 
 MAX_CONNECTIONS = 16
-"""Open connections; further ones are closed at once."""
+"""Largest number of open connections; further ones are closed immediately."""
 TIMEOUT_S = 10.0
-"""How long a connection may be idle, and how long one read or one write of a response may take."""
+"""Seconds that a connection may be idle, and that one read or one write of a response may take."""
 _POLL_S = 0.05
 """How soon the server notices `close`."""
 _TEXT = "text/plain; charset=utf-8"
 
 Exposition = Callable[[str], tuple[str, bytes]]
-"""Function from an Accept header to the content type and the body; called on any thread."""
+"""Function that returns content type and body of `/metrics` for the value of an Accept header; called on any thread."""
 
 _log = logging.getLogger(__name__)
 
 
 class MetricsEndpoint:
-    """Own the server, which listens at `address` (host:port) between `start` and `close`; port 0 picks a free port."""
+    """Serve `/metrics` and `/health` over HTTP between `start` and `close`, from threads.
+
+    `exposition` returns the content of `/metrics`. Port 0 picks a free port; `address` is the actual host:port after
+    `start`."""
 
     def __init__(self, host: str, port: int, exposition: Exposition) -> None:
         self._host = host
@@ -40,7 +43,8 @@ class MetricsEndpoint:
         self.address = ""
 
     def start(self) -> None:
-        """Start listening. Raises OSError where the port is taken or the host is not an address of this machine."""
+        """Start listening; does not block. Raises OSError where the port is in use or `host` is not an address of this
+        machine."""
         self._server = _Server(self._host, self._port)
         self._server.set_app(self._respond)
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -48,7 +52,7 @@ class MetricsEndpoint:
         Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics-endpoint", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening; open connections end with their request or its timeout. May be called more than once."""
+        """Stop listening; a request that is being served still ends. A second call does nothing."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

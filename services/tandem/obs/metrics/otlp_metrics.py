@@ -32,7 +32,8 @@ id."""
 
 
 def metrics_data(resource: Resource, families: Iterable[MetricFamily], started_ns: int, now_ns: int) -> MetricsData:
-    """Return all families as sums since `started_ns`; both times are nanoseconds since the epoch."""
+    """Return the metrics as one message of the SDK, for its exporters. Counters and histograms are sums since
+    `started_ns`; both times are nanoseconds since the epoch. `resource` describes this process."""
     metrics = [_metric(family, started_ns, now_ns) for family in families]
     return MetricsData([ResourceMetrics(resource, [ScopeMetrics(_SCOPE, metrics, "")], "")])
 

@@ -17,7 +17,8 @@ _USER, _SYSTEM = 11, 12
 
 
 def watch_process(metrics: Metrics) -> None:
-    """Register processor time, memory and open files, which are read at each collection."""
+    """Register the CPU time, memory and open files of this process, which are read at each collection; does nothing
+    where there is no /proc."""
     if _STAT.exists():
         metrics.watch(PROCESS_CPU, lambda: {(): _cpu_seconds()})
         metrics.watch(PROCESS_MEMORY, lambda: {(): _resident_bytes()})

@@ -30,17 +30,19 @@ _MAX_CACHED = 1024
 
 
 class PrometheusCollector(Collector):
-    """Collect the metrics of a process, some of them also under vLLM's names."""
+    """Convert the metrics of a process for Prometheus; some also appear under vLLM's names."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
+        """Yield all metrics in the types of Prometheus's client library."""
         families = self._metrics.collect()
         yield from map(to_prometheus, [*families, *vllm_aliases(families)])
 
     def exposition(self, accept: str) -> tuple[str, bytes]:
-        """Return the content type and the body of `/metrics` for an Accept header."""
+        """Return content type and body of `/metrics` in the format that the value `accept` of the Accept header
+        prefers: OpenMetrics or Prometheus text."""
         _, content_type = choose_encoder(accept)
         if content_type.startswith("application/openmetrics-text"):
             # All names are legal without escaping. Any other choice replaces the colon of vLLM's names in samples.
@@ -50,7 +52,7 @@ class PrometheusCollector(Collector):
 
 
 def to_prometheus(family: MetricFamily) -> Metric:
-    """Return a family as the client library's."""
+    """Convert one metric with all its series to the type of Prometheus's client library."""
     instrument = family.instrument
     name, unit = _name_and_unit(instrument)
     labels = [_clean(attribute) for attribute in instrument.attributes]
@@ -64,7 +66,8 @@ def to_prometheus(family: MetricFamily) -> Metric:
 
 
 def prometheus_name(instrument: Instrument) -> str:
-    """Return the instrument's name in queries; for a histogram without `_bucket`, `_sum` and `_count`."""
+    """Return the name of a metric in Prometheus queries: a counter's with `_total`, a histogram's without `_bucket`,
+    `_sum` or `_count`."""
     name, _ = _name_and_unit(instrument)
     return f"{name}_total" if instrument.kind is Kind.COUNTER else name
 

@@ -20,10 +20,11 @@ _INFO_MODEL = on.WORKER_INFO.attributes.index("model")
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """vLLM's name for a metric.
+    """Define a metric under vLLM's name (`name`, without the prefix `vllm:`) that is computed from Tandem's metric
+    `source`.
 
-    `name` is without the prefix `vllm:`. `where` selects the series of `source` with these attribute values.
-    `is_complement` exports 1 minus a ratio, and `is_counted` a histogram's number of values, as a counter."""
+    `where`: only series with these attribute values count. `is_complement`: the value is 1 minus that of `source`, a
+    ratio. `is_counted`: the value is a counter of the number of values in the histogram `source`."""
 
     name: str
     source: Instrument
@@ -33,6 +34,7 @@ class Alias:
 
     @property
     def instrument(self) -> Instrument:
+        """Return the alias as a metric with the one attribute `model_name`."""
         name = f"vllm:{self.name}"
         kind = Kind.COUNTER if self.is_counted else self.source.kind
         unit = "s" if name.endswith("_seconds") else ""
@@ -66,7 +68,11 @@ ALIASES = (
 
 
 def vllm_aliases(families: Sequence[MetricFamily]) -> list[MetricFamily]:
-    """Return the aliased families by model: the request's model, else the worker's."""
+    """Compute the metrics under vLLM's names from the collected `families`, and return those whose source is among
+    them.
+
+    Their series are by model: that of the source's series where it has one, otherwise the model that this worker
+    serves."""
     by_name = {family.instrument.name: family for family in families}
     info = by_name.get(on.WORKER_INFO.name)
     served = next((values[_INFO_MODEL] for values in info.points), "") if info is not None else ""
