@@ -30,8 +30,7 @@ class Holder(Enum):
     """Kinds of holders of a block besides block tables.
 
     LEASE: the block is offered to another worker. READ: bytes from another worker are arriving in the block. COPY: a
-    copy reads from the block, and the step plan (the work that the engine gives its executor for one step) that makes
-    the copy is not committed yet.
+    copy that belongs to a step reads from the block, and the engine has not committed that step yet.
     """
 
     LEASE = "lease"
@@ -69,10 +68,11 @@ class BlockPool:
     number of blocks for which host memory is reserved; 0 turns offloading off. Raises ValueError for a pool without
     blocks or a block without tokens.
 
-    With host slots, `share`, `grow` and `make_exclusive` may queue copies between device and host memory. The next step
-    plan must take these copies (`HostBlockPool.take_copies`) and make them before anything is computed or read into the
-    blocks that they concern. A table with a block that a plan copies into must be kept until `end_copies` of that plan.
-    Host memory for the pool's own record of a block is allocated at the first use of the block.
+    With host slots, `share`, `grow` and `make_exclusive` may queue copies between device and host memory. The plan of
+    the next step must take these copies (`HostBlockPool.take_copies`), and the step must make them before it computes
+    anything or a read fills the blocks that they concern. A table with a block that a step copies into must be kept
+    until `end_copies` for that step. Host memory for the pool's own record of a block is allocated at the first use of
+    the block.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class BlockPool:
 
     @property
     def num_leased(self) -> int:
-        """Count the blocks under at least one lease."""
+        """Count the blocks that are offered to another worker under at least one lease."""
         return len(self._leases)
 
     @property
     def num_reading(self) -> int:
-        """Count the blocks under at least one read."""
+        """Count the blocks into which at least one open read from another worker writes."""
         return len(self._reads)
 
     @property
@@ -267,8 +267,8 @@ class BlockPool:
         self._let_go(blocks, self._counts(holder))
 
     def end_copies(self, spills: Sequence[Offload], fills: Sequence[Onload]) -> None:
-        """Release what the copies of a committed step plan held: the blocks of its offloads (`spills`, device to host)
-        and the host slots of its offloads and onloads (`fills`, host to device)."""
+        """Release what the copies of a step held, once the engine has committed the step: the blocks of its offloads
+        (`spills`, device to host) and the host slots of its offloads and onloads (`fills`, host to device)."""
         self.drop([block for block, _ in spills], Holder.COPY)
         self.host.end_copies(spills, fills)
 
@@ -291,8 +291,7 @@ class BlockPool:
         """Recount all holders from what their owners report, and raise AssertionError naming the first difference.
 
         `tables`: all block tables in use. `leased`, `read`, `copied`: each block once for each lease, read or open copy
-        that holds it. `pinned`: each host slot once for each copy, in a step plan that is not committed yet, that uses
-        it.
+        that holds it. `pinned`: each host slot once for each copy that uses it in a step that is not committed yet.
         """
         claimed = {"tables": Counter(b for table in tables for b in table._blocks)}
         claimed |= {"leases": Counter(leased), "reads": Counter(read)}

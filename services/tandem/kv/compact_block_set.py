@@ -106,7 +106,7 @@ class CompactBlockSet:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the table in memory."""
+        """Return the size of the table in memory, in bytes."""
         return len(self._slots) * WORD_BYTES
 
     def check(self) -> None:

@@ -29,7 +29,7 @@ Onload = tuple[HostSlot, BlockId]
 class OffloadDecision(NamedTuple):
     """What happens to a cached block that device memory evicts.
 
-    `facts`: the KV events to report. `is_copied`: the next step plan copies the block to host memory. `dropped`: blocks
+    `facts`: the KV events to report. `is_copied`: the next step copies the block to host memory. `dropped`: blocks
     whose earlier queued offload was cancelled to free its slot.
     """
 
@@ -42,9 +42,9 @@ class HostBlockPool:
     """Give evicted blocks a slot in host memory, and queue the copies between device and host. With `num_slots` 0
     nothing is kept.
 
-    Copies collect until a step plan takes them by `take_copies`. A plan makes all its offloads (`spills`, device to
-    host) before any onload (`fills`, host to device). A slot that a plan copies from or to is not written by a later
-    plan until `end_copies` of the first.
+    Copies collect until the plan of the next step takes them by `take_copies`. A step makes all its offloads (`spills`,
+    device to host) before any onload (`fills`, host to device). A slot that a step copies from or to is not written by
+    a later step until `end_copies` for the first.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -79,9 +79,9 @@ class HostBlockPool:
     def keep(self, block_hash: BlockHash, parent: BlockHash | None, block: BlockId) -> OffloadDecision:
         """Decide what happens to a hash when `block`, the last device block with its content, is about to be reused.
 
-        The hash gets a slot in host memory and a copy is queued, unless a slot still has the content. When open plans
-        use all slots, the hash is lost, with all hashes that follow it in their chains and are only in host memory.
-        `parent` is the hash of the block before it, None for a first block.
+        The hash gets a slot in host memory and a copy is queued, unless a slot still has the content. When copies of
+        uncommitted steps use all slots, the hash is lost, with all hashes that follow it in their chains and are only
+        in host memory. `parent` is the hash of the block before it, None for a first block.
         """
         facts: list[KVFact] = []
         if block_hash in self._spare:
@@ -106,7 +106,7 @@ class HostBlockPool:
 
     def claim(self, hashes: Iterable[BlockHash]) -> list[HostSlot]:
         """Return the host slots of `hashes`, whose content is about to be copied back to device memory, and protect
-        them from reuse until `end_copies` of the plan that makes the copies. Raises KeyError for a hash without a
+        them from reuse until `end_copies` for the step that makes the copies. Raises KeyError for a hash without a
         slot."""
         slots = []
         for block_hash in hashes:
@@ -121,7 +121,7 @@ class HostBlockPool:
         self._fills += zip(slots, blocks, strict=True)
 
     def take_copies(self) -> tuple[tuple[Offload, ...], tuple[Onload, ...]]:
-        """Return the queued offloads and onloads, which the caller's step plan must make, and clear both queues."""
+        """Return the queued offloads and onloads, which the caller's next step must make, and clear both queues."""
         spills = tuple((block, slot) for slot, block in self._spills.items())
         fills = tuple(self._fills)
         self._pins.update(self._spills.keys())
@@ -130,8 +130,8 @@ class HostBlockPool:
         return spills, fills
 
     def end_copies(self, spills: Iterable[Offload], fills: Iterable[Onload]) -> None:
-        """Allow reuse of the host slots that the offloads (`spills`) and onloads (`fills`) of a step plan used, because
-        the plan has ended."""
+        """Allow reuse of the host slots that the offloads (`spills`) and onloads (`fills`) of a step used, because the
+        step has ended."""
         for slot in [*(slot for _, slot in spills), *(slot for slot, _ in fills)]:
             self._pins[slot] -= 1
             if not self._pins[slot]:
@@ -142,23 +142,23 @@ class HostBlockPool:
 
     @property
     def has_copies(self) -> bool:
-        """Return whether copies between device and host memory are queued, which the next step plan must take by
+        """Return whether copies between device and host memory are queued, which the plan of the next step must take by
         `take_copies`."""
         return bool(self._spills or self._fills)
 
     def blocks_to_spill(self) -> Collection[BlockId]:
-        """Return the device blocks whose copies to host memory are queued for the next step plan."""
+        """Return the device blocks whose copies to host memory are queued for the next step."""
         return self._spills.values()
 
     def blocks_to_fill(self) -> Iterable[BlockId]:
-        """Return the device blocks into which copies from host memory are queued for the next step plan."""
+        """Return the device blocks into which copies from host memory are queued for the next step."""
         return (block for _, block in self._fills)
 
     def check(self, device: Collection[BlockHash], pinned: Iterable[HostSlot]) -> None:
         """Recount slots, their copies and the parents of hashes, and raise AssertionError naming the first difference.
 
-        `device`: all hashes that device memory holds. `pinned`: each slot once for each copy, in a step plan that is
-        not committed yet, that uses it.
+        `device`: all hashes that device memory holds. `pinned`: each slot once for each copy that uses it in a step
+        that is not committed yet.
         """
         slots, free = list(self._slots.values()), set(self._free)
         assert self._slots.keys() == self._sole.keys() | self._spare.keys(), (

@@ -97,9 +97,11 @@ class KVLayout:
         return self.block_bytes // self.block_size
 
     def block_shape(self) -> tuple[int, ...]:
-        """Return the shape of one block as its executor stores it: `[kv_heads, layers, 2, block_size, head_dim]`.
+        """Return the shape of one block as its executor stores it: `[kv_heads, layers, 2, block_size, head_dim]`, where
+        2 stands for key and value.
 
-        A scaled block is an array of bytes with the tile as its last axis: `[kv_heads, layers, 2, tile_bytes]`.
+        A float8 block, which contains scales, is stored as bytes: `[kv_heads, layers, 2, tile_bytes]`, see
+        `KVGroup.tile_bytes`.
         """
         g = self.group
         tile = (g.tile_bytes(self.block_size),) if g.is_scaled else (self.block_size, g.head_dim)
