@@ -236,10 +236,10 @@ class TransferEngine:
     """Carry out the commands of one rank: connect peers, read their blocks part by part, check digests, and report the
     result of each read exactly once, whatever its peer does.
 
-    The owner passes commands to `accept`, calls `turn` in a loop, and forwards the events that it returns. A turn posts
-    at most one part and checks at most one, because either may take as long as a copy of the part's bytes, and peers
-    that read from this worker wait for its polling. `max_post_bytes`: most bytes of one part. `is_helped`: a helper
-    thread works on `checks` too, so a turn checks only when there is nothing to read.
+    The owner passes commands to `accept`, calls `turn` in a loop, and forwards the events that it returns. One call of
+    `turn` posts at most one part of a read and checks at most one, because either may take as long as a copy of the
+    part's bytes, and peers that read from this worker wait for its polling. `max_post_bytes`: most bytes of one part.
+    `is_helped`: a helper thread works on `checks` too, so `turn` checks only when there is nothing to read.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class TransferEngine:
 
     @property
     def has_ready_work(self) -> bool:
-        """Return whether the next turn can post or check something without waiting."""
+        """Return whether the next call of `turn` can post a part of a read or check one without waiting."""
         may_check = bool(self._arrived) or self.checks.may_work
         return may_check or any(task.may_post for task in self._tasks.values())
 

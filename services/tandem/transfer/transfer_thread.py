@@ -25,10 +25,10 @@ MAX_POST_BYTES = 8 << 20
 BUSY_POLL_S = 0.0005
 IDLE_POLL_S = 0.02
 DRAIN_TURNS = 2000
-"""Most turns, about a second of them, to wait for open reads before the transport is closed.
+"""Most calls of `TransferEngine.turn`, about a second of them, to wait for open reads before the transport is closed.
 
-UCX aborts a peer process that is answering a read over TCP when its reader goes away (measured: 9 of 10 stopped
-peers, 2 of 10 running ones).
+UCX aborts a peer process that is answering a read over TCP when its reader goes away (measured: 9 of 10 stopped peers,
+2 of 10 running ones).
 """
 
 _log = logging.getLogger(__name__)
