@@ -76,7 +76,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineReported:
-    """The engine has returned effects for the event loop, or its state has changed."""
+    """Message to the event loop that the engine has effects to carry out there, or that its snapshot has changed."""
 
     effects: Sequence[Effect]
     snapshot: EngineSnapshot
@@ -84,7 +84,7 @@ class EngineReported:
 
 @dataclass(frozen=True, slots=True)
 class EngineEnded:
-    """The engine has ended. `error` is None after an ordered stop."""
+    """Message to the event loop that the engine has ended. `error` is the reason, None after `EngineDriver.stop`."""
 
     error: str | None
 
@@ -213,7 +213,7 @@ class Worker:
 
     @property
     def num_gateways(self) -> int:
-        """Count the gateways that have a Watch stream, or had one within the grace period."""
+        """Count the gateways that have a Watch stream, or had one less than `worker.gateway_grace_s` seconds ago."""
         return len(self._gateways)
 
     async def failed(self) -> str:
@@ -224,8 +224,8 @@ class Worker:
         return self._failure
 
     async def drain(self, timeout_s: float) -> DrainResult:
-        """Refuse new jobs, let running ones migrate or finish, and return the result once none is left or `timeout_s`
-        seconds have passed."""
+        """Refuse new jobs, let running ones migrate or finish, and return the result once no job and no lease is left
+        or `timeout_s` seconds have passed."""
         return await self._service.drain(timeout_s)
 
     async def stop(self) -> None:

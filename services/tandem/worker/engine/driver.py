@@ -45,8 +45,9 @@ must not raise."""
 class EngineSnapshot:
     """State of the engine between two steps, for other threads to read.
 
-    `num_live`: jobs that have not ended. `is_transferring`: whether KV is offered to other workers or read from them.
-    `step_cost`: model of step times; None until measured. `num_generated`: tokens sampled since the start.
+    `num_live`: number of choices of jobs that have not ended, plus leases that this worker has given to consumers; a
+    drain waits until it is 0. `is_transferring`: whether KV is offered to other workers or read from them. `step_cost`:
+    model of step times; None until measured. `num_generated`: tokens sampled since the start.
     """
 
     load: WorkerLoad = WorkerLoad()

@@ -156,8 +156,8 @@ class WorkerService(WorkerServicer):
         )
 
     async def drain(self, timeout_s: float) -> DrainResult:
-        """Refuse new jobs, let running ones migrate or finish, and return the result once none is left or `timeout_s`
-        seconds have passed. Does not raise; an engine that has ended leaves no job."""
+        """Refuse new jobs, let running ones migrate or finish, and return the result once no job and no lease is left
+        or `timeout_s` seconds have passed. Does not raise; an engine that has ended leaves no job."""
         try:
             await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.start_drain(now))))
             # Wake every stream, so that gateways without a job here learn of the drain at once.
