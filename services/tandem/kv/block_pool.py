@@ -27,7 +27,11 @@ from tandem.kv.host_offload import HostBlockPool, Offload, Onload
 
 
 class Holder(Enum):
-    """Kinds of holders of a block besides tables. COPY: a plan that is not committed yet copies from the block."""
+    """Kinds of holders of a block besides block tables.
+
+    LEASE: the block is offered to another worker. READ: bytes from another worker are arriving in the block. COPY: a
+    copy that belongs to a step reads from the block, and the engine has not committed that step yet.
+    """
 
     LEASE = "lease"
     READ = "read"
@@ -35,8 +39,8 @@ class Holder(Enum):
 
 
 class BlockTable:
-    """Own the blocks of one sequence in the order of its tokens; append-only until released, and written only by
-    `BlockPool`."""
+    """List the blocks of one sequence in the order of its tokens. Only `BlockPool` changes a table: it appends blocks,
+    and removes them from the end with `trim` or all at once with `release`."""
 
     __slots__ = ("_blocks", "num_published")
 
@@ -56,13 +60,19 @@ class BlockTable:
 
 
 class BlockPool:
-    """Own a fixed number of blocks, their holders and their hashes. A method that fails changes nothing.
+    """Give blocks of device memory to sequences, leases and reads, find cached blocks by hash, and free blocks that
+    have no holder left. A method that fails changes nothing.
 
-    Host memory for a block's record is allocated at the block's first use. With `records_facts` the owner must call
-    `take_events` regularly, because the events collect in a list until then. With host slots, `share`, `grow` and
-    `make_exclusive` may queue copies, which the next plan must take (`HostBlockPool.take_copies`) and make before
-    anything is computed or read into their blocks; a table with blocks that a plan fills must be kept until
-    `end_copies` of that plan.
+    `num_blocks`: blocks of the pool. `block_size`: tokens of a block. `records_facts`: collect KV events (blocks
+    cached, offloaded, evicted) in a list, which the owner must empty regularly by `take_events`. `num_host_slots`:
+    number of blocks for which host memory is reserved; 0 turns offloading off. Raises ValueError for a pool without
+    blocks or a block without tokens.
+
+    With host slots, `share`, `grow` and `make_exclusive` may queue copies between device and host memory. The plan of
+    the next step must take these copies (`HostBlockPool.take_copies`), and the step must make them before it computes
+    anything or a read fills the blocks that they concern. A table with a block that a step copies into must be kept
+    until `end_copies` for that step. Host memory for the pool's own record of a block is allocated at the first use of
+    the block.
     """
 
     def __init__(
@@ -95,46 +105,50 @@ class BlockPool:
 
     @property
     def num_leased(self) -> int:
-        """Count the blocks under at least one lease."""
+        """Count the blocks that are offered to another worker under at least one lease."""
         return len(self._leases)
 
     @property
     def num_reading(self) -> int:
-        """Count the blocks under at least one read."""
+        """Count the blocks into which at least one open read from another worker writes."""
         return len(self._reads)
 
     @property
     def num_cached(self) -> int:
-        """Count the free blocks that a prefix hit can reuse."""
+        """Count the free blocks whose content is cached, so that a prefix hit can reuse them."""
         return self._free.num_hashed
 
     @property
     def num_free_at_once(self) -> int:
-        """Count the free blocks that can be taken without an offload copy to host memory."""
+        """Count the free blocks that can be taken without copying a cached block to host memory first."""
         return self.num_free - self.num_cached if self.host.num_slots else self.num_free
 
     def holders(self, block: BlockId) -> tuple[int, int, int, int]:
-        """Count the tables, leases, reads and copies that hold `block`."""
+        """Return how many tables, leases, reads and pending copies hold `block`, in this order."""
         tables, leases, reads, copies = self._tables, self._leases, self._reads, self._copies
         return tables.get(block, 0), leases.get(block, 0), reads.get(block, 0), copies.get(block, 0)
 
     def is_shared(self, table: BlockTable, index: int) -> bool:
-        """Return whether another table holds the block too; a shared block must not be written."""
+        """Return whether a second table holds the block at position `index` of `table`; a shared block must not be
+        written."""
         return self._tables[table._blocks[index]] > 1
 
     def count_hits(self, hashes: Sequence[BlockHash]) -> int:
-        """Count the leading hashes that are cached in device or host memory."""
+        """Count the leading `hashes` whose blocks are cached in device or host memory, up to the first that is in
+        neither."""
         for i, block_hash in enumerate(hashes):
             if block_hash not in self._index and block_hash not in self.host:
                 return i
         return len(hashes)
 
     def cached(self, hashes: Iterable[BlockHash]) -> tuple[BlockId, ...]:
-        """Return the newest device copies of the leading hashes, up to the first hash that device memory lacks."""
+        """Return the device blocks that hold the leading `hashes`, up to the first hash that device memory lacks. Of
+        several blocks with the same hash, the one cached last is returned."""
         return self._index.leading(hashes)
 
     def num_free_needed(self, hashes: Sequence[BlockHash], num_blocks: int) -> int:
-        """Count the free blocks that a new table of `num_blocks` would take, its leading hits on `hashes` included."""
+        """Count the free blocks that a new table of `num_blocks` blocks would take. Cached blocks of `hashes` that it
+        would share count only if they are free now."""
         num_hits = self.count_hits(hashes)
         hits = (self._index.newest(block_hash) for block_hash in hashes[:num_hits])
         return num_blocks - sum(1 for block in hits if block is not None and not self._is_free(block))
@@ -142,8 +156,10 @@ class BlockPool:
     def share(self, table: BlockTable, hashes: Sequence[BlockHash]) -> int:
         """Fill an empty table with the leading cached blocks of `hashes` and return their number.
 
-        Of several copies the newest is taken, because its parents were released last. The caller must make sure that
-        there is room, see `num_free_needed`. Raises ValueError for a table that has blocks.
+        Blocks that only host memory holds are replaced by fresh device blocks, and the copies into them are queued. Of
+        several device blocks with one hash the one cached last is taken, because its parents were released last. The
+        caller must make sure that enough blocks are free, see `num_free_needed`. Raises ValueError for a table that has
+        blocks.
         """
         if len(table):
             raise ValueError("only an empty table can share a prefix")
@@ -161,7 +177,8 @@ class BlockPool:
         return num_hits
 
     def grow(self, table: BlockTable, num_blocks: int) -> bool:
-        """Extend a table to `num_blocks` blocks; return False, with nothing changed, when too few are free."""
+        """Extend a table to `num_blocks` blocks in all and return True; return False, with nothing changed, when too
+        few blocks are free. A table that is long enough already is not changed."""
         missing = num_blocks - len(table)
         if missing <= 0:
             return True
@@ -171,8 +188,8 @@ class BlockPool:
         return True
 
     def fork(self, table: BlockTable, source: BlockTable) -> None:
-        """Fill an empty table with all blocks of `source`, which are shared from now on. Raises ValueError for a table
-        that has blocks."""
+        """Fill an empty table with all blocks of the table `source`, so that both tables share them. Raises ValueError
+        for a table that has blocks."""
         if len(table):
             raise ValueError("only an empty table can be a fork")
         for block in source._blocks:
@@ -181,11 +198,12 @@ class BlockPool:
         table.num_published = source.num_published
 
     def make_exclusive(self, table: BlockTable, index: int) -> tuple[BlockId, BlockId] | None:
-        """Replace a shared block of a table by a fresh one (copy-on-write) and return (shared block, fresh block) to be
-        copied.
+        """Replace the shared block at position `index` of a table by a fresh one (copy-on-write), and return (shared
+        block, fresh block), between which the caller must have the content copied.
 
-        The shared block is held as COPY until the copy has been made. Returns None, with nothing changed, when no block
-        is free.
+        The shared block has a COPY holder until the caller ends it by `drop` or `end_copies`. Returns None, with
+        nothing changed, when no block is free. Raises AssertionError when no other table has the block, or its hash is
+        published.
         """
         assert self.is_shared(table, index) and index >= table.num_published, f"{table!r} owns block {index} already"
         if not len(self._free):
@@ -198,14 +216,16 @@ class BlockPool:
         return shared, fresh
 
     def trim(self, table: BlockTable, num_blocks: int) -> None:
-        """Release the blocks of a table beyond its first `num_blocks`."""
+        """Release the blocks of a table after its first `num_blocks`. Raises AssertionError when one of them has a
+        published hash."""
         assert num_blocks >= table.num_published, f"{table!r} cannot lose what is published"
         self._let_go(table._blocks[num_blocks:], self._tables)
         del table._blocks[num_blocks:]
 
     def publish(self, table: BlockTable, hashes: Sequence[BlockHash]) -> None:
-        """Make the leading blocks findable under `hashes`; call this only when their content is complete and
-        checked."""
+        """Make the leading blocks of `table` findable under `hashes`, one hash per block from the first block on;
+        blocks published earlier are skipped. The content of these blocks must be complete and checked. Does nothing
+        without prefix caching."""
         if not self.is_caching:
             return
         for i in range(table.num_published, len(hashes)):
@@ -219,7 +239,8 @@ class BlockPool:
         table.num_published = 0
 
     def retain(self, blocks: Sequence[BlockId], holder: Holder) -> None:
-        """Add a `holder` to blocks that have holders already; `blocks` are in the order of their tokens."""
+        """Add one holder of kind `holder` to each of `blocks`, which are in the order of their tokens. Raises
+        AssertionError for a block that has no holder yet."""
         counts, single = self._counts(holder), dict.fromkeys(blocks, 1)
         if len(single) == len(blocks) and self._tables.keys() >= single.keys() and counts.keys().isdisjoint(single):
             counts.update(single)
@@ -229,27 +250,31 @@ class BlockPool:
             counts[block] = counts.get(block, 0) + 1
 
     def retain_for_lease(self, blocks: Iterable[BlockId]) -> None:
-        """Hold cached blocks, free ones included, for a lease; `blocks` are in the order of their tokens."""
+        """Add a lease to cached blocks, which may be free until now; `blocks` are in the order of their tokens."""
         for block in blocks:
             if self._is_free(block):
                 self._free.remove(block)
             self._leases[block] = self._leases.get(block, 0) + 1
 
     def is_copied(self, blocks: Iterable[BlockId]) -> bool:
-        """Return whether a pending copy still reads any of `blocks`; such a block must not be written."""
+        """Return whether a copy that is not finished still reads from any of `blocks`; such a block must not be
+        written."""
         return not self._copies.keys().isdisjoint(blocks)
 
     def drop(self, blocks: Sequence[BlockId], holder: Holder) -> None:
-        """End a `retain` of exactly these blocks."""
+        """Remove one holder of kind `holder` from each of `blocks`, the same blocks as in an earlier `retain`, and free
+        those that have no holder left."""
         self._let_go(blocks, self._counts(holder))
 
     def end_copies(self, spills: Sequence[Offload], fills: Sequence[Onload]) -> None:
-        """Release the blocks, held as COPY until now, and the host slots of copies whose plan was committed."""
+        """Release what the copies of a step held, once the engine has committed the step: the blocks of its offloads
+        (`spills`, device to host) and the host slots of its offloads and onloads (`fills`, host to device)."""
         self.drop([block for block, _ in spills], Holder.COPY)
         self.host.end_copies(spills, fills)
 
     def take_events(self) -> list[KVFact]:
-        """Return the KV events since the last call, in order; empty unless `records_facts` is set."""
+        """Return the KV events since the last call, oldest first, and forget them; empty unless the pool was made with
+        `records_facts`."""
         if self._facts is None:
             return []
         facts, self._facts = self._facts, []
@@ -265,7 +290,8 @@ class BlockPool:
     ) -> None:
         """Recount all holders from what their owners report, and raise AssertionError naming the first difference.
 
-        `pinned` holds every host slot once for each copy of an open plan.
+        `tables`: all block tables in use. `leased`, `read`, `copied`: each block once for each lease, read or open copy
+        that holds it. `pinned`: each host slot once for each copy that uses it in a step that is not committed yet.
         """
         claimed = {"tables": Counter(b for table in tables for b in table._blocks)}
         claimed |= {"leases": Counter(leased), "reads": Counter(read)}

@@ -1,4 +1,5 @@
-"""Own which device blocks hold the content of which prefix hash, and in which order copies of a hash were added."""
+"""Record which device blocks hold the content of which prefix hash, and in which order blocks with the same hash were
+added."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from tandem.core.ids import BlockHash, BlockId
 
 
 class CachedBlockIndex:
-    """Map prefix hashes to device blocks. A block has a hash from the moment its content is computed, or its copy from
-    host memory is queued, until the block is reused."""
+    """Find device blocks by prefix hash, and the hash of a device block. A block has a hash from the moment its content
+    is computed, or its copy from host memory is queued, until the block is reused. Several blocks may have the same
+    hash."""
 
     __slots__ = ("_hashes", "_newest", "_older", "_parents")
 
@@ -35,7 +37,8 @@ class CachedBlockIndex:
         return self._newest.get(block_hash)
 
     def leading(self, hashes: Iterable[BlockHash]) -> tuple[BlockId, ...]:
-        """Return the newest copy of each hash, up to the first hash that has none."""
+        """Return a block for each of the leading `hashes`, the one added last where several have the hash, up to the
+        first hash without a block."""
         blocks: list[BlockId] = []
         for block_hash in hashes:
             block = self._newest.get(block_hash)
@@ -45,20 +48,23 @@ class CachedBlockIndex:
         return tuple(blocks)
 
     def copies(self, block_hash: BlockHash) -> tuple[BlockId, ...]:
-        """Return the blocks that hold the content of `block_hash`, in the order in which they were added."""
+        """Return the blocks that hold the content of `block_hash`, in the order in which they were added; empty if
+        there are none."""
         return (*self._older.get(block_hash, ()), self._newest[block_hash]) if block_hash in self._newest else ()
 
     def is_cached(self, block: BlockId) -> bool:
         return self._hashes[block] is not None
 
     def extend(self, num_blocks: int) -> None:
-        """Allow hashes for the blocks `[0, num_blocks)`; must be called before a block is used for the first time."""
+        """Make room for the hashes of the blocks `[0, num_blocks)`; must be called before a block is used for the first
+        time."""
         unused = num_blocks - len(self._hashes)
         self._hashes += [None] * unused
         self._parents += [None] * unused
 
     def add(self, block: BlockId, block_hash: BlockHash, parent: BlockHash | None) -> bool:
-        """Assign a hash to a block; return True when no other block has this hash."""
+        """Assign a hash to a block and return True when no other block has this hash. `parent` is the hash of the block
+        before it in the prefix, None for a first block. Raises AssertionError when `block` has a hash already."""
         assert self._hashes[block] is None, f"block {block} is published already"
         self._hashes[block] = block_hash
         self._parents[block] = parent
@@ -69,7 +75,8 @@ class CachedBlockIndex:
         return older is None
 
     def evict(self, block: BlockId) -> tuple[BlockHash, BlockHash | None] | None:
-        """Remove the hash of a block; return the hash and its parent if no other block has the hash, else None."""
+        """Remove the hash of a block; return the hash and its parent hash if no other block has the hash, else None.
+        Raises AssertionError when the block has no hash."""
         block_hash, parent = self._hashes[block], self._parents[block]
         assert block_hash is not None, f"block {block} has no hash"
         self._hashes[block] = None
@@ -87,7 +94,8 @@ class CachedBlockIndex:
         return None
 
     def check(self) -> None:
-        """Raise AssertionError where blocks and hashes disagree, or a hash is present without its parent."""
+        """Raise AssertionError when the maps from block to hash and from hash to block disagree, or the index holds a
+        hash without its parent."""
         cached = {BlockId(i): block_hash for i, block_hash in enumerate(self._hashes) if block_hash is not None}
         for block_hash in self._newest:
             for block in self.copies(block_hash):

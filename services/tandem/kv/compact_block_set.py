@@ -19,8 +19,11 @@ _MIN_SLOTS = 16
 
 
 class PrefixChain:
-    """Short hashes of the indexed blocks of one prompt, computed on first use. Indexed are the `stride`-th, `2 *
-    stride`-th, ... block; positions count indexed blocks from 1."""
+    """Give the short hashes of one prompt's blocks by position, computed on first use.
+
+    `hashes`: hashes of all blocks of the prompt. `stride`: the prefix index holds only the `stride`-th, `2 *
+    stride`-th, ... block. Positions count these indexed blocks from 1, and `len` is their number.
+    """
 
     __slots__ = ("_hashes", "_stride", "short_hashes")
 
@@ -31,7 +34,8 @@ class PrefixChain:
         """By position; 0 where the short hash was not computed yet."""
 
     def short_hash(self, position: int) -> int:
-        """Compute, store and return the short hash of the indexed block at `position`."""
+        """Compute the short hash of the indexed block at `position`, store it in `short_hashes`, and return it. Raises
+        IndexError for a position past the end."""
         key = self.short_hashes[position] = short_hash(self._hashes[position * self._stride - 1])
         return key
 
@@ -40,8 +44,8 @@ class PrefixChain:
 
 
 class CompactBlockSet:
-    """Map short hashes to memory tiers. `capacity`: number of blocks for which there is room before the table grows;
-    growing takes some 0.3 us for each block in the set."""
+    """Map short hashes of blocks to memory tiers. `capacity`: number of blocks for which the table has room before it
+    must grow; growing takes some 0.3 us for each block in the set."""
 
     __slots__ = ("_mask", "_most", "_num", "_slots")
 
@@ -49,7 +53,7 @@ class CompactBlockSet:
         self._allocate(capacity)
 
     def tier(self, key: int) -> int:
-        """Return the tier in which the block lies, or GONE if the set does not hold the block."""
+        """Return the memory tier of the block with the short hash `key`, or GONE if the set does not hold the block."""
         slots, mask = self._slots, self._mask
         i = key >> TIER_BITS & mask
         while word := slots[i]:
@@ -59,12 +63,13 @@ class CompactBlockSet:
         return 0
 
     def leading(self, chain: PrefixChain, least: int, most: int, ends: Sequence[int]) -> tuple[int, int]:
-        """Count the leading blocks of `chain`, at most `most`, in tier `least` or better, and return the tier of the
-        last of them.
+        """Count the leading blocks of `chain`, at most `most`, that the set holds in tier `least` or better; return the
+        count and the tier of the last of these blocks (GONE for none).
 
-        The search is a bisection: first among `ends` (ascending positions, at least one, where chains end on other
-        workers), then right behind the end that was found, then between the bounds. Device memory may have holes, which
-        a bisection may miss. The body of `tier` is inlined here, because calls would take most of the lookup time.
+        The search is a bisection: first among `ends` (ascending positions, at least one, where the cached beginnings of
+        this prompt end on other workers), then right behind the end that was found, then between the bounds. Device
+        memory may have holes, which a bisection may miss. The body of `tier` is inlined here, because calls would take
+        most of the lookup time.
         """
         slots, mask, short_hashes = self._slots, self._mask, chain.short_hashes
         # Invariant: the block at `low` (0: none) is held, the block at `high` is not.
@@ -87,7 +92,8 @@ class CompactBlockSet:
         return low, found
 
     def write(self, words: Iterable[int]) -> None:
-        """Apply words in order: each sets the tier of its block, and tier GONE removes the block."""
+        """Apply words (`kv.kv_event_codec`) in order: each sets the tier of its block, and a word with tier GONE
+        removes the block."""
         for word in words:
             if word & TIER_MASK:
                 self._put(word)
@@ -95,16 +101,16 @@ class CompactBlockSet:
                 self._remove(word)
 
     def slots(self) -> array[int]:
-        """Return a copy of the table: words, and 0 in empty slots."""
+        """Return a copy of the hash table: a word in each used slot, 0 in each empty slot."""
         return self._slots[:]
 
     @property
     def num_bytes(self) -> int:
-        """Size of the table in memory."""
+        """Return the size of the table in memory, in bytes."""
         return len(self._slots) * WORD_BYTES
 
     def check(self) -> None:
-        """Raise AssertionError naming the first inconsistency of the table."""
+        """Raise AssertionError when the number of blocks was miscounted or a block of the table cannot be found."""
         words = list(self)
         assert len(words) == self._num, f"{len(words)} blocks, counted {self._num}"
         for word in words:

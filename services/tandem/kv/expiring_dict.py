@@ -10,9 +10,10 @@ V = TypeVar("V")
 
 
 class ExpiringDict(Generic[K, V]):
-    """Keep each entry for `memory_s` seconds of the caller's clock, and until the first `forget` after that.
+    """Map keys to values that expire `memory_s` seconds after they were put, by the caller's clock.
 
-    The clock must not go back. The cost of a `forget` is proportional to the number of entries that it drops.
+    An expired entry stays readable until the next `forget`. The clock must not go back. The cost of a `forget` is
+    proportional to the number of entries that it drops.
     """
 
     def __init__(self, memory_s: float) -> None:
@@ -20,7 +21,8 @@ class ExpiringDict(Generic[K, V]):
         self._entries: OrderedDict[K, tuple[V, float]] = OrderedDict()
 
     def put(self, key: K, value: V, now: float) -> None:
-        """Store an entry; an entry that was there already starts its `memory_s` anew."""
+        """Store `value` under `key` at time `now` in seconds; replacing an entry starts its lifetime of `memory_s`
+        again."""
         self._entries[key] = (value, now + self._memory_s)
         self._entries.move_to_end(key)
 
@@ -33,7 +35,7 @@ class ExpiringDict(Generic[K, V]):
         return None if entry is None else entry[0]
 
     def forget(self, now: float) -> None:
-        """Drop the entries whose time is over."""
+        """Drop the entries whose lifetime has ended at time `now`."""
         while self._entries:
             key, (_, expires_at) = next(iter(self._entries.items()))
             if expires_at > now:

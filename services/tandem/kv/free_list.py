@@ -19,8 +19,8 @@ LEAST_STALE = 64
 
 
 class FreeList:
-    """Own the order of the free blocks; all of `ids` are free at first. Blocks `[0, num_used)` were taken at least
-    once."""
+    """Hand out the free blocks in the order of reuse. All of `ids` are free at first; the blocks `[0, num_used)` were
+    taken at least once."""
 
     def __init__(self, ids: Sequence[BlockId]) -> None:
         self._ids = ids
@@ -43,19 +43,20 @@ class FreeList:
 
     @property
     def num_hashed(self) -> int:
-        """Count the free blocks that were freed with a hash."""
+        """Count the free blocks that had a hash when they were freed, which are the cached ones."""
         return len(self._back) - self._num_stale
 
     def free(self, block: BlockId, is_hashed: bool) -> None:
-        """Add a block: at the front (reused next) without a hash, at the back (reused last) with one."""
+        """Add a block that has no holder any more: at the front (reused next) without a hash, at the back (reused last)
+        with one."""
         if is_hashed:
             self._back.append(block)
         else:
             self._front.append(block)
 
     def take(self, number: int) -> list[BlockId]:
-        """Remove and return the `number` blocks that are reused next. Raises IndexError, and takes none, when too few
-        are free."""
+        """Remove and return the first `number` blocks in the order of reuse. Raises IndexError, and takes none, when
+        fewer are free."""
         if number > len(self):
             raise IndexError(f"{number} of {len(self)} free blocks")
         num_front = min(number, len(self._front))
@@ -73,7 +74,7 @@ class FreeList:
         return taken
 
     def remove(self, block: BlockId) -> None:
-        """Remove a block that was freed with a hash from the middle of the list."""
+        """Remove a block that was freed with a hash, wherever it is in the list, because a prefix hit uses it again."""
         self._stale[block] += 1
         self._num_stale += 1
         if self._num_stale > LEAST_STALE + self.num_hashed:

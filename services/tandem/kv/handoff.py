@@ -16,9 +16,10 @@ from tandem.core.ids import BlockHash, BlockId, HandoffKey
 
 @dataclass(frozen=True, slots=True)
 class BlockDigest:
-    """Digest of one block: 64 bits for each KV head, as unsigned integers; `heads` is empty when digests are off.
+    """Checksum of one block: `heads` has one unsigned 64-bit integer for each KV head, and is empty when digests are
+    off.
 
-    `tandem_kernels.contract` defines the digest function.
+    `block` is the block's id in the producer's pool. `tandem_kernels.contract` defines the digest function.
     """
 
     block: BlockId
@@ -31,8 +32,9 @@ MAX_REMOTE_PREFIX_BLOCKS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class RemotePrefixRequest:
-    """Request of a consumer to read a prefix from a producer's cache. `hashes` are the hashes of the prefix's blocks
-    from the first on; the consumer has the blocks before `first_index` already.
+    """Request of a consumer to read a cached prefix from a producer. `hashes`: hashes of the prefix's blocks from the
+    first block of the prompt on. `first_index`: number of leading blocks that the consumer has already and does not
+    read.
 
     Serving a prefix by hash leaks nothing between tenants: hashes are rooted in the tenant's salt, so whoever knows the
     hashes of blocks knows their content, and only workers can open the stream on which requests arrive.
@@ -44,19 +46,19 @@ class RemotePrefixRequest:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Blocks of the producer that may be read from now on: positions `[first_index, first_index + len(blocks))` of the
-    table.
+    """Message of a producer that its consumer may read more blocks from now on: those at positions `[first_index,
+    first_index + len(blocks))` of the sequence.
 
-    `num_computed`: tokens whose KV is complete. `num_cached`: tokens of the prompt that were in the producer's prefix
-    cache.
+    `num_computed`: tokens from the beginning of the sequence whose KV is complete. `num_cached`: tokens of the prompt
+    that were in the producer's prefix cache and were not computed.
 
     The last announcement of a hand-off has `first_tokens`, from which the consumer continues. After a prefill these are
     one token for each choice of its job. `is_migrating`: the producer keeps sampling until the consumer requests the
-    remainder; `first_tokens` are then the tokens of the one choice that the consumer lacks. For a job with one choice,
-    the last of `first_tokens` follows the `num_computed` tokens.
+    rest of the tokens; `first_tokens` are then the tokens of the one choice that the consumer lacks. For a job with one
+    choice, the last of `first_tokens` follows the `num_computed` tokens.
 
-    The last announcement of a remote prefix fetch has `is_last` instead: the producer offers `num_computed` tokens in
-    all, those included that the consumer had before.
+    The last announcement of a remote prefix fetch has no tokens and sets `is_last`: the producer then offers
+    `num_computed` tokens in all, including those that the consumer had before.
     """
 
     key: HandoffKey
@@ -70,13 +72,16 @@ class Announcement:
 
 
 class LeaseState(Enum):
-    """States of a lease on the producer's side."""
+    """States of a lease on the producer's side. In RELEASED the consumer has given the blocks up, in EXPIRED the time
+    of the lease has ended; both are final."""
 
     RESERVED = auto()
     """The prefill is accepted and has no blocks yet."""
     OFFERED = auto()
+    """The consumer may read the blocks."""
     WITHDRAWN = auto()
-    """Ended by the producer. The consumer may not know it yet and still read, so the blocks are not free."""
+    """The producer has ended the lease. The consumer may not know that yet and still read, so the blocks are not
+    free."""
     RELEASED = auto()
     EXPIRED = auto()
 
@@ -84,7 +89,7 @@ class LeaseState(Enum):
 class LeaseEvent(Enum):
     STARTED = auto()
     WITHDRAW = auto()
-    """Ended by the producer while its consumer may be reading."""
+    """The producer ends the lease while the consumer may be reading."""
     RELEASE = auto()
     EXPIRE = auto()
 
@@ -102,15 +107,17 @@ LEASE_TABLE: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
 
 
 class PullState(Enum):
-    """States of a pull on the consumer's side."""
+    """States of a pull, the consumer's read of one hand-off. READY and FREED are final; in FREED the pull was given up
+    and no read writes to its local blocks any more."""
 
     WAITING = auto()
-    """The consumer has no room yet, or the producer has not announced anything."""
+    """The consumer has no free blocks for the KV yet, or the producer has not announced any block."""
     READING = auto()
     READY = auto()
     """All KV is in local blocks and was checked within the lease."""
     DRAINING = auto()
-    """Given up while a read is still in flight: the blocks of that read are not free."""
+    """The consumer has given the pull up while a read is still in flight: the local blocks of that read are not
+    free."""
     FREED = auto()
 
 
@@ -118,9 +125,9 @@ class PullEvent(Enum):
     GRANTED = auto()
     ARRIVED = auto()
     ABANDON = auto()
-    """Given up while no read is in flight."""
+    """The consumer gives the pull up while no read is in flight."""
     ABANDON_READING = auto()
-    """Given up while a read is in flight."""
+    """The consumer gives the pull up while a read is in flight."""
     DRAINED = auto()
 
 
@@ -135,7 +142,7 @@ PULL_TABLE: dict[tuple[PullState, PullEvent], PullState] = {
 
 
 class HandoffError(Exception):
-    """Raised for an event that the state has no entry for: a defect of Tandem."""
+    """Raised when a lease or pull gets an event that its current state does not allow, which is a defect of Tandem."""
 
 
 def next_lease(state: LeaseState, event: LeaseEvent) -> LeaseState:

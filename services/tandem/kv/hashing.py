@@ -18,7 +18,8 @@ HASH_BYTES = 16
 
 
 def root_hash(model_fingerprint: str, block_size: int, salt: str) -> BlockHash:
-    """Return the hash that stands as parent of a first block; different models, block sizes or salts share no hash."""
+    """Return the hash that serves as the parent of a prompt's first block. It depends on all three arguments, so
+    prompts of different models, block sizes or tenants' salts share no hash."""
     parts = (model_fingerprint, str(block_size), salt)
     digest = hashlib.blake2b(digest_size=HASH_BYTES, person=b"tandem-kv-root")
     for part in parts:
@@ -28,7 +29,8 @@ def root_hash(model_fingerprint: str, block_size: int, salt: str) -> BlockHash:
 
 
 def chain_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> list[BlockHash]:
-    """Return the hashes of all full blocks of `tokens`, in order; a partial last block has none."""
+    """Return one hash for each full block of `block_size` tokens, in order; a partial last block has none. `parent` is
+    the hash of the block before the first, or the `root_hash`."""
     hashes: list[BlockHash] = []
     words = array("I", tokens)
     size = block_size * words.itemsize
@@ -41,7 +43,8 @@ def chain_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> l
 
 
 def prompt_hashes(parent: BlockHash, request: Request, block_size: int) -> tuple[BlockHash, ...]:
-    """Return `chain_hashes` of the whole prompt, cached in the request."""
+    """Return the hashes of all full blocks of the request's prompt (`chain_hashes`). The result is stored in the
+    request, so a second call with the same `parent` and `block_size` computes nothing."""
     hashes = request.block_names.get((parent, block_size))
     if hashes is None:
         hashes = request.block_names[parent, block_size] = tuple(

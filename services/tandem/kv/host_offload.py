@@ -27,8 +27,11 @@ Onload = tuple[HostSlot, BlockId]
 
 
 class OffloadDecision(NamedTuple):
-    """Outcome for a hash that device memory evicts. `is_copied`: the next plan copies the block out. `dropped`: blocks
-    whose queued offload was cancelled."""
+    """What happens to a cached block that device memory evicts.
+
+    `facts`: the KV events to report. `is_copied`: the next step copies the block to host memory. `dropped`: blocks
+    whose earlier queued offload was cancelled to free its slot.
+    """
 
     facts: list[KVFact]
     is_copied: bool = False
@@ -36,10 +39,12 @@ class OffloadDecision(NamedTuple):
 
 
 class HostBlockPool:
-    """Own a fixed number of slots of one block each; with 0 slots every offered block is lost.
+    """Give evicted blocks a slot in host memory, and queue the copies between device and host. With `num_slots` 0
+    nothing is kept.
 
-    Copies collect until a plan takes them (`take_copies`). A plan makes all its offloads (`spills`) before any onload
-    (`fills`). A slot that an open plan copies is not written by a later plan until `end_copies`.
+    Copies collect until the plan of the next step takes them by `take_copies`. A step makes all its offloads (`spills`,
+    device to host) before any onload (`fills`, host to device). A slot that a step copies from or to is not written by
+    a later step until `end_copies` for the first.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -64,7 +69,7 @@ class HostBlockPool:
 
     @property
     def num_held(self) -> int:
-        """Count the slots whose content a prefix hit would copy back."""
+        """Count the slots with content that no device block holds; a prefix hit would copy it back to device memory."""
         return len(self._sole)
 
     def __contains__(self, block_hash: BlockHash) -> bool:
@@ -72,9 +77,11 @@ class HostBlockPool:
         return block_hash in self._sole
 
     def keep(self, block_hash: BlockHash, parent: BlockHash | None, block: BlockId) -> OffloadDecision:
-        """Decide what becomes of a hash whose last device block is about to be reused.
+        """Decide what happens to a hash when `block`, the last device block with its content, is about to be reused.
 
-        Without a slot the hash is lost, and the sole hashes that follow it in their chains.
+        The hash gets a slot in host memory and a copy is queued, unless a slot still has the content. When copies of
+        uncommitted steps use all slots, the hash is lost, with all hashes that follow it in their chains and are only
+        in host memory. `parent` is the hash of the block before it, None for a first block.
         """
         facts: list[KVFact] = []
         if block_hash in self._spare:
@@ -91,14 +98,16 @@ class HostBlockPool:
         return OffloadDecision(facts, True, dropped)
 
     def stored(self, block_hash: BlockHash) -> None:
-        """Turn a sole hash into a spare one, because a device block holds its content from now on."""
+        """Note that a device block holds the content of `block_hash` from now on: its host slot, if any, stays filled
+        but may be reused."""
         if block_hash in self._sole:
             self._remove_sole(block_hash)
             self._spare[block_hash] = None
 
     def claim(self, hashes: Iterable[BlockHash]) -> list[HostSlot]:
-        """Pin the slots of sole hashes that are about to be copied back until the plan that copies them has ended;
-        return the slots."""
+        """Return the host slots of `hashes`, whose content is about to be copied back to device memory, and protect
+        them from reuse until `end_copies` for the step that makes the copies. Raises KeyError for a hash without a
+        slot."""
         slots = []
         for block_hash in hashes:
             slots.append(self._slots[block_hash])
@@ -107,11 +116,12 @@ class HostBlockPool:
         return slots
 
     def fill(self, slots: Sequence[HostSlot], blocks: Sequence[BlockId]) -> None:
-        """Queue the copies of claimed slots into `blocks`."""
+        """Queue a copy from each of `slots`, which `claim` returned, to the device block at the same index of
+        `blocks`."""
         self._fills += zip(slots, blocks, strict=True)
 
     def take_copies(self) -> tuple[tuple[Offload, ...], tuple[Onload, ...]]:
-        """Return the offloads and onloads that the next plan makes, and clear the queues."""
+        """Return the queued offloads and onloads, which the caller's next step must make, and clear both queues."""
         spills = tuple((block, slot) for slot, block in self._spills.items())
         fills = tuple(self._fills)
         self._pins.update(self._spills.keys())
@@ -120,7 +130,8 @@ class HostBlockPool:
         return spills, fills
 
     def end_copies(self, spills: Iterable[Offload], fills: Iterable[Onload]) -> None:
-        """Unpin the slots of copies whose plan has ended."""
+        """Allow reuse of the host slots that the offloads (`spills`) and onloads (`fills`) of a step used, because the
+        step has ended."""
         for slot in [*(slot for _, slot in spills), *(slot for slot, _ in fills)]:
             self._pins[slot] -= 1
             if not self._pins[slot]:
@@ -131,21 +142,23 @@ class HostBlockPool:
 
     @property
     def has_copies(self) -> bool:
-        """Return whether copies are queued for the next plan."""
+        """Return whether copies between device and host memory are queued, which the plan of the next step must take by
+        `take_copies`."""
         return bool(self._spills or self._fills)
 
     def blocks_to_spill(self) -> Collection[BlockId]:
-        """Return the device blocks that the next plan copies out."""
+        """Return the device blocks whose copies to host memory are queued for the next step."""
         return self._spills.values()
 
     def blocks_to_fill(self) -> Iterable[BlockId]:
-        """Return the device blocks that the next plan copies into."""
+        """Return the device blocks into which copies from host memory are queued for the next step."""
         return (block for _, block in self._fills)
 
     def check(self, device: Collection[BlockHash], pinned: Iterable[HostSlot]) -> None:
-        """Recount slots, pins and children, and raise AssertionError naming the first difference.
+        """Recount slots, their copies and the parents of hashes, and raise AssertionError naming the first difference.
 
-        `device`: all hashes that device memory holds. `pinned`: every slot once for each copy of an open plan.
+        `device`: all hashes that device memory holds. `pinned`: each slot once for each copy that uses it in a step
+        that is not committed yet.
         """
         slots, free = list(self._slots.values()), set(self._free)
         assert self._slots.keys() == self._sole.keys() | self._spare.keys(), (

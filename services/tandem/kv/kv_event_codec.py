@@ -23,13 +23,13 @@ _first_word = struct.Struct("<Q").unpack_from
 
 
 def short_hash(block: BlockHash) -> int:
-    """Return the first 62 bits of a block's hash, in place above two zero bits; equal to the block's word in tier
-    GONE."""
+    """Return the first 62 bits of a block's hash, shifted above two zero bits: the block's word in tier GONE."""
     return _first_word(block)[0] & _NAME_MASK  # type: ignore[no-any-return]
 
 
 def encode_event(fact: KVFact) -> int:
-    """Encode a KV event as the word of its block in the tier that the event moves it to."""
+    """Return the event as one 64-bit word: the short hash of its block and the memory tier in which the block is after
+    the event."""
     match fact:
         case BlockStored():
             return short_hash(fact.hash) | DEVICE

@@ -17,23 +17,24 @@ from tandem.kv.kv_event_codec import encode_event
 
 
 class KVEventBatch(NamedTuple):
-    """Consecutive events of one incarnation of a worker as words (`kv.kv_event_codec`); `first` is the number of the
-    first one, counted from 0."""
+    """Consecutive KV events of one incarnation of a worker. `first`: number of the batch's first event, counted from 0
+    at the start of the worker. `words`: one word per event (`kv.kv_event_codec`)."""
 
     first: int
     words: array[int]
 
     @property
     def end(self) -> int:
-        """Return the number of the event after the batch."""
+        """Return the number of the first event after the batch."""
         return self.first + len(self.words)
 
 
 class KVEventLog:
-    """Own the events that wait to be published and the set of blocks (`held`) after all events.
+    """Number KV events, keep those that are not published yet, and keep the set of blocks after all events (`held`).
 
-    `stride`: only each `stride`-th block of a chain is logged. `capacity`: blocks of the worker. At most `max_waiting`
-    events wait: beyond that number all are dropped, `has_lost` is set, and only `held` can still be published.
+    `stride`: only each `stride`-th block of a prefix is logged. `capacity`: blocks of the worker. `max_waiting`: most
+    events that wait; when there are more, all waiting events are dropped and `has_lost` is set, and the caller can only
+    publish `held` as a whole. Raises ValueError for a stride below 1.
     """
 
     def __init__(self, stride: int, capacity: int, max_waiting: int) -> None:
@@ -51,7 +52,7 @@ class KVEventLog:
 
     @property
     def end(self) -> int:
-        """Return the number of the next event."""
+        """Return the number that the next event will get."""
         return self._first + len(self._waiting)
 
     @property
@@ -59,7 +60,8 @@ class KVEventLog:
         return len(self._waiting)
 
     def add(self, facts: Iterable[KVFact]) -> None:
-        """Append events in order, and apply them to `held`."""
+        """Append KV events in order, and apply them to `held`. Events of blocks that `stride` leaves out are
+        ignored."""
         words = array("Q", map(encode_event, facts if self._stride == 1 else filter(self._counts, facts)))
         self.held.write(words)
         self._waiting += words
@@ -68,12 +70,13 @@ class KVEventLog:
             self.acknowledge(self.end)
 
     def waiting(self, most: int, after: int = 0) -> KVEventBatch:
-        """Return at most `most` of the events that wait to be published, without the first `after` of them."""
+        """Return the oldest events that are not published yet, at most `most`, after skipping the first `after`; the
+        batch may be empty."""
         return KVEventBatch(self._first + after, self._waiting[after : after + most])
 
     def acknowledge(self, end: int) -> None:
-        """Drop the waiting events before number `end`, which were published; some of them may have been dropped
-        meanwhile."""
+        """Drop the waiting events with numbers below `end`, because they were published; those dropped already are no
+        error."""
         count = max(0, end - self._first)
         del self._waiting[:count]
         self._first += count

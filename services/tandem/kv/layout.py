@@ -29,7 +29,8 @@ list."""
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers whose KV has one shape. `dtype` is a key of `ITEM_BYTES`."""
+    """Shape of the KV of layers that are alike: number of layers, number of KV heads, numbers per head, and their type.
+    `dtype` is a key of `ITEM_BYTES`."""
 
     layers: int
     heads: int
@@ -38,21 +39,23 @@ class KVGroup:
 
     @property
     def is_scaled(self) -> bool:
-        """Return whether each token of a head and plane has a scale in the block."""
+        """Return whether the block holds a float32 scale for each token of each head, layer, and key or value, as
+        float8 KV does."""
         return self.dtype == SCALED
 
     def tile_bytes(self, block_size: int) -> int:
-        """Return the bytes of one plane of one layer and head of one block."""
+        """Return the bytes of one tile: the keys, or the values, of one block for one layer and head."""
         return block_size * (self.head_dim * ITEM_BYTES[self.dtype] + (_SCALE_BYTES if self.is_scaled else 0))
 
     def head_bytes(self, block_size: int) -> int:
-        """Return the bytes of one head of one block: all layers, both planes, all its token slots."""
+        """Return the bytes that one head takes in one block: keys and values of all layers and all token slots."""
         return self.layers * PLANES * self.tile_bytes(block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape of one block of one worker's pool; `groups` holds exactly one group today."""
+    """Shape of one KV block. `block_size`: tokens of a block. `groups`: one `KVGroup` for each set of layers that are
+    alike; exactly one today."""
 
     block_size: int
     groups: tuple[KVGroup, ...]
@@ -64,7 +67,7 @@ class KVLayout:
 
     @property
     def head_bytes(self) -> int:
-        """Return the bytes of one head of a block; head h lies at `h * head_bytes`."""
+        """Return the bytes of one head of a block; head h begins `h * head_bytes` after the start of the block."""
         return sum(g.head_bytes(self.block_size) for g in self.groups)
 
     @property
@@ -72,19 +75,21 @@ class KVLayout:
         return sum(g.heads * g.head_bytes(self.block_size) for g in self.groups)
 
     def for_rank(self, heads: range) -> KVLayout:
-        """Return the layout of one block on a tensor-parallel rank that holds `heads`."""
+        """Return the layout of one block on a tensor-parallel rank that holds only the KV heads `heads`."""
         return (
             self if len(heads) == self.group.heads else replace(self, groups=(replace(self.group, heads=len(heads)),))
         )
 
     @property
     def num_probe_blocks(self) -> int:
-        """Return how many blocks of known content a pool of this layout has, see `KVRegion`."""
+        """Return how many blocks of known content a pool of this layout has for bandwidth probes to read, see
+        `KVRegion`."""
         return min(max(PROBE_BYTES // self.block_bytes, _PROBE_BLOCKS.start), _PROBE_BLOCKS.stop - 1)
 
     @property
     def probe_bytes(self) -> int:
-        """Return the bytes of all probe blocks, those that are read and those that are written."""
+        """Return the bytes of all blocks that a pool has for bandwidth probes: those that peers read, and as many that
+        the own probes write."""
         return 2 * self.num_probe_blocks * self.block_bytes
 
     @property
@@ -92,9 +97,11 @@ class KVLayout:
         return self.block_bytes // self.block_size
 
     def block_shape(self) -> tuple[int, ...]:
-        """Return the shape of one block as its executor stores it: `[kv_heads, layers, 2, block_size, head_dim]`.
+        """Return the shape of one block as its executor stores it: `[kv_heads, layers, 2, block_size, head_dim]`, where
+        2 stands for key and value.
 
-        A scaled block is an array of bytes with the tile as its last axis: `[kv_heads, layers, 2, tile_bytes]`.
+        A float8 block, which contains scales, is stored as bytes: `[kv_heads, layers, 2, tile_bytes]`, see
+        `KVGroup.tile_bytes`.
         """
         g = self.group
         tile = (g.tile_bytes(self.block_size),) if g.is_scaled else (self.block_size, g.head_dim)
@@ -122,12 +129,14 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class KVRegion:
-    """One registered pool of KV memory: block `b` lies at `address + b * block_bytes` of the owner's address space.
+    """One contiguous KV pool of a rank, registered for transfers: block `b` begins at `address + b * block_bytes` of
+    the owner's address space.
 
-    `head_start:head_stop` are the model's KV heads that this region holds (all of them without tensor parallelism).
-    Behind the blocks lie `num_probe_blocks` blocks with the same content in every pool, which are not written, for any
-    worker to read that measures a link, and as many blocks again into which the owner's own probe reads go. No other
-    block has the content of a probe block.
+    `head_start`, `head_stop`: the range of the model's KV heads that this region holds, `[head_start, head_stop)`; all
+    of them without tensor parallelism. `device`: where the memory is, `cpu` or `cuda:N`. `num_probe_blocks`: number of
+    blocks behind the first `num_blocks` whose content is the same in every pool and is not written; any worker may read
+    them to measure a link. Behind these are as many blocks again, into which the owner's own bandwidth probes read. No
+    other block has the content of a probe block.
     """
 
     address: int
@@ -140,15 +149,17 @@ class KVRegion:
 
     @property
     def num_all_blocks(self) -> int:
-        """Count the blocks, those included that only link probes read and write."""
+        """Count all blocks of the region, including those that only bandwidth probes read and write."""
         return self.num_blocks + 2 * self.num_probe_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFingerprint:
-    """Everything that KV content depends on besides tokens; workers exchange blocks only if their `digest` is equal.
+    """Everything that KV content depends on besides tokens; workers exchange blocks only if their fingerprints have the
+    same `digest`.
 
-    `arithmetic` names GPU, libraries and ranks, where KV must be equal to the bit, and is empty elsewhere.
+    `rope`: parameters of the rotary position embedding. `block_size`: tokens of a block. `arithmetic`: names of GPU,
+    libraries and number of ranks, set only where KV must be equal bit for bit, else empty.
     """
 
     weights_digest: str

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 
 class CoreAvoidance:
-    """Move another thread away from the core of the calling thread.
+    """Keep a helper thread off the CPU core on which the calling thread runs.
 
     Does nothing where the system has no `sched_getcpu` or `sched_setaffinity`, or where only one core may be used.
     """
@@ -24,7 +24,8 @@ class CoreAvoidance:
         self._avoided = -1
 
     def keep(self, thread: int) -> None:
-        """Allow `thread`, a native thread id of this process, every core of the process but the current one."""
+        """Exclude the caller's current core from those on which `thread`, a native thread id of this process, may run.
+        Called again, it acts only if the caller has changed cores since. Does not raise."""
         if self._current_core is None or not hasattr(os, "sched_setaffinity"):
             return
         core = self._current_core()

@@ -23,7 +23,8 @@ _IS_LEGACY_CUDA_IPC_CAPABLE = 10
 class CudaDriver:
     """Call the CUDA driver of this machine, from any thread.
 
-    Raises TandemError(UNSUPPORTED) where there is no driver.
+    All methods and the constructor raise TandemError(UNSUPPORTED) where there is no driver or the driver returns an
+    error. `library` replaces the driver in tests.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -34,10 +35,8 @@ class CudaDriver:
         self._call("cuInit", ctypes.c_uint(0))
 
     def enter(self, number: int) -> None:
-        """Make the primary context of device `number` current for the calling thread.
-
-        torch uses the primary context too. The context is retained until the process ends.
-        """
+        """Make the primary CUDA context of device `number`, which torch uses too, current for the calling thread. The
+        context is retained until the process ends."""
         device = ctypes.c_int()
         context = ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(number))

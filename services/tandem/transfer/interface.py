@@ -15,15 +15,16 @@ from tandem.transfer.memory_pool import MemoryPool
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Read the peer's block `remote` into the local block `local`: all heads that the local pool holds of it."""
+    """One block to be copied by a read: from block `remote` of the peer's pool to block `local` of this rank's pool,
+    with those KV heads that the local pool holds."""
 
     remote: BlockId
     local: BlockId
 
 
 class ReadState(Enum):
-    """State of a read. FAILED means that the transport has proven that the read does not touch local memory any
-    more."""
+    """State of a read. DONE: all bytes are in local memory. FAILED: the read has failed, and the transport has proof
+    that it writes to local memory no more."""
 
     PENDING = "pending"
     DONE = "done"
@@ -31,96 +32,106 @@ class ReadState(Enum):
 
 
 class PeerError(Exception):
-    """Raised when the peer is gone, refuses the connection, or is another incarnation than before."""
+    """Raised when a peer (another worker whose memory this one reads) is gone, refuses the connection, or has restarted
+    as another incarnation."""
 
 
 class Transport(Protocol):
-    """Read blocks of peers' pools into the local pool. All calls come from the one thread that owns the transport.
+    """Read blocks of peers' pools into the local pool. Once `enter_thread` was called, only the thread that called it
+    uses the transport, except for `describe`.
 
-    No worker writes into another worker's memory. A read cannot be aborted: memory is safe to reuse only once `poll`
-    returned DONE or FAILED, `disconnect` returned True, or `close` returned.
+    No worker writes into another worker's memory. A read cannot be aborted: its local blocks are safe to reuse only
+    once `poll` returned DONE or FAILED, `disconnect` returned True, or `close` returned.
     """
 
     @property
     def pool(self) -> MemoryPool:
-        """Return the pool that reads write to, with this rank's heads of every block."""
+        """Return the local KV pool into which reads write; it has this rank's KV heads of every block."""
         ...
 
     def enter_thread(self) -> None:
-        """Prepare the calling thread, which is the only one to use the transport from then on.
-
-        Another thread may have created the transport.
-        """
+        """Prepare the calling thread to use the transport; it is the only one to do so from then on. Another thread may
+        have created the transport."""
         ...
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        """Return the local side of the handshake."""
+        """Return what other workers need to connect to this transport and read its pool, with `worker` as the name of
+        this worker."""
         ...
 
     def connect(self, peer: TransportPeer) -> None:
-        """Make a peer readable; an earlier incarnation under the same worker id is dropped first.
+        """Make a peer's blocks readable. An earlier incarnation of the peer with the same worker id is disconnected
+        first.
 
-        Raises PeerError when the peer cannot be reached or its layout cannot be read.
+        Raises PeerError when the peer cannot be reached or its layout does not fit.
         """
         ...
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        """Tear down a peer with all its reads; return True if it is proven that none of them touches local memory any
-        more.
+        """Tear down a peer with all its reads; return True if it is proven that none of these reads writes to local
+        memory any more.
 
-        It may be called again until it returns True. Until then the peer accepts no new reads, and its open reads still
-        make progress.
+        The caller may call again until the result is True. Until then the peer accepts no new reads, and its open reads
+        still make progress. Returns True for a peer that is not connected.
         """
         ...
 
     def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
-        """Start a read and return its handle. May block as long as a copy of these bytes takes. Raises PeerError."""
+        """Start a read of `copies` from a connected peer and return a handle for `poll`. May block as long as a copy of
+        these bytes takes. Raises PeerError when the peer is not connected or cannot be read, and its subclass
+        CopyRefused for a block that does not exist."""
         ...
 
     def post_self_test(self) -> int:
-        """Start a read of a few bytes of the transport's own memory, not of the pool, and return its handle.
+        """Start a read of a few bytes of the transport's own memory, outside the pool, and return a handle for `poll`,
+        which returns FAILED when the bytes did not arrive intact.
 
-        The handle is polled like that of a read: FAILED when the bytes did not arrive intact. Raises PeerError.
+        Raises PeerError when the read cannot be started.
         """
         ...
 
     def poll(self, handle: int) -> ReadState:
-        """Progress one read and return its state; the handle is invalid after DONE or FAILED.
+        """Make progress on one read and return its state. After DONE or FAILED the handle must not be used again.
 
-        Raises PeerError when a read failed without proof that it no longer writes to local memory.
+        Raises PeerError when the read failed without proof that it no longer writes to local memory.
         """
         ...
 
     def progress(self) -> None:
-        """Serve peers that read from this worker; called at least every 20 ms, every 0.5 ms while a lease or read is
-        open."""
+        """Answer peers that are reading from this worker. The owner calls it at least every 20 ms, and every 0.5 ms
+        while a lease or a read is open."""
         ...
 
     def close(self) -> None: ...
 
 
 class KVTransfer(Protocol):
-    """Accept commands from any thread and carry them out in order, over one rank or all ranks of a worker.
+    """Accept commands (connect a peer, read, cancel, tear down) from any thread and carry them out in order, on one
+    rank or on all ranks of a worker.
 
-    Events go, in order, to the `on_event` that the transfer was opened with. TransferStopped is the last one.
+    Results go, in order, as events to the `on_event` that the transfer was opened with. The last event is
+    TransferStopped.
     """
 
     def start(self) -> None: ...
 
     def send(self, command: Command) -> None:
-        """Queue a command without waiting. Raises RuntimeError after a halt or failure, when no event would answer."""
+        """Queue a command and return without waiting for it. Raises RuntimeError once the transfer was halted or has
+        failed, because no event would report the result."""
         ...
 
     def halt(self) -> None:
-        """Begin to stop, whether started or not: open reads end, then the transport is closed. Returns at once."""
+        """Begin to stop and return without waiting: open reads end, then the transport is closed. Also works on a
+        transfer that was not started; a second call does nothing."""
         ...
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the transfer thread. Returns False when the thread is still running after `timeout_s`."""
+        """Wait until the transfer has ended. Returns False when it is still running after `timeout_s` seconds."""
         ...
 
     def stop(self, timeout_s: float) -> bool:
-        """Halt, then wait. Returns False when the thread is still running after `timeout_s`."""
+        """Halt the transfer and wait until it has ended. Returns False when it is still running after `timeout_s`
+        seconds."""
         self.halt()
         return self.join(timeout_s)
 

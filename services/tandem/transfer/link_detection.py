@@ -26,7 +26,8 @@ Headers make the rise larger than the read, statistics that lag behind make it a
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Bytes received since boot by RDMA ports and network interfaces, at time `at` of the caller's clock (seconds)."""
+    """Bytes received since boot, by name of RDMA port (`rdma`) and of network interface (`network`), read at time `at`
+    of the caller's clock in seconds."""
 
     at: float
     rdma: Mapping[str, int]
@@ -35,10 +36,10 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class LinkEndpoints:
-    """Both ends of a read.
+    """The two ends of a read, the reading worker and the source.
 
-    `transport`: "local" or "nixl". `same_machine`: both processes run under one kernel, whatever their containers.
-    `device`, `source_device`: as in `KVRegion`.
+    `transport`: "local" or "nixl". `same_machine`: whether both processes run under one kernel, even in different
+    containers. `device`, `source_device`: where the memory of the reader and of the source is, `cpu` or `cuda:N`.
     """
 
     transport: str
@@ -54,9 +55,10 @@ class LinkEndpoints:
 
 @dataclass(frozen=True, slots=True)
 class TransferSample:
-    """A read of `num_bytes` between the counters `before` and `after`.
+    """Network counters of this machine around a read of `num_bytes` bytes.
 
-    From `idle` to `before` nothing of the read was moved, so that interval shows the background traffic.
+    `before` and `after` were taken at the start and the end of the read. `idle` was taken earlier, with none of the
+    read's bytes moved between `idle` and `before`, so that the rise in that interval shows the background traffic.
     """
 
     num_bytes: int
@@ -66,7 +68,8 @@ class TransferSample:
 
 
 def detect_link_type(sample: TransferSample, ends: LinkEndpoints) -> tuple[LinkType, str]:
-    """Return the link type of a read, and a sentence for people with the figures that it was inferred from."""
+    """Infer the type of the link that a read used; return the type, "unknown" if the counters do not show it, and a
+    sentence for people with the figures that it was inferred from."""
     if ends.transport == "local":
         return "shared_memory", "the local transport reads the other process's memory"
     network, rdma = (_risen(sample, kind) for kind in ("network", "rdma"))
@@ -113,9 +116,11 @@ _BYTE_COUNTERS = ("rx_bytes", "rdma_read_bytes")
 
 
 def read_counters(at: float, root: Path = Path("/")) -> Counters:
-    """Return the counters that are visible here; a container sees its own interfaces, and perhaps no RDMA ports.
+    """Return the byte counters that this process can see; a container sees its own interfaces, and perhaps no RDMA
+    ports. Counters that cannot be read are left out or 0.
 
-    `at`: time of the reading by the caller's clock, in seconds. `root`: where `/sys` and `/proc` are found.
+    `at`: time of the reading by the caller's clock, in seconds. `root`: directory under which `sys` and `proc` are
+    found.
     """
     return Counters(at, dict(_rdma(root / "sys/class/infiniband")), dict(_network(root / "proc/net/dev")))
 

@@ -10,11 +10,11 @@ from tandem.kv.layout import KVLayout, KVRegion
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """The KV blocks in `region` of this process: a rank's KV heads of blocks of `layout`, which is that of the whole
-    model.
+    """Address and shape of one rank's KV memory in this process.
 
-    `keepalive` is the object that keeps the memory mapped, for instance a tensor. Raises ValueError when the heads or
-    the block size of the region do not fit `layout`.
+    `region`: address, number of blocks, and range of KV heads that the rank holds. `layout`: layout of a block of the
+    whole model, with all heads. `keepalive`: the object that keeps the memory mapped, for instance a tensor. Raises
+    ValueError when the heads or the block size of the region do not fit `layout`.
     """
 
     region: KVRegion
@@ -30,15 +30,16 @@ class MemoryPool:
 
     @property
     def heads(self) -> range:
-        """Return which KV heads of the model the pool holds."""
+        """Return the range of the model's KV heads that the pool holds."""
         return range(self.region.head_start, self.region.head_stop)
 
     @property
     def num_bytes(self) -> int:
-        """Count the bytes of all blocks, those for bandwidth probes included."""
+        """Count the bytes of all blocks, including the blocks for bandwidth probes."""
         return self.region.num_all_blocks * self.region.block_bytes
 
 
 def agent_name(worker: WorkerId, incarnation: Incarnation, rank: int = 0) -> str:
-    """Return the name of a rank's transport agent; with the incarnation in it, a restarted worker is another agent."""
+    """Return the name of the transport agent of rank `rank`. It contains the incarnation, so that the agent of a
+    restarted worker has another name."""
     return f"{worker}.{incarnation}.{rank}"

@@ -95,11 +95,12 @@ class _Test:
 
 
 class RankEventMerger:
-    """Turn commands (`submit`) and the ranks' events (`on_event`) into commands for the ranks and merged events.
+    """Turn each command for a worker into commands for its ranks, and the ranks' events into one event per command.
 
-    The owner takes the results from `commands`, pairs of rank and command, and `events`. Each rank must answer commands
-    in their order and report TransferStopped last. `is_over`: a rank has stopped, so all ranks must be halted and no
-    further command may be submitted.
+    The caller passes commands to `submit` and events to `on_event`, and after each call takes the results out of
+    `commands`, pairs of rank and command to be sent, and `events`, the merged events. Each rank must answer commands in
+    their order and report TransferStopped last. `is_over`: a rank has stopped, so the caller must halt all ranks and
+    submit no further command.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -318,11 +319,11 @@ def _report(id: int, request: _Request) -> ReadDone | ReadFailed:
 
 
 class MultiRankTransfer(KVTransfer):
-    """A `KVTransfer` over all ranks of a worker.
+    """Drive all ranks of a worker as one `KVTransfer`: a read ends when every rank has read its part.
 
-    `open_ranks[r]` opens the transfer of rank r, in this process or another one. `on_event` must not block and must
-    not raise; it is called on the ranks' threads and on the threads that call `send`, one call at a time and in order.
-    When one rank stops, the others are halted.
+    `open_ranks[r]` opens the transfer of rank r, in this process or another one. `on_event` must not block or raise; it
+    is called on the ranks' threads and on the threads that call `send`, one call at a time and in order. When one rank
+    stops, the others are halted.
     """
 
     def __init__(self, open_ranks: Sequence[OpenKVTransfer], on_event: Callable[[Event], None]) -> None:
@@ -343,7 +344,8 @@ class MultiRankTransfer(KVTransfer):
             transfer.start()
 
     def send(self, command: Command) -> None:
-        """Queue a command for the ranks. Raises RuntimeError once a rank has stopped, when no event would answer."""
+        """Queue a command for the ranks. Raises RuntimeError after a halt or once a rank has stopped, because no event
+        would report the result."""
         with self._lock:
             if not self._is_open:
                 raise RuntimeError("the transfer thread has stopped")
@@ -357,7 +359,8 @@ class MultiRankTransfer(KVTransfer):
                 transfer.halt()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of all ranks, up to `timeout_s` for each. Returns False when one is still running."""
+        """Wait until the transfers of all ranks have ended, up to `timeout_s` seconds for each rank. Returns False when
+        one is still running."""
         have_ended = [transfer.join(timeout_s) for transfer in self._ranks]
         return all(have_ended)
 

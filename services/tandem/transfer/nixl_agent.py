@@ -37,10 +37,10 @@ allocated earlier for host memory. Without the cache UCX asks the driver, once f
 
 @dataclass(frozen=True, slots=True)
 class NixlAgent:
-    """An open agent with UCX as its only backend.
+    """An open NIXL agent, the object that registers memory and moves bytes, with UCX as its only backend.
 
-    `errors`: the exceptions that calls of `api` raise. `disconnected`: the one exception that proves that UCX closed
-    the connection by force and ended its reads.
+    `api`: the agent of the NIXL library, on which transports call. `errors`: the exceptions that calls of `api` raise.
+    `disconnected`: the one of these exceptions that proves that UCX closed the connection by force and ended its reads.
     """
 
     name: str
@@ -50,7 +50,8 @@ class NixlAgent:
 
 
 def open_agent(name: str, *, uses_cuda: bool = False) -> NixlAgent:
-    """Open an agent, which takes about half a second.
+    """Open a NIXL agent called `name`, which takes about half a second. `uses_cuda`: the agent will register GPU
+    memory.
 
     The agent has no progress thread, because an idle one burns a whole core; the owner must poll instead. Raises
     TandemError when NIXL is missing or does not work here, or when UCX_TLS excludes the transports of GPU memory.

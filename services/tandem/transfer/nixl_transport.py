@@ -68,15 +68,17 @@ class _Link:
 
 
 class NixlTransport:
-    """Own one NIXL agent and one registered pool, and read blocks by prepared descriptor lists.
+    """Read blocks of peers through one NIXL agent, into one pool that is registered with the agent. It prepares a list
+    of NIXL descriptors (addresses and sizes of all blocks) once per peer, and each read names indices in it.
 
-    NIXL merges descriptors of adjacent blocks itself. A read of several ranks is over when it is over at each of them;
-    a transfer that is cut off ends the peer as a whole.
+    Raises TandemError(UNSUPPORTED) when the pool cannot be registered or shared. NIXL merges descriptors of adjacent
+    blocks itself. A read of a peer with several ranks is over when it is over at each of them; when a transfer from one
+    rank is cut off, the whole peer is lost.
 
     When memory under a read is safe to reuse: a handle that reports DONE has ended. A handle that raises the disconnect
     error has ended too, because UCX closed the endpoint by force and purged its requests. Releasing an unfinished
-    handle or removing the remote agent proves nothing: both return at once, but UCX closes only after a flush, and a
-    stopped peer that resumes still fills the memory (measured over TCP). So `disconnect` keeps unfinished handles and
+    handle or removing the remote agent proves nothing: both return immediately, but UCX closes only after a flush, and
+    a stopped peer that resumes still fills the memory (measured over TCP). So `disconnect` keeps unfinished handles and
     the remote agent until each handle has ended, and returns False until then. Destroying the own agent, as `close`
     does, ends every read.
 
@@ -132,7 +134,8 @@ class NixlTransport:
         return f"NixlTransport({self._nixl.name}, {links or 'no peers'})"
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        """Return this worker's side of the handshake. The value is constant, so any thread may call this."""
+        """Return what other workers need to read this rank's pool: agent name, NIXL metadata and memory region, under
+        the name `worker`. The result is constant, so any thread may call this."""
         rank = TransportRank(self._nixl.name, self._metadata, self.pool.region)
         return TransportPeer(worker, self.pool.layout, (rank,))
 
@@ -156,10 +159,9 @@ class NixlTransport:
         self._links[peer.life] = _Link(peer, tuple(sources))
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        """Tear the peer down. Returns False while some read is not proven to have ended; call again until True.
-
-        Until then the peer cannot be connected.
-        """
+        """Tear the peer down. Returns False while some read of it is not proven to have ended, and the caller then
+        calls again until the result is True; until then `connect` of this peer raises PeerError. Returns True for a
+        peer that is not connected."""
         link = self._links.get(peer.life)
         if link is None:
             return True
@@ -206,7 +208,8 @@ class NixlTransport:
         self._api.get_new_notifs()
 
     def enter_thread(self) -> None:
-        """Give the thread a CUDA context, which UCX needs to register GPU memory or to look at a peer's."""
+        """Make the CUDA context of the pool's device current for the calling thread, because UCX needs it to register
+        GPU memory or to look at a peer's. Does nothing for a pool in host memory."""
         if self._driver is not None:
             self._driver.enter(memory_type(self.pool.region.device)[1])
 
@@ -230,7 +233,7 @@ class NixlTransport:
         return handle
 
     def close(self) -> None:
-        """Destroy the agent with its endpoints. A second call does nothing.
+        """Destroy the NIXL agent with its connections, which ends every read. A second call does nothing.
 
         Raises PeerError when another reference keeps the agent alive, so that its reads may go on.
         """
@@ -353,7 +356,8 @@ class NixlTransport:
 
 
 def memory_type(device: str) -> tuple[str, int]:
-    """Return NIXL's name for the memory of a device, and the device number. Raises ValueError for other devices."""
+    """Return NIXL's name for the memory of `device` and the device number: ("DRAM", 0) for `cpu`, ("VRAM", N) for
+    `cuda:N`. Raises ValueError for other devices."""
     kind, _, number = device.partition(":")
     if kind == "cpu" and not number:
         return ("DRAM", 0)

@@ -15,12 +15,14 @@ from tandem.transfer.memory_pool import MemoryPool
 
 
 class CopyRefused(PeerError):
-    """Raised when a read names a block that does not exist. Nothing was read, and the peer's other reads go on."""
+    """Raised when a read names a block that does not exist in one of the two pools, or no block. Nothing was read, and
+    the peer's other reads go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """The part of each local block that one rank of a peer holds: `num_bytes`, at an offset in either block."""
+    """Byte range of each block that one rank of a peer supplies: `num_bytes` bytes, from `remote_offset` in the rank's
+    block to `local_offset` in the local block."""
 
     rank: TransportRank
     remote_offset: int
@@ -31,7 +33,8 @@ class RankShare:
 
 
 def check_peer(pool: MemoryPool, peer: TransportPeer) -> None:
-    """Raise PeerError unless the peer's ranks hold each KV head of the model once, in blocks that fit the local ones.
+    """Raise PeerError unless the ranks of `peer` together hold each KV head of the model once, in blocks of the same
+    layout as the local `pool`.
 
     The two sides may have different numbers of ranks.
     """
@@ -56,7 +59,8 @@ def check_peer(pool: MemoryPool, peer: TransportPeer) -> None:
 
 
 def shares_of(pool: MemoryPool, peer: TransportPeer) -> tuple[RankShare, ...]:
-    """Return the share of each rank of a checked peer that holds some of the pool's heads; other ranks are left out."""
+    """Return a share for each rank of `peer` that holds some of the KV heads in `pool`; ranks that hold none are left
+    out. The caller has checked the peer by `check_peer`."""
     return tuple(
         _share(pool, rank)
         for rank in peer.ranks
@@ -92,9 +96,9 @@ def check_copies(pool: MemoryPool, peer: TransportPeer, copies: Sequence[BlockCo
 
 
 def join_ranks(parts: Sequence[TransportPeer]) -> TransportPeer:
-    """Merge the descriptions of a worker's ranks into one peer.
+    """Merge the descriptions of one worker's ranks, one in each of `parts`, into the description of the worker.
 
-    Raises ValueError when the descriptions differ in worker or layout.
+    Raises ValueError when the parts differ in worker or layout.
     """
     first, *others = parts
     if any((part.worker, part.layout) != (first.worker, first.layout) for part in others):

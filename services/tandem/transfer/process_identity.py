@@ -12,7 +12,8 @@ _START_TIME_FIELD = 22
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identity of one process until it ends. `host` is equal only for processes that can address each other by pid."""
+    """Identify one process, also after its pid was reused. `host` is equal only for processes that can address each
+    other by pid (`host_identity`); `start_ticks` is the start time of the process in clock ticks since boot."""
 
     host: str
     pid: int
@@ -25,13 +26,15 @@ def this_process() -> ProcessIdentity:
 
 
 def host_identity() -> str:
-    """Return the boot id of the kernel and the pid namespace; where both are equal, a pid names the same process."""
+    """Return a text made of the kernel's boot id and the pid namespace; in processes with equal texts, a pid names the
+    same process."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
 def machine_identity() -> str:
-    """Return the boot id of the kernel, the same in all containers of a machine; empty where it is not available."""
+    """Return the boot id of the kernel, which is the same in all containers of a machine; an empty text where it cannot
+    be read."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -39,7 +42,8 @@ def machine_identity() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """Return the start time of the process that has `pid` now. Raises ProcessLookupError when there is none."""
+    """Return the start time, in clock ticks since boot, of the process that has `pid` now. Raises ProcessLookupError
+    when there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -16,7 +16,8 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 @dataclass(frozen=True, slots=True)
 class CopySpan:
-    """A copy of `num_bytes` from `source`, an address of the other process, to `target`, an address of this one."""
+    """One piece of a read: `num_bytes` bytes from address `source` of the other process to address `target` of this
+    process."""
 
     source: int
     target: int
@@ -28,7 +29,8 @@ class _IoVec(ctypes.Structure):
 
 
 class ProcessMemory:
-    """Call process_vm_readv(2) of the C library. Raises OSError where the platform lacks it."""
+    """Read memory of other processes by process_vm_readv(2) of the C library. Raises OSError where the platform lacks
+    the call."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -39,17 +41,19 @@ class ProcessMemory:
         self._prctl: Callable[..., int] = libc.prctl
 
     def allow_readers(self) -> None:
-        """Allow processes of the same user to read this one where the Yama security module forbids it by default.
+        """Allow other processes of the same user to read this process where the Yama security module forbids that by
+        default.
 
         The kernel's own check of user and capabilities remains. Without Yama the call does nothing.
         """
         self._prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
     def read(self, pid: int, spans: Sequence[CopySpan]) -> None:
-        """Copy at most MAX_SPANS spans, in order, from process `pid`, which may be this one.
+        """Copy the bytes of `spans`, at most MAX_SPANS, in order from process `pid`, which may be this one; return once
+        all are copied.
 
-        Raises ProcessLookupError (no such process), PermissionError, or OSError (EFAULT: a source is not mapped).
-        After an error the content of the targets is undefined; nothing is written to them after the call.
+        Raises ProcessLookupError (no such process), PermissionError, or OSError (EFAULT: a source is not mapped). After
+        an error the content of the targets is undefined; nothing is written to them after the call.
         """
         count = len(spans)
         targets = (_IoVec * count)(*(_IoVec(span.target, span.num_bytes) for span in spans))

@@ -56,11 +56,13 @@ class _Link:
 
 
 class ProcessVmTransport:
-    """Read blocks by process_vm_readv, synchronously: a read is over when `post_read` returns, even of a stopped peer.
+    """Read blocks of workers on the same host by process_vm_readv, synchronously: a read is over when `post_read`
+    returns, even if the peer's process is stopped.
 
     A pid and an address can be reused, so each read proves whose memory it reads: 16 random bytes (the nonce), which
-    exist only as long as the peer's transport, are read in the same call before and after the blocks. A transport of
-    the own process is read by the same path, so an unmapped source is an error and not a crash.
+    exist only as long as the peer's transport, are read in the same call before and after the blocks. Blocks of the own
+    process are read by the same call, so an unmapped source is an error and not a crash. Raises
+    TandemError(UNSUPPORTED) for a pool in GPU memory and on platforms without process_vm_readv.
     """
 
     def __init__(self, pool: MemoryPool, agent: str) -> None:
@@ -94,7 +96,8 @@ class ProcessVmTransport:
         return f"ProcessVmTransport({self._agent}, peers={[str(link.peer.worker) for link in self._links.values()]})"
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        """Return this worker's side of the handshake. The value is constant, so any thread may call this."""
+        """Return what other workers need to read this rank's pool: agent name, process, nonce and memory region, under
+        the name `worker`. The result is constant, so any thread may call this."""
         rank = TransportRank(self._agent, self._own.to_bytes(), self.pool.region)
         return TransportPeer(worker, self.pool.layout, (rank,))
 
@@ -109,7 +112,7 @@ class ProcessVmTransport:
         self._links[peer.life] = link
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        """Forget the peer. Always returns True, because no read outlives `post_read`."""
+        """Forget the peer, which may be unknown. Always returns True, because no read outlives `post_read`."""
         self._links.pop(peer.life, None)
         return True
 
@@ -138,7 +141,8 @@ class ProcessVmTransport:
         return self._finished_handle()
 
     def close(self) -> None:
-        """Disconnect all peers and clear the nonce, so that reads of this worker fail even while its process lives."""
+        """Disconnect all peers and clear the nonce, so that other workers' reads of this one fail even while its
+        process lives."""
         self._links.clear()
         ctypes.memset(self._nonce, 0, NONCE_BYTES)
 

@@ -1,6 +1,6 @@
-"""Decide, one turn at a time, what the transfer thread posts, polls, checks and reports.
+"""Decide what the transfer thread posts, polls, checks and reports; `transfer_thread` calls the engine in a loop.
 
-The engine is the only user of its transport. It owns no thread and does not wait: `transfer_thread` drives it.
+The engine is the only user of its transport. It owns no thread and does not wait.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ Its digest takes a tenth of a millisecond, as long as the post of another part.
 
 @dataclass(slots=True, eq=False)
 class ReadPart:
-    """The copies `[start, stop)` of a read, in reading order, that one post carries.
+    """The part of a read that one post to the transport carries: the copies `[start, stop)` of the read, in the order
+    in which the read takes them.
 
-    `wrong`: index in the read of the first block whose digest differs, set when the part was checked; None: all match.
-    `defect`: the exception that the digest function raised instead.
+    `wrong`: index in the read of the first block whose digest differs from the producer's; None when all match or
+    nothing was checked yet. `defect`: the exception that the digest function raised instead.
     """
 
     start: int
@@ -59,11 +60,15 @@ class ReadPart:
 
 @dataclass(slots=True)
 class ReadTask:
-    """Own the parts of one read of `peer`: waiting, open under a handle of the transport, or being checked.
+    """Progress of one read of `peer`, which is split into parts. Only the transfer engine changes it.
 
-    Only the transfer engine changes a task. `block_bytes` are read of each block. Copies are read by rising remote
-    block, whatever their order in the prompt, so that adjacent blocks can be merged: pools hand out freed blocks last
-    one first. After a failure no part is posted any more, but open parts and checks are awaited.
+    `read`: the request. `block_bytes`: bytes that are read of each block. `started`: time of acceptance by the engine's
+    clock, in seconds. `waiting`: parts to be posted. `open`: posted parts by handle of the transport. `num_checking`:
+    received parts whose digests are being checked. `failure`: kind and reason of the first failure; after it no part is
+    posted any more, but open parts and checks are awaited.
+
+    Copies are read in the order of the remote block ids, whatever their order in the prompt, so that adjacent blocks
+    can be merged: pools hand out freed blocks last one first.
     """
 
     read: StartRead
@@ -91,19 +96,21 @@ class ReadTask:
         return not (self.waiting or self.open or self.num_checking)
 
     def places(self, part: ReadPart) -> Sequence[int]:
-        """Return the indices of a part's copies in the read."""
+        """Return, for each copy of `part`, its index in the read request."""
         return self._sequence[part.start : part.stop]
 
     def copies(self, part: ReadPart) -> Sequence[BlockCopy]:
         return self._copies[part.start : part.stop]
 
     def fail(self, kind: FailureKind, reason: str) -> None:
-        """Record a failure and drop the waiting parts. An earlier failure is kept."""
+        """Record why the read fails and drop the parts that were not posted yet. A failure that was recorded earlier is
+        kept."""
         self.failure = self.failure or (kind, reason)
         self.waiting.clear()
 
     def report(self, now: float) -> ReadDone | ReadFailed:
-        """Return the final event of a task that is over."""
+        """Return the event that reports the end of the read; called when `is_over`. `now` is the time by the engine's
+        clock."""
         if self.failure is None:
             return ReadDone(self.read.read, len(self.read.local) * self.block_bytes, now - self.started)
         kind, reason = self.failure
@@ -111,11 +118,11 @@ class ReadTask:
 
 
 def split(num_blocks: int, block_bytes: int, max_bytes: int) -> Iterator[ReadPart]:
-    """Yield the parts of a read of `num_blocks` blocks, of at most `max_bytes` each, and of at least one block of
-    `block_bytes`.
+    """Split a read of `num_blocks` blocks and yield its parts, each of at most `max_bytes` bytes but at least one block
+    of `block_bytes` bytes.
 
-    Towards the end each part takes two thirds of the rest, down to LAST_PART_BYTES, because the digest of the last
-    part delays the whole read.
+    Towards the end each part takes two thirds of the rest, down to LAST_PART_BYTES, because the digest of the last part
+    delays the whole read.
     """
     most, last = (max(1, num_bytes // block_bytes) for num_bytes in (max_bytes, LAST_PART_BYTES))
     start = 0
@@ -127,9 +134,10 @@ def split(num_blocks: int, block_bytes: int, max_bytes: int) -> Iterator[ReadPar
 
 
 Digest = Callable[[Sequence[BlockId], Sequence[int]], Sequence[tuple[int, ...]]]
-"""`digest(blocks, logical)`: digests of blocks of the own pool, `blocks[i]` being block `logical[i]` of the prompt.
+"""Signature of the digest function: `digest(blocks, logical)` returns the digests of `blocks`, ids in the own pool,
+where `blocks[i]` holds block number `logical[i]` of the prompt.
 
-One tuple per block, with one 64-bit number per KV head of the pool.
+The result has one tuple per block, with one 64-bit number per KV head of the pool.
 """
 
 
@@ -138,12 +146,12 @@ Check = tuple[ReadTask, ReadPart]
 
 
 class DigestChecks:
-    """Own the digest checks of one transfer engine: those that wait, run, and are done.
+    """Check the digests of received parts of reads, on the transfer thread or on a helper thread, and hold the checks
+    that wait, run and are done.
 
-    Every method but `help` is called on the transfer thread. Each check is done once, by that thread or by its helper.
-
-    `heads`: the KV heads of the model that `digest` covers, a rank's part of the producer's digests. `num_open` counts
-    the checks that were shared or begun and whose result `take` has not returned yet.
+    `digest`: computes the digests of local blocks. `heads`: range of the model's KV heads that the local pool holds, by
+    which the matching numbers are taken from the producer's digests. `num_open`: checks whose result `take` has not
+    returned yet. All methods but `help` are called on the transfer thread; each check is done once.
     """
 
     def __init__(self, digest: Digest, heads: range) -> None:
@@ -158,17 +166,18 @@ class DigestChecks:
         return not self._waiting.empty()
 
     def share(self, check: Check) -> None:
-        """Queue a check for the helper thread, or for `work`."""
+        """Queue a check, which the helper thread (`help`) or a later `work` does."""
         self.num_open += 1
         self._waiting.put(check)
 
     def do(self, check: Check) -> None:
-        """Do a check on the calling thread. Waking the helper may take longer than a small check."""
+        """Do a check on the calling thread and keep its result for `take`. For a small check this may be faster than
+        waking the helper."""
         self.num_open += 1
         self._do(check)
 
     def work(self) -> None:
-        """Do the oldest queued check, if there is one."""
+        """Do the oldest queued check on the calling thread; do nothing when none is queued."""
         try:
             check = self._waiting.get_nowait()
         except queue.Empty:
@@ -177,17 +186,19 @@ class DigestChecks:
             self._do(check)
 
     def help(self, on_done: Callable[[], None]) -> None:
-        """Run the helper thread: do queued checks until `close`, and call `on_done` after each."""
+        """Serve as the body of the helper thread: do queued checks, and call `on_done` after each, until `close` is
+        called."""
         while (check := self._waiting.get()) is not None:
             self._do(check)
             on_done()
 
     def close(self) -> None:
-        """Make the helper thread return from `help`."""
+        """Make `help` return once the checks queued so far are done."""
         self._waiting.put(None)
 
     def take(self) -> list[Check]:
-        """Return the checks that were done since the last call. Raises the `defect` of a part."""
+        """Return the checks that were done since the last call, each with the result in `wrong` of its part. Raises the
+        exception that the digest function raised, if it did."""
         done: list[Check] = []
         while not self._done.empty():
             check = self._done.get()
@@ -222,11 +233,13 @@ Life = tuple[WorkerId, Incarnation]
 
 
 class TransferEngine:
-    """Carry out read requests and report each of them exactly once, whatever its peer does.
+    """Carry out the commands of one rank: connect peers, read their blocks part by part, check digests, and report the
+    result of each read exactly once, whatever its peer does.
 
-    A turn posts at most one part and checks at most one, because either may take as long as a copy of the part's
-    bytes, and peers that read from this worker wait for its polling. `is_helped`: a helper thread works on `checks`
-    too, so a turn checks only when there is nothing to read.
+    The owner passes commands to `accept`, calls `turn` in a loop, and forwards the events that it returns. One call of
+    `turn` posts at most one part of a read and checks at most one, because either may take as long as a copy of the
+    part's bytes, and peers that read from this worker wait for its polling. `max_post_bytes`: most bytes of one part.
+    `is_helped`: a helper thread works on `checks` too, so `turn` checks only when there is nothing to read.
     """
 
     def __init__(
@@ -257,18 +270,20 @@ class TransferEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether bytes are moving, or a peer may read from this worker at any moment."""
+        """Return whether a read or self-test is open, or a peer may read from this worker at any moment; the owner then
+        polls often."""
         return self._leases_open or bool(self._tasks) or self._test is not None
 
     @property
     def has_ready_work(self) -> bool:
-        """Return whether the next turn can post or check something without waiting."""
+        """Return whether the next call of `turn` can post a part of a read or check one without waiting."""
         may_check = bool(self._arrived) or self.checks.may_work
         return may_check or any(task.may_post for task in self._tasks.values())
 
     @property
     def is_drained(self) -> bool:
-        """Return whether no read and no check of this engine is open."""
+        """Return whether the engine waits for nothing: no posted part, no check, and no disconnected peer whose reads
+        may go on."""
         is_checking = bool(self._arrived) or self.checks.num_open > 0
         return not (self._lingering or is_checking or any(task.open for task in self._tasks.values()))
 
@@ -290,7 +305,8 @@ class TransferEngine:
                 self._leases_open = busy
 
     def turn(self) -> list[Event]:
-        """Post, poll and check once, and return the events since the last turn, in order."""
+        """Post, poll and check once each, and return the events since the last call, in order. Does not wait for a read
+        to end."""
         if self._tasks or self._arrived or self.checks.num_open:
             self._check_arrived()
             self._post_next()
@@ -302,12 +318,14 @@ class TransferEngine:
         return self._take_events()
 
     def cancel_all(self, reason: str) -> None:
-        """Fail all requests, so that no part is posted any more; later turns poll the open parts until `is_drained`."""
+        """Fail all read requests with the reason given, so that no part is posted any more; the caller goes on with
+        `turn`, which polls the open parts, until `is_drained`."""
         for task in self._tasks.values():
             task.fail(FailureKind.STOPPED, reason)
 
     def close(self, error: str | None = None) -> list[Event]:
-        """Close the transport and return a report of every open request, with TransferStopped as the last event."""
+        """Close the transport and return the remaining events: the end of every open request, and TransferStopped with
+        `error` last. If the transport cannot be closed, its exception is reported as the error and not raised."""
         try:
             self._transport.close()
             drained = True

@@ -25,10 +25,10 @@ MAX_POST_BYTES = 8 << 20
 BUSY_POLL_S = 0.0005
 IDLE_POLL_S = 0.02
 DRAIN_TURNS = 2000
-"""Most turns, about a second of them, to wait for open reads before the transport is closed.
+"""Most calls of `TransferEngine.turn`, about a second of them, to wait for open reads before the transport is closed.
 
-UCX aborts a peer process that is answering a read over TCP when its reader goes away (measured: 9 of 10 stopped
-peers, 2 of 10 running ones).
+UCX aborts a peer process that is answering a read over TCP when its reader goes away (measured: 9 of 10 stopped peers,
+2 of 10 running ones).
 """
 
 _log = logging.getLogger(__name__)
@@ -40,10 +40,12 @@ class _Signal(Enum):
 
 
 class TransferThread(KVTransfer):
-    """Accept commands from any thread, in order, and pass events in order to `on_event` on the transfer thread.
+    """Run the transfer of one rank: accept commands from any thread, carry them out in order on a thread of its own,
+    and pass events in order to `on_event` on that thread.
 
-    `on_event` must not block and must not raise. From `start` on only this thread uses the transport; this thread and
-    its helper call `digest` concurrently. TransferStopped is the last event.
+    `on_event` must not block or raise. From `start` on only this thread uses `transport`; this thread and its helper
+    thread call `digest`, which computes the digests of local blocks, concurrently. `max_post_bytes`: most bytes that
+    one post to the transport reads. TransferStopped is the last event.
     """
 
     def __init__(
@@ -71,14 +73,16 @@ class TransferThread(KVTransfer):
         self._thread.start()
 
     def send(self, command: Command) -> None:
-        """Queue a command. Raises RuntimeError after a halt or failure, when no event would answer."""
+        """Queue a command and return without waiting. Raises RuntimeError after a halt or failure, because no event
+        would report the result."""
         with self._lock:
             if not self._is_open:
                 raise RuntimeError("the transfer thread has stopped")
             self._inbox.put(command)
 
     def halt(self) -> None:
-        """Begin to stop, whether started or not: open reads end, then transport and thread. Returns at once."""
+        """Begin to stop and return without waiting: open reads end, then the transport is closed and the thread ends.
+        Works also before `start`; a second call does nothing."""
         with self._lock:
             if self._is_open:
                 self._is_open = False
@@ -87,7 +91,7 @@ class TransferThread(KVTransfer):
                 self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the thread. Returns False when it is still running after `timeout_s`."""
+        """Wait until the thread has ended. Returns False when it is still running after `timeout_s` seconds."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

@@ -23,7 +23,8 @@ def advertised_address(
     """Return the host:port to advertise for a worker that listens at `port`.
 
     `worker.advertise_address` wins if set (its port 0 stands for `port`), then `worker.host`. If that is a wildcard,
-    the pod's address is used, else what `default_address` returns for the wildcard: an address of this machine.
+    the pod's address is used, which `environ` has under POD_IP, else what `default_address` returns for the wildcard:
+    an address of this machine.
     """
     if config.advertise_address:
         host, _, advertised_port = config.advertise_address.rpartition(":")
@@ -35,7 +36,8 @@ def advertised_address(
 
 
 def default_route_address(wildcard: str) -> str:
-    """Return this machine's address on its default route, preferring the wildcard's address family. Sends nothing.
+    """Return this machine's address on its default route, of the address family of `wildcard` ("0.0.0.0" or "::") if
+    there is one, else of the other family. Sends no packet.
 
     Raises TandemError(INVALID_REQUEST) where there is no default route.
     """
@@ -52,8 +54,9 @@ def default_route_address(wildcard: str) -> str:
 
 
 def require_worker_auth(config: Config, worker_name: str = "") -> PeerAuth:
-    """Return how the worker authenticates other members of its cluster. Raises TandemError(INVALID_REQUEST), naming the
-    remedies, when the address is reachable for others and nothing authenticates them."""
+    """Return the authentication that the worker uses with other members of its cluster. Raises
+    TandemError(INVALID_REQUEST), naming the remedies, when others can reach the worker's address and nothing
+    authenticates them."""
     trust = PeerAuth.of(worker_name, config.cluster)
     if trust.is_open and not config.cluster.insecure and not is_loopback(config.worker.host):
         message = (

@@ -34,8 +34,12 @@ async def start_worker(
     clock: Clock | None = None,
     open_transport: OpenTransport = open_transport,
 ) -> Worker:
-    """Start a worker on the running event loop and return it once it serves. Raises TandemError, with nothing left
-    behind."""
+    """Start a worker on the running event loop and return it once it serves. `clock` and `open_transport` replace the
+    system clock and the real transports in tests.
+
+    Raises TandemError when the worker cannot start, for example because its port is in use, after stopping everything
+    that it has started.
+    """
     incarnation, name = Incarnation(wall_ns()), config.worker.id or f"{socket.gethostname()}-{os.getpid()}"
     trust = require_worker_auth(config, name)
     server = trust.server(incarnation)

@@ -14,7 +14,8 @@ from tandem.core.errors import TandemError
 
 @asynccontextmanager
 async def abort_on_error(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """End a call by the TandemError that the block raises, with the status code of its kind from `core.errors`."""
+    """Run the block of an `async with`, and if it raises TandemError, end the gRPC call of `context` with the status
+    code of the error's kind and its message. Other exceptions pass through."""
     try:
         yield
     except TandemError as error:

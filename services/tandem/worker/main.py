@@ -31,7 +31,8 @@ _log = logging.getLogger("tandem.worker")
 
 
 def run(config: Config) -> int:
-    """Serve until a signal arrives. Returns the exit status: 0 after SIGTERM or SIGINT, 1 after a failure."""
+    """Load the model and serve until a signal arrives. Returns the exit status of the process: 0 after SIGTERM or
+    SIGINT, 1 after a failure, which was logged."""
     prepare_process()
     # Imported after prepare_process, because the model's libraries read the environment on import.
     from tandem.worker.model.worker_model import load_worker_model
@@ -47,15 +48,16 @@ def run(config: Config) -> int:
 
 
 def prepare_process() -> None:
-    """Set what must be set before torch is imported: passive OpenMP waits and a short switch interval."""
+    """Set the environment for passive OpenMP waits and shorten the thread switch interval of Python; must be called
+    before torch is imported."""
     # Workers share cores: a thread pool that has nothing to do must sleep instead of spinning.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def settle_process() -> None:
-    """Freeze the garbage collector's objects and name the threads; to be called once a worker runs with all its
-    threads.
+    """Exclude all present objects from garbage collection and give threads their names in the kernel; called once a
+    worker runs with all its threads.
 
     Most of the about 200,000 objects stay for ever, and a collection that visits them stops every thread for more than
     a tenth of a second, in the middle of a step. Thread names are for `top -H` and profilers.

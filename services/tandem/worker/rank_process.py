@@ -39,7 +39,8 @@ from tandem.worker.ranks.rank_channel import RankChannel, connect
 from tandem.worker.ranks.remote_transfer import carry_out
 
 OpenRankTransfer = Callable[[WorkerRef], tuple[KVTransfer, TransportPeer]]
-"""Opens the transfer of this rank, which returns how other workers read it."""
+"""Function that opens the KV transfer of this rank for a worker, and returns it with what other workers need to read
+this rank."""
 
 END_S = 0.5
 """Seconds for the running step to end after the first rank has; it may wait for that rank for ever."""
@@ -51,7 +52,11 @@ _log = logging.getLogger("tandem.rank")
 
 
 def run(config: Config, directory: Path, rank: int) -> int:
-    """Follow the first rank until it ends. Returns the exit status: 1 when this rank failed."""
+    """Load this rank's part of the model and execute the first rank's commands until the first rank ends. Returns the
+    exit status: 0 then, 1 when this rank failed.
+
+    `directory`: where the first rank's socket is. `rank`: number of this rank, from 1.
+    """
     prepare_process()
     set_up_logging(config.telemetry, "tandem-worker", f"{config.worker.id}-rank-{rank}" if config.worker.id else "")
     # Imported after prepare_process, because the model's libraries read the environment on import, and before

@@ -18,7 +18,8 @@ _log = logging.getLogger(__name__)
 
 
 class RunFile:
-    """Run file of one incarnation of a worker, in a directory that only its owner may enter."""
+    """Write and remove the run file of one incarnation of a worker, `me`, in `directory`, which only its owner may
+    enter."""
 
     def __init__(self, directory: Path, me: WorkerRef) -> None:
         self._me = me
@@ -28,7 +29,8 @@ class RunFile:
         return f"<run file {self._path}>"
 
     def write(self) -> None:
-        """Write the file atomically. Raises TandemError."""
+        """Write the file atomically, and create the directory if needed. Raises TandemError when that is not
+        possible."""
         unfinished = self._path.with_suffix(".new")
         record = {"id": self._me.id, "incarnation": self._me.incarnation, "address": self._me.address}
         try:
@@ -40,7 +42,7 @@ class RunFile:
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.run_dir") from error
 
     def remove(self) -> None:
-        """Remove the file unless a later incarnation has replaced it. Does not raise."""
+        """Remove the file unless a later incarnation has replaced it. Does not raise; a failure is logged."""
         try:
             if _read(self._path) == self._me:
                 self._path.unlink()
@@ -49,8 +51,8 @@ class RunFile:
 
 
 def read_run_files(directory: Path) -> tuple[WorkerRef, ...]:
-    """Return the workers named by the run files of a directory, sorted by id; empty if there is no directory. Files
-    that cannot be read are logged and skipped."""
+    """Return the workers named by the run files in `directory`, sorted by id; empty if the directory does not exist. A
+    worker may have ended since. Files that cannot be read are logged and skipped."""
     found = []
     for path in directory.glob(f"*{_SUFFIX}"):
         try:

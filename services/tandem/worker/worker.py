@@ -76,7 +76,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineReported:
-    """The engine has returned effects for the event loop, or its state has changed."""
+    """Message to the event loop that the engine has effects to carry out there, or that its snapshot has changed."""
 
     effects: Sequence[Effect]
     snapshot: EngineSnapshot
@@ -84,7 +84,7 @@ class EngineReported:
 
 @dataclass(frozen=True, slots=True)
 class EngineEnded:
-    """The engine has ended. `error` is None after an ordered stop."""
+    """Message to the event loop that the engine has ended. `error` is the reason, None after `EngineDriver.stop`."""
 
     error: str | None
 
@@ -94,11 +94,11 @@ WorkerEvent = EngineReported | EngineEnded | PeerLost | TransferStopped
 
 
 class Worker:
-    """Compose and run one worker. Made by `factory.start_worker`, ended by `stop`; methods run on one event loop unless
-    they say otherwise.
+    """Compose the parts of one worker and run it from `start` to `stop`. Made by `factory.start_worker`; methods run on
+    the event loop on which it was made unless their docstring names another thread.
 
-    Other threads reach the loop by one function, `_post_event`, and all that they report is handled in one,
-    `_on_event`, in the order of the loop's own queue. The worker is its engine's `EffectSink`.
+    Other threads reach the event loop only through `_post_event`, and `_on_event` handles all that they report, in the
+    order of arrival. The worker is the `EffectSink` of its engine's driver.
     """
 
     def __init__(
@@ -175,8 +175,8 @@ class Worker:
         return f"<worker {self.me}: {self.healthy() or 'healthy'}>"
 
     async def start(self) -> None:
-        """Start threads, server and background tasks. Raises TandemError when the transport does not work on this
-        machine."""
+        """Start threads, server and background tasks, and return once the worker serves. Raises TandemError when the
+        transport does not work on this machine or /metrics cannot be served."""
         self._transfer_client.transfer.start()
         error = await self._transfer_client.test()
         if error is not None:
@@ -207,26 +207,30 @@ class Worker:
         _log.info("%s serves %s; /metrics address: %s", self.me, self._identity.model, metrics_address)
 
     def healthy(self) -> str | None:
-        """Return None, or why this worker should be replaced."""
+        """Return None, or the reason why this worker should be replaced: a failure, a step that makes no progress, or a
+        transport whose self-test failed."""
         return self._failure or self._driver.stalled() or self._transfer_client.problem
 
     @property
     def num_gateways(self) -> int:
-        """Count the gateways that have a Watch stream, or had one within the grace period."""
+        """Count the gateways that have a Watch stream, or had one less than `worker.gateway_grace_s` seconds ago."""
         return len(self._gateways)
 
     async def failed(self) -> str:
-        """Wait until the engine or the transfer thread has failed; returns why."""
+        """Wait until the engine, the transfer thread or a background task has failed, and return the reason. Waits for
+        ever in a worker that does not fail."""
         await self._has_failed.wait()
         assert self._failure is not None
         return self._failure
 
     async def drain(self, timeout_s: float) -> DrainResult:
-        """Refuse new jobs and let running ones migrate or finish, until none is left or `timeout_s` is over."""
+        """Refuse new jobs, let running ones migrate or finish, and return the result once no job and no lease is left
+        or `timeout_s` seconds have passed."""
         return await self._service.drain(timeout_s)
 
     async def stop(self) -> None:
-        """Stop at once: live jobs fail, streams deliver that and end, threads and tasks end. Does not raise."""
+        """Stop without waiting for jobs: live jobs fail, streams deliver that and end, then threads and tasks end. Does
+        not raise; a second call does nothing."""
         if self._has_stopped:
             return
         self._has_stopped = True
@@ -272,7 +276,8 @@ class Worker:
     # ---- on the engine's thread
 
     def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
-        """Start reads at once; everything else crosses to the event loop, once per batch."""
+        """Start reads and teardowns immediately, and pass all other effects to the event loop together; on the engine's
+        thread."""
         if snapshot.is_transferring != self._was_transferring:
             self._was_transferring = snapshot.is_transferring
             # RuntimeError: the transfer thread has stopped, which it reports separately.

@@ -1,4 +1,7 @@
-"""The engine thread: the loop that plans, executes and commits steps, its calibration, watchdog and step log.
+"""The engine thread: the loop that plans, executes and commits steps.
 
-Start with `driver.EngineDriver`.
+`driver.EngineDriver` owns the thread and is the entry point; other threads reach the engine only through its `post` and
+`call`. `calibrate` times a few steps before the first request, `watchdog` notices a step that hangs, and
+`step_log_writer` writes each step to a file. `serial_pipeline` adapts executors that compute one step per call. Read
+`driver` first.
 """

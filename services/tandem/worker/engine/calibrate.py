@@ -37,7 +37,9 @@ _GREEDY = Sampling(SamplingParams(max_tokens=1, temperature=0.0), choice=0, inde
 
 
 def calibrate(executor: Executor, clock: Clock, limits: SchedulerLimits) -> StepCost | None:
-    """Return the fitted cost of steps on this machine; None when the executor cannot run the calibration steps."""
+    """Run a few steps on `executor`, which overwrites its first KV blocks, and return the fitted cost of steps on this
+    machine; None when the executor reports an error for one of them. Must be called before an engine uses the
+    executor."""
     block_size = executor.layout.block_size
     num_tokens = min(NUM_TOKENS, limits.max_model_len, executor.num_blocks * block_size)
     chunk = min(CHUNK, limits.max_num_batched_tokens, num_tokens)

@@ -37,15 +37,18 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Command = Callable[[Engine, float], list[Effect]]
-"""`command(engine, now)`: runs on the engine's thread and must not raise."""
+"""Signature of a command: `command(engine, now)` runs on the engine's thread, returns the effects to carry out, and
+must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """State of the engine between two steps.
+    """State of the engine between two steps, for other threads to read.
 
-    `is_transferring`: KV is offered or being read. `step_cost` is None until measured. `num_generated` counts the
-    tokens sampled since the start."""
+    `num_live`: number of choices of jobs that have not ended, plus leases that this worker has given to consumers; a
+    drain waits until it is 0. `is_transferring`: whether KV is offered to other workers or read from them. `step_cost`:
+    model of step times; None until measured. `num_generated`: tokens sampled since the start.
+    """
 
     load: WorkerLoad = WorkerLoad()
     num_live: int = 0
@@ -55,19 +58,22 @@ class EngineSnapshot:
 
 
 class EffectSink(Protocol):
-    """Interface that carries out the engine's effects. Called on the engine's thread; must not block or raise."""
+    """Interface of the object that carries out the engine's effects. Its methods are called on the engine's thread and
+    must not block or raise."""
 
     def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
-        """Carry the effects out in order. Called when there are effects, or when the snapshot has changed."""
+        """Carry the effects out in order; `snapshot` is the state after them. Called when there are effects, or when
+        the snapshot has changed."""
         ...
 
     def on_kv_events(self, facts: Sequence[KVFact]) -> None:
-        """Receive what became of cached blocks, in order; called only if the engine records these events."""
+        """Receive the KV events (blocks cached, offloaded or evicted), oldest first; called only if the engine records
+        them."""
         ...
 
     def ended(self, error: str | None) -> None:
-        """Receive the last call. `error` is None after an ordered stop; otherwise the engine cannot be trusted any
-        more."""
+        """Receive the end of the engine, after which no other method is called. `error` is None after
+        `EngineDriver.stop`; otherwise it is the reason, and the engine's state cannot be trusted any more."""
         ...
 
 
@@ -88,8 +94,8 @@ class _LaunchedPlan:
 
 
 class EngineDriver:
-    """Own the engine's thread. `post`, `call`, `fail_device` and `stop` may be called from any thread; everything else
-    runs on the engine's thread."""
+    """Run an engine on a thread of its own, step by step, and commands of other threads between the steps. `start`,
+    `post`, `call`, `fail_device`, `stop` and `stalled` may be called from any thread."""
 
     def __init__(
         self,
@@ -101,8 +107,13 @@ class EngineDriver:
         observers: Sequence[StepObserver] = (),
         calibrate: Callable[[], StepCost | None] | None = None,
     ) -> None:
-        """`calibrate` is called once, before the first command; it may run steps on the pipeline's executor. The engine
-        decides how many plans are open at once."""
+        """Create the driver; `start` starts its thread.
+
+        `pipeline`: executes step plans. `sink`: receives the engine's effects. `stall_s`: seconds without progress
+        after which `stalled` may report a problem. `observers`: receive a record of each step. `calibrate`: called once
+        on the thread, before the first command; it may run steps on the pipeline's executor. The engine decides how
+        many plans are open at the same time.
+        """
         self._engine = engine
         self._observers = tuple(observers)
         self._calibrate = calibrate
@@ -127,13 +138,16 @@ class EngineDriver:
         self._thread.start()
 
     def post(self, command: Command) -> None:
-        """Run a command between two steps; does nothing when the engine has ended."""
+        """Queue a command to run between two steps, and return without waiting; does nothing when the engine has
+        ended."""
         self._put(command)
 
     def call(self, run: Callable[[Engine, float], tuple[_T, list[Effect]]]) -> Future[_T]:
-        """Run a command and return its value as a future, which completes once the command's effects are with the sink.
+        """Queue a command to run between two steps, and return a future of its value, which completes once the
+        command's effects are with the sink.
 
-        The future raises TandemError when the command does, or when the engine ends first.
+        `run(engine, now)` returns the value and the effects. The future raises TandemError when `run` does, or when the
+        engine ends first; it cannot be cancelled.
         """
         future: Future[_T] = Future()
         # Mark the future as running, so that a caller that stops waiting cannot cancel the command half-way.
@@ -143,8 +157,8 @@ class EngineDriver:
         return future
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread after the running step; live jobs fail. Returns False when the thread has not ended in
-        time."""
+        """End the thread after the running step and wait for that; live jobs fail. Returns False when the thread has
+        not ended after `timeout_s` seconds."""
         with self._wake:
             self._is_open = False
             self._wake.notify()
@@ -153,7 +167,8 @@ class EngineDriver:
         return not self._thread.is_alive()
 
     def fail_device(self, reason: str) -> None:
-        """End the thread after the running step, because the device has failed."""
+        """End the thread after the running step, because the device has failed for `reason`; live jobs fail. Does not
+        wait."""
 
         def end(_engine: Engine, _now: float) -> list[Effect]:
             raise DeviceLost(reason)
@@ -161,7 +176,8 @@ class EngineDriver:
         self._put(end)
 
     def stalled(self) -> str | None:
-        """Return None while the loop makes progress, else what is wrong."""
+        """Return None while the engine's loop makes progress, else a text that names the problem: the thread has ended,
+        or one iteration takes too long."""
         if not self._thread.is_alive():
             return "the engine has ended"
         return self._watchdog.stalled()

@@ -9,9 +9,10 @@ from tandem.sched.state.step_plan import StepPlan, StepResult
 
 
 class SerialPipeline:
-    """An `engine.ports.Pipeline` that runs each plan when it is collected.
+    """Adapt an executor that computes during the call to `engine.ports.Pipeline`: `launch` only queues a plan, and
+    `collect` executes the oldest queued plan and returns its result.
 
-    A plan that is chained to an earlier one therefore finds the earlier plan's tokens, however many plans are open.
+    A plan that needs the tokens of an earlier plan therefore finds them, however many plans are queued.
     """
 
     def __init__(self, executor: Executor) -> None:

@@ -25,11 +25,12 @@ _log = logging.getLogger(__name__)
 
 
 class StepWriter:
-    """A `StepObserver` that logs steps. `observe` is called on the engine's thread, everything else on the owner's."""
+    """Write a record of each step to a file, as a `StepObserver` of the engine. `observe` is called on the engine's
+    thread and does not wait for the disk; the other methods are called by the owner."""
 
     def __init__(self, directory: Path, head: StepLogHead) -> None:
-        """Create `directory/WORKER.jsonl`, a new file for each incarnation. Raises TandemError when the file cannot be
-        created."""
+        """Create `directory/WORKER.jsonl`, where WORKER is the name in `head`, a new file for each incarnation, and
+        start the writing thread. Raises TandemError when the file cannot be created."""
         self.path = directory / f"{head.worker}.jsonl"
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -49,7 +50,8 @@ class StepWriter:
             self._waiting.append(LoggedStep(wall_ns() / 1e9, record))
 
     def close(self, timeout_s: float) -> bool:
-        """Write what is left. Returns False when the disk has not accepted it in time; a second call writes nothing."""
+        """Write the records that wait and end the thread. Returns False when the disk has not accepted them within
+        `timeout_s` seconds; a second call writes nothing."""
         self._has_stopped.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

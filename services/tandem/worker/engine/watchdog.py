@@ -13,7 +13,8 @@ NUM_RECENT = 64
 
 
 class Watchdog:
-    """Heartbeats of the engine's loop, in seconds of the clock. The loop writes, any thread reads."""
+    """Notice when the engine's loop makes no progress. The loop reports its iterations and steps, and any thread calls
+    `stalled`. `stall_s`: seconds without progress that are always acceptable."""
 
     def __init__(self, clock: Clock, stall_s: float) -> None:
         self._clock = clock
@@ -24,7 +25,7 @@ class Watchdog:
         self._longest_s = 0.0
 
     def beat(self) -> None:
-        """Record that the loop has completed an iteration."""
+        """Record that the engine's loop begins another iteration."""
         self._last_beat = self._clock.now()
 
     def step_begins(self) -> None:
@@ -40,7 +41,9 @@ class Watchdog:
         self._step_began = None
 
     def stalled(self) -> str | None:
-        """Return None, or what takes longer than both the configured limit and recent steps explain."""
+        """Return None while the loop makes progress. Otherwise, when the last progress is longer ago than `stall_s`
+        seconds and than `STALL_FACTOR` times the longest recent step, return a text that names what hangs and for how
+        long."""
         silent_s = self._clock.now() - self._last_beat
         if silent_s <= max(self._stall_s, STALL_FACTOR * self._longest_s):
             return None

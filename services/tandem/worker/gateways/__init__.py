@@ -1,4 +1,6 @@
-"""The worker's side of its gateways: worker.proto's service, one outbox per gateway, and the prefix index events.
+"""The worker's side of its gateways.
 
-Start with `service`; `outbox` holds what each gateway's stream is still to send.
+`service` serves the rpcs of worker.proto, `outbox` keeps the events of each gateway's jobs until its stream has sent
+them, and `kv_event_publisher` publishes to the prefix index which blocks this worker has cached. The entry points are
+`WorkerService`, `WatchSessions` and `compose_publisher`. Read `service` first.
 """

@@ -43,10 +43,12 @@ SLICE_SLOTS = 1 << 16
 
 
 class KVEventPublisher:
-    """Publish the block events of one worker. Owns `writer` and closes it."""
+    """Write the KV events of one worker to the prefix index in Redis, so that gateways know its cached blocks. Owns
+    `writer` and closes it."""
 
     def __init__(self, writer: IndexWriter, worker: WorkerRef, log: KVEventLog, capacity: int, clock: Clock) -> None:
-        """`capacity` is the number of indexed blocks that the worker can hold."""
+        """Create the publisher; `run` publishes. `log`: numbers the events and keeps those that wait. `capacity`:
+        number of indexed blocks that the worker can hold."""
         self._writer = writer
         self._worker = worker
         self._facts = log
@@ -62,11 +64,12 @@ class KVEventPublisher:
         self._covered: int | None = None
 
     def on_kv_events(self, facts: Sequence[KVFact]) -> None:
-        """Queue block events, in order; may be called from any one thread."""
+        """Queue KV events, oldest first, and return without waiting; may be called from any one thread."""
         self._inbox.append(facts)
 
     async def run(self) -> None:
-        """Publish until cancelled, then withdraw the worker from the index if Redis is reachable."""
+        """Publish until cancelled, then remove the worker from the prefix index if Redis is reachable, and close the
+        writer."""
         try:
             while True:
                 await asyncio.sleep(BATCH_S if self._is_reachable else RETRY_S)
@@ -77,7 +80,8 @@ class KVEventPublisher:
             await self._writer.close()
 
     async def turn(self) -> None:
-        """Publish everything that waits now."""
+        """Publish all events that wait, and a snapshot of all cached blocks where one is needed. While Redis is
+        unreachable the events go on waiting; nothing is raised."""
         while self._inbox:
             self._facts.add(self._inbox.popleft())
         try:
@@ -148,7 +152,8 @@ class KVEventPublisher:
 def compose_publisher(
     config: RedisConfig, worker: WorkerRef, num_blocks: int, clock: Clock, health: RedisHealth
 ) -> KVEventPublisher | None:
-    """Create the publisher of a worker that can hold `num_blocks` blocks; None without Redis."""
+    """Create the publisher of a worker that can hold `num_blocks` blocks in device and host memory; return None when no
+    Redis is configured."""
     if not config.url:
         return None
     writer = IndexWriter(config.url, config.namespace, worker, health=health)

@@ -100,7 +100,8 @@ class _ChoiceLog:
 
 
 class GatewayStream:
-    """One Watch stream of a gateway. `is_over`: a newer stream replaced it. `is_closing`: it ends once everything was
+    """One Watch stream, over which a gateway receives the events in `box`. `wake`: set when there may be something to
+    send. `is_over`: a newer stream of the gateway replaced this one. `is_closing`: the stream ends once everything was
     sent."""
 
     def __init__(self, box: Outbox) -> None:
@@ -115,10 +116,12 @@ class GatewayStream:
 
 
 class Outbox:
-    """Own the event logs of one gateway's jobs. Ended jobs are kept for `keep_s` seconds after their end was sent.
+    """Keep the events of one gateway's jobs until they were sent and for some time after, so that a gateway whose
+    stream broke can receive them again.
 
-    `stream` is the gateway's newest stream; without one, `absent_since` is when the last one ended, or when the gateway
-    was first known.
+    `keep_s`: seconds for which the events of an ended job are kept after the job's end was sent. `stream`: the
+    gateway's newest Watch stream, or None. `absent_since`: if there is none, the time when the last one ended or the
+    outbox was made.
     """
 
     def __init__(self, keep_s: float, now: float = 0.0) -> None:
@@ -140,23 +143,27 @@ class Outbox:
         return key in self._logs
 
     def register(self, key: JobKey, first_index: int) -> None:
-        """Create the log of a job that is about to be submitted; its first token will have index `first_index`."""
+        """Start to keep the events of a job that is about to be submitted; its first token will have output index
+        `first_index`."""
         self._logs[key] = _ChoiceLog(first_index, first_index)
 
     def discard(self, key: JobKey) -> None:
-        """Remove the log of a job, for instance because it was not accepted."""
+        """Drop all events of a job, for instance because the engine did not accept it; does nothing for an unknown
+        job."""
         self._logs.pop(key, None)
         self._fresh.pop(key, None)
 
     def push(self, event: JobEvent) -> None:
-        """Append an event of a registered job; events after the end are dropped."""
+        """Append an event of a registered job; events after the job's end are dropped. Raises KeyError for an unknown
+        job, and AssertionError when a token's index is not the one after the last token's."""
         log = self._logs[event.key]
         if log.end is None:
             log.push(event)
             self._fresh[event.key] = None
 
     def take(self, now: float) -> list[JobEvent]:
-        """Return all events that were not sent yet, with at most about `MAX_SCORES` scores."""
+        """Return the events that are to be sent now, and count them as sent. At most about `MAX_SCORES` prompt scores
+        are returned, and `has_more` shows whether others are left."""
         events: list[JobEvent] = [*self._unknown]
         room = MAX_SCORES
         for key in self._fresh:
@@ -169,15 +176,17 @@ class Outbox:
 
     @property
     def has_more(self) -> bool:
-        """Return whether events are left to send at once, after the last `take`."""
+        """Return whether the last `take` left events behind because of the limit on prompt scores, or new events have
+        arrived since, so that the stream should call `take` again without waiting."""
         return bool(self._fresh or self._unknown)
 
     def resume(self, positions: Mapping[JobKey, int]) -> list[JobKey]:
-        """Begin a new stream: send each listed job again from its position, and report listed jobs that are not here as
-        failed.
+        """Prepare the events for a new stream of the gateway. `positions`: each job that the gateway knows, with the
+        output index of the first token that it lacks.
 
-        Returns the live jobs that the gateway did not list. Their ends are still sent, because a job may have been
-        submitted after the gateway made its list.
+        Each listed job is sent again from its position, and `take` reports listed jobs that are not here as failed.
+        Returns the live jobs that the gateway did not list, which the caller may cancel. Their ends are still sent,
+        because a job may have been submitted after the gateway made its list.
         """
         self._fresh.clear()
         unlisted: list[JobKey] = []
@@ -197,19 +206,20 @@ class Outbox:
         return unlisted
 
     def live(self) -> list[JobKey]:
-        """Return the jobs that have not ended."""
+        """Return the jobs whose end was not pushed yet."""
         return [key for key, log in self._logs.items() if log.end is None]
 
     def forget(self, now: float) -> None:
-        """Drop jobs whose end was sent at least `keep_s` seconds ago."""
+        """Drop the events of jobs whose end was sent at least `keep_s` seconds before `now`."""
         for key, log in list(self._logs.items()):
             if log.end_sent_at is not None and now - log.end_sent_at >= self._keep_s:
                 self.discard(key)
 
 
 class WatchSessions:
-    """Own the outboxes and streams of all gateways. All calls on the event loop; times are seconds of the caller's
-    clock. A gateway without a stream for `grace_s` seconds is gone."""
+    """Own the outboxes and Watch streams of all gateways, and put each event into the outbox of its job's gateway. All
+    calls on the event loop; times are seconds of the caller's clock. A gateway that has had no stream for `grace_s`
+    seconds is gone."""
 
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
@@ -225,8 +235,9 @@ class WatchSessions:
         return len(self._boxes)
 
     def register(self, gateway: GatewayId, keys: Sequence[JobKey], first_index: int, now: float) -> bool:
-        """Register a job that is about to be submitted. Returns False, without a change, when one of its choices is
-        registered."""
+        """Start to keep events of a job of `gateway` that is about to be submitted. `keys`: one key for each choice of
+        the job. `first_index`: output index of its first token. Returns False, with nothing changed, when one of the
+        choices is registered already."""
         if any(key in self._box_of and key in self._box_of[key] for key in keys):
             return False
         box = self._open(gateway, now)
@@ -236,14 +247,15 @@ class WatchSessions:
         return True
 
     def discard(self, keys: Iterable[JobKey]) -> None:
-        """Remove a registered job that was refused."""
+        """Drop the events of registered jobs that were not accepted; unknown keys are ignored."""
         for key in keys:
             box = self._box_of.pop(key, None)
             if box is not None:
                 box.discard(key)
 
     def deliver(self, events: Iterable[JobEvent]) -> None:
-        """Put events into their outboxes and wake the streams; events of unregistered jobs are dropped."""
+        """Put each event into the outbox of its job's gateway and wake that gateway's stream; events of unregistered
+        jobs are dropped."""
         touched: set[GatewayStream] = set()
         for event in events:
             box = self._box_of.get(event.key)
@@ -255,15 +267,15 @@ class WatchSessions:
             stream.wake.set()
 
     def wake(self) -> None:
-        """Have every stream send a message, at least as a heartbeat."""
+        """Wake every stream, so that each sends a message to its gateway, at least an empty one as heartbeat."""
         for stream in self._streams():
             stream.wake.set()
 
     def attach(
         self, gateway: GatewayId, positions: Mapping[JobKey, int], now: float
     ) -> tuple[GatewayStream, list[JobKey]]:
-        """Open a stream in place of any older one. Returns the stream, and the live jobs that the gateway did not
-        list."""
+        """Open a new Watch stream of `gateway`, which ends an older one. `positions`: as in `Outbox.resume`. Returns
+        the stream, and the live jobs that the gateway did not list and that the caller should cancel."""
         box = self._open(gateway, now)
         unlisted = box.resume(positions)
         if box.stream is not None:
@@ -275,14 +287,15 @@ class WatchSessions:
         return stream, unlisted
 
     def detach(self, stream: GatewayStream, now: float) -> None:
-        """Record the end of a stream: its gateway counts as absent, unless a newer stream replaced this one."""
+        """Record that a stream has ended at `now`: from then on its gateway counts as absent, unless a newer stream has
+        replaced this one."""
         if stream.box.stream is stream:
             stream.box.stream = None
             stream.box.absent_since = now
 
     def sweep(self, now: float) -> list[JobKey]:
-        """Drop jobs that ended long ago and gateways absent for `grace_s` seconds; returns the live jobs of those
-        gateways."""
+        """Drop the events of jobs that ended long ago and the outboxes of gateways that have been absent for `grace_s`
+        seconds; return the live jobs of those gateways, which the caller should cancel."""
         lost: list[JobKey] = []
         for gateway, box in list(self._boxes.items()):
             box.forget(now)
@@ -292,7 +305,7 @@ class WatchSessions:
         return lost
 
     def close(self) -> None:
-        """Let every stream, later ones included, send what is there and end."""
+        """Have every stream send what waits in its outbox and then end; a stream that is opened later does the same."""
         self._is_closing = True
         for stream in self._streams():
             stream.close()

@@ -41,8 +41,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerService(WorkerServicer):
-    """gRPC service of one worker; all methods run on the event loop. `prepare` compiles a grammar ahead, on any
-    thread. `snapshot` is the newest one that the event loop has received."""
+    """Serve the rpcs of worker.proto for one worker; all methods run on the event loop. `prepare`: compiles a grammar
+    before its job starts, on any thread. `snapshot`: the newest state of the engine that the event loop has
+    received."""
 
     def __init__(
         self,
@@ -120,8 +121,8 @@ class WorkerService(WorkerServicer):
     # ---- the worker itself
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: _Context) -> worker_pb2.DescribeReply:
-        """Answer without engine statistics when a step takes long: a worker that opens a stream must not wait for the
-        step."""
+        """Return description, engine statistics, link reports and load of this worker. Statistics are left out when a
+        step takes longer than `BOOKS_S`: a worker that opens a stream must not wait for the step."""
         metadata = context.invocation_metadata()
         reply = self._descriptor.describe(with_bundle=request.with_bundle, metadata=metadata)
         try:
@@ -138,7 +139,8 @@ class WorkerService(WorkerServicer):
         return reply
 
     async def ProbeLink(self, request: worker_pb2.ProbeLinkRequest, context: _Context) -> worker_pb2.ProbeLinkReply:
-        """Probe the link to a source. A probe that was started is finished even if the caller leaves."""
+        """Probe the link to the worker `source` and return the report, or a refusal. A probe that was started is
+        finished even if the caller's connection ends."""
         reply = worker_pb2.ProbeLinkReply()
         try:
             report = await self._link_monitor.measure(decode_worker(request.source), request.num_bytes)
@@ -154,7 +156,8 @@ class WorkerService(WorkerServicer):
         )
 
     async def drain(self, timeout_s: float) -> DrainResult:
-        """Refuse new jobs and let running ones migrate or finish, until none is left or `timeout_s` is over."""
+        """Refuse new jobs, let running ones migrate or finish, and return the result once no job and no lease is left
+        or `timeout_s` seconds have passed. Does not raise; an engine that has ended leaves no job."""
         try:
             await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.start_drain(now))))
             # Wake every stream, so that gateways without a job here learn of the drain at once.
@@ -179,7 +182,7 @@ class WorkerService(WorkerServicer):
                     await self._has_changed.wait()
 
     def cancel(self, keys: Iterable[JobKey]) -> None:
-        """Cancel jobs without waiting for the engine."""
+        """Queue the cancellation of jobs and return without waiting for the engine; unknown jobs are ignored."""
         cancelled = list(keys)
         if cancelled:
             self._driver.post(lambda engine, now: _cancel(engine, cancelled, now))

@@ -31,11 +31,13 @@ _Context = grpc.aio.ServicerContext[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHa
 
 
 class ConsumerStream:
-    """One StreamHandoff stream, and the update that its consumer is still to receive.
+    """One StreamHandoff stream of `consumer`, and the next message that it will be sent (`pending`).
 
-    `is_over`: the consumer has left, or a newer stream replaced this one. `failure`: the error by which a message of
-    the consumer failed. `pending.renewed_sequence`: messages of the consumer up to this one were applied, and their
-    effects were added before; 0: no new ones."""
+    `wake`: set when there may be something to send. `is_over`: the consumer has ended the stream, or a newer stream
+    replaced this one. `failure`: the error that a message of the consumer caused. `pending.renewed_sequence`: number of
+    the last message of the consumer that was applied, whose effects are in `pending` or were sent before; 0 when none
+    was applied since the last update.
+    """
 
     def __init__(self, consumer: WorkerRef) -> None:
         self.consumer = consumer
@@ -51,10 +53,14 @@ class ConsumerStream:
 
 
 class HandoffService:
-    """Serve one stream per consumer, the newest. All calls on the event loop. `lease_s` is the duration of a lease, and
-    also how long a write may wait for the consumer.
+    """Serve StreamHandoff as a producer: pass requests of consumers to the engine, and send consumers the announcements
+    of their blocks. Each consumer has one stream, the newest. All calls on the event loop.
 
-    Nothing is kept for a consumer without a stream: when it follows again, the engine repeats every announcement.
+    `fingerprint`: hexadecimal fingerprint of this worker's model and KV format, which a consumer must share. `lease_s`:
+    duration of a lease in seconds, and also how long a consumer may take to read a message.
+
+    Nothing is kept for a consumer without a stream: when it requests its hand-offs again over a new stream, the engine
+    repeats every announcement.
     """
 
     def __init__(self, driver: EngineDriver, fingerprint: str, lease_s: float) -> None:
@@ -67,7 +73,8 @@ class HandoffService:
         return f"<consumers {[str(consumer) for consumer in self._streams]}>"
 
     def send(self, effect: SendAnnouncement | SendHandoffEnded) -> None:
-        """Add an effect to the next update of its consumer; dropped when the consumer has no stream."""
+        """Add an announcement, or the end of a hand-off, to the next message for its consumer; it is dropped when the
+        consumer has no stream."""
         stream = self._streams.get(effect.consumer)
         if stream is None:
             return
@@ -79,12 +86,17 @@ class HandoffService:
         stream.wake.set()
 
     def close(self) -> None:
-        """End all streams."""
+        """End the streams of all consumers, after what is pending was sent."""
         for stream in self._streams.values():
             stream.end()
 
     async def serve(self, requests: AsyncIterator[kv_pb2.StreamHandoffRequest], context: _Context) -> None:
-        """Serve a stream until the consumer ends it, opens another one, or does not read its updates in time."""
+        """Serve a stream until the consumer ends it, opens another one, or does not read a message within the lease
+        time.
+
+        Aborts the call with FAILED_PRECONDITION when the fingerprints differ, and with the status of a TandemError when
+        a message of the consumer is malformed or the engine has ended.
+        """
         first = await anext(requests, None)
         if first is None:
             return

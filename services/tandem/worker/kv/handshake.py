@@ -22,11 +22,12 @@ ANSWER_S = 5.0
 
 
 class SourceGone(Exception):
-    """Raised when the intended source no longer exists, or can never be read by this worker."""
+    """Raised when the worker to be read has ended or restarted, or can never be read by this worker."""
 
 
 class Source(NamedTuple):
-    """A verified source: its calls, how it is read, and the identity of its machine, from `DescribeReply`."""
+    """A worker that was verified and may be read: `stub` for calls to it, `peer` for the transport to connect to it,
+    and `machine`, the identity of its machine from `DescribeReply`."""
 
     stub: WorkerStub
     peer: TransportPeer
@@ -35,10 +36,12 @@ class Source(NamedTuple):
 
 @asynccontextmanager
 async def open_source(trust: PeerAuth, source: WorkerRef, me: WorkerInfo) -> AsyncIterator[Source]:
-    """Open a channel to a source, request its description and verify it.
+    """Open a channel to the worker `source`, verify its description, and yield it as a `Source`; the channel is closed
+    after the block. `me`: this worker, whose model and KV format must match.
 
     Raises SourceGone when another worker or incarnation answers, or model, KV format or transport differ; TandemError
-    when the answer is not authenticated, with nothing of it used.
+    when the answer is not authenticated, and then nothing of it is used; grpc.aio.AioRpcError when the source does not
+    answer.
     """
     async with trust.open_channel(source.address) as channel:
         stub = trust.stub(channel, source.incarnation)

@@ -56,10 +56,10 @@ SourceEffect = FollowHandoff | RenewLeases | SendRemainderRequest | ReleaseHando
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """What all sessions of a worker share.
+    """What all sessions of a worker with its sources share.
 
-    `post` runs a command on the engine's thread. `transfer` connects sources. `lease_s` is how long an offer lasts
-    without renewal, in seconds.
+    `me`: this worker. `trust`: authentication within the cluster. `post`: queues a command for the engine's thread.
+    `transfer`: connects sources for reads. `lease_s`: seconds that a lease lasts without renewal.
     """
 
     me: WorkerInfo
@@ -81,7 +81,8 @@ _Call = grpc.aio.StreamStreamCall[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHand
 
 
 class ProducerSession:
-    """Session with one source. All calls on the event loop.
+    """Keep a StreamHandoff stream to one source, a producer that this worker reads from: send it the engine's requests,
+    and pass its announcements and lease renewals to the engine. All calls on the event loop.
 
     `_active` has the hand-offs that are followed now; for a prefix fetch with the request, else with None.
     """
@@ -107,7 +108,7 @@ class ProducerSession:
         return f"<session with {self.source}, {len(self._active)} followed, {self._num_failures} failures in a row>"
 
     def carry_out(self, effect: SourceEffect) -> None:
-        """Add an effect of the engine to the next message."""
+        """Add an effect of the engine to the next message to the source, and return without waiting."""
         match effect:
             case FollowHandoff(_, key, prefix_request):
                 self._active[key] = prefix_request
@@ -125,12 +126,14 @@ class ProducerSession:
         self._wake.set()
 
     def reconnect(self) -> None:
-        """Begin a new connection, because the transport has lost the source."""
+        """End the present connection and open a new one, because the transport has lost the source. Returns without
+        waiting."""
         self._is_lost = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep the session connected until no hand-off has been active for a while, or the source is lost.
+        """Keep the session connected, with new attempts after failures, until no hand-off has been active for a while
+        or the source counts as lost, which is reported to the engine.
 
         There is no await between the last check for active hand-offs and the return, so that no request is lost.
         """
@@ -299,15 +302,14 @@ class ProducerSession:
         self._context.transfer.disconnect_when_idle(self.source)
 
     def report_lost(self, reason: str) -> None:
+        """Report to the engine that the source is lost, so that its hand-offs fail."""
         source = self.source
         self._context.post(lambda engine, now: engine.source_lost(source, reason, now))
 
 
 class ProducerSessions:
-    """Own a session for each source: it is created with the first hand-off of its source and ends after some idle time.
-
-    All calls on the event loop.
-    """
+    """Own a session for each source: it begins with the first hand-off from that source and ends after some idle time.
+    All calls on the event loop."""
 
     def __init__(self, context: SessionContext) -> None:
         self.context = context
@@ -323,7 +325,8 @@ class ProducerSessions:
         return frozenset(self._sessions)
 
     def carry_out(self, effect: SourceEffect) -> None:
-        """Have the session with the effect's source carry it out. Renewals do not begin a session."""
+        """Pass an effect of the engine to the session with the effect's source, which is started if there is none.
+        Renewals do not start a session, and nothing does after `close`."""
         source = effect.source
         session = self._sessions.get(source)
         if session is None:
@@ -334,12 +337,13 @@ class ProducerSessions:
         session.carry_out(effect)
 
     def peer_lost(self, source: WorkerRef) -> None:
-        """Reconnect to a source that the transport has lost; nothing can be read from the source until then."""
+        """Reconnect the session with a source that the transport has lost; nothing can be read from the source until
+        then. Does nothing without a session."""
         if source in self._sessions:
             self._sessions[source].reconnect()
 
     async def close(self) -> None:
-        """End all sessions; leases that the sources hold for this worker expire."""
+        """End all sessions and wait for that; leases that the sources hold for this worker expire by themselves."""
         self._is_open = False
         tasks = list(self._tasks.values())
         for task in tasks:

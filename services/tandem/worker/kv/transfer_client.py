@@ -1,4 +1,5 @@
-"""Turn the engine's reads into orders to the transfer thread, and the transfer's events into engine commands."""
+"""Turn the engine's reads into commands for the worker's KV transfer, and the transfer's events into engine
+commands."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ _MAX_SOURCES = 4096
 
 
 class SourceThroughput(NamedTuple):
-    """Bytes read from a source, and the sum of the reads' durations: time in which two reads overlap counts twice."""
+    """Bytes read from a source, and the sum of the reads' durations in seconds: time in which two reads overlap counts
+    twice."""
 
     num_bytes: int = 0
     seconds: float = 0.0
@@ -64,15 +66,15 @@ class _OpenRead(NamedTuple):
 
 
 class TransferClient:
-    """Own the transfer of one worker, its connections to sources and its open reads.
+    """Own the KV transfer of one worker, its connections to sources (workers that it reads from) and its open reads.
+
+    `open_transfer(on_event)` opens the transfer. `post` queues a command for the engine's thread. `report` receives the
+    loss of a source and the end of the transfer, on the transfer thread; a lost source before the engine does, so that
+    the streams to the source are reset before the engine reacts. `digests`: whether reads are checked against the
+    source's digests. `problem`: None after a self-test that has succeeded, else what is wrong.
 
     Called by the engine's thread (reads), the event loop (connections, probe reads) and the transfer thread (events).
-    `problem` is None after a self-test that has succeeded, else what is wrong. All probe reads write the same blocks,
-    and a failed one may go on writing until its source is drained.
-
-    `post` runs a command on the engine's thread. `report` receives the events that concern more than reads, on the
-    transfer thread; a lost source before the engine does, so that the streams to the source are reset before the engine
-    reacts.
+    All probe reads write the same blocks, and a failed one may go on writing until its source is drained.
     """
 
     def __init__(
@@ -103,7 +105,8 @@ class TransferClient:
         return f"TransferClient({len(self._peers)} peers, {len(self._lingering)} lingering)"
 
     async def test(self) -> str | None:
-        """Have the transfer thread move a few bytes; returns `problem`. One call at a time, on the event loop."""
+        """Have the transfer read a few bytes of its own memory, wait for the result, and return `problem`: None, or
+        what is wrong. One call at a time, on the event loop."""
         answer: Future[None] = Future()
         answer.set_running_or_notify_cancel()
         self._self_test = answer
@@ -119,7 +122,8 @@ class TransferClient:
         return self.problem
 
     def connect(self, peer: TransportPeer) -> Future[None]:
-        """Make a source readable. The future raises PeerError when that fails."""
+        """Make a source readable; returns without waiting. The future completes once the source is connected, and
+        raises PeerError when that fails."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
@@ -134,14 +138,16 @@ class TransferClient:
         return future
 
     def canonical_peer(self, peer: TransportPeer) -> TransportPeer:
-        """Return the connected peer if it differs only in the spelling of its address, else `peer`: connecting the same
-        peer under another address would abort its open reads."""
+        """Return the connected source that differs from `peer` only in the spelling of its address, if there is one,
+        else `peer`: connecting the same source under another address would abort its open reads."""
         with self._lock:
             others = [known for known in self._peers.values() if known.life == peer.life]
         return next((known for known in others if replace(peer, worker=known.worker) == known), peer)
 
     def start_read(self, read: StartRead) -> None:
-        """Start a read of a connected source; otherwise report the read as failed, with nothing to drain."""
+        """Start a read of the engine and return without waiting; its end is reported to the engine. If the source is
+        not connected or has offered no digests although they are required, the read is reported as failed with no write
+        under way."""
         with self._lock:
             peer = self._peers.get(read.source)
         if peer is None:
@@ -157,8 +163,9 @@ class TransferClient:
             self._refuse(read, problem)
 
     def try_read(self, trial: StartRead) -> Future[ReadDone]:
-        """Start a read that the engine does not know, under an id of its own. The future completes only with the end of
-        the read; it raises PeerError when the read fails."""
+        """Start a read that the engine does not know, for a link probe, under a new id instead of the one in `trial`.
+        The future completes only with the end of the read; it raises PeerError when the read fails or cannot be
+        started."""
         result: Future[ReadDone] = Future()
         result.set_running_or_notify_cancel()
         with self._lock:
@@ -171,13 +178,13 @@ class TransferClient:
         return result
 
     def undrained_probe(self) -> WorkerRef | None:
-        """Return a source of which an abandoned probe read may still be running."""
+        """Return a source of which a failed probe read may still write to local memory; None if there is none."""
         with self._lock:
             return next(iter(self._undrained_probes), None)
 
     def take_throughput(self, num_bytes: int) -> dict[WorkerRef, SourceThroughput]:
-        """Remove and return the throughput of the engine's reads, of the sources with at least `num_bytes` bytes since
-        they were last returned."""
+        """Return, and then forget, the throughput of the engine's reads by source, for those sources of which at least
+        `num_bytes` bytes were read since they were last returned."""
         with self._lock:
             taken = {source: found for source, found in self._throughput.items() if found.num_bytes >= num_bytes}
             for source in taken:
@@ -185,8 +192,8 @@ class TransferClient:
         return taken
 
     def tear_down(self, source: WorkerRef, reason: str) -> None:
-        """Tear down the connection to a source as a whole; does nothing where there is none: that was reported to the
-        engine before."""
+        """Tear down the connection to a source with all its reads; returns without waiting. Does nothing when the
+        source is not connected, because its loss was reported to the engine before."""
         with self._lock:
             is_connected = source in self._peers
         problem = self._send(TearDownPeer(source, reason)) if is_connected else None
@@ -194,7 +201,8 @@ class TransferClient:
             _log.warning("%s cannot be torn down: %s", source, problem)
 
     def disconnect_when_idle(self, source: WorkerRef) -> None:
-        """Disconnect a source that is gone, once no read of it is open; `connect` cancels this.
+        """Disconnect a source that is gone once no read of it is open; a later `connect` cancels this. Returns without
+        waiting.
 
         Until then its memory stays mapped here, and GPU memory that is mapped cannot be freed.
         """
@@ -205,7 +213,8 @@ class TransferClient:
         self._leave(source)
 
     def keep(self, sources: Set[WorkerRef]) -> None:
-        """Disconnect all sources but these, which are compared by id and incarnation."""
+        """Disconnect every connected source that is not in `sources`, compared by id and incarnation, once no read of
+        it is open."""
         lives = {(source.id, source.incarnation) for source in sources}
         with self._lock:
             others = [source for source, peer in self._peers.items() if peer.life not in lives]
@@ -213,7 +222,8 @@ class TransferClient:
             self.disconnect_when_idle(source)
 
     def on_event(self, event: Event) -> None:
-        """Handle an event of the transfer, on the transfer thread."""
+        """Handle an event of the transfer, on the transfer thread: update connections and open reads, and report to the
+        engine or to the caller that waits."""
         match event:
             case ReadDone() | ReadFailed():
                 self._end_read(event)

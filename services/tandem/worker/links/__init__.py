@@ -1,4 +1,6 @@
-"""Measured links: how fast this worker reads each other worker's memory, and over what kind of link.
+"""Measured links: how fast this worker reads each other worker's memory, and over what type of link.
 
-Start with `link_monitor`, which decides what to measure and keeps the results; `link_probe` measures.
+`link_monitor` decides what to measure, runs the measurements and keeps the newest report of each source (a worker that
+this one may read from). `link_probe` measures one link by timed reads. The entry point is `LinkMonitor`, whose reports
+gateways receive over their Watch streams. Read `link_monitor` first.
 """

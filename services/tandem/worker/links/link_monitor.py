@@ -67,7 +67,9 @@ class _Entry:
 
 
 class LinkReports:
-    """Own the newest report of each source, of its newest incarnation. Reports are numbered in order of arrival."""
+    """Keep the newest link report of each source (a worker that this one may read from) and the time when it should be
+    probed again. Reports are numbered in order of arrival from 1; `number` is the newest. Only the newest incarnation
+    of a source is kept. Times are seconds of the caller's clock."""
 
     def __init__(self) -> None:
         self._entries: dict[WorkerId, _Entry] = {}
@@ -77,8 +79,11 @@ class LinkReports:
         return f"<links to {len(self._entries)} sources, {self.number} reports>"
 
     def put(self, report: LinkReport, now: float) -> bool:
-        """Store a report; returns whether its link type or whether it has a problem has changed. A report of an older
-        incarnation is dropped."""
+        """Store a report; return whether it is the first of its source's incarnation or differs from the one before in
+        link type or in having a problem. A report of an older incarnation is dropped, and False is returned.
+
+        A report with a problem, or without a measurement, schedules another probe after a delay that doubles each time.
+        """
         source = report.source
         known = self._entries.get(source.id)
         if known is not None and known.report.source.incarnation > source.incarnation:
@@ -98,29 +103,31 @@ class LinkReports:
         return known is None or not same or _gist(known.report) != _gist(report)
 
     def find(self, source: WorkerRef) -> LinkReport | None:
-        """Return the report of a source, None for an unknown source or incarnation."""
+        """Return the newest report of a source; None for an unknown source or another incarnation."""
         entry = self._entries.get(source.id)
         return entry.report if entry is not None and entry.report.source == source else None
 
     def fresh(self, source: WorkerRef, now: float) -> LinkReport | None:
-        """Return the report of a source if it is less than `FRESH_S` old."""
+        """Return the newest report of a source if it was stored less than `FRESH_S` seconds ago, else None."""
         report = self.find(source)
         return report if report is not None and now - self._entries[source.id].measured_at < FRESH_S else None
 
     def suspect(self, source: WorkerRef, now: float) -> None:
-        """Schedule a probe of a source after a failed read, unless one is scheduled already."""
+        """Schedule a probe of a source after a failed read, unless one is scheduled already. Does nothing for a source
+        without a report."""
         entry = self._entries.get(source.id)
         if entry is not None and entry.report.source == source and entry.due_at is None:
             entry.due_at = max(now, entry.measured_at + FRESH_S)
 
     def forget(self, source: WorkerRef) -> None:
-        """Drop the report of a source that no longer exists; does nothing for another incarnation."""
+        """Drop the report of a source that no longer exists, and its next probe; does nothing for another
+        incarnation."""
         if self.find(source) is not None:
             del self._entries[source.id]
 
     def listed(self, sources: Set[WorkerRef], now: float) -> None:
-        """Record which sources are registered; those that have not been for `GONE_S` are dropped, or they would be
-        probed for ever."""
+        """Record that `sources` are registered now, and drop the reports of those that have not been registered for
+        `GONE_S` seconds, which would otherwise be probed for ever."""
         for entry in list(self._entries.values()):
             if entry.report.source in sources:
                 entry.met_at = now
@@ -128,13 +135,14 @@ class LinkReports:
                 self.forget(entry.report.source)
 
     def due(self, chosen: Iterable[WorkerRef], now: float) -> list[WorkerRef]:
-        """Return the chosen sources without a report, and those whose next probe is due."""
+        """Return the sources to probe at `now`: those of `chosen` without a report, and any whose scheduled probe is
+        due."""
         new = [source for source in chosen if self.find(source) is None]
         again = (entry for entry in self._entries.values() if entry.due_at is not None and now >= entry.due_at)
         return [*new, *(entry.report.source for entry in again)]
 
     def since(self, number: int) -> list[LinkReport]:
-        """Return the reports after report `number`, oldest first; 0: all."""
+        """Return the reports with a number above `number`, oldest first; 0 returns all that are kept."""
         return [entry.report for entry in self._entries.values() if entry.number > number]
 
 
@@ -143,9 +151,10 @@ def _gist(report: LinkReport) -> tuple[str, bool]:
 
 
 class LinkMonitor:
-    """Own the link reports of one worker and the running probes. All calls on the event loop.
+    """Probe the links to other workers when that is due, and keep the reports. All calls on the event loop.
 
-    `required` has the required bandwidth and link type; `on_change` is called when there is a new report.
+    `required`: the bandwidth and link type that links must have. `probe`: measures one link. `reads`: reports the
+    throughput of ordinary transfers. `on_change`: called after each new report.
     """
 
     def __init__(
@@ -171,8 +180,9 @@ class LinkMonitor:
         return f"<link monitor of {self._me.me.id}: {self.reports}, {len(self._running)} probes running>"
 
     async def run(self, list_workers: Callable[[], Awaitable[Sequence[WorkerRecord]]] | None) -> None:
-        """Probe links until cancelled. `list_workers` may raise StoreUnavailable; None means that no source is
-        chosen, while the throughput of transfers is still reported."""
+        """Probe links until cancelled. `list_workers` returns the registered workers, among which the sources to probe
+        are chosen, and may raise StoreUnavailable. With None no source is chosen; the throughput of transfers is still
+        reported, and a link that looks slow or has failed is still probed."""
         list_at, pause_s = self._clock.now(), BEAT_S
         while True:
             now = self._clock.now()
@@ -184,20 +194,22 @@ class LinkMonitor:
             await asyncio.sleep(BEAT_S)
 
     def cancel(self) -> None:
-        """Cancel the running probes; they end with their open reads, at the latest with the transfer thread."""
+        """Cancel the running probes and return without waiting; each ends with its open reads, at the latest with the
+        transfer thread."""
         for task in self._running.values():
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel all probes and wait for their end, after the transfer thread has ended."""
+        """Cancel all probes and wait until they have ended; called after the transfer thread has ended."""
         self.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> LinkReport:
-        """Probe the link to a source and return the report. Raises TandemError.
+        """Probe the link to a source and return the report. Raises TandemError when the source is this worker itself,
+        is gone or cannot be read, or when too many probes are open.
 
-        For `num_bytes` 0 enough bytes for a meaningful result are read, and a recent report is returned instead of a
-        new probe. A probe that was started is finished even if its callers leave.
+        With `num_bytes` 0 enough bytes for a meaningful result are read, and a recent report is returned instead of a
+        new probe. A probe that was started is finished even if its callers are cancelled.
         """
         if source.id == self._me.me.id:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"{source} is this worker itself", param="source")

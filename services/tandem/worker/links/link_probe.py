@@ -1,6 +1,7 @@
-"""Measure the link to another worker by reading its trial blocks into this worker's own, over and over.
+"""Measure the link to another worker by reading its probe blocks (`kv.layout.KVRegion`) into this worker's own, over
+and over.
 
-Trial blocks belong to no block pool: those that are read have the same constant content in every worker, those that are
+Probe blocks belong to no block pool: those that are read have the same constant content in every worker, those that are
 written hold nothing. The timed passes skip digests and measure what the link carries. The first pass also establishes
 connections. It and the last pass are verified against digests, with different content each, which proves that the data
 was read now.
@@ -50,17 +51,17 @@ NUM_ALONE = 3
 
 
 class ProbeResult(NamedTuple):
-    """Report of a probe, and the two ends of the link."""
+    """Report of a probe, and the two ends of the measured link."""
 
     report: LinkReport
     ends: LinkEndpoints
 
 
 class LinkProbe:
-    """Probe links, one at a time. All calls on the event loop.
+    """Measure the link to one other worker at a time, by timed reads of its probe blocks. All calls on the event loop.
 
-    `digests` has, for each trial block, one number per KV head of the model; None: reads are not verified. A read that
-    does not end within `patience_s` seconds has the connection to its source torn down.
+    `digests`: for each of this worker's probe blocks, one number per KV head of the model; None when reads are not
+    verified. `patience_s`: seconds after which a read that has not ended has the connection to its source torn down.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class LinkProbe:
         self._turn = asyncio.Lock()
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> ProbeResult:
-        """Read about `num_bytes` bytes of a source (0: enough for a meaningful result). Raises TandemError and
-        SourceGone."""
+        """Read about `num_bytes` bytes from a source (0: enough for a meaningful result) and return the result; waits
+        for a running probe first. Raises SourceGone when the source has ended, restarted or can never be read, and
+        TandemError when the link could not be measured."""
         async with self._turn:
             try:
                 return await self._measure(source, num_bytes)
@@ -139,7 +141,7 @@ class _Run(NamedTuple):
 
 
 class _ProbePasses:
-    """Run the passes of one probe. Raises TandemError where either worker has no trial blocks."""
+    """Run the passes of one probe. Raises TandemError where either worker has no probe blocks."""
 
     def __init__(self, probe: LinkProbe, peer: TransportPeer, num_bytes: int) -> None:
         self._probe = probe
@@ -157,7 +159,7 @@ class _ProbePasses:
     async def run(
         self, shift: int, num_rounds: int, limit_s: float, *, checked: bool = True, most_open: int = MAX_OPEN
     ) -> _Run:
-        """Read trial blocks with an offset of `shift`, `num_rounds` times or until `limit_s` seconds are over.
+        """Read probe blocks with an offset of `shift`, `num_rounds` times or until `limit_s` seconds are over.
 
         No order is open afterwards, whatever happens, unless the transfer thread hangs.
         """

@@ -1,4 +1,6 @@
-"""What a worker serves and says of itself: model, KV memory, transport, identity and descriptor.
+"""What a worker serves and reports of itself: model, KV memory, transport, identity and descriptor.
 
-Start with `worker_model`; `rank_model` and `rank_transfer` do the same over several ranks.
+`worker_model.load_worker_model` loads the model and allocates the KV memory; `rank_model` does the same over several
+ranks. `rank_transfer` opens the transports and the KV transfer of the ranks. `worker_info` has the worker's identity
+and its answer to the rpc Describe. Read `worker_model` first.
 """

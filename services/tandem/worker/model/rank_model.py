@@ -29,10 +29,10 @@ REASON_S = 2.0
 
 
 def load_ranked_model(config: Config, launch: Launch) -> tuple[LoadedModel, RankGroup]:
-    """Start the other ranks with `launch` and load the model on all of them; returns the first rank's part and the
-    group.
+    """Start the other ranks with `launch` and load the model on all ranks; return the first rank's part and the group
+    of the other ranks, which the caller must close.
 
-    Raises TandemError, with every rank ended.
+    Raises TandemError when a rank fails, after all ranks have ended.
     """
     check_parallel(config.model, config.engine)
     size = config.engine.tensor_parallel
@@ -51,8 +51,8 @@ def load_ranked_model(config: Config, launch: Launch) -> tuple[LoadedModel, Rank
 
 
 def load_rank_model(config: Config, directory: Path, rank: int) -> Follower:
-    """Load the part of a rank other than the first, with all of its memory allocated. Raises TandemError and
-    CollectiveFailed."""
+    """Load the model part of `rank`, one other than the first, with all of its memory allocated; `directory` is that of
+    the ranks' sockets. Raises TandemError when it cannot be loaded and CollectiveFailed when another rank has ended."""
     shard = Shard(rank, config.engine.tensor_parallel)
     group = _join(config, directory, shard)
     follower = load_follower(config.model, config.engine, RankContext(shard, group))

@@ -21,20 +21,25 @@ from tandem.worker.ranks.remote_transfer import RemoteTransfer
 
 OnEvent = Callable[[Event], None]
 OpenTransport = Callable[[str, MemoryPool, str], Transport]
-"""Signature of a transport factory: `open(kind, pool, agent)`."""
+"""Signature of a transport factory: `open(kind, pool, agent)` opens a transport of that kind ("nixl" or "local") for
+the pool, under the agent's name."""
 
 
 def open_transport(kind: str, pool: MemoryPool, agent: str) -> Transport:
-    """Open the NIXL transport, or for any other kind the `process_vm_readv` transport. Raises TandemError when this
-    machine does not support it."""
+    """Open a transport for `pool` under the name `agent`: over NIXL for the kind "nixl", by `process_vm_readv` for any
+    other. Raises TandemError when this machine does not support it."""
     return NixlTransport(pool, agent) if kind == "nixl" else ProcessVmTransport(pool, agent)
 
 
 def open_rank_transfer(
     kind: str, cache: KVCache, rank: int, on_event: OnEvent, worker: WorkerRef
 ) -> tuple[KVTransfer, TransportPeer]:
-    """Open the transport of a rank other than the first. Returns its started transfer, which executes the first rank's
-    commands, and how other workers read this rank. Raises TandemError."""
+    """Open the KV transfer of a rank other than the first, for the memory in `cache`. Return the transfer, already
+    started, which executes the first rank's commands, and the description by which other workers read this rank.
+
+    `kind`: "nixl" or "local". `on_event`: receives the transfer's events. `worker`: the worker of the rank. Raises
+    TandemError when this machine does not support the transport.
+    """
     pool = MemoryPool(cache.region, cache.layout, keepalive=cache)
     transport = open_transport(kind, pool, agent_name(worker.id, worker.incarnation, rank))
     transfer = TransferThread(transport, cache.digest_here, on_event, SystemClock())
@@ -43,7 +48,8 @@ def open_rank_transfer(
 
 
 def open_transfer(transport: Transport, model: WorkerModel, on_event: OnEvent, clock: Clock) -> KVTransfer:
-    """Create the transfer of a worker over the first rank's transport, merging all ranks; the caller starts it."""
+    """Create the KV transfer of a worker from the first rank's `transport`, merged with the transfers of the other
+    ranks if there are any; the caller starts it. `on_event` receives its events."""
 
     def own(handler: OnEvent) -> TransferThread:
         return TransferThread(transport, model.digest, handler, clock)

@@ -22,10 +22,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """Identity of one incarnation of a worker.
+    """What stays the same for one incarnation of a worker and is reported to others.
 
-    `pool` is a label for routers, `fingerprint` and `bundle_digest` are hexadecimal, `max_model_len` is in tokens, and
-    `machine` comes from `transfer.process_identity.machine_identity`.
+    `pool`: label by which routers choose jobs, see `WorkerDescriptor.role`. `fingerprint`, `bundle_digest`:
+    hexadecimal; the bundle has the tokenizer's files. `max_model_len`: most tokens of a sequence. `transport`: how
+    other workers read this one's KV. `transport_kind`: "nixl" or "local". `aliases`: further names of the model.
+    `machine`: from `transfer.process_identity.machine_identity`.
     """
 
     me: WorkerRef
@@ -44,10 +46,10 @@ class WorkerInfo:
 
 
 class WorkerDescriptor:
-    """Own the worker's answer to `Describe`.
+    """Build the worker's answer to the rpc Describe, except for load, statistics and link reports.
 
-    `role` is the label by which routers choose the worker's jobs; the worker itself runs any job. `metrics_address` is
-    the host:port of its /metrics, empty where there is none.
+    `role`: label by which routers choose jobs for the worker (`prefill`, `decode` or `mixed`), at first its pool; the
+    worker itself runs any job. `metrics_address`: host:port of its /metrics, empty where there is none.
     """
 
     def __init__(self, identity: WorkerInfo, trust: PeerAuth, redis: RedisHealth) -> None:
@@ -61,13 +63,14 @@ class WorkerDescriptor:
         return f"<descriptor of {self.identity.me} as {self.role}>"
 
     def set_role(self, role: str) -> None:
-        """Adopt the role that the registry has for this worker."""
+        """Adopt the role that the registry has for this worker, and log a change."""
         if role != self.role:
             _log.info("worker %s: role %s (pool %s)", self.identity.me, role, self.identity.pool)
             self.role = role
 
     def describe(self, *, with_bundle: bool, metadata: Any) -> worker_pb2.DescribeReply:
-        """Return everything but load and engine statistics, signed for the caller with this metadata."""
+        """Return the description, signed for the caller that sent this gRPC `metadata`. `with_bundle`: include the
+        tokenizer's files. The caller of this method adds load, statistics and link reports."""
         me = self.identity
         reply = worker_pb2.DescribeReply(
             worker=encode_worker(me.me),

@@ -29,11 +29,12 @@ def _ignore(grammar: Grammar) -> None:
 class WorkerModel:
     """Loaded model of a worker, with everything that the worker needs to run and describe it.
 
-    `pipeline` runs the executor's plans ahead; None: the executor computes each plan when called. `pool` is the KV
-    memory of the first rank as transports see it; `digest` computes digests of its blocks, on the transfer thread while
-    the executor runs. `fingerprint` is hexadecimal, `max_model_len` in tokens. `prepare` compiles a grammar ahead, on
-    any thread, without raising. `rank_group` are the other ranks, if any. `trial_digests` has, for each of the pool's
-    trial blocks, one number per KV head of the model.
+    `executor`: computes steps. `pipeline`: runs the executor's step plans while the next is planned; None when the
+    executor computes each plan during the call. `pool`: KV memory of the first rank as transports see it. `digest`:
+    computes digests of the pool's blocks, on the transfer thread while the executor runs. `fingerprint`: hexadecimal.
+    `max_model_len`: most tokens of a sequence. `bundle`: tokenizer files. `aliases`: further names of the model.
+    `prepare`: compiles a grammar before its job starts, on any thread, without raising. `rank_group`: the other ranks,
+    if any. `trial_digests`: for each of the pool's probe blocks, one number per KV head of the model.
     """
 
     name: str
@@ -51,8 +52,8 @@ class WorkerModel:
 
 
 def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerModel:
-    """Load the model, downloading and converting as needed, and allocate all memory; may take minutes. Raises
-    TandemError.
+    """Load the model, downloading and converting it as needed, and allocate all memory; blocks, for minutes with a
+    large model. Raises TandemError when the model or the settings cannot be used or a rank fails.
 
     `launch` starts each further rank; None starts the ranks as child processes.
     """

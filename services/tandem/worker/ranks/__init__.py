@@ -1,4 +1,6 @@
-"""Tensor-parallel ranks beside the first one: starting them, and the channel to each.
+"""Tensor-parallel ranks beside the first one, each a process of its own: starting them, and the channel to each.
 
-Start with `rank_group.RankGroup`; `local_rank` and `ray_rank` are the two ways to start a rank.
+`rank_group.RankGroup` is the entry point: it starts the ranks, sends them commands and notices when one is lost.
+`local_rank` starts a rank as a child process, `ray_rank` as a Ray actor. `rank_channel` carries messages between the
+processes, and `remote_transfer` the commands and events of a rank's KV transfer. Read `rank_group` first.
 """

@@ -16,8 +16,8 @@ _EXCLUDED_SETTINGS = frozenset({"redis.url"})
 
 
 class RankChild:
-    """A rank as a child process. It gets all settings by environment variables; its log goes where the parent's
-    goes."""
+    """Start rank number `rank` as a child process and own it. The child gets all settings by environment variables and
+    logs where the parent logs; `directory` has the first rank's socket."""
 
     def __init__(self, config: Config, directory: Path, rank: int) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_REDIS__")}
@@ -47,5 +47,5 @@ class RankChild:
 
 
 def launch_children(config: Config) -> Callable[[Path, int], RankChild]:
-    """Return a `worker.ranks.rank_group.Launch` that starts child processes."""
+    """Return a `worker.ranks.rank_group.Launch` that starts each rank as a child process of this one."""
     return lambda directory, rank: RankChild(config, directory, rank)

@@ -29,10 +29,11 @@ _TIMEVAL = struct.Struct("@ll")
 
 
 class RankChannel:
-    """One end of a connection between two ranks. Any thread sends, one thread receives."""
+    """Exchange messages of bytes with another rank of the same worker over a connected socket. Any thread may send; one
+    thread receives."""
 
     def __init__(self, connection: socket.socket, send_timeout_s: float) -> None:
-        """`send_timeout_s` limits how long a send waits for a peer that does not read."""
+        """Own `connection`. `send_timeout_s`: seconds that a send waits for a peer that does not read."""
         whole, part = divmod(send_timeout_s, 1)
         timeout = _TIMEVAL.pack(int(whole), int(part * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
@@ -40,13 +41,14 @@ class RankChannel:
         self._lock = threading.Lock()
 
     def send(self, message: bytes) -> None:
-        """Send one message. Raises OSError when the peer has ended, or does not read within the timeout."""
+        """Send one message, and block until the kernel has taken it. Raises OSError when the other rank has ended, or
+        does not read within the timeout."""
         with self._lock:
             self._connection.sendall(_LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
-        """Return the next message; None when the connection has ended. Raises ValueError for a message that is too
-        long."""
+        """Wait for the next message and return it; None when the connection has ended. Raises ValueError for a message
+        longer than MAX_BYTES."""
         try:
             head = self._exactly(_LENGTH.size)
             if head is None:
@@ -69,15 +71,16 @@ class RankChannel:
         return bytes(read)
 
     def close(self) -> None:
-        """Close the connection for both ends. May be called from any thread; does not raise."""
+        """Close the connection for both ends, so that `receive` returns None on either side. May be called from any
+        thread; does not raise."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
 
 def private_directory() -> Path:
-    """Create a directory for the ranks of one worker, mode 0700, with a path short enough for a socket. Raises
-    TandemError."""
+    """Create a directory for the socket of one worker's ranks, with mode 0700 and a path short enough for a socket, and
+    return it. Raises TandemError when no parent directory with a short path can be written."""
     room = _MAX_SOCKET_PATH - len(f"/{_PREFIX}12345678/{SOCKET}")
     for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         if parent and len(os.fsencode(parent)) <= room and os.access(parent, os.W_OK | os.X_OK):
@@ -87,7 +90,8 @@ def private_directory() -> Path:
 
 
 def listen(directory: Path, num_ranks: int) -> socket.socket:
-    """Listen on the socket in the directory of the ranks."""
+    """Bind the Unix socket in `directory`, to which up to `num_ranks` ranks connect, and return it listening; does not
+    wait for a connection. Raises OSError when the socket exists."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(directory / SOCKET))
     listener.listen(num_ranks)
@@ -95,7 +99,8 @@ def listen(directory: Path, num_ranks: int) -> socket.socket:
 
 
 def connect(directory: Path, send_timeout_s: float) -> RankChannel:
-    """Connect to the first rank. Raises OSError when nothing listens."""
+    """Connect to the first rank, whose socket is in `directory`, and return the channel. Raises OSError when nothing
+    listens there. `send_timeout_s`: as in `RankChannel`."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(str(directory / SOCKET))

@@ -43,27 +43,36 @@ _log = logging.getLogger(__name__)
 
 
 class RankProcess(Protocol):
-    """The process of one rank, which ends when its socket is closed."""
+    """The process of one rank; it ends by itself when its channel is closed."""
 
     def ended(self) -> str | None:
-        """Return None while the process runs, else how it ended."""
+        """Return None while the process runs, else a text with the cause of its end."""
         ...
 
     def stop(self, timeout_s: float) -> None:
-        """Wait for the process to end, and kill it after `timeout_s`. Does not raise."""
+        """Wait for the process to end, and kill it after `timeout_s` seconds. Does not raise."""
         ...
 
 
 Launch = Callable[[Path, int], RankProcess]
-"""`launch(directory, rank)` starts a process that connects to the socket in the directory."""
+"""Signature of a launcher: `launch(directory, rank)` starts the process of that rank, which connects to the socket in
+the directory."""
 
 
 class RankGroup:
-    """Own ranks 1 to `size - 1`. `send_command` is called by one thread, everything else by any."""
+    """Start the ranks 1 to `size - 1` of a worker, send them the first rank's commands, and report when one of them is
+    lost. `send_command` is called by one thread, everything else by any.
+
+    `num_blocks`: KV blocks of each rank that has loaded its part of the model.
+    """
 
     def __init__(self, directory: Path, size: int, launch: Launch, send_timeout_s: float) -> None:
-        """Start the ranks, and wait until each is about to join the process group. Raises TandemError, with every rank
-        ended."""
+        """Start the ranks with `launch`, and wait until each is about to join the process group. Raises TandemError
+        when one does not start, after all have ended.
+
+        `directory`: where the ranks' socket is created; the group removes the directory when it is closed.
+        `send_timeout_s`: seconds that a send waits for a rank that does not read.
+        """
         self.directory = directory
         self.num_blocks: list[int] = []
         self._peers: dict[int, TransportPeer] = {}
@@ -90,20 +99,22 @@ class RankGroup:
 
     def wait_loaded(self) -> None:
         """Wait without a time limit until every rank has loaded its part of the model. Raises TandemError when a rank
-        fails."""
+        fails or ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None or len(self.num_blocks) == len(self._channels))
             if self._lost is not None:
                 raise self._lost
 
     def reason(self, wait_s: float) -> TandemError | None:
-        """Return why the group was lost, waiting up to `wait_s` seconds for it; None if it was not."""
+        """Return the error that a rank was lost with, waiting up to `wait_s` seconds for one; None if no rank was
+        lost."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None, wait_s)
             return self._lost
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Call `on_lost` once with the reason when a rank is lost (at once if one already is), on any thread."""
+        """Have `on_lost` called once with the reason when the first rank is lost, on any thread; if one is lost
+        already, call it now."""
         with self._changed:
             self._watchers.append(on_lost)
             lost = self._lost
@@ -111,7 +122,8 @@ class RankGroup:
             on_lost(lost.message)
 
     def send_command(self, command: RankCommand) -> None:
-        """Send a command to every rank; a `runtime.parallel.leader.Tell`. Raises RanksLost."""
+        """Send a command to every rank; serves as the first rank's `runtime.parallel.leader.Tell`. Raises RanksLost
+        when a rank is lost."""
         if self._lost is not None:
             raise RanksLost(self._lost.message)
         data = RANK_COMMANDS.encode(command)
@@ -120,12 +132,12 @@ class RankGroup:
 
     @property
     def ranks(self) -> range:
-        """Return all ranks but the first."""
+        """Return the numbers of all ranks but the first."""
         return range(1, len(self._channels) + 1)
 
     def open_transfers(self, worker: WorkerRef) -> list[TransportPeer]:
-        """Have every rank open its transfer agent, once; returns how each is read by other workers, in rank order.
-        Raises TandemError."""
+        """Have every rank open its KV transfer, wait for that, and return the descriptions by which other workers read
+        the ranks, in rank order. `worker`: this worker. May be called once. Raises TandemError when a rank fails."""
         data = RANK_COMMANDS.encode(OpenMover(worker))
         for rank in self._channels:
             with contextlib.suppress(RanksLost):  # raised below, for all
@@ -137,17 +149,19 @@ class RankGroup:
             return [self._peers[rank] for rank in self.ranks]
 
     def on_transfer_event(self, handler: Callable[[int, Event], None]) -> None:
-        """Set the receiver of the transfer agents' events: `handler(rank, event)`, called in order per rank, on a
-        thread per rank."""
+        """Set the function that receives the events of the ranks' KV transfers: `handler(rank, event)` is called in
+        order per rank, on one thread per rank."""
         self._on_transfer_event = handler
 
     def send_to_transfer(self, rank: int, command: Command | HaltMover) -> None:
-        """Send a command to one rank's transfer agent. The loss of a rank is reported by `watch`."""
+        """Send a command to the KV transfer of one rank. Does not raise: the loss of the rank is reported to the
+        functions passed to `watch`."""
         with contextlib.suppress(RanksLost):
             self._send(rank, RANK_COMMANDS.encode(command))
 
     def close(self) -> None:
-        """End the ranks and wait for their ends; a second call does nothing. Does not raise."""
+        """End the ranks and wait for their ends, killing those that do not end in time; a second call does nothing.
+        Does not raise."""
         with self._changed:
             if self._is_closed:
                 return

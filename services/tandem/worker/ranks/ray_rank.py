@@ -21,7 +21,7 @@ SLOT: dict[str, float] = {"CPU": 1}
 
 
 def slot(config: Config) -> dict[str, float]:
-    """Return the Ray resources of one rank: with CUDA also a GPU, the only one that its process sees."""
+    """Return the Ray resources of one rank: a CPU, and with CUDA also a GPU, the only one that its process sees."""
     return SLOT | {"GPU": 1} if config.model.device == "cuda" else dict(SLOT)
 
 
@@ -33,8 +33,8 @@ class _Rank:
 
 
 class RankActor:
-    """A `worker.ranks.rank_group.RankProcess` as a Ray actor. Ray ends it with the replica that owns it, however that
-    ends."""
+    """Start rank number `rank` as a Ray actor in bundle `rank` of the placement group `group`, and own it as a
+    `worker.ranks.rank_group.RankProcess`. Ray ends the actor when the replica that owns it ends, also after a crash."""
 
     def __init__(self, config: Config, group: PlacementGroup, directory: Path, rank: int) -> None:
         resources = slot(config)
@@ -59,6 +59,7 @@ class RankActor:
 
 
 def launch_actors(config: Config) -> Callable[[Path, int], RankActor]:
-    """Return a `worker.ranks.rank_group.Launch`, for a replica whose placement group has a bundle per rank."""
+    """Return a `worker.ranks.rank_group.Launch` that starts each rank as a Ray actor; called in a replica whose
+    placement group has a bundle per rank."""
     group = ray.util.get_current_placement_group()
     return lambda directory, rank: RankActor(config, group, directory, rank)

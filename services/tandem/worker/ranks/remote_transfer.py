@@ -16,8 +16,8 @@ from tandem.transfer.interface import KVTransfer
 
 
 class RemoteTransfer(KVTransfer):
-    """A `KVTransfer` of one rank that forwards commands to another process. `send` may call `lost` but must not raise;
-    `received` is called by one thread."""
+    """Drive one rank's KV transfer that runs in another process: forward commands to it with `send`, and its events to
+    `on_event`. `send` may call `lost` but must not raise; `received` is called by one thread."""
 
     def __init__(self, send: Callable[[Command | HaltMover], None], on_event: Callable[[Event], None]) -> None:
         self._send = send
@@ -33,7 +33,8 @@ class RemoteTransfer(KVTransfer):
         """Do nothing: the other process starts its transfer thread."""
 
     def send(self, command: Command) -> None:
-        """Forward a command. Raises RuntimeError after `halt` or the end, since no event would follow."""
+        """Forward a command. Raises RuntimeError after `halt` or the end of the transfer, because no event would report
+        the result."""
         with self._lock:
             if not self._is_open:
                 raise RuntimeError("the transfer thread of another rank has stopped")
@@ -49,14 +50,15 @@ class RemoteTransfer(KVTransfer):
         return self._has_ended.wait(timeout_s)
 
     def received(self, event: Event) -> None:
-        """Forward an event of the other process. Events after the last one are dropped."""
+        """Pass an event of the other process on to `on_event`. Events after TransferStopped are dropped."""
         if isinstance(event, TransferStopped):
             self._end(event)
         elif not self._has_ended.is_set():
             self._on_event(event)
 
     def lost(self, reason: str) -> None:
-        """End because the channel is broken: the outcome of open commands is unknown."""
+        """Report the end of the transfer (TransferStopped with `reason`) because the channel to its process is broken;
+        whether open commands were carried out is unknown. Does nothing after the end."""
         self._end(TransferStopped(reason))
 
     def _end(self, event: TransferStopped) -> None:
@@ -69,7 +71,8 @@ class RemoteTransfer(KVTransfer):
 
 
 def carry_out(transfer: KVTransfer, command: Command | HaltMover) -> None:
-    """Have the transfer of this process's rank execute a command of the first rank's `RemoteTransfer`."""
+    """Pass a command that the first rank's `RemoteTransfer` sent to the KV transfer of this process's rank. Does not
+    raise when the transfer has stopped."""
     if isinstance(command, HaltMover):
         transfer.halt()
         return

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
 
 def build(args: Mapping[str, Any]) -> Any:
-    """Return the application that the document's `import_path` names, for its `args`:
+    """Return the Serve application of one pool of workers, from the `args` that a `serveConfigV2` document gives it:
 
     - `pool` (required): name of the pool. It is also the workers' role if it is a role name and no setting names
       another.
@@ -31,7 +31,7 @@ def build(args: Mapping[str, Any]) -> Any:
     - `num_gpus`: GPUs of each rank; by default 1 where the model is on cuda.
     - `resources`: Ray resources of each worker, by name.
 
-    Raises TandemError(INVALID_REQUEST) that names the key.
+    Raises TandemError(INVALID_REQUEST) that names the key when a key or its value is not valid.
     """
     for key in args:
         if key not in _READERS:

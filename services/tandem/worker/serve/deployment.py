@@ -37,8 +37,8 @@ next worker before it loses the last."""
 
 
 class WorkerReplica:
-    """One worker per replica. `check_health` raises when the worker's step loop or transport is broken, so that Serve
-    replaces the replica."""
+    """Run one worker in a Serve replica, from the replica's start to its end. `check_health` raises RuntimeError when
+    the worker's step loop or transport is broken, so that Serve replaces the replica."""
 
     async def __init__(self, pool: PoolSpec) -> None:  # type: ignore[misc]
         self._worker: Worker | None = None
@@ -110,10 +110,10 @@ def _placement_options(config: Config, pool: PoolSpec, num_gpus: float) -> dict[
 
 
 def pool_application(pool: PoolSpec, config: Config, num_replicas: int = 1) -> Any:
-    """Return the Serve application of `num_replicas` workers of a pool.
+    """Return the Serve application that runs `num_replicas` workers of a pool.
 
-    `config` has the pool's settings as resolved here; only values that do not depend on the worker's machine are used.
-    Raises TandemError for a number of GPUs that does not fit the settings.
+    `config` has the pool's settings as resolved on this machine; only values that do not depend on the worker's machine
+    are used. Raises TandemError when the number of GPUs does not fit the settings.
     """
     deployment = serve.deployment(WorkerReplica).options(
         name=pool.deployment,

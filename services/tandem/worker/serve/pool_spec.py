@@ -11,16 +11,16 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved, from_environment, resolve, settings
 
 Layer = tuple[str, Mapping[str, Any]]
-"""A layer of settings, as `tandem.core.settings.resolve` takes it: name of the source, and values."""
+"""A layer of settings, as `tandem.core.settings.resolve` takes it: name of the source, and values by setting key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """Settings and resources of one pool.
+    """Settings and resources that all workers of one pool share.
 
-    `below` and `above` are settings layers under and over the environment of the process that resolves them, so that
-    each worker uses its own pod's environment and secrets in the environment stay there. `num_gpus` is per rank; None
-    means one where the model is on cuda. `resources` are Ray resources of each worker, by name.
+    `below`, `above`: layers of settings that the environment of the worker's process overrides, and layers that
+    override the environment. Each worker reads its own pod's environment, so secrets in it stay there. `num_gpus`: GPUs
+    per rank; None means one where the model is on cuda. `resources`: Ray resources of each worker, by name.
     """
 
     name: str
@@ -34,12 +34,13 @@ class PoolSpec:
         return f"tandem-{self.name}"
 
     def resolve(self, environ: Mapping[str, str]) -> Resolved:
-        """Resolve the settings of a process with this environment. Raises TandemError that names key and layer."""
+        """Return the settings of a worker process with the environment `environ`. Raises TandemError that names key and
+        layer when a setting is not valid."""
         return resolve([*self.below, ("environment", from_environment(environ)), *self.above])
 
     def gpus_per_rank(self, config: Config) -> float:
-        """Return the number of GPUs per rank. Raises TandemError where a rank would have none or one that it cannot
-        use."""
+        """Return the number of GPUs that Ray reserves per rank. Raises TandemError when `num_gpus` leaves a rank
+        without a GPU that it needs, or gives it GPUs that it cannot use."""
         is_cuda = config.model.device == "cuda"
         given = float(is_cuda) if self.num_gpus is None else self.num_gpus
         if is_cuda and config.engine.tensor_parallel > 1 and given != 1:
@@ -52,7 +53,7 @@ class PoolSpec:
 
 
 def full_layer(config: Config, source: str) -> Layer:
-    """Return a layer with every setting of `config`, so that layers below have no effect."""
+    """Return a layer named `source` with every setting of `config`, so that layers below it have no effect."""
     return source, {setting.key: value_of(config, setting.key) for setting in settings()}
 
 

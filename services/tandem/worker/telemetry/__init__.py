@@ -1,1 +1,6 @@
-"""What a worker measures of itself: gauges, job and step metrics, spans of jobs."""
+"""What a worker measures of itself and exports.
+
+`worker_telemetry.WorkerTelemetry` is the entry point: it owns the metrics, the /metrics endpoint and the trace spans.
+`gauges` reads the worker's present state, `step_metrics` counts steps, `job_metrics` counts ended jobs and their
+transfers, and `job_spans` builds the trace spans of a job. Read `worker_telemetry` first.
+"""

@@ -25,7 +25,8 @@ FRESH_S = 0.1
 
 
 class StatsReader:
-    """Cache the engine's statistics. `request_stats` has the engine compute them between two steps."""
+    """Cache the engine's statistics for `FRESH_S` seconds. `request_stats` has the engine compute them between two
+    steps."""
 
     def __init__(self, request_stats: Callable[[], Future[EngineStats]], clock: Clock) -> None:
         self._request_stats = request_stats
@@ -35,7 +36,8 @@ class StatsReader:
         self._good_until = -1.0
 
     def read(self) -> EngineStats:
-        """Return the newest statistics available within `READ_TIMEOUT_S`."""
+        """Return the engine's statistics. Blocks for up to `READ_TIMEOUT_S` seconds when they are old; if the engine
+        does not answer in that time, the old ones are returned."""
         with self._lock:
             if self._clock.now() >= self._good_until:
                 with suppress(TimeoutError, TandemError):
@@ -46,7 +48,9 @@ class StatsReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSources:
-    """Functions that supply the gauges. All may be called on any thread; only `books` may block, for a moment."""
+    """Functions that return the values of the gauges: the engine's newest snapshot, its statistics (`books`), the
+    worker's health, and the number of gateways. All may be called on any thread; only `books` may block, for a fraction
+    of a second."""
 
     snapshot: Callable[[], EngineSnapshot]
     books: Callable[[], EngineStats]
@@ -55,7 +59,8 @@ class MetricSources:
 
 
 def watch_worker(metrics: Metrics, sources: MetricSources, info: Values) -> None:
-    """Register all gauges of a worker. `info` has the label values of WORKER_INFO."""
+    """Register all gauges of a worker, which read their values from `sources` at each collection. `info`: label values
+    of the metric WORKER_INFO."""
     metrics.watch(on.WORKER_INFO, lambda: {info: 1})
     metrics.watch(on.SEQUENCES, lambda: _sequences(sources.snapshot()))
     metrics.watch(on.QUEUED_TOKENS, lambda: _queued_tokens(sources.snapshot().load.lane_tokens))

@@ -9,8 +9,8 @@ from tandem.obs.metrics.metrics import Metrics
 
 
 class JobMetrics:
-    """Metrics of ended jobs; called by one thread. `transport` is the kind of transport by which this worker reads
-    KV."""
+    """Count ended jobs, their time in the queue, cached tokens and transfers; called by one thread. `transport`: kind
+    of transport by which this worker reads KV, as label value."""
 
     def __init__(self, metrics: Metrics, transport: str) -> None:
         self._transport = transport

@@ -20,7 +20,7 @@ from tandem.worker.model.worker_info import WorkerInfo
 
 
 class JobSpans:
-    """Record the spans of ended jobs. `clock` is the engine's clock."""
+    """Record the trace spans of ended jobs. `clock` is the engine's clock, by which `JobTimes` are given."""
 
     def __init__(self, tracer: Tracer, identity: WorkerInfo, clock: Clock) -> None:
         self._tracer = tracer
@@ -28,7 +28,7 @@ class JobSpans:
         self._clock = clock
 
     def record(self, times: JobTimes) -> None:
-        """Record the spans of a job if its request is traced."""
+        """Record the spans of an ended job if its request is traced and sampled; otherwise do nothing."""
         traceparent = times.job.request.traceparent
         if not traceparent:
             return

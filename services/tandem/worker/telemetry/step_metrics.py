@@ -11,7 +11,8 @@ KINDS = ("decode", "prefill", "mixed")
 
 
 class StepMetrics:
-    """A `StepObserver` that counts steps. Runs on the engine's thread, with about ten additions per step."""
+    """Count steps, their durations and tokens, as a `StepObserver` of the engine. Runs on the engine's thread, with
+    about ten additions per step."""
 
     def __init__(self, metrics: Metrics) -> None:
         steps = metrics.counter(on.STEPS)

@@ -16,14 +16,13 @@ from tandem.worker.telemetry.step_metrics import StepMetrics
 
 
 class WorkerTelemetry:
-    """Metrics, spans and /metrics endpoint of one worker.
-
-    `steps` is called on the engine's thread and `job_ended` on the event loop; collections run on threads of the
-    endpoint and of the exporters.
-    """
+    """Own the metrics, trace spans and /metrics endpoint of one worker. `steps`, the observer of steps, is called on
+    the engine's thread and `job_ended` on the event loop; metrics are collected on threads of the endpoint and of the
+    exporters."""
 
     def __init__(self, config: Config, identity: WorkerInfo, clock: Clock) -> None:
-        """Set up metrics and tracing. Raises TandemError for invalid OpenTelemetry environment variables."""
+        """Set up metrics and tracing; the endpoint starts with `open`. Raises TandemError for invalid OpenTelemetry
+        environment variables."""
         self._identity = identity
         self._telemetry = Telemetry.start("tandem-worker", str(identity.me.id), config.telemetry.max_values)
         metrics = self._telemetry.metrics
@@ -34,12 +33,13 @@ class WorkerTelemetry:
         self._endpoint = None if port < 0 else MetricsEndpoint(host, port, self._telemetry.exposition)
 
     def watch(self, sources: MetricSources) -> None:
-        """Register the gauges; once, before `open`."""
+        """Register the worker's gauges, which read from `sources`; called once, before `open`."""
         me = self._identity
         watch_worker(self._telemetry.metrics, sources, (str(me.me.id), me.pool, me.model, me.transport_kind))
 
     def open(self) -> str:
-        """Start the /metrics endpoint; returns its host:port, or "" where there is none. Raises TandemError."""
+        """Start the /metrics endpoint and return its host:port, or "" where none is configured. Raises TandemError when
+        it cannot listen."""
         if self._endpoint is None:
             return ""
         try:
@@ -57,7 +57,7 @@ class WorkerTelemetry:
         self._spans.record(times)
 
     def close(self, timeout_s: float) -> None:
-        """Export what is left and close; blocks for at most `timeout_s` in the exporters."""
+        """Export what is left and close; blocks for at most `timeout_s` seconds in the exporters."""
         if self._endpoint is not None:
             self._endpoint.close()
         self._telemetry.close(timeout_s)
