@@ -32,7 +32,7 @@ _TEMPLATE = (
 
 
 def random_directory(model_id: str, cache_dir: Path) -> Path:
-    """Return the model directory of a `random:` id, creating it on first use.
+    """Return the model directory of a `random:` id, creating it below `cache_dir` on first use.
 
     Raises TandemError for an unknown name or an invalid seed."""
     name, seed = _parse(model_id)
@@ -54,7 +54,9 @@ def random_directory(model_id: str, cache_dir: Path) -> Path:
 
 
 def random_model_path(model_id: str, cache_dir: Path) -> Path:
-    """Return the path at which `random_directory` creates the directory. Raises TandemError like it."""
+    """Return the path of the directory that `random_directory` creates, without creating it.
+
+    Raises TandemError for an unknown name or an invalid seed."""
     name, seed = _parse(model_id)
     return cache_dir / f"random-{name}-{seed}-{FORMAT}"
 

@@ -29,7 +29,7 @@ _FORMAT = 4
 
 
 class CompiledModel:
-    """`runtime.models.causal.CausalModel` in float32 on the compiled CPU kernels."""
+    """Llama-family model in float32 on the compiled CPU kernels; implements `runtime.models.causal.CausalModel`."""
 
     def __init__(
         self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], packing: Packing, team: Team
@@ -91,11 +91,11 @@ def shape_of(config: DecoderConfig) -> DecoderShape:
 def packed_weights(
     open_checkpoint: Callable[[], Checkpoint], config: DecoderConfig, packing: Packing, digest: str, cache_dir: Path
 ) -> Mapping[str, torch.Tensor]:
-    """Return the memory-mapped packed weights of a model, packing the checkpoint on first use.
+    """Return the memory-mapped tensors of a model in the format of the compiled kernels.
 
-    `digest`: the checkpoint's weights digest, part of the cache key. Raises TandemError when a tensor is missing, left
-    over or of the wrong shape.
-    """
+    On first use they are packed from the checkpoint that `open_checkpoint` opens, and stored below `cache_dir`.
+    `packing`: storage format of the matrices. `digest`: the checkpoint's weights digest, part of the name in the cache.
+    Raises TandemError when a tensor is missing, left over or of the wrong shape."""
 
     def build(folder: Path) -> None:
         with open_checkpoint() as checkpoint:

@@ -11,10 +11,11 @@ from tandem.runtime.ranks.leader import FollowerCommands, SendCommand
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """Position and connections of one rank; the defaults describe a model without tensor parallelism.
+    """Position of one rank among the ranks of its model, and its connections to them.
 
-    `shard`: the rank's part of the model. `communicator`: collectives with the other ranks. `send_command`: sends a
-    command to all other ranks; only the first of several ranks has it."""
+    The defaults describe a model without tensor parallelism. `shard`: the rank's part of the model. `communicator`:
+    collectives with the other ranks. `send_command`: sends a command to all other ranks; None except on the first of
+    several ranks."""
 
     shard: Shard = WHOLE
     communicator: Communicator = ALONE
