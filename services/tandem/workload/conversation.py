@@ -16,11 +16,11 @@ from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One client's requests.
+    """Generates the requests of one client: `opening` returns the first, which leads to the later turns by `follow`.
 
-    `names` seed its random numbers; `salt` additionally seeds its token ids: another salt gives other texts of the same
-    lengths. The request id is `id`; in conversations of several turns the number of the turn, from 1, is appended.
-    """
+    `id`: request id; in conversations of several turns the number of the turn, from 1, is appended. `group`: class of
+    the requests. `names`: seed of its random numbers, and what distinguishes the client. `salt`: additionally seeds the
+    token ids, so another salt gives other texts of the same lengths."""
 
     id: str
     group: RequestClass
