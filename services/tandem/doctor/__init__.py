@@ -2,5 +2,5 @@
 
 The room owns the checks of `tandem doctor` and is floor 5 of the import layers. `checks.list_checks` is the entry
 point: it builds all checks from the settings, `runner.run_checks` runs them, and `report` formats what they found. Read
-`finding` first. In each other module, `read_...` functions collect facts and `judge_...` functions turn facts into
-findings."""
+`runner` first, then `finding`. In each other module, `read_...` functions collect facts, and `judge_...` functions turn
+facts into findings."""
