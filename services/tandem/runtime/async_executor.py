@@ -74,9 +74,10 @@ class _Step:
 class AsyncExecutor(BaseExecutor):
     """Executor that computes step plans on a device and may have `PLAN_DEPTH` of them in flight at the same time.
 
-    Implements `engine.ports.Executor`, where `execute` runs one plan to its end, and `Pipeline`, where `launch` starts
-    a plan and `collect` returns the results in launch order. `model`, `cache` and `stream` must be on one device;
-    `sample` is the kernel that samples tokens there. `max_model_len` and `grammars`: see `BaseExecutor`."""
+    A step plan lists the tokens to compute in one forward pass, one slice for each sequence. Implements
+    `engine.ports.Executor`, where `execute` runs one plan to its end, and `Pipeline`, where `launch` starts a plan and
+    `collect` returns the results in launch order. `model`, `cache` and `stream` must be on one device; `sample` is the
+    kernel that samples tokens there. `max_model_len` and `grammars`: see `BaseExecutor`."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class AsyncExecutor(BaseExecutor):
             self._staging = Staging(stream, cache.layout.block_size)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Execute one plan, wait for it and return the results of its slices, in their order.
+        """Execute one step plan, wait for it and return the results of its slices, in their order.
 
         Raises ValueError while another plan is in flight, and what `launch` and `collect` raise."""
         if self._open:
@@ -105,7 +106,7 @@ class AsyncExecutor(BaseExecutor):
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        """Start one plan on the device without waiting for it; `collect` returns its result.
+        """Start one step plan on the device without waiting for it; `collect` returns its result.
 
         Raises ValueError when `PLAN_DEPTH` plans are in flight, and DeviceLost when the device fails. Before any other
         exception is raised, the device has finished what was started of the plan, so that the plan's blocks can be
@@ -125,7 +126,7 @@ class AsyncExecutor(BaseExecutor):
         self._open.append(step)
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan that was launched and not collected, and return its result.
+        """Wait for the oldest step plan that was launched and not collected, and return its result.
 
         Raises DeviceLost when the device fails, and IndexError when no plan is in flight."""
         step = self._open.popleft()

@@ -17,7 +17,7 @@ _DTYPES = {
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of a floating-point name of `tandem.kv.layout.ITEM_BYTES`.
+    """Return the torch dtype with the name `name`: float64, float32, bfloat16 or float16.
 
     Raises TandemError(UNSUPPORTED) for any other name."""
     if name not in _DTYPES:

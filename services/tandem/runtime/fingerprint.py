@@ -71,7 +71,9 @@ def weights_digest(directory: Path, cache_dir: Path) -> str:
 
 
 def digest_files(files: Sequence[Path]) -> str:
-    """Return the hexadecimal 128-bit BLAKE2b digest over names, sizes and bytes of files."""
+    """Return the hexadecimal 128-bit BLAKE2b digest over the names, sizes and bytes of `files`, in their order.
+
+    Reads all files, which takes seconds for large weights."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.stat().st_size.to_bytes(8, "little"))

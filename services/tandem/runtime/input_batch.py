@@ -92,7 +92,9 @@ def build_batch_arrays(
 
 
 def build_batch(slices: Sequence[ScheduledSlice], tokens: Sequence[Sequence[int]], block_size: int) -> Batch:
-    """Build a batch in host memory from slices and their token ids, see `build_batch_arrays`."""
+    """Build the inputs of one forward pass in host memory from slices and their token ids.
+
+    Arguments as for `build_batch_arrays`."""
     numbers = build_batch_arrays(slices, tokens, block_size)
     return numbers.batch(_split(numbers.longs, np.int64), _split(numbers.shorts, np.int32))
 

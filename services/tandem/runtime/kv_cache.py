@@ -149,7 +149,9 @@ class KVCache:
 
 
 def unsigned(words: torch.Tensor) -> list[tuple[int, ...]]:
-    """Convert int64 digests `[n, heads]` to rows of unsigned Python integers."""
+    """Convert int64 digests `[n, heads]` to one tuple of unsigned Python integers for each of the n blocks.
+
+    Waits for the device."""
     return [tuple(row) for row in words.cpu().numpy().view(np.uint64).tolist()]
 
 

@@ -187,9 +187,9 @@ def read_model_config(directory: Path) -> DecoderConfig:
 
 
 def parse_model_config(raw: Json) -> DecoderConfig:
-    """Build the decoder configuration from the content of a config.json.
+    """Build the decoder configuration from `raw`, the parsed content of a config.json.
 
-    Raises TandemError(UNSUPPORTED) for a feature that is not implemented."""
+    Raises TandemError(UNSUPPORTED) that names the field for a feature that is not implemented or a missing size."""
     model_type = _model_type(raw)
     _refuse_unknown(raw)
     _refuse_windows(raw, model_type)
@@ -229,12 +229,14 @@ def parse_model_config(raw: Json) -> DecoderConfig:
 
 
 def unsupported(what: str) -> TandemError:
-    """Return the error for a model with an unsupported feature; `what` names it."""
+    """Return, without raising it, the TandemError(UNSUPPORTED) for a model with the feature that `what` names."""
     return TandemError(ErrorKind.UNSUPPORTED, f"this model is not supported: {what}", param="model")
 
 
 def token_ids(value: Any) -> frozenset[int]:
-    """Return the ids of a field like `eos_token_id`, which is an id, a list of ids or null, as a set."""
+    """Return the token ids in a field such as `eos_token_id` as a set; empty for None.
+
+    `value` is an id, a list of ids or None."""
     if value is None:
         return frozenset()
     return frozenset(value) if isinstance(value, list) else frozenset({int(value)})

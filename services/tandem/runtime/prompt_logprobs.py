@@ -46,9 +46,10 @@ def _score(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[Sa
 
 
 def best_of_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ids of the `count` greatest values of each row `[rows, vocab]`, descending, ties by lower id.
+    """Return the column indices of the `count` greatest values of each row of `rows`, greatest first.
 
-    The result is `[rows, min(count, vocab)]`, each row as `reference.sample.best` returns it."""
+    `rows` is `[rows, vocab]`, so the indices are token ids; equal values are in the order of their ids. The result is
+    int64 `[rows, min(count, vocab)]`."""
     count = min(count, rows.shape[1])
     if count == 0:
         return torch.empty((len(rows), 0), dtype=torch.int64)

@@ -2,7 +2,7 @@
 
 A model id is `random:NAME` or `random:NAME@SEED`, with a NAME of `tandem.core.model_catalog.PUBLISHED`. The tokenizer
 is synthetic because the published ones are not available everywhere: a text is encoded byte by byte, one token each,
-and every other id decodes to a word that contains the id, so that all sampled tokens can be told apart.
+and every other id decodes to a word that contains the id, so that all sampled tokens can be distinguished.
 """
 
 from __future__ import annotations

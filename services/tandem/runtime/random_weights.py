@@ -29,7 +29,7 @@ _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 
 
 def is_random(directory: Path) -> bool:
-    """Return whether a model directory has a seed in place of weights."""
+    """Return whether a model directory contains a seed for random weights in place of weight files."""
     return (directory / MARKER).is_file()
 
 
@@ -84,10 +84,10 @@ class RandomWeights:
         return matrix
 
     def drop(self, suffix: str) -> None:
-        """Do nothing, because tensors are generated on request."""
+        """Do nothing: `Checkpoint.drop` ignores stored tensors, and here none are stored."""
 
     def finish(self) -> None:
-        """Do nothing, because no tensor can be left over."""
+        """Do nothing: `Checkpoint.finish` reports tensors that are left over, and here none are stored."""
 
 
 WeightSource = Checkpoint | RandomWeights

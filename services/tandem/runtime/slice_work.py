@@ -96,7 +96,7 @@ def partly_filled(piece: ScheduledSlice, block_size: int) -> tuple[BlockId, ...]
 
 
 def blocks_to_digest(piece: ScheduledSlice) -> list[tuple[BlockId, int]]:
-    """List the blocks of a slice that need a digest, each with its index in the prompt."""
+    """List the blocks of a slice that are to be digested for a handoff, each with its index in the prompt."""
     if not piece.digest_blocks:
         return []
     index_of = {block: i for i, block in enumerate(piece.blocks)}

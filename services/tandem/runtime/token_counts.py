@@ -16,7 +16,7 @@ class TokenCounts:
     length of the sequence."""
 
     def __init__(self, prompt: tuple[int, ...]) -> None:
-        """Start with the prompt's tokens, each with a count of 0."""
+        """Start with the tokens of the prompt, each with a count of 0 because counts are those in the output."""
         self.prompt = prompt
         self.output: tuple[int, ...] = ()
         self._ids: npt.NDArray[np.int64] = np.unique(np.array(prompt, np.int64))

@@ -29,7 +29,9 @@ _FORMAT = 4
 
 
 class CompiledModel:
-    """Llama-family model in float32 on the compiled CPU kernels; implements `runtime.models.causal.CausalModel`."""
+    """Llama-family model in float32 on the compiled CPU kernels; implements `runtime.models.causal.CausalModel`.
+
+    `packing`: storage format of the weights. `team`: the kernels' threads."""
 
     def __init__(
         self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], packing: Packing, team: Team
@@ -50,7 +52,7 @@ class CompiledModel:
         self._rope = self._tables(0)
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """Compute hidden rows as `CausalModel.forward` does."""
+        """Return the hidden rows of a batch before the final norm, as `CausalModel.forward` does."""
         end = max(batch.attention.context_lens.tolist(), default=0)
         if end > len(self._rope[0]):
             self._rope = self._tables(end)
@@ -59,7 +61,7 @@ class CompiledModel:
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits as `CausalModel.logits` does."""
+        """Return next-token logits `[rows, vocab]` of hidden rows, as `CausalModel.logits` does."""
         return self._decoder.logits(hidden.contiguous())
 
     def _tables(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,7 +76,7 @@ class CompiledModel:
 
 
 def shape_of(config: DecoderConfig) -> DecoderShape:
-    """Return the sizes that the compiled kernels need of a model."""
+    """Return the sizes of a model in the form that the compiled kernels take."""
     return DecoderShape(
         hidden=config.hidden_size,
         inner=config.intermediate_size,

@@ -33,7 +33,9 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Return whether this rank is rank 0, which adds the output biases and gathers the logits."""
+        """Return whether this is rank 0.
+
+        Only rank 0 adds the biases after attention and MLP, and receives the logits of the whole vocabulary."""
         return self.rank == 0
 
     def part(self, total: int) -> range:

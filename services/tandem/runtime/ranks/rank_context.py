@@ -23,5 +23,5 @@ class RankContext:
 
     @property
     def followers(self) -> FollowerCommands | None:
-        """Return the channel to the other ranks; None on a follower or a single rank."""
+        """Return a channel to the other ranks if this is the first of several; None on another rank or a single one."""
         return None if self.send_command is None else FollowerCommands(self.send_command, self.communicator)
