@@ -64,11 +64,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Rdma:
-    """RDMA state of this machine.
+    """RDMA network cards of this machine, and what programs and GPUs need to use them.
 
     `has_verbs`: programs can open a card (/dev/infiniband/uverbs*). `has_peermem`: nvidia_peermem is loaded.
-    `has_open_driver`: NVIDIA's kernel modules are the open ones. `kernel`: Linux version, as (5, 12).
-    """
+    `has_open_driver`: NVIDIA's kernel modules are the open ones. `kernel`: Linux version, such as (5, 12)."""
 
     ports: tuple[Port, ...]
     has_verbs: bool

@@ -71,7 +71,9 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerList:
-    """Workers of a cluster. `reason`: why they could not be listed, else empty."""
+    """Workers of a cluster as far as they are known.
+
+    `reason`: why they could not be listed, else empty; `workers` is empty then."""
 
     workers: tuple[WorkerFacts, ...] = ()
     reason: str = ""
