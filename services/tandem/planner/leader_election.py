@@ -69,7 +69,9 @@ class Election:
         return now < self._sent_at + self.lease_s - self.request_s
 
     def saw(self, lease: LeaseView, now: float) -> None:
-        """Record a Lease that was read, or that the server returned for a write of this planner."""
+        """Record the current content of the Lease, at time `now`, after it was read or written.
+
+        If this planner does not hold it, it stops leading."""
         if lease != self._seen:
             self._seen = lease
             self._seen_at = now

@@ -35,7 +35,7 @@ class PlanReport:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Return the reasons of the decision and the notes on what was done."""
+        """Return the decision's reasons followed by the notes on what was done, as sentences for people."""
         return (*(self.decision.reasons if self.decision is not None else ()), *self.notes)
 
     @property

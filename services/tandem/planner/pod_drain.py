@@ -1,6 +1,6 @@
 """Track which pods are draining and what is left on them.
 
-A pod drains if this planner asked for it, or if its workers have been drained and idle for long: then another planner,
+A pod drains if this planner requested it, or if its workers have been drained and idle for long: then another planner,
 usually the one before, started it, and a drained worker does not accept work again. (A worker that Serve ends for its
 own reasons is gone before that time.) A worker that is not in the registry may still serve: it is drained at its last
 known address, and a pod counts as not started yet only if this planner saw it appear.

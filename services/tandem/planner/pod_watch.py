@@ -49,7 +49,9 @@ class WatchStream(Protocol):
 
 
 class PodSource(Protocol):
-    """List and watch pods, see `kube_client.KubeApi`. Methods raise KubeError."""
+    """Source of pods, which `kube_client.KubeApi` implements: lists them and watches their changes.
+
+    Methods block and raise KubeError."""
 
     def list_pods(self, selector: str) -> tuple[list[Pod], str]: ...
 

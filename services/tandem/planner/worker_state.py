@@ -31,7 +31,7 @@ class WorkerState:
 
     @property
     def is_draining(self) -> bool:
-        """Return whether the worker reports that it drains; a worker that does not answer may still serve."""
+        """Return whether the worker has reported that it drains; False for a worker that does not answer."""
         return self.load is not None and self.load.draining
 
     @property
