@@ -163,16 +163,18 @@ class StopSignals:
         self._is_starting = False
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until a signal is received, for at most `timeout_s` seconds.
+        """Block until SIGINT or SIGTERM is received, for at most `timeout_s` seconds.
 
-        Returns whether a signal has been received so far."""
+        Returns whether one has been received since the program began; if so, it does not block."""
         if not self.has_received:
             with suppress(queue.Empty):
                 self._received.get(timeout=timeout_s)
         return self.has_received
 
     def listen(self) -> None:
-        """Install the signal handlers. Call this again after starting libraries that install their own."""
+        """Install the handlers of SIGINT and SIGTERM.
+
+        To be called again after a library was started that installs its own handlers."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
