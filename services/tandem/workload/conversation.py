@@ -16,11 +16,12 @@ from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Generates the requests of one client: `opening` returns the first, which leads to the later turns by `follow`.
+    """Generates the requests of one client: a single one, or a conversation in which each builds on the one before.
 
-    `id`: request id; in conversations of several turns the number of the turn, from 1, is appended. `group`: class of
-    the requests. `names`: seed of its random numbers, and what distinguishes the client. `salt`: additionally seeds the
-    token ids, so another salt gives other texts of the same lengths."""
+    `opening` returns the first request; its `follow` builds the next. `id`: request id; in a conversation of several
+    requests the number of the request, from 1, is appended. `group`: class of the requests. `names`: seed of the random
+    numbers, and what distinguishes the client. `salt`: additionally seeds the token ids, so another salt gives other
+    texts of the same lengths."""
 
     id: str
     group: RequestClass

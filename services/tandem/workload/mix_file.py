@@ -1,6 +1,6 @@
 """Parse a mix from YAML strictly: unknown, missing or impossible values are refused with file and key.
 
-The section "Workloads" of loadtest/README.md says what each key means.
+The section "Workloads" of loadtest/README.md describes each key.
 """
 
 from __future__ import annotations
