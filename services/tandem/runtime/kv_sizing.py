@@ -53,9 +53,10 @@ def allocate_cache(
 ) -> KVCache:
     """Allocate this rank's part of the KV pool and of the host cache, and return it.
 
-    With tensor parallelism all ranks call it, wait for each other and use the smallest number of blocks among them.
-    `layout`: of a block of the whole model. `block_digest`: function that digests blocks. `aside`: see `KVCache`.
-    `pool_bytes`: see `num_blocks_of`. Raises TandemError when a configured size does not hold one block."""
+    With tensor parallelism all ranks call it, wait for each other and use the smallest number of blocks among them; on
+    the first rank the result executes block operations on all ranks. `layout`: of a block of the whole model.
+    `rank_context`: this rank's position and connections. `block_digest`: function that digests blocks. `aside`: see
+    `KVCache`. `pool_bytes`: see `num_blocks_of`. Raises TandemError when a configured size does not hold one block."""
     heads, followers = rank_context.shard.part(layout.group.heads), rank_context.followers
     sizes = num_blocks_of(layout.for_rank(heads), engine, pool_bytes)
     num_blocks, num_host_slots = (rank_context.communicator.least(size) for size in sizes)

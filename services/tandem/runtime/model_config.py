@@ -116,11 +116,11 @@ _MISTRAL_WINDOW = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Parameters of rotary position embeddings, named as in transformers' `rope_parameters`.
+    """Parameters of rotary position embeddings, named and defined as in transformers' `rope_parameters`.
 
     `kind`: default, linear, llama3 or yarn; a field that the kind does not use keeps its default. `theta`: base of the
     frequencies. `factor`: by how much the context is extended. `original_length`: context length in tokens before that
-    extension."""
+    extension. The other fields shape the extension of the kinds llama3 and yarn."""
 
     theta: float
     kind: str = "default"

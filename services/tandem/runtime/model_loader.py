@@ -116,9 +116,10 @@ def load_executor(
 ) -> AnyExecutor:
     """Load the weights, allocate the KV pool and the host cache, and return the executor.
 
-    `directory`, `config`: the model directory and its parsed config.json. `engine.kv_cache_memory` and
-    `engine.host_cache_memory` are bytes per rank. `rank_context`: with tensor parallelism, the context of the first
-    rank. Raises TandemError when the model, the settings or the device do not fit together."""
+    `directory`, `config`: the model directory and its parsed config.json. `grammars`: masks for constrained output,
+    None if grammars are not supported. `engine.kv_cache_memory` and `engine.host_cache_memory` are bytes per rank.
+    `rank_context`: with tensor parallelism, the context of the first rank. Raises TandemError when the model, the
+    settings or the device do not fit together."""
     settings = with_device_defaults(Config(model=model, engine=engine))
     model, engine = settings.model, settings.engine
     if model.device == "cuda":

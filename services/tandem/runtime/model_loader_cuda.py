@@ -122,8 +122,9 @@ def compose_executor(
 ) -> AsyncExecutor:
     """Build the asynchronous executor of a loaded model, capturing CUDA graphs if `engine.cuda_graphs` is set.
 
-    `followers`: with tensor parallelism, the first rank's channel to the other ranks. Raises TandemError when
-    `engine.max_model_len` exceeds what the model or the KV pool can hold."""
+    `model`, `cache` and `stream` are of one device, `kernels` are its kernels. `followers`: with tensor parallelism,
+    the first rank's channel to the other ranks. Raises TandemError when `engine.max_model_len` exceeds what the model
+    or the KV pool can hold."""
     model, longest = _graphed(model, cache, stream, engine)
     if followers is not None:
         model = RankedModel(model, followers)

@@ -63,7 +63,9 @@ class RandomWeights:
     def take(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> torch.Tensor:
-        """Generate the tensor `name` of shape `shape`, and return it or the given `rows` and `columns` of it."""
+        """Generate the tensor `name` of shape `shape`, and return it or the given `rows` and `columns` of it.
+
+        Unlike `Checkpoint.take` it may be called again for the same name, and raises nothing."""
         height = range(shape[0]) if rows is None else rows
         if len(shape) == 1:
             return torch.ones(len(height), dtype=self._dtype, device=self._device)

@@ -28,7 +28,7 @@ class PreparedSlice:
 
 @dataclass(frozen=True, slots=True)
 class SliceLimits:
-    """Bounds that every slice of a plan is checked against.
+    """Bounds that every slice of a step plan is checked against before it is computed.
 
     `max_model_len`: longest sequence in tokens. `num_blocks`: blocks of the KV pool. `block_size`: tokens per block."""
 
@@ -89,7 +89,9 @@ class LastTokens:
 
 
 def partly_filled(piece: ScheduledSlice, block_size: int) -> tuple[BlockId, ...]:
-    """Return the block that this slice is the first to write to and leaves partly empty, as a tuple of one or none."""
+    """Return the block that the slice `piece` is the first to write to and leaves partly empty.
+
+    The result is a tuple of one block, or an empty tuple if there is none."""
     index = piece.stop // block_size
     is_fresh = index * block_size >= piece.start
     return (piece.blocks[index],) if piece.stop % block_size and is_fresh else ()

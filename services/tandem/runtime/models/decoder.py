@@ -82,9 +82,9 @@ AnyLinear = Linear | Int8Linear | Int4Linear
 class Layer:
     """Weights of one decoder layer.
 
-    `qkv` computes query, key and value heads side by side, `gate_up` the MLP's gate and up projections side by side.
-    `output` and `down` project attention and MLP back to hidden rows. `head_norms`: norms of query and key heads; None
-    if the model has none."""
+    `attention_norm`, `mlp_norm`: norms before attention and MLP. `qkv` computes query, key and value heads side by
+    side, `gate_up` the MLP's gate and up projections side by side. `output` and `down` project attention and MLP back
+    to hidden rows. `head_norms`: norms of query and key heads; None if the model has none."""
 
     attention_norm: torch.Tensor
     qkv: AnyLinear

@@ -41,7 +41,9 @@ def pack(batch: Batch) -> torch.Tensor:
 
 
 def unpack(numbers: torch.Tensor, shape: Forward) -> Batch:
-    """Return the batch that `pack` packed into `numbers`; its `sampled_rows` is empty."""
+    """Return the batch that `pack` packed into `numbers`; its `sampled_rows` is empty.
+
+    `shape`: the sizes of that batch, from `shape_of`."""
     rows, sequences = shape.num_rows, shape.num_sequences
     sizes = [rows, rows, rows, sequences + 1, sequences, sequences * shape.num_blocks]
     tokens, positions, slots, starts, lens, tables = torch.split(numbers, sizes)
