@@ -92,7 +92,7 @@ def read_torch(system: System) -> Torch:
     """Return what torch reports about itself and the GPUs, and the installed variants of NIXL.
 
     torch runs in another process, because a process that has initialized CUDA keeps memory on the GPU. Blocks for up to
-    `TORCH_S` seconds."""
+    `TORCH_S` seconds. A failure is returned as the field `problem`."""
     ran = system.run([sys.executable, "-c", _TORCH], TORCH_S)
     if ran.code:
         return Torch(problem=ran.problem)

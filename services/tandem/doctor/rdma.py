@@ -39,8 +39,9 @@ class Gid:
 class Port:
     """Port of an RDMA network card.
 
-    `device`: name of the card. `state`: "ACTIVE", "DOWN" or another name of the kernel. `link_layer`: "InfiniBand" or
-    "Ethernet". `rate`: bandwidth as the kernel prints it."""
+    `device`: name of the card. `number`: of the port on the card. `state`: "ACTIVE", "DOWN" or another name of the
+    kernel. `link_layer`: "InfiniBand" or "Ethernet". `rate`: bandwidth as the kernel prints it. `gids`: addresses of
+    the port."""
 
     device: str
     number: int

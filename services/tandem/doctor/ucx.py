@@ -62,7 +62,9 @@ def link_type_of(transport: str) -> str:
 
 
 def read_trial(system: System) -> Trial:
-    """Run the trial read in a subprocess and return its result. Blocks for a second or two, at most `LIMIT_S`."""
+    """Run the trial read in a subprocess and return its result; a failure is returned as the field `problem`.
+
+    Blocks for a second or two, at most `LIMIT_S`."""
     ran = system.run([sys.executable, "-m", MODULE], LIMIT_S - 5, **_LOGGED)
     if ran.code:
         return Trial(problem=_last_line(ran.err) or f"exit code {ran.code}")

@@ -42,10 +42,10 @@ class MemberList(Protocol):
 class WorkerFacts:
     """What is known about a worker, from the registry and from its own description.
 
-    `problem`: why it did not describe itself, else empty; the other fields are then those of the registry.
-    `is_stranger`: it failed to authenticate, or refused our signature. `redis_problem`: Redis error that it reports,
-    else empty. `layout`: KV layout as text. `skew`: its clock's difference from ours, None if its version does not
-    report its clock."""
+    `problem`: why it did not describe itself, else empty; the other fields are then those of the registry. `role`: role
+    in which routers use it. `is_stranger`: it failed to authenticate, or refused our signature. `redis_problem`: Redis
+    error that it reports, else empty. `transport`: name of the transport that moves its KV. `layout`: KV layout as
+    text. `skew`: its clock's difference from ours, None if its version does not report its clock."""
 
     ref: WorkerRef
     role: str
