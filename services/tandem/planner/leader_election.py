@@ -79,7 +79,7 @@ class Election:
             self._sent_at = -math.inf
 
     def claim(self, now: float) -> LeaseView | None:
-        """Return the Lease to write, to take it or renew it; None while another planner holds it.
+        """Return the Lease to write at time `now`, to take it or renew it; None while another planner holds it.
 
         It replaces the Lease last passed to `saw`, which must have been called before."""
         seen = self._seen
@@ -91,9 +91,9 @@ class Election:
         return LeaseView(holder=self.me, lease_s=self.lease_s, num_changes=seen.num_changes + 1, version=seen.version)
 
     def claimed(self, lease: LeaseView, sent_at: float, now: float) -> None:
-        """Record the Lease that the server returned for a claim that was sent at time `sent_at`.
+        """Record at time `now` the Lease `lease` that the server returned for a claim, sent at time `sent_at`.
 
-        If this planner is its holder, it leads from then on."""
+        If this planner is its holder, it leads until two thirds of the lease time have passed since `sent_at`."""
         self.saw(lease, now)
         if lease.holder == self.me:
             self._sent_at = max(self._sent_at, sent_at)

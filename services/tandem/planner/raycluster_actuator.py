@@ -38,8 +38,9 @@ class NotLeading(Exception):
 class RayClusterActuator:
     """Actuator that scales the worker groups of the Kubernetes RayCluster that `finder` finds.
 
-    Pods are added directly and removed after a drain. It acts only while `leadership` holds the Lease. `serve`
-    publishes the same numbers for Ray Serve and sets roles. `retries` repeats failed calls of the API server."""
+    Pods are added directly and removed after a drain. It acts only while `leadership` holds the Lease. `pod_drain`
+    drains pods. `serve` publishes the same numbers for Ray Serve and sets roles. `retries` repeats failed calls of the
+    API server."""
 
     finder: ClusterFinder
     leadership: LeaseKeeper

@@ -23,8 +23,9 @@ from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 class ServeActuator:
     """Actuator that publishes target numbers of replicas for Ray Serve's autoscaling, through Redis.
 
-    `leads`: whether Serve follows this planner's targets. Serve follows one planner at a time: the first one, until it
-    has not published for a while. `targets`: the store of targets. `inventory`: sets the roles of workers."""
+    `me`: name of this planner. `targets`: the store of targets. `inventory`: sets the roles of workers. `leads`:
+    whether Serve follows this planner's targets. Serve follows one planner at a time: the first one, until it has not
+    published for a while."""
 
     me: PlannerId
     targets: ReplicaTargets
@@ -58,9 +59,10 @@ class ServeActuator:
         return ActuationResult("carried_out", targets.replicas, await self.change_roles(targets.changed))
 
     async def publish_target(self, model: str, replicas: Mapping[str, int], reasons: tuple[str, ...]) -> PlannerId:
-        """Publish the target numbers of replicas by role, and return the planner whose targets Serve follows.
+        """Publish the target numbers of replicas of `model`, by role; return the planner whose targets Serve follows.
 
-        If that is another planner, this target has no effect. Raises ActuatorFailed when Redis does not answer."""
+        If that is another planner, this target has no effect. `reasons`: sentences for people, stored with the target.
+        Raises ActuatorFailed when Redis does not answer."""
         record = TargetRecord(model=model, planner=self.me, replicas=replicas, reasons=reasons)
         try:
             holder = await self.targets.publish(record)
