@@ -26,7 +26,7 @@ class Mix:
     """Description of mixed traffic: classes of requests and how they arrive.
 
     `groups`: the classes. `arrivals`: arrival process of all classes that have none of their own. `rate`: requests per
-    second, not counting later turns of conversations; None: the caller must give it. Raises ValueError unless the
+    second, not counting later requests of conversations; None: the caller must give it. Raises ValueError unless the
     groups have different names and their shares add up to 1."""
 
     groups: tuple[RequestClass, ...]

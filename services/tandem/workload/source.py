@@ -19,11 +19,11 @@ def open_workload(
 ) -> Iterator[ScheduledRequest]:
     """Open a mix or a trace and return an iterator over its requests, in order of due time.
 
-    Requests are generated one at a time. `name`: a built-in mix, a path to a mix (*.yaml) or to a trace. `count`: how
-    many requests, not counting later turns of conversations; None: all, which is without end for a mix. `rate`:
-    requests per second, in place of a mix's own. `speedup`: divides the times of a trace. `salt`: another one changes
-    only the tokens of prompts, so that a prefix cache does not hold them. Raises TandemError(INVALID_REQUEST); for a
-    bad line of a trace when the iterator reaches it."""
+    Requests are generated one at a time, from `seed`. `name`: a built-in mix, a path to a mix (*.yaml) or to a trace.
+    `count`: how many requests, not counting later turns of conversations; None: all, which is without end for a mix.
+    `rate`: requests per second, in place of a mix's own. `speedup`: divides the times of a trace. `salt`: another one
+    changes only the tokens of prompts, so that a prefix cache does not hold them. Raises TandemError(INVALID_REQUEST);
+    for a bad line of a trace when the iterator reaches it."""
     if count is not None and count < 1:
         raise refused(name, f"count must be at least 1, got {count}")
     named_mix = _mix(name)

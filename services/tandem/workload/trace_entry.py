@@ -36,8 +36,8 @@ class TraceEntry:
     """One recorded request, independent of the trace's format.
 
     `due_us`: its time in microseconds, since any origin that is common to the trace. `prompt`: what is known of its
-    prompt. `group`: its class in reports, empty where the trace has none. `priority`: lower runs first in its `lane`.
-    """
+    prompt. `num_output_tokens`: tokens to generate. `group`: its class in reports, and `tenant`; both empty where the
+    trace has none. `priority`: lower runs first in its `lane`."""
 
     due_us: int
     prompt: Prompt
