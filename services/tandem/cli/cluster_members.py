@@ -18,18 +18,23 @@ from tandem.wire.peer_auth import PeerAuth
 
 
 class ClusterMembers:
-    """Registry and credentials of one cluster; `members_of` makes it."""
+    """The workers of one cluster: lists and finds them, sets their roles, and connects to them.
+
+    `members_of` creates it. Methods raise StoreUnavailable when Redis does not answer, which `members_of` converts into
+    a TandemError. `trust`: this process's credentials for calls to workers."""
 
     def __init__(self, registry: WorkerRegistry, trust: PeerAuth) -> None:
         self._registry = registry
         self.trust = trust
 
     async def all(self) -> tuple[WorkerRecord, ...]:
-        """Return all registered workers, sorted by id."""
+        """Return the records of all registered workers, sorted by worker id."""
         return await self._registry.list()
 
     async def find(self, worker: str) -> WorkerRecord:
-        """Return the record of a worker id. Raises TandemError(NOT_FOUND)."""
+        """Return the record of the registered worker with the id `worker`.
+
+        Raises TandemError(NOT_FOUND), which lists the known ids, if there is none."""
         records = await self.all()
         for record in records:
             if record.worker.id == worker:
@@ -38,7 +43,9 @@ class ClusterMembers:
         raise TandemError(ErrorKind.NOT_FOUND, f"no worker {worker!r}; there are: {known}")
 
     async def set_role(self, record: WorkerRecord, role: str) -> None:
-        """Set a worker's role. Raises TandemError(NOT_FOUND) if this incarnation is not registered any more."""
+        """Set the role in which routers use the worker of `record`.
+
+        Raises TandemError(NOT_FOUND) if that incarnation of the worker is not registered any more."""
         if not await self._registry.set_role(record.worker, role):
             raise TandemError(ErrorKind.NOT_FOUND, f"worker {record.worker.id} is not registered any more")
 
@@ -50,18 +57,19 @@ class ClusterMembers:
 
 @asynccontextmanager
 async def open_stub(trust: PeerAuth, worker: WorkerRef) -> AsyncIterator[WorkerStub]:
-    """Open a channel and make a stub for one incarnation of a worker; close the channel at the end."""
+    """Return a context manager that opens a channel to a worker, yields a gRPC stub for it, and closes the channel.
+
+    The worker accepts the calls only in the incarnation that `worker` names."""
     async with trust.open_channel(worker.address) as channel:
         yield trust.stub(channel, worker.incarnation)
 
 
 @asynccontextmanager
 async def members_of(config: Config) -> AsyncIterator[ClusterMembers]:
-    """Connect to the cluster that the settings name.
+    """Return a context manager that connects to the cluster that the settings name, and disconnects at the end.
 
-    Raises TandemError(INVALID_REQUEST) if they name none, and TandemError(NO_WORKER) if Redis does not answer in the
-    block.
-    """
+    Raises TandemError(INVALID_REQUEST) if the settings have no Redis URL, and converts StoreUnavailable, raised inside
+    the `with` block when Redis does not answer, into TandemError(NO_WORKER)."""
     if not config.redis.url:
         message = "workers are found in Redis: say where with --redis-url"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")

@@ -9,7 +9,7 @@ from tandem.core.settings import Resolved, settings
 
 
 def run(resolved: Resolved, _args: argparse.Namespace) -> int:
-    """Print each setting with its origin and meaning as a comment; returns 0."""
+    """Print the resolved settings as YAML, each with its origin and meaning as a comment; returns the exit code 0."""
     section = ""
     for setting in settings():
         if setting.section != section:

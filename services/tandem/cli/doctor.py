@@ -24,10 +24,9 @@ from tandem.worker.addresses import advertised_address, default_route_address, r
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """Run the checks and print their findings; returns 0 if nothing failed, else 1.
+    """Run the checks and print their findings; returns the exit code 1 if a check failed, else 0.
 
-    Raises TandemError(INVALID_REQUEST) for an unknown check in `--only`.
-    """
+    With `--strict` a warning gives 1 as well. Raises TandemError(INVALID_REQUEST) for an unknown check in `--only`."""
     set_up_logging(resolved.config.telemetry, "tandem-doctor")
     clock = SystemClock()
     options = Options(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")

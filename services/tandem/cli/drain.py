@@ -26,7 +26,10 @@ MAX_TIMEOUT_S = 86_400.0
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """Drain one worker or all workers on this machine; returns 0 if nothing is left, else 1. Raises TandemError."""
+    """Drain the worker that is named, or with `--local` all workers on this machine, and wait for their work to end.
+
+    Returns the exit code: 0 if no jobs and leases are left at the end of the timeout, else 1. Raises TandemError for
+    invalid flags, and if the named worker is unknown or does not answer."""
     config = resolved.config
     timeout_s = config.worker.drain_s if args.timeout is None else args.timeout
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:

@@ -16,8 +16,9 @@ from tandem.sim.machines.profile import Profile, WorkerProfile, encode_profile, 
 
 
 def run(_resolved: Resolved, args: argparse.Namespace) -> int:
-    """Write the profile and print a summary; returns 0. Raises TandemError for logs that cannot be read or fitted, and
-    for an output that cannot be written."""
+    """Fit a profile on the step logs, write it to `--output` and print a summary; returns the exit code 0.
+
+    Raises TandemError for logs that cannot be read or fitted, and for an output that cannot be written."""
     logs = read_logs(args.logs)
     fitted = fit_all(logs)
     profile = profile_of(logs, fitted, args.latency_ms / 1e3, args.bandwidth, args.note)
@@ -30,7 +31,10 @@ def run(_resolved: Resolved, args: argparse.Namespace) -> int:
 
 
 def read_logs(paths: Iterable[Path]) -> list[StepLog]:
-    """Read the step log of each file, and of each `*.jsonl` in a directory. Raises TandemError."""
+    """Read step logs, the records of each step's work and duration that workers write.
+
+    `paths`: files, or directories of `*.jsonl` files. Raises TandemError if a file cannot be read or a directory has
+    none."""
     logs = []
     for path in paths:
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
@@ -51,7 +55,9 @@ Fitted = dict[str, tuple[WorkerProfile, FitQuality]]
 
 
 def fit_all(logs: Iterable[StepLog]) -> Fitted:
-    """Fit the workers of each pool together; returns the results by pool. Raises TandemError."""
+    """Fit step costs to the logs of each pool, all its workers together, and return profile and fit quality by pool.
+
+    Raises TandemError if there are too few steps to fit."""
     by_pool: dict[str, list[StepLog]] = {}
     for log in logs:
         by_pool.setdefault(log.head.pool, []).append(log)
@@ -59,11 +65,10 @@ def fit_all(logs: Iterable[StepLog]) -> Fitted:
 
 
 def profile_of(logs: Iterable[StepLog], fitted: Fitted, latency_s: float, bandwidth: float, note: str) -> Profile:
-    """Make the profile of a cluster from the fitted pools. Raises TandemError if the logs are of several models.
+    """Build the simulator's profile of a cluster from the fitted pools.
 
-    `latency_s`: between client and worker, one way. `bandwidth`: bytes per second of a worker's link. `note`: what was
-    measured, for the profile's provenance.
-    """
+    `latency_s`: seconds between client and worker, in one direction. `bandwidth`: bytes per second of a worker's link.
+    `note`: what was measured, for the profile's provenance. Raises TandemError if the logs are of several models."""
     heads = [log.head for log in logs]
     models = sorted({head.model for head in heads})
     if len(models) > 1:

@@ -16,7 +16,7 @@ from tandem.gateway.tenants.tenants_watch import read_tenants
 
 
 def require_free_port(config: GatewayConfig) -> None:
-    """Raise TandemError(INVALID_REQUEST) if the gateway's HTTP or gRPC port cannot be bound."""
+    """Check that the gateway's HTTP and gRPC ports can be bound; raises TandemError(INVALID_REQUEST) if not."""
     _require(config.host, config.port, "port")
     _require(config.host, config.own_grpc_port, "grpc_port")
 
@@ -35,9 +35,8 @@ def _require(host: str, port: int, name: str) -> None:
 def require_auth_if_public(resolved: Resolved) -> None:
     """Check the authentication settings of a gateway before anything is started.
 
-    Raises TandemError(INVALID_REQUEST) for an unreadable tenants file, contradictory settings, or a public address
-    without a decision about keys; the message names the flags to set.
-    """
+    Raises TandemError(INVALID_REQUEST) that names the flags to set, for an unreadable tenants file, contradictory
+    settings, or a host that others can reach while `gateway.auth` is not set."""
     config = resolved.config.gateway
     if config.auth == "keys":
         if not config.tenants:

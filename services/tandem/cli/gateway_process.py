@@ -23,10 +23,10 @@ STOP_MARGIN_S = 10.0
 
 
 class GatewayProcess:
-    """Own a gateway process, which gets all settings by environment variables.
+    """Starts a gateway process and stops it at the end of the `with` block.
 
-    The process does not import torch, and receives SIGTERM when this process ends in any way.
-    """
+    The process gets all settings by environment variables, and receives SIGTERM when this process ends for any reason.
+    `command`: what to run. `url`, `grpc_target`: addresses of the gateway, known after `wait_until_listening`."""
 
     def __init__(self, config: Config, command: Sequence[str] = GATEWAY) -> None:
         self._stop_s = config.gateway.drain_s + STOP_MARGIN_S
@@ -42,7 +42,7 @@ class GatewayProcess:
         self.grpc_target = ""
 
     def wait_until_listening(self) -> bool:
-        """Read the gateway's addresses from its first output line; returns False if the gateway ended instead."""
+        """Block until the gateway prints its addresses, and store them; returns False if it ended instead."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -53,7 +53,9 @@ class GatewayProcess:
         return True
 
     def wait_until_ready(self, timeout_s: float) -> str | None:
-        """Wait until `/ready` succeeds; returns None, or the reason if the timeout is over or the gateway has ended."""
+        """Block until the gateway can serve requests (`/ready` succeeds), for at most about `timeout_s` seconds.
+
+        Returns None, or the reason as text if the timeout has passed or the gateway has ended."""
         problem = "it does not answer"
         for _ in range(int(timeout_s / POLL_S)):
             if self._ends_within(POLL_S):
@@ -77,7 +79,9 @@ class GatewayProcess:
         self.stop()
 
     def stop(self) -> None:
-        """Let the gateway drain, and kill it if that takes too long; does nothing if it has ended already."""
+        """Let the gateway drain and wait for its end; kills it after `gateway.drain_s` and `STOP_MARGIN_S`.
+
+        Does nothing to a gateway that has ended."""
         self._process.terminate()
         try:
             self._process.wait(self._stop_s)

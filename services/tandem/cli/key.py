@@ -10,10 +10,9 @@ from tandem.core.settings import Resolved
 
 
 def run(_resolved: Resolved, _args: argparse.Namespace) -> int:
-    """Print two lines of YAML, the key for its owner and the hash for the tenants file; returns 0.
+    """Generate an API key and print two lines of YAML: the key, and its hash for the tenants file.
 
-    The key is not stored anywhere.
-    """
+    The key is not stored anywhere. Returns the exit code 0."""
     key = key_text(secrets.token_bytes(KEY_BYTES))
     print(f"key: {key}")  # noqa: T201 - the command's output
     print(f"hash: {hash_text(key_digest(key))}")  # noqa: T201

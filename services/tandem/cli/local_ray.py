@@ -26,10 +26,9 @@ OBJECT_STORE_BYTES = 100 << 20
 
 
 class LocalRay:
-    """Running local Ray cluster, on which worker pools can be deployed and drained.
+    """Running local Ray cluster, on which worker pools can be deployed and drained; `local_ray` creates it.
 
-    `logs`: directory with one log file for each worker. `num_gpus`: number of GPUs that Ray found.
-    """
+    `logs`: directory with one log file for each worker. `num_gpus`: number of GPUs that Ray found."""
 
     def __init__(self, logs: Path, num_gpus: int) -> None:
         self.logs = logs
@@ -37,10 +36,11 @@ class LocalRay:
         self._apps: list[str] = []
 
     def deploy(self, configs: Mapping[str, Config], pools: Mapping[str, int], num_gpus: float = 0.0) -> None:
-        """Start all pools, with `num_gpus` for each worker, and wait until every worker is healthy.
+        """Start the workers of all pools and wait until every worker is healthy.
 
-        Raises TandemError(INTERNAL) with the reasons if a worker cannot start.
-        """
+        `configs`: settings of the workers, by pool. `pools`: number of workers, by pool. `num_gpus`: GPUs that Ray
+        reserves for each worker, may be a fraction. Raises TandemError(INTERNAL) with the reasons if a worker cannot
+        start."""
         targets = [local_target(configs[pool], pool, size, num_gpus) for pool, size in pools.items()]
         self._apps = [target.name for target in targets]
         try:
@@ -50,14 +50,17 @@ class LocalRay:
             raise TandemError(ErrorKind.INTERNAL, message) from error
 
     def drain(self) -> None:
-        """Delete the applications one by one. Not with `serve.shutdown`, which logs the end of Serve's controller as a
-        failure."""
+        """Delete the deployed applications one by one, which drains their workers, and wait for each.
+
+        `serve.shutdown` is not used because it logs the end of Serve's controller as a failure."""
         for app in self._apps:
             serve.delete(app)
 
 
 def local_target(config: Config, role: str, num_replicas: int, num_gpus: float = 0.0) -> serve.RunTarget:
-    """Return the Serve target of one role's workers with these settings; each worker chooses its own id and port."""
+    """Return the Ray Serve target that runs `num_replicas` workers of pool `role` with the settings `config`.
+
+    `num_gpus`: GPUs of each worker, may be a fraction. Each worker chooses its own id and port."""
     own = replace(config, worker=replace(config.worker, pool=role, id="", port=0))  # type: ignore[arg-type]
     pool = PoolSpec(name=role, above=(full_layer(own, "tandem serve"),), num_gpus=num_gpus)
     return serve.RunTarget(target=pool_application(pool, own, num_replicas), name=pool.deployment, route_prefix=None)
@@ -73,9 +76,9 @@ def _reasons() -> str:
 
 @contextmanager
 def local_ray(num_ranks: int) -> Iterator[LocalRay]:
-    """Start Ray and Serve without dashboard and proxies, and stop both at the end.
+    """Return a context manager that starts Ray and Serve on this machine, and stops both at the end.
 
-    The workers are drained first, unless the block was left by an exception.
+    `num_ranks`: ranks of all workers together. The workers are drained first, unless the block is left by an exception.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:

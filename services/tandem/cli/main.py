@@ -135,7 +135,10 @@ _PROGRAMS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the `tandem` command and return its exit code: 2 for settings that are refused before anything is started."""
+    """Run the `tandem` command and return its exit code.
+
+    `argv`: arguments, by default those of the process. The code is 2 for settings that are refused before anything is
+    started, 1 for another TandemError, 130 after Ctrl-C, and otherwise the subcommand's."""
     parser = _parser()
     args = parser.parse_args(argv)
     try:

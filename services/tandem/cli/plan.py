@@ -35,7 +35,9 @@ CONFIRMATION_SEED, CONFIRMATION_TIMES = 1, 2
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """Plan and print the result; returns 0 if a cluster meets the SLO, else 1. Raises TandemError for invalid flags."""
+    """Search for the cheapest cluster that meets the SLO and print it; returns the exit code 0, or 1 if none meets it.
+
+    Raises TandemError(INVALID_REQUEST) for invalid flags."""
     _refuse_searched(resolved)
     target, confirmation = _targets(args)
     machines, resolved = simulate_setup.machines(resolved, args)

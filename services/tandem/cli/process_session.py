@@ -18,10 +18,11 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
 def enter_own_session() -> int | None:
-    """Fork into a new session. Returns None in the child; in the parent the child's exit code, after the child's end.
+    """Fork, and let the child continue in a new session while the parent waits for it and forwards signals.
 
-    The child is killed when its parent ends. Call this before any thread is started.
-    """
+    Returns None in the child. In the parent it blocks until the child has ended and returns its exit code, 128 plus the
+    signal's number if a signal ended it. The child is killed when its parent ends. To be called before any thread is
+    started."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -43,11 +44,10 @@ def enter_own_session() -> int | None:
 
 
 def die_with(parent: int, number: signal.Signals) -> Callable[[], None]:
-    """Return a function that makes a child of `parent` receive the signal `number` when the parent ends.
+    """Return a function to call in a forked child, after which it receives the signal `number` when `parent` ends.
 
-    The child runs the function after the fork. Linux binds this to the thread that forked, so that must be the parent's
-    main thread.
-    """
+    `parent`: process id of the parent. If the parent has ended by the call, the child exits. Linux binds this to the
+    thread that forked, so that must be the parent's main thread."""
     prctl = ctypes.CDLL(None).prctl
 
     def arm() -> None:

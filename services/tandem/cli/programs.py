@@ -27,7 +27,9 @@ def run_worker(resolved: Resolved, _args: argparse.Namespace) -> int:
 
 
 def run_planner(resolved: Resolved, args: argparse.Namespace) -> int:
-    """Run the planner; returns 0, or 1 if the single decision of `--once` failed. Raises TandemError for settings."""
+    """Run the planner and return its exit code: 0, or 1 if the single decision of `--once` failed.
+
+    Raises TandemError for settings that are missing or contradict each other."""
     config = resolved.config
     if not config.redis.url:
         message = "a planner finds gateways and workers in Redis: say where with --redis-url"

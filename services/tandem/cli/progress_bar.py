@@ -11,11 +11,10 @@ WIDTH, EVERY_S, EVERY_LOGGED_S = 24, 0.1, 30.0
 
 
 class ProgressBar:
-    """Context manager that shows progress, and clears its line at the end.
+    """Context manager that shows the progress of a long run on standard error, and clears its line at the end.
 
-    `count`: number of steps, None if it is unknown. If standard error is not a terminal, a line is written every
-    `EVERY_LOGGED_S` seconds, so a short run writes nothing.
-    """
+    `count`: number of steps of the run, None if it is unknown. If standard error is not a terminal, a line is written
+    every `EVERY_LOGGED_S` seconds, so a short run writes nothing."""
 
     def __init__(self, clock: Clock, count: int | None) -> None:
         self._clock = clock
@@ -32,7 +31,9 @@ class ProgressBar:
             self._write("")
 
     def update(self, done: int, text: Callable[[], str]) -> None:
-        """Show that `done` steps are done, with `text()`, which is called only if a line is due."""
+        """Show that `done` steps are done, followed by the text that `text()` returns.
+
+        Does nothing, without calling `text`, if the last line was shown a short time ago."""
         if self._clock.now() < self._next_s:
             return
         self._next_s = self._clock.now() + self._every_s

@@ -25,11 +25,11 @@ class GpuShare:
 
 
 def gpu_share(num_workers: int, num_gpus: int, utilization: float, num_ranks: int = 1) -> GpuShare:
-    """Return the share of each rank, equal for all ranks of all workers.
+    """Return the GPU share of each rank, equal for all ranks of all workers on this machine.
 
-    Ranks that must run on one GPU divide `utilization` (the fraction of its memory that may be used) evenly. Raises
-    TandemError(UNSUPPORTED) if there is no GPU, or if workers of several ranks cannot have one GPU for each rank.
-    """
+    `num_gpus`: GPUs of the machine. `utilization`: fraction of a GPU's memory that may be used, divided evenly between
+    ranks that run on one GPU. `num_ranks`: ranks of each worker. Raises TandemError(UNSUPPORTED) if there is no GPU, or
+    if workers of several ranks cannot have one GPU for each rank."""
     if num_gpus < 1:
         message = "device 'cuda': Ray finds no GPU on this machine (is one visible in CUDA_VISIBLE_DEVICES?)"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="device")
@@ -43,12 +43,10 @@ def gpu_share(num_workers: int, num_gpus: int, utilization: float, num_ranks: in
 def threads_by_pool(pools: Mapping[str, int], num_threads: int = 0) -> dict[str, int]:
     """Return the number of compute threads of each worker, by pool.
 
-    `pools` holds the number of workers of each pool. `num_threads` is the result for all pools if it is not 0.
-
-    Decode and mixed workers divide the cores, so that their steps don't wait for each other. Prefill workers divide
-    all cores once more among themselves: a decode worker leaves its core idle most of the time, and while it computes,
-    a prefill step continues on the other cores, because its threads fetch work dynamically.
-    """
+    `pools`: number of workers of each pool. `num_threads`: the result for all pools if it is not 0. Decode and mixed
+    workers divide the cores, so that their steps do not wait for each other. Prefill workers divide all cores once more
+    among themselves: a decode worker leaves its core idle most of the time, and while it computes, a prefill step
+    continues on the other cores, because its threads fetch work dynamically."""
     num_cores, num_workers = len(os.sched_getaffinity(0)), sum(pools.values())
     shares = {pool: size if pool == "prefill" else num_workers for pool, size in pools.items()}
     return {pool: num_threads or max(1, num_cores // share) for pool, share in shares.items()}

@@ -22,7 +22,9 @@ _HEADINGS = ("WORKER", "POOL", "ROLE", "INCARNATION", "ADDRESS", "STATE")
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """Print the list of workers, or set a role and print the change; returns 0. Raises TandemError."""
+    """Print the list of workers, or set a worker's role and print the change; returns the exit code 0.
+
+    Raises TandemError if a role is missing, the worker is unknown, or Redis does not answer."""
     if args.worker and not args.role:
         message = f"name the role of {args.worker}: {', '.join(get_args(Pool))}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="role")
@@ -70,7 +72,7 @@ def _num_jobs(load: worker_pb2.Load) -> int:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows as columns that are as wide as their widest cell, without blanks at the ends of lines."""
+    """Format rows of cells as lines of text whose columns are as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -33,7 +33,9 @@ SECRET_BYTES = 32
 
 
 def run(resolved: Resolved, _args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM, then drain and leave no process behind."""
+    """Start Redis, workers and a gateway on this machine, serve until SIGINT or SIGTERM, then drain and stop them all.
+
+    Blocks, and returns the exit code. Raises TandemError if a part cannot start or the gateway ends by itself."""
     require_free_port(resolved.config.gateway)
     require_auth_if_public(resolved)
     code = enter_own_session()
@@ -140,19 +142,18 @@ and over gRPC at {gateway.grpc_target}
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has interrupted the start.
+    """Raised in the main thread when a signal interrupts the start of `tandem serve`.
 
-    This is a subclass because of `python -m`: if KeyboardInterrupt itself passes through code that a C extension runs,
-    as in the import of torch, the interpreter exits by SIGINT even though the exception was caught.
+    It is a subclass of KeyboardInterrupt because of `python -m`: if KeyboardInterrupt itself passes through code that a
+    C extension runs, as in the import of torch, the interpreter exits by SIGINT even though the exception was caught.
     """
 
 
 class StopSignals:
-    """Record the first signal, and interrupt a start with `Stopped`.
+    """Handles SIGINT and SIGTERM of `tandem serve`: the first one interrupts a start, or ends `wait`.
 
-    A start must be interrupted because it mostly waits inside libraries that know nothing of the signal. `has_received`
-    is true from the first signal on.
-    """
+    A start is interrupted by the exception `Stopped`, because it mostly waits inside libraries that know nothing of the
+    signal. `has_received` is true from the first signal on."""
 
     def __init__(self) -> None:
         self.has_received = False
@@ -162,20 +163,24 @@ class StopSignals:
         self._is_starting = False
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a signal for at most `timeout_s`; returns whether one has been received."""
+        """Block until SIGINT or SIGTERM is received, for at most `timeout_s` seconds.
+
+        Returns whether one has been received since the program began; if so, it does not block."""
         if not self.has_received:
             with suppress(queue.Empty):
                 self._received.get(timeout=timeout_s)
         return self.has_received
 
     def listen(self) -> None:
-        """Install the signal handlers. Call this again after starting libraries that install their own."""
+        """Install the handlers of SIGINT and SIGTERM.
+
+        To be called again after a library was started that installs its own handlers."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Install the handlers and raise Stopped in the block at the first signal."""
+        """Return a context manager that installs the handlers; inside it the first signal raises Stopped."""
         self._is_starting = True
         self.listen()
         try:
@@ -192,7 +197,9 @@ class StopSignals:
 
 
 class Progress:
-    """Print one whole line for each stage of a start to standard error, so that log lines do not break into it."""
+    """Prints one line for each stage of a start to standard error, with the seconds since the beginning.
+
+    Each line is whole, so that log lines between them do not break it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -205,10 +212,10 @@ class Progress:
 
 @contextmanager
 def run_secret() -> Iterator[Path]:
-    """Create the cluster secret of one run in a file that only its owner can read, and remove the file at the end.
+    """Return a context manager that yields the path of a file with a new cluster secret, and removes it at the end.
 
-    The secret is not passed as an argument or environment variable, where other users could see it.
-    """
+    Only the owner can read the file. The secret is not passed as an argument or environment variable, where other users
+    could see it."""
     with tempfile.TemporaryDirectory(prefix="tandem-serve-") as directory:
         path = Path(directory) / "secret"
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -36,8 +36,9 @@ AUTOSCALE_FORMAT = "tandem-autoscale-1"
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """Simulate and print the report; returns 0, even if requests were not served. Raises TandemError for invalid
-    flags."""
+    """Simulate the workload on the cluster that the flags describe and print a report; returns the exit code 0.
+
+    It is 0 even if requests were not served. Raises TandemError(INVALID_REQUEST) for invalid flags."""
     machines, resolved = simulate_setup.machines(resolved, args)
     if len(machines) > 1:
         raise simulate_setup.refuse(f"--hardware {args.hardware}: a simulated cluster has one kind of accelerator")

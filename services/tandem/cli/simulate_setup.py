@@ -37,11 +37,10 @@ Value = TypeVar("Value")
 
 
 def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine], Resolved]:
-    """Return the machines that the flags name, and the settings to simulate with.
+    """Return the machines, models of a worker's speed, that the flags name, and the settings to simulate with.
 
     With `--profile` there is one machine, and the settings with which it was measured replace the defaults. Raises
-    TandemError(INVALID_REQUEST) for unknown names and for flags that contradict each other.
-    """
+    TandemError(INVALID_REQUEST) for unknown names and for flags that contradict each other."""
     if args.price is not None and not 0 <= args.price < float("inf"):
         raise refuse(f"--price {args.price} must not be negative")
     if args.profile is None:
@@ -81,8 +80,9 @@ def _roofline(args: argparse.Namespace, hardware: str) -> Machine:
 
 
 def efficiency(text: str) -> Efficiency:
-    """Return `SERVING` with the changes in `text`, such as `memory=0.85,overhead=2ms`. Raises
-    TandemError(INVALID_REQUEST)."""
+    """Return the default efficiency `SERVING` with the changes in `text`, such as `memory=0.85,overhead=2ms`.
+
+    Raises TandemError(INVALID_REQUEST) for an unknown name or a value out of range."""
     changed: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
@@ -102,7 +102,9 @@ def efficiency(text: str) -> Efficiency:
 
 
 def link_bandwidth(args: argparse.Namespace) -> float | None:
-    """Return the link's bytes per second for each accelerator of a worker; None for the hardware's default."""
+    """Return the bandwidth of `--link` in bytes per second for each accelerator; None for the hardware's default.
+
+    Raises TandemError(INVALID_REQUEST) if it is not above 0."""
     if args.link is None:
         return None
     if not 0 < args.link < float("inf"):
@@ -111,13 +113,15 @@ def link_bandwidth(args: argparse.Namespace) -> float | None:
 
 
 def kv_bytes(resolved: Resolved) -> int | None:
-    """Return the size of the KV cache if the settings set it, else None, which means all memory that is left."""
+    """Return the size of the KV cache in bytes if a setting gives it; None means all memory that the weights leave."""
     is_set = resolved.origins["engine.kv_cache_memory"] != DEFAULT_LAYER
     return int(resolved.config.engine.kv_cache_memory) if is_set else None
 
 
 def count_of(args: argparse.Namespace) -> int | None:
-    """Return the number of requests to simulate; None for all requests of a trace."""
+    """Return the number of requests to simulate; None for all requests of a trace.
+
+    Raises TandemError(INVALID_REQUEST) if `--count` is below 1."""
     if args.count is not None and args.count < 1:
         raise refuse(f"--count {args.count} must be at least 1")
     is_mix = args.workload in built_in_names() or Path(args.workload).suffix in (".yaml", ".yml")
@@ -125,15 +129,16 @@ def count_of(args: argparse.Namespace) -> int | None:
 
 
 def workload_requests(args: argparse.Namespace, count: int | None, seed: int) -> Iterator[ScheduledRequest]:
-    """Open the mix or trace that the flags name."""
+    """Return the requests of the mix or trace that the flags name, in order of due time, generated one at a time.
+
+    `count`: how many, None for all. Raises TandemError(INVALID_REQUEST) as `open_workload` does."""
     return open_workload(args.workload, seed=seed, count=count, rate=args.rate, speedup=args.speedup)
 
 
 def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
-    """Return the tenants of the gateway's tenants file, ignoring their keys; None if there is no file.
+    """Return the tenants of the gateway's tenants file by id, without their keys; None if no file is set.
 
-    Raises TandemError(INVALID_REQUEST).
-    """
+    Raises TandemError(INVALID_REQUEST) if the file cannot be read or parsed."""
     file = resolved.config.gateway.tenants
     if not file:
         return None
@@ -144,7 +149,10 @@ def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
 
 
 def known(flag: str, name: str, table: Mapping[str, Value]) -> Value:
-    """Return the table's value of a name. Raises TandemError(INVALID_REQUEST), which lists the known names."""
+    """Return the value of `name` in `table`.
+
+    `flag`: the flag that gave the name. Raises TandemError(INVALID_REQUEST) that lists the known names if it is
+    missing."""
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1)
@@ -153,7 +161,9 @@ def known(flag: str, name: str, table: Mapping[str, Value]) -> Value:
 
 
 def writable(flag: str, name: str | None) -> Path | None:
-    """Return the path of an output file. Raises TandemError before a long run if it could not be written after it."""
+    """Return the path of the output file `name` of the flag `flag`; None if no file is given.
+
+    Raises TandemError(INVALID_REQUEST) if its folder does not exist, so that a long run does not fail at its end."""
     if name is None:
         return None
     path = Path(name)
@@ -163,7 +173,10 @@ def writable(flag: str, name: str | None) -> Path | None:
 
 
 def chart_path(args: argparse.Namespace) -> Path | None:
-    """Return the path of the chart; imports matplotlib before the long run, so that its absence is an error at once."""
+    """Return the path of the chart that `--chart` gives; None if no chart is requested.
+
+    Imports matplotlib, so that its absence is an error before a long run and not after it. Raises TandemError if the
+    chart cannot be drawn to that path."""
     path = writable("--chart", args.chart)
     if path is not None:
         import_module("tandem.sim.report.chart").require_drawable(path)
@@ -171,7 +184,7 @@ def chart_path(args: argparse.Namespace) -> Path | None:
 
 
 def workload_document(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the flags of the workload for a `--json` file."""
+    """Return the values of the workload's flags by name, for the file that `--json` writes."""
     return {name: getattr(args, name) for name in ("workload", "seed", "count", "rate", "speedup")}
 
 

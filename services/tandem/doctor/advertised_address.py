@@ -18,7 +18,10 @@ AddressRule = Callable[[WorkerConfig, Mapping[str, str]], str]
 
 
 def check_advertised(worker: WorkerConfig, environ: Mapping[str, str], rule: AddressRule) -> Finding:
-    """Report whether other machines can use the address that a worker would advertise."""
+    """Return a finding on whether other machines can use the address that a worker would advertise.
+
+    `environ`: environment variables. `rule`: computes that address as a worker does. Resolves the name of the address,
+    which may block."""
     try:
         address = rule(worker, environ)
     except TandemError as error:

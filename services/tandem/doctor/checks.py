@@ -45,10 +45,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Command-line options of the doctor.
+    """Command-line options of `tandem doctor`.
 
-    `url`: URL of a gateway to check, empty for none. `pairs`: pairs of workers whose links to measure.
-    """
+    `url`: URL of a gateway to check, empty for none. `pairs`: which pairs of workers to measure the links of."""
 
     url: str = ""
     pairs: Literal["none", "few", "all"] = "none"
@@ -56,11 +55,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Functions of other packages that the checks use.
+    """Functions of packages that this room may not import, passed in by the caller.
 
-    `members_of` opens a cluster's list of workers, `check_gateway_auth` and `check_worker_auth` are the programs' own
-    checks of authentication settings, `worker_address` is the workers' rule for the address to advertise.
-    """
+    `members_of` opens the list of a cluster's workers. `check_gateway_auth` and `check_worker_auth` are the checks of
+    authentication settings that the programs make at their start; they raise TandemError. `worker_address` computes the
+    address that a worker advertises."""
 
     members_of: Callable[[Config], AbstractAsyncContextManager[workers.MemberList]]
     check_gateway_auth: auth.AuthCheck
@@ -71,11 +70,11 @@ class Dependencies:
 def list_checks(
     resolved: Resolved, system: System, dependencies: Dependencies, options: Options, parts: Set[str], clock: Clock
 ) -> tuple[list[Check], list[Check]]:
-    """Return the checks, which may run concurrently, and those that must run after them, alone: they need the links to
-    themselves.
+    """Return the checks that may run concurrently, and those to run alone after them.
 
-    `parts`: parts of Tandem that are installed; checks for other parts are skipped.
-    """
+    The second ones measure links, which nothing else may use at that time; there are none unless `options.pairs`
+    requests them. `parts`: parts of Tandem that are installed, gateway or worker; a check of another part is returned
+    as a check that is skipped."""
     config = with_device_defaults(resolved.config)
     of_cluster, alone = _cluster_checks(config, dependencies, options, clock)
 

@@ -20,7 +20,10 @@ DATE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """Difference between the clock of `who` and this machine's, in seconds: `ahead_s`, plus or minus `within_s`."""
+    """Measured difference between another clock and this machine's.
+
+    `who`: whose clock it is, for reports. `ahead_s`: that clock minus this machine's in seconds, known to plus or minus
+    `within_s`."""
 
     who: str
     ahead_s: float
@@ -28,7 +31,9 @@ class Skew:
 
 
 def judge_skews(skews: Sequence[Skew]) -> tuple[Finding, ...]:
-    """Return a finding for each clock that is out of bounds; if none is, one finding for all clocks."""
+    """Return a finding for each clock that differs by more than `WARN_S`; if none does, one finding for all clocks.
+
+    It is a failure where workers would refuse calls, else a warning. Without any clock the check is skipped."""
     if not skews:
         return (skip("clock", "there is no other clock to compare with (--redis-url, --url)"),)
     wrong = tuple(_wrong(skew) for skew in skews if _least(skew) > WARN_S)

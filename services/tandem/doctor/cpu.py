@@ -15,8 +15,10 @@ _VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))
 
 
 def check_cpu(system: System, device: Literal["cpu", "cuda"], kernels: str) -> tuple[Finding, ...]:
-    """Report missing vector instructions or a missing compiler, without which a CPU worker computes in plain torch:
-    correctly, but slowly."""
+    """Return findings on the processor's vector instructions and on the C++ compiler, which CPU kernels need.
+
+    Without them a CPU worker computes correctly but slowly, which is a warning; a missing compiler is a failure if
+    `kernels` (`engine.kernels`) is "compiled"."""
     if device == "cuda":
         return (skip("cpu", "model.device is cuda, which uses no CPU kernels"),)
     return (_vectors(system), _compiler(system, is_fatal=kernels == "compiled"))

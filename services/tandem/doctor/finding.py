@@ -22,12 +22,11 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a check.
+    """Result of a check, as it appears in the report.
 
-    `check`: name of what was checked. `found`: what the check found, or why it was skipped. `fix`: a remedy (a command,
-    a setting or a key of the chart's values), set exactly if the severity is WARN or FAIL. `figures`: measured values
-    for the JSON report.
-    """
+    `check`: name of what was checked. `verdict`: its severity. `found`: what the check found, or why it was skipped.
+    `fix`: a remedy (a command, a setting or a key of the chart's values), required for WARN and FAIL and not allowed
+    otherwise; ValueError is raised for a violation. `figures`: measured values for the JSON report."""
 
     check: str
     verdict: Severity
@@ -59,12 +58,14 @@ def skip(check: str, reason: str) -> Finding:
 
 
 def wrong(check: str, found: str, fix: str, *, is_fatal: bool) -> Finding:
-    """Return a failure if it is fatal, else a warning."""
+    """Return a finding of severity FAIL if `is_fatal`, else of severity WARN."""
     return Finding(check, Severity.FAIL if is_fatal else Severity.WARN, found, fix)
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Format a size exactly if a unit divides it, else rounded to 0.1 GiB above 1 GiB, or down to whole MiB below."""
+    """Format a size such as `512MiB` or `1.5GiB`.
+
+    Exact if a unit divides it; otherwise rounded to 0.1 GiB above 1 GiB, and down to whole MiB below."""
     if num_bytes % _GIB and num_bytes > _GIB:
         return f"{num_bytes / _GIB:.1f}GiB"
     return str(Bytes(num_bytes if num_bytes < 1 << 20 else num_bytes >> 20 << 20))

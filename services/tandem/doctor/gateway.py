@@ -17,7 +17,10 @@ _MAX_BODY = 64 << 10
 
 
 def check_gateway(url: str, clock: Clock) -> tuple[Finding, Skew | None]:
-    """Return the finding on a gateway, and the difference of its clock, None if there is no date in its responses."""
+    """Return the finding on the gateway at `url`, and the difference of its clock.
+
+    Blocks for up to `ANSWER_S` for each of two requests. The difference is None if the gateway does not answer, sends
+    no date, or `url` is empty; then the check is skipped."""
     if not url:
         return skip("gateway", "set --url to check a running gateway"), None
     try:

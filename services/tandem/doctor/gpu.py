@@ -26,7 +26,10 @@ _IN_A_POD = "in a pod `pools.<name>.gpus`, a node with the device plugin, and it
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """State of a GPU; `compute_mode`, `persistence` and `mig` as nvidia-smi prints them."""
+    """State of a GPU, as nvidia-smi reports it.
+
+    `num_bytes`, `num_used_bytes`: size of its memory, and how much is in use; 0 if not reported. `compute_mode`,
+    `persistence` and `mig`: texts as nvidia-smi prints them."""
 
     name: str
     num_bytes: int
@@ -38,10 +41,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """NVIDIA driver and its GPUs.
+    """NVIDIA driver of this machine and its GPUs.
 
-    `problem`: why nvidia-smi failed, else empty. `cuda`: newest CUDA version that the driver supports, as (13, 0).
-    """
+    `problem`: why nvidia-smi failed, else empty. `version`: of the driver. `cuda`: newest CUDA version that the driver
+    supports, such as (13, 0); (0, 0) if unknown."""
 
     problem: str = ""
     version: str = ""
@@ -53,9 +56,9 @@ class Driver:
 class Torch:
     """Installed torch and NIXL.
 
-    `cuda`: CUDA version of the torch build, None for a build without CUDA. `nixl`: installed variants of NIXL, as
-    ("cu12",).
-    """
+    `problem`: why torch cannot be imported, else empty. `version`: of torch. `cuda`: CUDA version of the torch build,
+    None for a build without CUDA. `sees_gpu`, `num_gpus`: whether torch can use a GPU, and how many. `nixl`: installed
+    variants of NIXL, such as ("cu12",)."""
 
     problem: str = ""
     version: str = ""
@@ -73,8 +76,10 @@ def read_driver(system: System) -> Driver:
 
 
 def parse_driver(rows: str, banner: str) -> Driver:
-    """Parse the output of nvidia-smi: `rows` has the queried fields in their order, only `banner` has the CUDA
-    version."""
+    """Parse the output of nvidia-smi into the driver and its GPUs.
+
+    `rows`: output of the query, one line per GPU with the queried fields in their order. `banner`: output without
+    arguments, the only one with the CUDA version."""
     gpus, version = [], ""
     for line in filter(None, map(str.strip, rows.splitlines())):
         name, version, total, used, mode, persistence, mig = (cell.strip() for cell in line.split(","))
@@ -84,7 +89,10 @@ def parse_driver(rows: str, banner: str) -> Driver:
 
 
 def read_torch(system: System) -> Torch:
-    """Query torch in another process, because a process that has initialized CUDA keeps memory on the GPU."""
+    """Return what torch reports about itself and the GPUs, and the installed variants of NIXL.
+
+    torch runs in another process, because a process that has initialized CUDA keeps memory on the GPU. Blocks for up to
+    `TORCH_S` seconds. A failure is returned as the field `problem`."""
     ran = system.run([sys.executable, "-c", _TORCH], TORCH_S)
     if ran.code:
         return Torch(problem=ran.problem)

@@ -24,10 +24,10 @@ SHM_USUAL_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Limits of this process; None means unlimited.
+    """Resource limits of this process; None means unlimited.
 
-    `memlock`: soft limit of locked memory in bytes. `open_files`: hard limit, to which a process may raise its own.
-    """
+    `memlock`: soft limit of locked memory in bytes. `has_ipc_lock`: it may lock any amount (CAP_IPC_LOCK).
+    `open_files`: hard limit, up to which a process may raise its own."""
 
     memlock: int | None
     has_ipc_lock: bool
@@ -45,7 +45,9 @@ def read_limits(system: System) -> ResourceLimits:
 
 
 def judge_memlock(limits: ResourceLimits, pool_bytes: int, uses_rdma: bool) -> Finding:
-    """Report whether the KV pool can be locked: RDMA registers `pool_bytes` of host memory, which locks them."""
+    """Return a finding on whether RDMA can lock the KV pool of `pool_bytes`, since registered memory is locked.
+
+    Skipped unless `uses_rdma`: an RDMA device is usable."""
     if not uses_rdma:
         return skip("memlock", f"{_size(limits.memlock)} may be locked; nothing is, because there is no RDMA device")
     if limits.has_ipc_lock:
@@ -103,7 +105,7 @@ def check_shared_memory(system: System) -> Finding:
 
 
 def read_shared_memory(system: System) -> tuple[int, int] | None:
-    """Return the size of shared memory and how much of it is free, in bytes; None if there is none."""
+    """Return the size of shared memory (/dev/shm) and how much of it is free, in bytes; None if there is none."""
     try:
         found = os.statvfs(system.path(SHM_DIRECTORY))
     except OSError:

@@ -25,7 +25,10 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """Kubernetes environment of this process. `api`: host:port of the API server, empty outside a cluster."""
+    """What Kubernetes provides to this process.
+
+    `api`: host:port of the API server, empty outside a cluster. `namespace`: of this pod, empty if unknown.
+    `has_token`: the pod has a token of its service account."""
 
     api: str
     namespace: str
@@ -49,7 +52,9 @@ def judge_pod(pod: PodFacts) -> Finding:
 
 
 class Permission(NamedTuple):
-    """Verb on a resource of an API group; the group is empty for the core API."""
+    """Permission at the Kubernetes API server: a verb, such as get, on a resource of an API group.
+
+    `group`: empty for the core API."""
 
     group: str
     resource: str
@@ -64,7 +69,7 @@ Post = Callable[[str, Any], tuple[int, Any]]
 
 
 def required_permissions(config: Config) -> tuple[Permission, ...]:
-    """Return the permissions that the planner needs: none, unless it patches the RayCluster itself."""
+    """Return the permissions that the planner needs: none, unless it changes the RayCluster itself."""
     if config.planner.actuator != "raycluster":
         return ()
     clusters = [Permission("ray.io", "rayclusters", verb) for verb in ("get", "patch")]
@@ -75,7 +80,9 @@ def required_permissions(config: Config) -> tuple[Permission, ...]:
 
 
 def check_review(permissions: Sequence[Permission], namespace: str, post: Post) -> Finding:
-    """Ask the API server for each permission and report those that are denied."""
+    """Return a finding on whether the API server grants `permissions` in `namespace`; names those that it denies.
+
+    `post`: sends a request to the API server. A request that fails is reported as a failure, not raised."""
     denied: list[Permission] = []
     for permission in permissions:
         try:
@@ -101,7 +108,9 @@ def _not_reviewed(problem: str) -> Finding:
 
 
 def poster(system: System, pod: PodFacts) -> Post:
-    """Return a function that posts as the pod's service account, over TLS verified with the cluster's CA."""
+    """Return a function that posts to the API server as the pod's service account, over TLS.
+
+    The server's certificate is verified with the cluster's CA. Raises OSError if the CA's file is missing."""
     context = ssl.create_default_context(cafile=str(system.path(f"{ACCOUNT}/ca.crt")))
     token = system.text(f"{ACCOUNT}/token")
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -118,7 +127,9 @@ def poster(system: System, pod: PodFacts) -> Post:
 
 
 def check_permissions(system: System, config: Config) -> Finding:
-    """Review the permissions that the planner needs; skipped where it needs none or there is no API server."""
+    """Return a finding on whether this pod has the permissions that the planner needs.
+
+    Skipped if it needs none, or there is no API server or no token. Blocks for the requests to the API server."""
     required, pod = required_permissions(config), read_pod(system)
     if not required:
         return skip("rbac", "planner.actuator is serve: the planner does not use the API server")

@@ -26,10 +26,10 @@ Speaks = Literal["http", "grpc", "metrics"]
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredAddress:
-    """Address on which a program is set to listen.
+    """Address on which a program would listen with these settings.
 
-    `key`: the setting of the port. `port`: 0 means any free port. `speaks`: protocol that is served there.
-    """
+    `key`: name of the setting of the port. `port`: 0 means any free port. `speaks`: what is served there: the gateway's
+    HTTP, gRPC, or a metrics endpoint."""
 
     key: str
     host: str
@@ -38,12 +38,14 @@ class ConfiguredAddress:
 
     @property
     def part(self) -> str:
-        """Part of Tandem that listens there: gateway or worker."""
+        """Return the part of Tandem that listens there: gateway or worker."""
         return self.key.partition(".")[0]
 
 
 def configured_addresses(config: Config) -> tuple[ConfiguredAddress, ...]:
-    """Return the addresses to check: those with a port number, and the worker's, whose host must exist."""
+    """Return the addresses to check: all with a port number, and the worker's.
+
+    The worker's host is checked even if its port is 0, which means any free port."""
     gateway, worker = config.gateway, config.worker
     places = (
         ConfiguredAddress("gateway.port", gateway.host, gateway.port, "http"),
@@ -55,7 +57,10 @@ def configured_addresses(config: Config) -> tuple[ConfiguredAddress, ...]:
 
 
 def check_address(configured: ConfiguredAddress, cluster: ClusterConfig) -> Finding:
-    """Try to bind an address. `cluster` has the TLS files with which to reach a worker that listens there already."""
+    """Return a finding on whether a program can listen on the address: it is free, or a Tandem program listens already.
+
+    `cluster`: TLS files with which to call a worker that listens there. Blocks for up to a few seconds if it is in use.
+    """
     summary = f"{configured.key} {_endpoint(configured)}"
     fix = (
         f"a {configured.part}.host of this machine (`ip addr`; 0.0.0.0 means all), and a port from 1024 on unless root"

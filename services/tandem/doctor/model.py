@@ -19,7 +19,9 @@ _FIX = "a --model that is an alias, a directory with config, tokenizer and safet
 
 
 def check_model(model: ModelConfig) -> tuple[Finding, ...]:
-    """Look for the model's files and for the space to fetch them."""
+    """Return findings on whether the model's files are on this machine and whether there is space to fetch them.
+
+    Skipped if torch is not installed. Fetches and loads nothing."""
     try:
         catalog = import_module("tandem.runtime.model_store")
     except ModuleNotFoundError:

@@ -29,7 +29,7 @@ _FIGURES = ("link_type", "num_bytes", "seconds", "evidence", "problem", "refused
 
 
 class Pair(NamedTuple):
-    """Consumer that reads and producer whose memory is read."""
+    """Two workers whose link is measured: `consumer` reads KV memory of `producer`."""
 
     consumer: WorkerFacts
     producer: WorkerFacts
@@ -39,8 +39,10 @@ class Pair(NamedTuple):
 
 
 def choose_pairs(worker_list: WorkerList, *, is_all: bool) -> tuple[Pair, ...]:
-    """Choose pairs of workers of the same kind: all of them in both directions, or a few by which prompts move, from a
-    worker that prefills to one that decodes."""
+    """Choose the pairs of workers to measure, among those that answer and are of the same kind (`WorkerFacts.kind`).
+
+    With `is_all` every pair in both directions. Otherwise at most `FEW_PAIRS`, only in the direction in which prompts
+    move: from a worker that prefills to one that decodes, with at most `FEW_PRODUCERS` for each consumer."""
     live = [worker for worker in worker_list.workers if worker.is_live]
     partners = {t.ref.id: [g for g in live if g is not t and g.kind == t.kind] for t in live}
     if is_all:
@@ -55,7 +57,10 @@ def choose_pairs(worker_list: WorkerList, *, is_all: bool) -> tuple[Pair, ...]:
 
 
 async def measure(members: MemberList, pair: Pair) -> LinkReport | Finding:
-    """Let the consumer read from the producer; returns its report, or a finding if nothing was read."""
+    """Let the consumer of a pair read test blocks from the producer, and return the consumer's report.
+
+    Returns a finding instead if nothing was read: skipped if the consumer's version cannot measure, else a failure.
+    Takes up to `MEASURE_S` seconds."""
     request = worker_pb2.ProbeLinkRequest(source=encode_worker(pair.producer.ref))
     try:
         async with members.stub(pair.consumer.ref) as stub:
@@ -77,7 +82,10 @@ async def measure(members: MemberList, pair: Pair) -> LinkReport | Finding:
 
 
 def judge_link(pair: Pair, report: LinkReport, transfer: TransferConfig) -> Finding:
-    """Report a measurement: by the consumer's own judgement of its settings, or else by our settings `transfer`."""
+    """Return a finding on a measured link.
+
+    It is not OK if the consumer reports that the link violates its own settings, or if it violates `transfer`, the
+    settings of this machine. It is a failure if the consumer refuses to use the link, else a warning."""
     summary = f"{pair}  {report.link_type}  {report.gbps:.2f} GB/s  ({report.evidence or 'no evidence'})"
     problem = report.problem or _problem(report, transfer)
     figures = {

@@ -22,7 +22,9 @@ _IN_A_POD = "in a pod `pools.<name>.rdma` (resources of the RDMA device plugin) 
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """Entry of a port's GID table. `kind`: the kernel's name of its type, "IB/RoCE v1" or "RoCE v2"."""
+    """Entry of the GID table of an RDMA port: an address under which the port can be reached.
+
+    `index`: its position in the table. `kind`: the kernel's name of its type, "IB/RoCE v1" or "RoCE v2"."""
 
     index: int
     address: str
@@ -35,10 +37,11 @@ class Gid:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Port of an RDMA card.
+    """Port of an RDMA network card.
 
-    `state`: "ACTIVE", "DOWN", ... `link_layer`: "InfiniBand" or "Ethernet". `rate`: as the kernel prints it.
-    """
+    `device`: name of the card. `number`: of the port on the card. `state`: "ACTIVE", "DOWN" or another name of the
+    kernel. `link_layer`: "InfiniBand" or "Ethernet". `rate`: bandwidth as the kernel prints it. `gids`: addresses of
+    the port."""
 
     device: str
     number: int
@@ -62,11 +65,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Rdma:
-    """RDMA state of this machine.
+    """RDMA network cards of this machine, and what programs and GPUs need to use them.
 
     `has_verbs`: programs can open a card (/dev/infiniband/uverbs*). `has_peermem`: nvidia_peermem is loaded.
-    `has_open_driver`: NVIDIA's kernel modules are the open ones. `kernel`: Linux version, as (5, 12).
-    """
+    `has_open_driver`: NVIDIA's kernel modules are the open ones. `kernel`: Linux version, such as (5, 12)."""
 
     ports: tuple[Port, ...]
     has_verbs: bool
@@ -92,7 +94,9 @@ def read_rdma(system: System) -> Rdma:
 
 
 def judge_devices(rdma: Rdma, *, is_required: bool) -> tuple[Finding, ...]:
-    """Report each port, or that there is none. `is_required`: `transfer.require` is rdma."""
+    """Return a finding for each RDMA port, or one finding if there is none.
+
+    `is_required`: `transfer.require` is rdma, so that having no usable port is a failure."""
     if not rdma.ports:
         if is_required:
             fix = f"install the driver of the network card (`rdma link` shows what there is); {_IN_A_POD}"
@@ -107,10 +111,10 @@ def judge_devices(rdma: Rdma, *, is_required: bool) -> tuple[Finding, ...]:
 
 
 def judge_gids(rdma: Rdma, gid_index: str, *, is_required: bool) -> tuple[Finding, ...]:
-    """Report whether RoCE ports have a usable GID.
+    """Return a finding for each active RoCE port on whether it has a usable GID.
 
-    `gid_index`: UCX_IB_GID_INDEX, empty if unset; UCX then chooses a RoCE v2 GID itself.
-    """
+    `gid_index`: value of UCX_IB_GID_INDEX, empty if unset; UCX then chooses a RoCE v2 GID itself. `is_required`:
+    `transfer.require` is rdma, so that a missing GID is a failure."""
     ports = [port for port in rdma.ports if port.is_roce and port.is_active]
     if not ports:
         return (skip("gid", "there is no active RoCE port, and other ports need no GID"),)

@@ -22,11 +22,12 @@ _NUM_PINGS = 5
 
 @dataclass(frozen=True, slots=True)
 class RedisFacts:
-    """State of a Redis server.
+    """State of a Redis server, as far as this user may read it.
 
     `problem`: why it did not answer, else empty. `is_auth`: it refused our user or password. `info`: reply to INFO,
-    empty if our user may not send it. `script_problem`: why it runs no Lua scripts, else empty. `ping_s`: seconds of
-    the fastest PING. `ahead_s`: its clock minus this machine's, plus or minus `within_s`."""
+    empty if our user may not send it. `script_problem`: why it runs no Lua scripts for our user, else empty. `ping_s`:
+    seconds of the fastest PING. `ahead_s`: its clock minus this machine's in seconds, known to plus or minus
+    `within_s`."""
 
     problem: str = ""
     is_auth: bool = False
@@ -73,7 +74,7 @@ def without_password(url: str) -> str:
 
 
 def version_of(info: Mapping[str, Any]) -> tuple[str, tuple[int, int]]:
-    """Return "redis" or "valkey", and its version as (major, minor)."""
+    """Return "redis" or "valkey", and its version as (major, minor), from the reply to INFO; (0, 0) if it has none."""
     is_valkey = info.get("server_name") == "valkey"
     text = str(info.get("valkey_version" if is_valkey else "redis_version", "0.0"))
     major, minor, *_ = [*text.split("."), "0"]
@@ -137,7 +138,9 @@ def _shortcomings(facts: RedisFacts, where: str) -> Iterator[Finding]:
 
 
 def judge_own_server(problem: str) -> tuple[Finding, ...]:
-    """Report whether `tandem serve` can start a server, if no URL is set. `problem`: why not, empty if it can."""
+    """Return the finding for an empty `redis.url`: whether `tandem serve` can start a Redis server itself.
+
+    `problem`: why it cannot, empty if it can."""
     if not problem:
         return (ok("redis", "redis.url is empty: `serve` starts a server of its own"),)
     fix = "`pip install 'tandem[worker]'`, which brings a server, or --redis-url with one of yours"

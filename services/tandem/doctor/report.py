@@ -15,13 +15,15 @@ _NOUNS = {Severity.OK: "ok", Severity.WARN: "warnings", Severity.FAIL: "failed",
 
 
 def exit_code(examined: Sequence[Examined], *, is_strict: bool) -> int:
-    """Return 1 if a check failed, or if `is_strict` and there is a warning; else 0. Skipped checks don't count."""
+    """Return the exit code of the doctor: 1 if a check failed, or with `is_strict` if there is a warning, else 0."""
     verdicts = {finding.verdict for finding in _findings(examined)}
     return int(Severity.FAIL in verdicts or (is_strict and Severity.WARN in verdicts))
 
 
 def table(examined: Sequence[Examined], *, has_colour: bool) -> str:
-    """Return a line for each finding with its fix below, and a line with the number of findings by severity."""
+    """Format the findings as lines of text: each finding with its remedy below, and the counts by severity at the end.
+
+    `has_colour`: colour the severities with escape codes of a terminal."""
     findings = _findings(examined)
     widths = max(map(len, (v.value for v in Severity))), max((len(f.check) for f in findings), default=0)
     lines: list[str] = []
@@ -36,7 +38,10 @@ def table(examined: Sequence[Examined], *, has_colour: bool) -> str:
 
 
 def document(examined: Sequence[Examined], *, is_strict: bool) -> dict[str, Any]:
-    """Return the JSON report: `ok` is true for exit code 0, `counts` has the number of findings of every severity."""
+    """Return the content of the JSON report.
+
+    `ok`: the exit code is 0. `counts`: number of findings of each severity. `findings`: all findings. `seconds`:
+    duration of each check."""
     counted = Counter(finding.verdict for finding in _findings(examined))
     return {
         "ok": exit_code(examined, is_strict=is_strict) == 0,

@@ -25,12 +25,11 @@ Result = Finding | Sequence[Finding]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Named check.
+    """A check that can be run by name.
 
-    `examine` runs it and returns what it found: a coroutine function on the event loop, a plain function, which may
-    block (in the kernel, for example), on a thread of its own. `limit_s`: time limit in seconds. `part`: the part of
-    Tandem that it checks, empty if it checks all.
-    """
+    `examine` runs it and returns its findings. A coroutine function runs on the event loop; a plain function, which may
+    block, runs on a thread of its own. `limit_s`: seconds after which the check counts as failed. `part`: the part of
+    Tandem that it checks, gateway or worker, empty if it concerns both."""
 
     name: str
     examine: Callable[[], Result] | Callable[[], Awaitable[Result]]
@@ -40,7 +39,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Findings of a check, and its duration in seconds."""
+    """Result of a check that was run: its name, its findings, and its duration in seconds."""
 
     check: str
     findings: tuple[Finding, ...]
@@ -48,15 +47,16 @@ class Examined:
 
 
 async def run_checks(checks: Sequence[Check], clock: Clock) -> tuple[Examined, ...]:
-    """Run the checks concurrently; returns the results in the order of `checks`."""
+    """Run the checks concurrently and return their results, in the order of `checks`.
+
+    A check that raises or exceeds its time limit yields a failure as its finding; nothing is raised."""
     return tuple(await asyncio.gather(*(_run(check, clock) for check in checks)))
 
 
 async def on_thread(work: Callable[[], _T]) -> _T:
-    """Run `work` on a new thread and return or raise what it does.
+    """Run `work` on a new thread, await it, and return or raise what it does.
 
-    The thread is a daemon, so that a hanging file system does not keep the process from exiting.
-    """
+    The thread is a daemon, so that a call that hangs in the kernel does not keep the process from exiting."""
     done: Future[_T] = Future()
 
     def run() -> None:

@@ -19,7 +19,10 @@ NOT_FOUND, TIMED_OUT = 127, 124
 
 
 class Ran(NamedTuple):
-    """Result of a program: exit code (negative if a signal ended it), standard output and standard error."""
+    """Result of a program that was run.
+
+    `code`: exit code, negative if a signal ended it, `NOT_FOUND` if it could not be started, `TIMED_OUT` if it was
+    killed at the time limit. `out`, `err`: standard output and standard error."""
 
     code: int
     out: str
@@ -27,7 +30,7 @@ class Ran(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """Return why the program failed: the last line that it wrote, else its exit code."""
+        """Return why the program failed: that it is not installed, the last line that it wrote, or its exit code."""
         if self.code == NOT_FOUND:
             return f"{self.err.partition(':')[0]} is not installed"
         lines = (self.err or self.out).strip().splitlines()
@@ -39,7 +42,10 @@ Runner = Callable[[Sequence[str], float, Mapping[str, str]], Ran]
 
 
 def run_program(command: Sequence[str], limit_s: float, environ: Mapping[str, str]) -> Ran:
-    """Run a program in a session of its own, so that its children are killed with it at the time limit."""
+    """Run a program until it ends or `limit_s` seconds have passed, and return its result.
+
+    It runs in a session of its own, so that its children are killed with it at the time limit. Raises nothing if it
+    cannot be started."""
     try:
         process = subprocess.Popen(
             list(command),
@@ -65,25 +71,28 @@ def run_program(command: Sequence[str], limit_s: float, environ: Mapping[str, st
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """File system below `root`, environment, and runner of programs."""
+    """Access to this machine for checks; tests replace its parts.
+
+    `root`: directory that absolute names are looked up in. `environ`: environment variables. `runner`: runs programs.
+    """
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     runner: Runner = run_program
 
     def path(self, name: str) -> Path:
-        """Return the path of an absolute name below the root."""
+        """Return the path below `root` of a file with an absolute name such as /proc/cpuinfo."""
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str:
-        """Return the stripped text of a small file; empty if it cannot be read."""
+        """Return the text of a small file without surrounding blanks; empty if it cannot be read."""
         try:
             return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return ""
 
     def names(self, directory: str) -> tuple[str, ...]:
-        """Return the names in a directory, numbers first in numeric order; none if it cannot be read."""
+        """Return the names in a directory, sorted, with numbers first in numeric order; empty if it cannot be read."""
         try:
             found = os.listdir(self.path(directory))
         except OSError:
@@ -91,5 +100,7 @@ class System:
         return tuple(sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)))
 
     def run(self, command: Sequence[str], limit_s: float, **variables: str) -> Ran:
-        """Run a program with these variables in addition to the environment."""
+        """Run a program with `variables` added to the environment, and return its result.
+
+        `limit_s`: seconds after which it is killed. Raises nothing if the program fails."""
         return self.runner(command, limit_s, {**self.environ, **variables})

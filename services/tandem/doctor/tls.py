@@ -20,8 +20,10 @@ _ROUNDS = 8
 
 
 def check_tls(cluster: ClusterConfig, now: float) -> Finding:
-    """Report a failed handshake between two programs with these files, or an expiry within `SOON_S`. `now`: seconds
-    since the epoch."""
+    """Return a finding on the TLS files of `cluster`, from a handshake in memory between two programs with these files.
+
+    It is a failure if the handshake fails, and a warning if the certificate expires within `SOON_S` of `now`, in
+    seconds since the epoch. Skipped without TLS."""
     if not cluster.has_tls:
         return skip("tls", "cluster.tls_cert_file is empty: gateways and workers communicate without TLS")
     renew = f"a certificate of the cluster's CA for DNS:{TLS_NAME}, for servers and clients (cert-manager: usages)"

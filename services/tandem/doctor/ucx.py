@@ -34,11 +34,11 @@ _LINK_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Result of the trial read.
+    """Result of the trial read, in which one process reads another's memory on this machine through NIXL and UCX.
 
-    `problem`: why nothing was read, else empty. `available`: (transport, its devices) pairs. `chosen`: transports that
-    the read of the whole block used, as "cma/memory". `missing`: names in UCX_TLS that this machine does not have.
-    """
+    `problem`: why nothing was read, else empty. `version`: of UCX. `num_bytes`, `seconds`: size and duration of the
+    read. `available`: (transport, its devices) pairs. `chosen`: transports that the read used, such as "cma/memory".
+    `missing`: names in UCX_TLS that this machine does not have."""
 
     problem: str = ""
     version: str = ""
@@ -54,7 +54,7 @@ class Trial:
 
 
 def link_type_of(transport: str) -> str:
-    """Return the link type of a UCX transport: a value of `transfer.require`, "tcp" or "unknown"."""
+    """Return the link type of a UCX transport such as "rc": rdma, cuda_ipc, shared_memory, tcp or unknown."""
     for link_type, names in _LINK_TYPES.items():
         if transport in names or (link_type == "rdma" and transport.partition("_")[0] in names):
             return link_type
@@ -62,7 +62,9 @@ def link_type_of(transport: str) -> str:
 
 
 def read_trial(system: System) -> Trial:
-    """Run the trial in a subprocess; takes about half a second for each of two agents, and the reads."""
+    """Run the trial read in a subprocess and return its result; a failure is returned as the field `problem`.
+
+    Blocks for a second or two, at most `LIMIT_S`."""
     ran = system.run([sys.executable, "-m", MODULE], LIMIT_S - 5, **_LOGGED)
     if ran.code:
         return Trial(problem=_last_line(ran.err) or f"exit code {ran.code}")
@@ -70,7 +72,7 @@ def read_trial(system: System) -> Trial:
 
 
 def parse_trial(output: str, log: str) -> Trial:
-    """Parse the line that the trial printed, and UCX's log."""
+    """Build the result of a trial read from `output`, the JSON line that it printed, and `log`, UCX's log."""
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
     result = json.loads(output.strip().splitlines()[-1])
     found = re.search(r"UCX\s+INFO\s+Version (\S+)", log)
@@ -86,7 +88,10 @@ def parse_trial(output: str, log: str) -> Trial:
 
 
 def judge_trial(trial: Trial, handoff: HandoffConfig, transfer: TransferConfig, ucx_tls: str) -> tuple[Finding, ...]:
-    """Report the result of the trial. `ucx_tls`: the variable UCX_TLS, empty if unset."""
+    """Return findings on the trial read: whether it worked, by which transports, and whether `transfer.require` is met.
+
+    `ucx_tls`: value of the variable UCX_TLS, empty if unset. Skipped if `handoff.transport` is local, which uses no
+    UCX."""
     if handoff.transport == "local":
         return (skip("ucx", "handoff.transport is local, which reads through the kernel without UCX"),)
     if trial.problem:

@@ -28,10 +28,10 @@ _CONTENT = 0x5A
 
 
 def run_consumer() -> dict[str, Any]:
-    """Start the producer, read its memory, and return the size and the seconds of the fastest read.
+    """Start the producer process, read its memory, and return the size in bytes and the seconds of the fastest read.
 
-    Raises TandemError, or an error of NIXL's.
-    """
+    Raises TandemError if NIXL is missing, RuntimeError if the producer does not start or wrong bytes arrive, or an
+    error of NIXL's."""
     quiet = {**os.environ, "UCX_LOG_LEVEL": "error", "UCX_PROTO_INFO": "n"}
     command = [sys.executable, "-m", MODULE, _PRODUCER]
     # Leaving the context closes the producer's input, which ends it.
@@ -70,7 +70,9 @@ def _once(agent: NixlAgent, read: Any) -> float:
 
 
 def run_producer() -> None:
-    """Offer memory, and poll until standard input ends: a read over TCP advances only while its target polls."""
+    """Print the address of memory that the consumer may read, and serve reads until standard input ends.
+
+    It polls meanwhile, because a read over TCP advances only while its target polls."""
     agent, memory = _registered(_PRODUCER, _CONTENT)
     print(json.dumps([agent.api.get_agent_metadata().hex(), ctypes.addressof(memory)]), flush=True)  # noqa: T201
     while not select.select([sys.stdin], [], [], _POLL_S)[0]:

@@ -30,11 +30,11 @@ _SHOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Installed versions and requirements.
+    """Installed versions, and those that Tandem requires.
 
-    `required_python`: specifier of Tandem's Python versions. `requires`: requirements in the metadata of the installed
-    Tandem, None if it runs from files without metadata. `installed`: version of each installed package.
-    """
+    `python`, `tandem`: running versions. `required_python`: specifier of the Python versions that Tandem supports.
+    `requires`: requirements in the metadata of the installed Tandem, None if it runs from files without metadata.
+    `installed`: version of each installed package by name."""
 
     python: str
     required_python: str
@@ -60,7 +60,7 @@ def read_versions() -> Versions:
 
 
 def installed_parts() -> frozenset[str]:
-    """Return the parts of Tandem that are installed at least partly."""
+    """Return the parts of Tandem, gateway and worker, of which at least one package is installed."""
     return frozenset(part for part, marks in PARTS.items() if part and dict(_installed(marks)))
 
 

@@ -28,7 +28,10 @@ _PREFILLS, _DECODES = ("prefill", "mixed"), ("decode", "mixed")
 
 
 class MemberList(Protocol):
-    """List of a cluster's workers with stubs for them. Methods raise TandemError if there is no answer."""
+    """A cluster's list of workers, with connections to them.
+
+    `all` returns the registered workers; `stub` opens a gRPC connection to one. Both raise TandemError if they get no
+    answer."""
 
     async def all(self) -> tuple[WorkerRecord, ...]: ...
 
@@ -37,12 +40,12 @@ class MemberList(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """State of a worker.
+    """What is known about a worker, from the registry and from its own description.
 
-    `problem`: why it did not describe itself, else empty; the other fields are then those of the registry.
-    `is_stranger`: it failed to authenticate, or refused our signature. `layout`: KV layout as text. `skew`: None if its
-    version does not report its clock.
-    """
+    `problem`: why it did not describe itself, else empty; the other fields are then those of the registry. `role`: role
+    in which routers use it. `is_stranger`: it failed to authenticate, or refused our signature. `redis_problem`: Redis
+    error that it reports, else empty. `transport`: name of the transport that moves its KV. `layout`: KV layout as
+    text. `skew`: its clock's difference from ours, None if its version does not report its clock."""
 
     ref: WorkerRef
     role: str
@@ -62,13 +65,15 @@ class WorkerFacts:
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """Model, fingerprint and transport; KV moves only between workers for which all three are equal."""
+        """Return model, fingerprint and transport; KV moves only between workers for which all three are equal."""
         return self.model, self.fingerprint, self.transport
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerList:
-    """Workers of a cluster. `reason`: why they could not be listed, else empty."""
+    """Workers of a cluster as far as they are known.
+
+    `reason`: why they could not be listed, else empty; `workers` is empty then."""
 
     workers: tuple[WorkerFacts, ...] = ()
     reason: str = ""
@@ -101,7 +106,9 @@ def judge_workers(worker_list: WorkerList) -> tuple[Finding, ...]:
 
 
 def judge_fingerprints(worker_list: WorkerList) -> tuple[Finding, ...]:
-    """Report whether all workers of a model have equal fingerprints and transports, as moving KV requires."""
+    """Return a finding for each model on whether its workers have equal fingerprints and transports.
+
+    Otherwise KV moves only within each group of equal workers, which is a warning."""
     live = [worker for worker in worker_list.workers if worker.is_live]
     if not live:
         return (skip("fingerprints", worker_list.reason or "no worker answers"),)
@@ -109,7 +116,9 @@ def judge_fingerprints(worker_list: WorkerList) -> tuple[Finding, ...]:
 
 
 def judge_roles(worker_list: WorkerList, disaggregation: str) -> tuple[Finding, ...]:
-    """Report whether each model has workers of one kind that prefill and that decode."""
+    """Return a finding for each model on whether workers of one kind both prefill and decode.
+
+    `disaggregation`: setting of the gateway; if it is strict a missing role is a failure, else a warning."""
     live = [worker for worker in worker_list.workers if worker.is_live and not worker.is_draining]
     if not live:
         return (skip("roles", worker_list.reason or "no worker that accepts jobs answers"),)

@@ -14,8 +14,10 @@ Outcome = Literal["carried_out", "explained", "held_back", "standby", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ActuationResult:
-    """What was done with a decision. `replicas`: requested workers by the role of their pool. `notes`: plain
-    sentences."""
+    """What an actuator did with a decision.
+
+    `outcome`: see `Outcome`. `replicas`: number of workers that were requested, by the role of their pool; empty if
+    none were. `notes`: sentences for the report."""
 
     outcome: Outcome
     replicas: Mapping[str, int]
@@ -23,29 +25,34 @@ class ActuationResult:
 
 
 class ActuatorFailed(Exception):
-    """Raised when a decision cannot be applied, or the cluster cannot be read, at the moment; a later try may
-    succeed."""
+    """Raised when a decision cannot be applied, or the cluster cannot be read, at the moment.
+
+    The next decision tries again."""
 
 
 class Actuator(Protocol):
-    """Apply the decisions for one model.
+    """Applies the planner's decisions for one model: starts and ends workers, and changes their roles.
 
-    Methods raise ActuatorFailed, and the error of a store when Redis is not available.
-    """
+    Methods raise ActuatorFailed, and StoreUnavailable when Redis does not answer."""
 
     @property
     def leads(self) -> bool:
-        """Return whether this planner applies its decisions, as far as it knows."""
+        """Return whether this planner's decisions are applied, rather than another planner's, as far as it knows."""
         ...
 
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> Mapping[str, int]:
-        """Count the requested workers that have not registered yet, by the role of their pool."""
+        """Return how many workers of `model` were requested and have not registered yet, by the role of their pool.
+
+        `workers`: all registered workers, of all models."""
         ...
 
     async def carry_out(
         self, model: str, targets: PoolTargets, reasons: tuple[str, ...], workers: Sequence[WorkerState]
     ) -> ActuationResult:
-        """Apply `targets`. `reasons`: sentences of the decision; `workers`: those of all models."""
+        """Request the numbers of workers and the role changes in `targets`, and return what was done.
+
+        `reasons`: sentences of the decision, for people. `workers`: all registered workers, of all models. The outcome
+        is "standby", with no replicas requested, while another planner leads."""
         ...
 
     async def close(self) -> None: ...

@@ -16,8 +16,10 @@ SILENT_S = 5.0
 
 
 class DemandDeltaResult(NamedTuple):
-    """Demand since the previous look. `demand` is None if it is unknown, for the reason `problem`. `num_gateways`:
-    gateways with a record."""
+    """Demand for one model since the previous call of `DemandDelta.look`.
+
+    `demand`: None if it is unknown, for the reason in `problem`. `backlog`: requests that wait at the gateways now.
+    `num_gateways`: number of gateways that have published a record."""
 
     demand: Demand | None
     problem: str = ""
@@ -26,8 +28,10 @@ class DemandDeltaResult(NamedTuple):
 
 
 class DemandDelta:
-    """Own the last totals of all gateways for one model. A look that cannot be used changes nothing, so the next usable
-    one spans both intervals."""
+    """Computes the demand for one model from the running totals that gateways publish.
+
+    It keeps each gateway's totals from the last call of `look`. A call whose records cannot be used changes nothing, so
+    the next usable one covers both intervals."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -35,7 +39,10 @@ class DemandDelta:
         self._observed_at: float | None = None
 
     def look(self, records: Sequence[DemandRecord], now: float) -> DemandDeltaResult:
-        """Return the demand since the previous look. `now` is in seconds of a monotonic clock."""
+        """Return the demand at all gateways since the previous call.
+
+        `records`: the latest record of each gateway. `now`: seconds of a monotonic clock. The demand is None at the
+        first call, where there are no records, and where a gateway's record is older than `SILENT_S`."""
         problem = _problem(records)
         if problem:
             return DemandDeltaResult(None, problem, num_gateways=len(records))

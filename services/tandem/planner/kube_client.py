@@ -27,8 +27,10 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class KubeApi:
-    """Access to the objects of one namespace. Methods may be called on any thread, block for at most about twice
-    `timeout_s`, and raise KubeError. `client_name` appears in the server's audit log."""
+    """Client for the objects of one Kubernetes namespace: RayClusters, RayServices, pods and Leases.
+
+    Methods may be called on any thread, block for at most about twice `timeout_s`, and raise KubeError. There are no
+    retries. `client_name` is part of the user agent, which appears in the server's audit log."""
 
     def __init__(self, settings: client.Configuration, namespace: str, client_name: str, timeout_s: float) -> None:
         self.namespace = namespace
@@ -53,11 +55,10 @@ class KubeApi:
         return self._custom_object("rayservices", name)
 
     def patch_cluster(self, name: str, operations: Sequence[Mapping[str, Any]]) -> None:
-        """Apply a JSON Patch (RFC 6902) to a RayCluster.
+        """Apply a JSON Patch (RFC 6902) to the RayCluster `name`.
 
-        If `operations` replace `metadata.resourceVersion`, the patch applies only to that version of the object;
-        otherwise the server reports a conflict.
-        """
+        If `operations` replace `metadata.resourceVersion`, the patch applies only to that version of the object. If the
+        object has another version by now, KubeError is raised with `is_conflict`."""
         self._call(
             self._custom.patch_namespaced_custom_object,
             *(GROUP, VERSION, self.namespace, "rayclusters", name, list(operations)),
@@ -71,12 +72,14 @@ class KubeApi:
     # ---- pods
 
     def list_pods(self, selector: str) -> tuple[list[Pod], str]:
-        """Return the pods that match `selector`, and the resource version from which a watch continues."""
+        """Return the pods that match the label selector `selector`, and the resource version for `watch_pods`."""
         pod_list = self._call(self._core.list_namespaced_pod, self.namespace, label_selector=selector)
         return [_pod(item) for item in pod_list.get("items", ())], str(pod_list["metadata"]["resourceVersion"])
 
     def watch_pods(self, selector: str, version: str, window_s: int) -> PodStream:
-        """Open a watch of the changes after `version`, which ends after about `window_s` seconds."""
+        """Open a stream of the changes of pods after resource version `version`.
+
+        `selector`: label selector of the pods. The server ends the stream after about `window_s` seconds."""
         response = self._raw(
             self._core.list_namespaced_pod,
             self.namespace,
@@ -92,7 +95,7 @@ class KubeApi:
     # ---- the Lease
 
     def read_lease(self, name: str) -> LeaseView | None:
-        """Return a Lease; None if it does not exist."""
+        """Return the Lease `name`; None if it does not exist."""
         try:
             return _lease_view(self._call(self._coordination.read_namespaced_lease, name, self.namespace))
         except KubeError as error:
@@ -105,7 +108,9 @@ class KubeApi:
         return _lease_view(self._call(self._coordination.create_namespaced_lease, self.namespace, body))
 
     def replace_lease(self, name: str, lease: LeaseView) -> LeaseView:
-        """Replace the Lease that was read; the error is a conflict if the Lease has changed since."""
+        """Write `lease` over the Lease `name` and return it as stored.
+
+        Raises KubeError with `is_conflict` if the stored Lease has changed since `lease.version`."""
         body = _lease(name, lease)
         return _lease_view(self._call(self._coordination.replace_namespaced_lease, name, self.namespace, body))
 
@@ -132,7 +137,9 @@ class KubeApi:
 
 
 class PodStream:
-    """An open watch. Iterating yields events until the server ends the watch; raises KubeError."""
+    """An open watch: iterating yields the changes of pods until the server ends the watch.
+
+    Iterating blocks between changes, and raises KubeError when the connection breaks."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
@@ -149,7 +156,7 @@ class PodStream:
             self._response.close()
 
     def cut(self) -> None:
-        """End the iteration of another thread by closing the connection."""
+        """Close the connection, so that an iteration on another thread ends."""
         connection = getattr(self._response, "connection", None)
         sock = getattr(connection, "sock", None)
         if sock is not None:
@@ -160,8 +167,8 @@ class PodStream:
 def connect(namespace: str, client_name: str, timeout_s: float) -> KubeApi:
     """Build a KubeApi from this machine's kubeconfig or this pod's service account; the first call connects.
 
-    Raises KubeError if there is neither.
-    """
+    `namespace`: empty for the pod's own namespace, or "default" outside a pod. `timeout_s`: limit for connecting and
+    for each read. Raises KubeError if there is neither a kubeconfig nor a service account."""
     settings = client.Configuration()
     try:
         config.load_config(client_configuration=settings)  # type: ignore[no-untyped-call]

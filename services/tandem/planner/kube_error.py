@@ -12,8 +12,10 @@ _TRANSIENT = frozenset({
 
 
 class KubeError(Exception):
-    """Failure of one call. `status`: HTTP status; 0 if no answer arrived, so that the effect of the call is unknown.
-    `retry_after_s`: delay that the server requests."""
+    """Raised when a call to the Kubernetes API server fails.
+
+    `status`: HTTP status; 0 if no answer arrived, so that the effect of the call is unknown. `retry_after_s`: seconds
+    to wait as the server requests (Retry-After), None if it requests no delay."""
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{status or 'no answer'}: {message}")
@@ -23,22 +25,26 @@ class KubeError(Exception):
 
     @property
     def is_conflict(self) -> bool:
-        """Return whether the object has changed since it was read; a JSON Patch whose test fails reports that too."""
+        """Return whether the object has changed since it was read, so that reading it again and repeating may succeed.
+
+        True for a JSON Patch too whose test operation fails."""
         return self.status in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 
     @property
     def is_gone(self) -> bool:
-        """Return whether the version from which a watch was to continue is too old."""
+        """Return whether a watch cannot continue because its resource version is too old.
+
+        The objects must then be listed again."""
         return self.status == HTTPStatus.GONE
 
     @property
     def is_transient(self) -> bool:
-        """Return whether the same call may succeed later."""
+        """Return whether the same call may succeed later: no answer arrived, or the server is overloaded or failing."""
         return self.status == 0 or self.status in _TRANSIENT
 
     @property
     def label(self) -> str:
-        """Return the metric label of the error."""
+        """Return the error as a label of metrics: its HTTP status, or "no_answer"."""
         return str(int(self.status)) if self.status else "no_answer"
 
 
@@ -47,11 +53,10 @@ MAX_RETRY_AFTER_S = 60.0
 
 
 class Backoff:
-    """Delays that double from `first_s` to `most_s`.
+    """Computes how long to wait after consecutive failures: delays that double from `first_s` to `most_s` seconds.
 
-    `random` returns numbers in [0, 1); up to half of a delay is taken off at random, so that clients that failed
-    together do not retry together.
-    """
+    Call `failed` after each failure and `worked` after a success. `random` returns numbers in [0, 1); up to half of a
+    delay is taken off at random, so that clients that failed together do not retry together."""
 
     def __init__(self, random: Callable[[], float], first_s: float = 0.2, most_s: float = 10.0) -> None:
         self._random = random
@@ -63,7 +68,9 @@ class Backoff:
         self.num_failures = 0
 
     def failed(self, retry_after_s: float | None = None) -> float:
-        """Return the seconds until the next try, at least `retry_after_s` within MAX_RETRY_AFTER_S."""
+        """Count a failure and return the seconds to wait before the next try.
+
+        The result is at least `retry_after_s`, of which at most MAX_RETRY_AFTER_S are respected."""
         delay_s = min(self._most_s, self._first_s * 2.0**self.num_failures)
         self.num_failures = min(self.num_failures + 1, 64)
         return max(delay_s * (1 - self._random() / 2), min(retry_after_s or 0.0, MAX_RETRY_AFTER_S))

@@ -17,8 +17,11 @@ RENEW_SHARE = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
-    """A Lease as it was read. `version`: resourceVersion; `num_changes`: how often its holder changed; `holder`: empty
-    if nobody holds it."""
+    """Content of a Kubernetes Lease, as it was read or is to be written.
+
+    `holder`: name of the planner that holds it, empty if none does. `lease_s`: seconds without renewal after which
+    another planner may take it. `renewed`, `acquired`: times as the server stores them, for people. `num_changes`: how
+    often its holder has changed. `version`: resourceVersion that was read."""
 
     holder: str = ""
     lease_s: float = 0.0
@@ -29,7 +32,11 @@ class LeaseView:
 
 
 class Election:
-    """State of one candidate. `now` is in seconds of a monotonic clock."""
+    """Decides for one planner, the candidate `me`, when it may take or renew the Lease and whether it leads.
+
+    It does no I/O: pass it each Lease that was read (`saw`), write the one that `claim` returns, and pass the server's
+    reply to `claimed`. `lease_s`: seconds without renewal after which another planner may take the Lease. Every `now`
+    is in seconds of one monotonic clock."""
 
     def __init__(self, me: str, lease_s: float) -> None:
         self.me = me
@@ -40,25 +47,31 @@ class Election:
 
     @property
     def period_s(self) -> float:
-        """Return the seconds between two looks at the Lease."""
+        """Return how many seconds apart the Lease is to be read and renewed."""
         return self.lease_s / RENEW_SHARE
 
     @property
     def request_s(self) -> float:
-        """Return the longest time that a request of a leader may take."""
+        """Return the longest time in seconds that a leader's request for a change may take.
+
+        So it is over before another planner can lead."""
         return self.lease_s / 3
 
     @property
     def holder(self) -> str:
-        """Return the holder of the Lease as last seen."""
+        """Return the name of the planner that held the Lease when it was last read.
+
+        Empty if none held it or it was never read."""
         return self._seen.holder if self._seen is not None else ""
 
     def leads(self, now: float) -> bool:
-        """Return whether this planner may request changes now."""
+        """Return whether this planner may send requests for changes at time `now`."""
         return now < self._sent_at + self.lease_s - self.request_s
 
     def saw(self, lease: LeaseView, now: float) -> None:
-        """Record a Lease that was read, or that the server returned for a write of this planner."""
+        """Record the current content of the Lease, at time `now`, after it was read or written.
+
+        If this planner does not hold it, it stops leading."""
         if lease != self._seen:
             self._seen = lease
             self._seen_at = now
@@ -66,7 +79,9 @@ class Election:
             self._sent_at = -math.inf
 
     def claim(self, now: float) -> LeaseView | None:
-        """Return the Lease to write over the one that was last seen; None while another planner holds it."""
+        """Return the Lease to write at time `now`, to take it or renew it; None while another planner holds it.
+
+        It replaces the Lease last passed to `saw`, which must have been called before."""
         seen = self._seen
         assert seen is not None
         if seen.holder == self.me:
@@ -76,14 +91,17 @@ class Election:
         return LeaseView(holder=self.me, lease_s=self.lease_s, num_changes=seen.num_changes + 1, version=seen.version)
 
     def claimed(self, lease: LeaseView, sent_at: float, now: float) -> None:
-        """Record the Lease that the server returned for a claim that was sent at `sent_at`."""
+        """Record at time `now` the Lease `lease` that the server returned for a claim, sent at time `sent_at`.
+
+        If this planner is its holder, it leads until two thirds of the lease time have passed since `sent_at`."""
         self.saw(lease, now)
         if lease.holder == self.me:
             self._sent_at = max(self._sent_at, sent_at)
 
     def resigned(self) -> LeaseView | None:
-        """Stop leading; return the Lease to write so that another planner can lead at once, None if this planner has no
-        Lease."""
+        """Stop leading, and return the Lease to write so that another planner need not wait for its end.
+
+        Returns None if this planner does not hold the Lease."""
         seen = self._seen
         self._sent_at = -math.inf
         return replace(seen, holder="", lease_s=1.0) if seen is not None and seen.holder == self.me else None

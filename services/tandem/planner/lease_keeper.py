@@ -20,8 +20,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class LeaseKeeper:
-    """Hold the Lease `name` for this planner whenever the election allows it. `on_failure` is called with the error of
-    each failed call."""
+    """Takes and renews the Lease `name` for this planner whenever `election` allows it.
+
+    `run` does so until it is stopped; `look` does it once. `api`: the client with which the Lease is read and written.
+    `on_failure` is called with the error of each failed call, except for conflicts with another planner."""
 
     election: Election
     api: KubeApi
@@ -32,12 +34,13 @@ class LeaseKeeper:
 
     @property
     def leads(self) -> bool:
-        """Return whether this planner may request changes now."""
+        """Return whether this planner may send requests for changes now."""
         return self.election.leads(self.clock.now())
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Renew or claim the Lease until `stopped`. The Lease is kept until `resign`, because a decision may still be
-        in progress."""
+        """Renew or take the Lease at intervals until `stopped` is set.
+
+        The Lease is kept then, because a decision may still be in progress; `resign` gives it up."""
         while not stopped.is_set():
             await asyncio.to_thread(self.look)
             try:
@@ -46,7 +49,9 @@ class LeaseKeeper:
                 continue
 
     def look(self) -> None:
-        """Read the Lease, and renew or claim it if the election allows that. Blocks."""
+        """Read the Lease once, and renew or take it if the election allows that.
+
+        Blocks for up to two calls of the API server. A failed call is logged and passed to `on_failure`, not raised."""
         try:
             self._look()
         except KubeError as error:

@@ -49,7 +49,11 @@ INTERVALS_HELD = 3
 
 
 class Program:
-    """Own all parts of one planner between `listen` and `stop`. `on_plan` is called with each plan."""
+    """The parts of one planner program, connected to each other: stores, actuator, decision loop, metrics endpoint.
+
+    Call `listen`, then `run`, or `claim` and `loop.once` for a single decision, and `stop` at the end. `me`: name of
+    this planner. `on_plan` is called with the report of each decision. Raises TandemError if a Kubernetes cluster is to
+    be scaled and there is no access to one."""
 
     def __init__(self, config: Config, me: PlannerId, on_plan: Callable[[PlanReport], None]) -> None:
         self._config = config
@@ -72,19 +76,23 @@ class Program:
         self.endpoint = MetricsEndpoint(config.planner.host, config.planner.metrics_port, self._telemetry.exposition)
 
     def listen(self) -> None:
-        """Open the metrics endpoint. Raises OSError if its port is taken."""
+        """Open the metrics endpoint, unless the settings turn it off. Raises OSError if its port is taken."""
         if self._config.planner.metrics_port >= 0:
             self.endpoint.start()
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Make decisions until `stopped`, even while this planner does not lead."""
+        """Make a decision every interval until `stopped` is set.
+
+        Decisions are made, but not applied, while another planner leads."""
         async with asyncio.TaskGroup() as tasks:
             if self._leadership is not None and self._config.planner.mode == "act":
                 tasks.create_task(self._leadership.run(stopped), name="leadership")
             tasks.create_task(self.loop.run(stopped), name="planner")
 
     async def claim(self) -> None:
-        """Try once to take the Lease, for a single decision."""
+        """Try once to take the Lease, so that a single decision may be applied.
+
+        Does nothing if the planner only explains or the actuator uses no Lease. A failure is logged, not raised."""
         if self._leadership is not None and self._config.planner.mode == "act":
             await asyncio.to_thread(self._leadership.look)
 
@@ -138,10 +146,10 @@ def new_name() -> PlannerId:
 
 
 def run(config: Config, *, is_single: bool, as_json: bool) -> int:
-    """Run `tandem planner`: make decisions until SIGINT or SIGTERM, or make a single one.
+    """Run `tandem planner`: make decisions until SIGINT or SIGTERM, or with `is_single` one decision.
 
-    Returns 0, or 1 if a single decision failed. Raises TandemError.
-    """
+    With `as_json` each decision is printed as a line of JSON. Returns the exit code: 0, or 1 if a single decision
+    failed. Raises TandemError for settings that cannot be used."""
     me = new_name()
     set_up_logging(config.telemetry, "tandem-planner", me)
     return asyncio.run(_once(config, me, as_json=as_json) if is_single else _serve(config, me, as_json=as_json))

@@ -13,12 +13,13 @@ from tandem.scaling.decision import Decision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """One decision and its outcome.
+    """One decision of the planner and what was done with it, for logs, traces, metrics and JSON.
 
-    `at`: seconds since the epoch. `decision` and `observed` are None if too little could be observed; `notes` then
-    begin with the reason. `replicas`: requested workers by the role of their pool, in mode explain those that would
-    have been requested. `workers`: role by worker id. `seconds`: duration of the whole decision.
-    """
+    `at`: time of the decision, in seconds since the epoch. `leads`: whether this planner's decisions are applied.
+    `observed`: state of the cluster that the decision rests on. `decision` and `observed` are None if too little could
+    be observed; `notes` then begin with the reason. `replicas`: requested workers by the role of their pool; in mode
+    explain, which applies nothing, those that would have been requested. `workers`: role by worker id. `seconds`:
+    duration of observing, deciding and applying."""
 
     at: float
     model: str
@@ -34,12 +35,14 @@ class PlanReport:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Return the reasons of the decision and the notes on what was done."""
+        """Return the decision's reasons followed by the notes on what was done, as sentences for people."""
         return (*(self.decision.reasons if self.decision is not None else ()), *self.notes)
 
     @property
     def summary(self) -> tuple[object, ...]:
-        """Return the part of a plan that is worth logging again only when it changes."""
+        """Return what identifies the decision and its outcome, without times.
+
+        Two consecutive reports with equal summaries are logged once."""
         decision = self.decision
         decided = () if decision is None else (decision.target, decision.held_back, decision.changes)
         return (self.outcome, self.leads, *decided, self.notes)
@@ -77,7 +80,7 @@ class PlanReport:
         return report
 
     def attributes(self) -> dict[str, str | int | float | bool | tuple[str, ...]]:
-        """Return the attributes of the plan's trace span."""
+        """Return the attributes of the trace span of this decision, by name."""
         found: dict[str, str | int | float | bool | tuple[str, ...]] = {
             "tandem.plan.model": self.model,
             "tandem.plan.outcome": self.outcome,

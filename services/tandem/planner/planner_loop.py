@@ -37,8 +37,11 @@ ROLES = ("prefill", "decode", "mixed")
 def build_observation(
     at: float, delta: DemandDeltaResult, workers: Sequence[WorkerState], starting: Mapping[str, int]
 ) -> ClusterState:
-    """Build the state of one model. `workers`: those of the model. `starting`: requested workers that have not
-    registered yet, by the role for which they are started."""
+    """Build the state of the cluster for one model, the input of a scaling decision.
+
+    `at`: seconds of a monotonic clock. `delta`: demand since the previous observation. `workers`: registered workers of
+    the model. `starting`: number of workers that were requested and have not registered yet, by the role of their pool.
+    """
     pools = {role: _pool(role, workers, starting) for role in ROLES}
     mixed, prefill, decode = (typical(w for w in workers if w.role == role) for role in ("mixed", "prefill", "decode"))
     loads = [(worker, worker.load) for worker in workers if worker.load is not None]
@@ -62,7 +65,9 @@ def _pool(role: str, workers: Sequence[WorkerState], starting: Mapping[str, int]
 
 
 def problem_of(workers: Sequence[WorkerState]) -> str:
-    """Return why too little is known about the workers to decide anything; empty if enough is known."""
+    """Return why too little is known about `workers` to decide anything; an empty text if enough is known.
+
+    Too little is known if no worker is registered or more than half of them do not answer."""
     if not workers:
         return "no worker is registered"
     silent = [worker for worker in workers if worker.load is None]
@@ -72,12 +77,15 @@ def problem_of(workers: Sequence[WorkerState]) -> str:
 
 
 class ObservationError(Exception):
-    """Raised when too little can be observed to decide anything."""
+    """Raised when too little of the cluster can be observed to decide anything; its text is the reason."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planner:
-    """Make the decisions for one model."""
+    """Observes the cluster, decides the number of workers of one model, and applies the decision.
+
+    `demand_store`: demand published by gateways. `inventory`: registered workers. `scaler` decides, `actuator` applies.
+    """
 
     config: PlannerConfig
     demand_store: DemandStore
@@ -88,8 +96,10 @@ class Planner:
     _deltas: dict[str, DemandDelta] = field(default_factory=dict, init=False)
 
     async def plan(self) -> PlanReport:
-        """Make one decision and apply it, unless the mode is explain. Failures of stores or actuators are reported in
-        the plan."""
+        """Make one decision, apply it unless the mode is explain, and return the report on it.
+
+        If stores, workers or the actuator fail, the report has the outcome "held_back" or "failed" and the reason in
+        its notes; nothing is raised for that."""
         began, at = self.clock.now(), wall_ns() / 1e9
         try:
             plan = await self._decide(at)
@@ -146,7 +156,7 @@ class Planner:
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """Make a decision every `interval_s` seconds and report it: in a trace, metrics, the log, and to `on_plan`."""
+    """Makes a decision every `interval_s` seconds and reports it: in a trace, metrics, the log, and to `on_plan`."""
 
     planner: Planner
     interval_s: float
@@ -156,7 +166,9 @@ class Loop:
     _last_summary: tuple[object, ...] = field(default=(), init=False)
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Make decisions until `stopped`; a decision that fails is logged, and the next one follows."""
+        """Make decisions until `stopped` is set.
+
+        An exception in a decision is logged, and the next decision follows after the interval."""
         while not stopped.is_set():
             try:
                 await self.once()

@@ -11,8 +11,10 @@ from tandem.planner.plan_report import PlanReport
 
 
 class PlannerMetrics:
-    """Own the planner's instruments and the last plan, from which gauges are read. `leads` is called at every
-    collection."""
+    """Records decisions and API errors as metrics of the planner.
+
+    Gauges are read from the last report passed to `planned`. `leads` is called at every collection and returns whether
+    this planner's decisions are applied."""
 
     def __init__(self, metrics: Metrics, leads: Callable[[], bool]) -> None:
         self._last: PlanReport | None = None

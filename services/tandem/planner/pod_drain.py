@@ -1,6 +1,6 @@
 """Track which pods are draining and what is left on them.
 
-A pod drains if this planner asked for it, or if its workers have been drained and idle for long: then another planner,
+A pod drains if this planner requested it, or if its workers have been drained and idle for long: then another planner,
 usually the one before, started it, and a drained worker does not accept work again. (A worker that Serve ends for its
 own reasons is gone before that time.) A worker that is not in the registry may still serve: it is drained at its last
 known address, and a pod counts as not started yet only if this planner saw it appear.
@@ -43,7 +43,10 @@ class _PodState:
 
 
 class PodDrain:
-    """Own the drain state of all pods of a cluster, by name."""
+    """Tracks for each pod of a cluster whether it is draining and whether anything is left on it.
+
+    `drain` starts draining pods, and each further call updates what is left on them; `look` returns the state of each
+    pod. `inventory` calls the workers."""
 
     def __init__(self, inventory: WorkerInventory, clock: Clock) -> None:
         self._inventory = inventory
@@ -53,8 +56,11 @@ class PodDrain:
         self._looked_at = -math.inf
 
     def look(self, pods: Sequence[Pod], workers: Sequence[WorkerState]) -> dict[str, PodView]:
-        """Return the state of each pod. `workers`: those of all models. Raises ActuatorFailed when two pods share an
-        address, so that their workers cannot be told apart."""
+        """Return the state of each pod, by pod name, and update what is known of it.
+
+        `pods`: all pods of the cluster. `workers`: registered workers of all models; one belongs to the pod whose
+        address it advertises. Raises ActuatorFailed when two pods share an address, so that their workers cannot be
+        told apart."""
         _require_own_addresses(pods)
         now = self._clock.now()
         # At the first look all pods count as just seen, and none as starting.
@@ -67,8 +73,10 @@ class PodDrain:
         return {pod.name: self._pod_view(pod, _inside(pod, workers)) for pod in pods}
 
     async def drain(self, names: Iterable[str], pods: Sequence[Pod], workers: Sequence[WorkerState]) -> None:
-        """Drain the workers of the pods `names`, and repeat the request for all pods that are draining already, to
-        learn what is left on them."""
+        """Start draining the workers of the pods `names`; repeat the request for pods that are draining already.
+
+        The replies update how much is left on each pod, which the next `look` returns. `look` must have been called for
+        these pods before. A worker that does not answer raises nothing."""
         for name in names:
             self._pods[name].is_draining = True
         states = [(pod, self._pods[pod.name]) for pod in pods if pod.name in self._pods]

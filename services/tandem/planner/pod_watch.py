@@ -21,8 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class Pod(NamedTuple):
-    """A pod. `group`: its worker group; the head pod has another one. `is_ending`: it is being deleted, or has
-    terminated."""
+    """A pod of the RayCluster.
+
+    `group`: name of its worker group, from the label `ray.io/group`. `ip`: empty while it has none. `is_ending`: it is
+    being deleted, or has terminated."""
 
     name: str
     group: str
@@ -31,7 +33,9 @@ class Pod(NamedTuple):
 
 
 class PodEvent(NamedTuple):
-    """One watch event. `kind`: ADDED, MODIFIED, DELETED, or BOOKMARK, which has no pod."""
+    """A change of a pod, from a watch.
+
+    `kind`: ADDED, MODIFIED, DELETED, or BOOKMARK, which has no pod. `version`: resource version after the change."""
 
     kind: str
     pod: Pod | None
@@ -45,7 +49,9 @@ class WatchStream(Protocol):
 
 
 class PodSource(Protocol):
-    """List and watch pods, see `kube_client.KubeApi`. Methods raise KubeError."""
+    """Source of pods, which `kube_client.KubeApi` implements: lists them and watches their changes.
+
+    Methods block and raise KubeError."""
 
     def list_pods(self, selector: str) -> tuple[list[Pod], str]: ...
 
@@ -53,7 +59,10 @@ class PodSource(Protocol):
 
 
 class PodInformer:
-    """Own the current pods that match the label selector `selector`, between `start` and `close`."""
+    """Keeps the list of pods that match the label selector `selector` current, on a thread of its own.
+
+    Call `start`, then `pods` for the current list, and `close` at the end. `source`: lists and watches pods. `backoff`:
+    delays after failed calls. `problem`: why the pods are not known, empty if they are."""
 
     def __init__(self, source: PodSource, selector: str, clock: Clock, backoff: Backoff) -> None:
         self.selector = selector
@@ -74,7 +83,7 @@ class PodInformer:
         self._thread.start()
 
     def close(self) -> None:
-        """Interrupt the watch, and return when the thread has ended."""
+        """Interrupt the watch and wait until the thread has ended. May be called again, or before `start`."""
         self._is_closed.set()
         with self._lock:
             if self._stream is not None:
@@ -83,10 +92,10 @@ class PodInformer:
             self._thread.join()
 
     def pods(self, wait_s: float = 0.0) -> tuple[Pod, ...] | None:
-        """Return the pods by name; None while they are not known, for the reason `problem`.
+        """Return the current pods, sorted by name; None while they are not known, for the reason in `problem`.
 
-        Blocks at most `wait_s` for the first list.
-        """
+        Blocks for at most `wait_s` seconds until the first list has arrived. They are also not known once nothing has
+        been received for `STALE_S`; `problem` may be empty then."""
         self._is_listed.wait(wait_s)
         with self._lock:
             updated_at = self._updated_at

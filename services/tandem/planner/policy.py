@@ -7,15 +7,15 @@ from tandem.core.slo import Slo
 
 
 def targets_of(slo: SloConfig) -> Slo:
-    """Return the latency targets of the interactive lane."""
+    """Return the latency targets of the interactive lane, which the planner scales for.
+
+    A setting of 0 means no target."""
     return Slo.of_ms(slo.ttft_ms or None, slo.itl_ms or None)
 
 
 def most_of(planner: PlannerConfig) -> dict[str, int]:
-    """Return the largest number of workers of each bounded pool.
+    """Return the largest number of workers of each bounded pool, by role; an unbounded pool is missing.
 
-    Without `change_roles` no pool is bounded here, because no worker of a full pool could be made free by a role
-    change.
-    """
+    Without `change_roles` the result is empty, because no worker of a full pool could be made free by a role change."""
     most = {"prefill": planner.max_prefill, "decode": planner.max_decode} if planner.change_roles else {}
     return {pool: number for pool, number in most.items() if number}

@@ -11,7 +11,10 @@ from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
 
 
 class PoolTargets(NamedTuple):
-    """Number of workers by the role of their pool, and the new role of each worker that changes it."""
+    """What a decision requires of the actuator.
+
+    `replicas`: number of workers of each pool, by the role for which the pool is started. `changed`: the new role of
+    each worker whose role changes."""
 
     replicas: dict[str, int]
     changed: dict[WorkerState, str]
@@ -20,8 +23,10 @@ class PoolTargets(NamedTuple):
 def compute_targets(
     decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int], most: Mapping[str, int]
 ) -> PoolTargets:
-    """Compute what a decision requires. `most`: the largest number of workers by pool; a pool that is missing is
-    unbounded."""
+    """Compute the numbers of workers by pool, and the role changes, that a decision requires.
+
+    `workers`: registered workers of the model. `starting`: requested workers that have not registered yet, by the role
+    of their pool. `most`: largest number of workers by pool; a pool that is missing is unbounded."""
     changed = chosen_for(decision.changes, workers)
     replicas = pool_targets(decision.target, workers, starting, changed)
     returning = {} if decision.is_held_back else _returning(replicas, workers, changed, most)
@@ -32,11 +37,10 @@ def compute_targets(
 
 
 def chosen_for(changes: Sequence[RoleChange], workers: Sequence[WorkerState]) -> dict[WorkerState, str]:
-    """Choose the workers that change their role, with the new role of each.
+    """Choose the workers that change their role, and return the new role of each.
 
-    First chosen are workers that return to the role of their pool, then those with the fewest jobs. Draining workers
-    and workers that do not answer keep their role.
-    """
+    Chosen first are workers that return to the role of their pool, then those with the fewest jobs. Draining workers
+    and workers that do not answer keep their role, so fewer may be chosen than `changes` name."""
     found: dict[WorkerState, str] = {}
     for change in changes:
         candidates = [
@@ -55,10 +59,11 @@ def pool_targets(
     starting: Mapping[str, int],
     changed: Mapping[WorkerState, str],
 ) -> dict[str, int]:
-    """Compute the number of workers by the role for which their pool is started.
+    """Return how many workers each pool must have so that each role has its target number.
 
-    A worker that serves in another role than its pool's stays in its pool: more workers of a role are started in the
-    role's own pool, and fewer are taken from there first.
+    Pools are named by the role for which they are started. `starting`: requested workers that have not registered yet,
+    by pool. `changed`: new role of each worker whose role changes. A worker that serves in another role than its pool's
+    stays in its pool: more workers of a role are started in the role's own pool, and fewer are taken from there first.
     """
     kept: Counter[tuple[str, str]] = Counter({(pool, pool): number for pool, number in starting.items() if number})
     for worker in workers:

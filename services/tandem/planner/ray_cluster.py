@@ -19,7 +19,9 @@ FIRST_LIST_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A RayCluster as it was read. `version`: resourceVersion; `groups`: worker groups by role."""
+    """A RayCluster as it was read from the API server.
+
+    `version`: its resourceVersion. `groups`: the worker groups that the planner scales, by role."""
 
     name: str
     version: str
@@ -28,8 +30,11 @@ class Cluster:
 
 @dataclass(slots=True, eq=False)
 class ClusterFinder:
-    """Find the RayCluster of a RayService or, without the name of a service, the RayCluster with the given name.
-    `make_watch` builds the informer of the pods that a label selector matches."""
+    """Finds and reads the RayCluster to scale, and its pods.
+
+    It is the active cluster of the RayService `rayservice`, or if that is empty the RayCluster `raycluster`. `groups`:
+    the worker groups to scale, with their roles. `make_watch` builds the informer of the pods that a label selector
+    matches; it is started on use and ended by `close`."""
 
     api: KubeApi
     rayservice: str
@@ -39,8 +44,10 @@ class ClusterFinder:
     _watch: PodInformer | None = field(default=None, init=False)
 
     def read(self) -> Cluster:
-        """Read the cluster. Blocks. Raises KubeError, and ActuatorFailed for a cluster that must not be scaled as it
-        is."""
+        """Read the cluster from the API server. Blocks.
+
+        Raises KubeError, and ActuatorFailed for a cluster that must not be scaled now: its own autoscaler is on, it or
+        a group is suspended, a group is missing, or its RayService is changing to another cluster."""
         name = self._active() if self.rayservice else self.raycluster
         cluster_object = self.api.read_cluster(name)
         spec = cluster_object.get("spec", {})
@@ -54,7 +61,10 @@ class ClusterFinder:
         return Cluster(name, str(cluster_object["metadata"]["resourceVersion"]), groups)
 
     def pods(self, cluster: Cluster) -> tuple[Pod, ...]:
-        """Return the cluster's pods from the informer. Blocks for its first list. Raises ActuatorFailed."""
+        """Return the cluster's pods, sorted by name, from the informer.
+
+        Blocks for up to `FIRST_LIST_S` seconds until the informer's first list has arrived. Raises ActuatorFailed while
+        the pods are not known."""
         selector = _selector(cluster)
         if self._watch is None or self._watch.selector != selector:
             self.close()
@@ -66,7 +76,9 @@ class ClusterFinder:
         return pods
 
     def pods_now(self, cluster: Cluster) -> tuple[Pod, ...]:
-        """List the cluster's pods at the API server, because the informer may lag behind. Blocks. Raises KubeError."""
+        """Return the cluster's pods, sorted by name, from the API server, because the informer may lag behind. Blocks.
+
+        Raises KubeError."""
         return tuple(sorted(self.api.list_pods(_selector(cluster))[0]))
 
     def close(self) -> None:

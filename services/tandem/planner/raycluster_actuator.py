@@ -31,12 +31,16 @@ _T = TypeVar("_T")
 
 
 class NotLeading(Exception):
-    """Raised when another planner has taken the Lease."""
+    """Raised when this planner does not hold the Lease and so must not change the cluster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RayClusterActuator:
-    """Actuator that scales the worker groups of the cluster that `finder` finds."""
+    """Actuator that scales the worker groups of the Kubernetes RayCluster that `finder` finds.
+
+    Pods are added directly and removed after a drain. It acts only while `leadership` holds the Lease. `pod_drain`
+    drains pods. `serve` publishes the same numbers for Ray Serve and sets roles. `retries` repeats failed calls of the
+    API server."""
 
     finder: ClusterFinder
     leadership: LeaseKeeper
@@ -49,8 +53,9 @@ class RayClusterActuator:
         return self.leadership.leads
 
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> dict[str, int]:
-        """Count the workers that are starting: a pod counts until its workers are registered. Draining pods have
-        workers still."""
+        """Return how many workers of `model` existing pods are expected to start, by the role of their pool.
+
+        Draining pods still have registered workers, so they add none. Raises ActuatorFailed."""
         found = await self.serve.starting(model, workers)
         cluster = await self.retries.of(lambda: asyncio.to_thread(self.finder.read))
         num_registered = Counter(worker.pool for worker in workers if worker.model == model)
@@ -151,15 +156,18 @@ def _num_workers(group: WorkerGroup, step: GroupPatch, pod_names: Collection[str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retries:
-    """Repeat an operation from its beginning after transient errors. `on_failure` is called with each error; `wait`
-    takes seconds."""
+    """Repeats an operation after errors of the API server that may pass.
+
+    `backoff`: delays between tries. `on_failure` is called with each error. `wait`: sleeps for a number of seconds."""
 
     backoff: Backoff
     on_failure: Callable[[KubeError], None]
     wait: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def of(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Run `attempt` until it succeeds. Raises ActuatorFailed after TRIES tries or a permanent error."""
+        """Await `attempt()`, again after each conflict or transient KubeError, and return its result.
+
+        Raises ActuatorFailed after TRIES tries, or after any other KubeError."""
         self.backoff.worked()
         for number in range(1, TRIES + 1):
             try:

@@ -21,10 +21,11 @@ from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 
 @dataclass(slots=True, eq=False)
 class ServeActuator:
-    """Actuator that publishes replica targets for Ray Serve.
+    """Actuator that publishes target numbers of replicas for Ray Serve's autoscaling, through Redis.
 
-    Serve accepts the targets of one planner at a time: the first one, until it has been silent for a while.
-    """
+    `me`: name of this planner. `targets`: the store of targets. `inventory`: sets the roles of workers. `leads`:
+    whether Serve follows this planner's targets. Serve follows one planner at a time: the first one, until it has not
+    published for a while."""
 
     me: PlannerId
     targets: ReplicaTargets
@@ -34,12 +35,11 @@ class ServeActuator:
     _known: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
 
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> dict[str, int]:
-        """Count the replicas that Serve is starting.
+        """Return how many replicas of `model` Serve is starting, by the role of their pool.
 
-        Per role the number that Serve reports counts, else the published target, else the number known before. A
-        restarted Redis has no target, and only some of the workers have registered again, so the registered workers
-        alone are no basis.
-        """
+        That is the number that Serve reports, or if there is none the published target, or the number known before,
+        minus the registered workers that are not draining. A restarted Redis has no target, and only some of the
+        workers have registered again, so the registered workers alone are no basis. Raises ActuatorFailed."""
         try:
             target, deployed = await self.targets.read(model), await self.targets.deployed(model)
         except StoreUnavailable as error:
@@ -59,7 +59,10 @@ class ServeActuator:
         return ActuationResult("carried_out", targets.replicas, await self.change_roles(targets.changed))
 
     async def publish_target(self, model: str, replicas: Mapping[str, int], reasons: tuple[str, ...]) -> PlannerId:
-        """Publish the target; return the planner whose targets Serve accepts."""
+        """Publish the target numbers of replicas of `model`, by role; return the planner whose targets Serve follows.
+
+        If that is another planner, this target has no effect. `reasons`: sentences for people, stored with the target.
+        Raises ActuatorFailed when Redis does not answer."""
         record = TargetRecord(model=model, planner=self.me, replicas=replicas, reasons=reasons)
         try:
             holder = await self.targets.publish(record)
@@ -70,7 +73,9 @@ class ServeActuator:
         return holder
 
     async def change_roles(self, changed: Mapping[WorkerState, str]) -> tuple[str, ...]:
-        """Set the new roles; return a sentence for each worker whose role was set."""
+        """Set the new role of each worker in `changed`, and return a sentence for each worker whose role was set.
+
+        A worker that is not registered any more is left out. Raises ActuatorFailed when Redis does not answer."""
         changes: list[str] = []
         for worker, role in changed.items():
             try:
@@ -82,7 +87,9 @@ class ServeActuator:
         return tuple(changes)
 
     async def close(self) -> None:
-        """Withdraw the targets, so that another planner can take over at once."""
+        """Give up the lead, so that another planner's targets are followed without a delay, and close the store.
+
+        The published targets stay in force."""
         try:
             for model in self._published_models if self.leads else ():
                 await self.targets.resign(model, self.me)

@@ -43,13 +43,12 @@ class _Known:
 
 
 class ReplicaPolicy:
-    """Autoscaling policy for Serve's `autoscaling_config`, built once with its `policy_kwargs`.
+    """Autoscaling policy for Ray Serve's `autoscaling_config` that returns the planner's target for one role.
 
-    `role`: role of the deployment's pool. `config`: settings file of the cluster's programs, of which `redis` and,
-    unless `model` is given, the served model's name are used; the environment overrides the file. While another Serve
-    has workers of the role too, as during an upgrade to a new cluster, the number stays as it is. Raises ValueError for
-    an unknown role.
-    """
+    Serve builds it with its `policy_kwargs` and calls it with an AutoscalingContext. `role`: role of the deployment's
+    pool. `config`: path of the settings file of the cluster's programs, of which `redis` and, unless `model` is given,
+    the served model's name are used; the environment overrides the file. While another Serve has workers of the role
+    too, as during an upgrade to a new cluster, the number stays as it is. Raises ValueError for an unknown role."""
 
     def __init__(self, role: str, config: str = "", model: str = "") -> None:
         if role not in ROLES:

@@ -18,8 +18,11 @@ _DRAIN_SHARE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """A worker group of a RayCluster. `index`: its position there; `listed`: pods that are to be deleted; `least`,
-    `most`: bounds of `replicas`."""
+    """A worker group of a RayCluster, as it was read.
+
+    `index`: its position in the RayCluster's list of groups. `replicas`: pods that it requests, within `least` and
+    `most`. `num_hosts`: pods for each replica. `listed`: names of its pods that are to be deleted (`workersToDelete`).
+    """
 
     index: int
     name: str
@@ -32,7 +35,7 @@ class GroupView:
 
     @classmethod
     def of(cls, cluster: dict[str, Any], name: str) -> GroupView | None:
-        """Read the worker group `name`; None if there is none."""
+        """Return the worker group `name` of a RayCluster object; None if it has no such group."""
         for index, spec in enumerate(cluster.get("spec", {}).get("workerGroupSpecs") or ()):
             if spec.get("groupName") == name:
                 return cls(
@@ -50,14 +53,13 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """State of one pod.
+    """State of one pod, as far as it decides whether the pod may be deleted.
 
-    `num_jobs`: jobs of its workers; None if no worker is registered. `is_draining`: its workers were asked to drain.
-    `is_empty`: nothing is left on its drained workers. `is_starting`: it appeared during the planner's watch and has
-    not had a worker yet; any other pod without a registered worker may have one that serves. `is_lost`: its workers
+    `num_jobs`: jobs of its workers; None if no worker is registered. `is_draining`: its workers were requested to
+    drain. `is_empty`: nothing is left on its drained workers. `is_starting`: it appeared during the planner's watch and
+    has not had a worker yet; any other pod without a registered worker may have one that serves. `is_lost`: its workers
     have not been registered for long and do not answer. `is_ending`: it is being deleted; KubeRay counts it until it is
-    gone, unless it is listed.
-    """
+    gone, unless it is listed."""
 
     name: str
     num_jobs: int | None
@@ -74,8 +76,10 @@ class PodView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPatch:
-    """Next step of a group. `drain`: pods whose workers are to be drained. `replicas`, `listed`: new values of the
-    group. `reasons`: plain sentences."""
+    """The next change of a worker group.
+
+    `replicas`: new number of pods that it requests. `listed`: names of the pods that are to be deleted. `drain`: names
+    of the pods whose workers are to be drained now. `reasons`: sentences for the report."""
 
     replicas: int
     listed: tuple[str, ...]
@@ -83,15 +87,18 @@ class GroupPatch:
     reasons: tuple[str, ...] = ()
 
     def after(self, first: GroupPatch) -> GroupPatch:
-        """Return this step with the drained pods and reasons of the step before it; new pods to drain wait for the next
-        round."""
+        """Return this change with the drained pods of `first`, computed before it, and the reasons of both.
+
+        Pods that this change would drain in addition wait for the next decision."""
         return replace(self, drain=first.drain, reasons=tuple(dict.fromkeys((*first.reasons, *self.reasons))))
 
     def changes(self, group: GroupView) -> bool:
         return self.replicas != group.replicas or not set(self.listed) <= set(group.listed)
 
     def operations(self, group: GroupView) -> list[dict[str, Any]]:
-        """Return the step as a JSON Patch (RFC 6902)."""
+        """Return the change as operations of a JSON Patch (RFC 6902) of the RayCluster.
+
+        The first operation tests that `group` is still at its position."""
         path = f"/spec/workerGroupSpecs/{group.index}"
         return [
             {"op": "test", "path": f"{path}/groupName", "value": group.name},
@@ -101,8 +108,11 @@ class GroupPatch:
 
 
 def next_step(group: GroupView, pods: Sequence[PodView], desired: int, num_spare: int = 0) -> GroupPatch:
-    """Compute the next step. `pods`: all pods until they are gone. `desired`: desired number of pods, of which
-    `num_spare` stay without a worker."""
+    """Compute the next change of a worker group towards `desired` pods; no I/O.
+
+    `pods`: all pods of the group, also those being deleted. `num_spare`: how many of the desired pods stay without a
+    worker. Pods are deleted only when they are drained and nothing is left on them, so a group may need several changes
+    to shrink."""
     bounded = min(max(desired, group.least), group.most)
     reasons: list[str] = []
     if bounded != desired:

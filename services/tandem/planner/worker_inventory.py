@@ -28,7 +28,9 @@ MAX_CONCURRENT_CALLS = 32
 
 
 class WorkerInventory:
-    """Own an open channel to each registered worker."""
+    """Reads the state of all registered workers, drains workers and sets their roles.
+
+    It keeps an open channel to each registered worker until `close`."""
 
     def __init__(self, registry: WorkerRegistry, trust: PeerAuth, config: Config) -> None:
         self._registry = registry
@@ -38,18 +40,25 @@ class WorkerInventory:
         self._channels: dict[WorkerRef, tuple[grpc.aio.Channel, WorkerStub]] = {}
 
     async def look(self) -> tuple[WorkerState, ...]:
-        """Return all registered workers by id. Raises StoreUnavailable."""
+        """Return the state of all registered workers of all models, in the registry's order.
+
+        Each worker is called for its state; one that does not answer within `ANSWER_S` seconds is returned with a
+        `problem`. Raises StoreUnavailable when the registry does not answer."""
         records = await self._registry.list()
         await self._close({*self._channels} - {record.worker for record in records})
         at_once = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
         return tuple(await asyncio.gather(*(self._describe(record, at_once) for record in records)))
 
     async def drain(self, workers: Sequence[WorkerState]) -> dict[WorkerRef, int | None]:
-        """Start draining `workers`; return at once what is left on each, None for a worker that did not answer."""
+        """Start draining `workers` without waiting for it, and return the number of jobs and leases left on each.
+
+        The number is None for a worker that did not answer. A second call for a worker returns what is left then."""
         return dict(zip((w.ref for w in workers), await asyncio.gather(*map(self._drain, workers)), strict=True))
 
     async def set_role(self, worker: WorkerState, role: str) -> bool:
-        """Set the role of a worker; return False if it is not registered any more. Raises StoreUnavailable."""
+        """Set the role in which routers use a worker, in the registry.
+
+        Returns False if this incarnation of the worker is not registered any more. Raises StoreUnavailable."""
         return await self._registry.set_role(worker.ref, role)
 
     async def close(self) -> None:

@@ -15,11 +15,11 @@ _TYPICAL = StepFeatures(num_prefill_tokens=256, num_decode_seqs=8, decode_contex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """State of one worker.
+    """What the planner knows about one worker.
 
-    `pool`: role for which it was started; `role`: role in which routers use it. `load` is None if the worker did not
-    answer, for the reason `problem`. `capability` is None then too, and while the worker does not know its step times.
-    """
+    `pool`: role for which it was started. `role`: role in which routers use it now. `load`: running and waiting work as
+    the worker reports it; None if it did not answer, for the reason in `problem`. `capability`: its measured step times
+    and its limits; None if it did not answer or has not measured its step times yet."""
 
     ref: WorkerRef
     model: str
@@ -31,7 +31,7 @@ class WorkerState:
 
     @property
     def is_draining(self) -> bool:
-        """Return whether the worker reports that it drains; a worker that does not answer may still serve."""
+        """Return whether the worker has reported that it drains; False for a worker that does not answer."""
         return self.load is not None and self.load.draining
 
     @property
@@ -40,7 +40,7 @@ class WorkerState:
 
 
 def typical(workers: Iterable[WorkerState]) -> WorkerCapacity | None:
-    """Return the median worker's capacity by step time; None if no worker has reported one."""
+    """Return the median of the workers' capacities, ordered by step time; None if no worker has reported one."""
     capacities = [worker.capability for worker in workers if worker.capability is not None]
     capacities.sort(key=lambda capability: capability.cost.predict(_TYPICAL))
     return capacities[len(capacities) // 2] if capacities else None

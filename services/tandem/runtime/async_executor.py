@@ -72,9 +72,12 @@ class _Step:
 
 
 class AsyncExecutor(BaseExecutor):
-    """`engine.ports.Executor` and `Pipeline` that runs up to `PLAN_DEPTH` plans ahead.
+    """Executor that computes step plans on a device and may have `PLAN_DEPTH` of them in flight at the same time.
 
-    Model, cache and `stream` are of one device."""
+    A step plan lists the tokens to compute in one forward pass, one slice for each sequence. Implements
+    `engine.ports.Executor`, where `execute` runs one plan to its end, and `Pipeline`, where `launch` starts a plan and
+    `collect` returns the results in launch order. `model`, `cache` and `stream` must be on one device; `sample` is the
+    kernel that samples tokens there. `max_model_len` and `grammars`: see `BaseExecutor`."""
 
     def __init__(
         self,
@@ -93,9 +96,9 @@ class AsyncExecutor(BaseExecutor):
             self._staging = Staging(stream, cache.layout.block_size)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Execute one plan and return its results in the order of its slices.
+        """Execute one step plan, wait for it and return the results of its slices, in their order.
 
-        Raises ValueError while another plan is in flight."""
+        Raises ValueError while another plan is in flight, and what `launch` and `collect` raise."""
         if self._open:
             raise ValueError(f"{self._open[0].plan} was not collected")
         self.launch(plan)
@@ -103,10 +106,11 @@ class AsyncExecutor(BaseExecutor):
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        """Start one plan on the device without waiting for it.
+        """Start one step plan on the device without waiting for it; `collect` returns its result.
 
-        Raises ValueError when `PLAN_DEPTH` plans are in flight, and DeviceLost. Any other exception is raised only
-        after the device is idle, so that the plan's blocks can be reused."""
+        Raises ValueError when `PLAN_DEPTH` plans are in flight, and DeviceLost when the device fails. Before any other
+        exception is raised, the device has finished what was started of the plan, so that the plan's blocks can be
+        reused. A slice that cannot be computed raises nothing: its result holds the error."""
         if len(self._open) == PLAN_DEPTH:
             raise ValueError(f"{PLAN_DEPTH} plans are in flight")
         with self._stream.running():
@@ -122,7 +126,9 @@ class AsyncExecutor(BaseExecutor):
         self._open.append(step)
 
     def collect(self) -> StepResult:
-        """Wait for the oldest launched plan and return its result. Raises DeviceLost."""
+        """Wait for the oldest step plan that was launched and not collected, and return its result.
+
+        Raises DeviceLost when the device fails, and IndexError when no plan is in flight."""
         step = self._open.popleft()
         if step.part is not None:
             results, step.digests = self._finish(step.part)

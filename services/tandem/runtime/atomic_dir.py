@@ -16,7 +16,10 @@ from pathlib import Path
 
 
 def build_once(target: Path, build: Callable[[Path], None]) -> Path:
-    """Return `target`; if it does not exist, fill a temporary directory with `build` and rename it to `target`."""
+    """Return the directory `target`; if it does not exist, create it with `build`.
+
+    `build` fills a temporary directory, which is then renamed to `target`. Blocks while another process builds the same
+    directory. If `build` raises, the temporary directory is removed and `target` still does not exist."""
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -35,9 +38,10 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
 
 
 class ProgressLine:
-    """Progress line on standard error: rewritten in place on a terminal, else printed once per stage.
+    """Progress display on standard error: call it with each new text, and `close` it at the end.
 
-    The stage is the first word of the text."""
+    On a terminal the line is rewritten in place. Elsewhere a text is printed only if its first word, the stage, differs
+    from the previous text's first word."""
 
     def __init__(self, title: str) -> None:
         self._title = title

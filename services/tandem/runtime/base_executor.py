@@ -18,9 +18,11 @@ from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan
 
 
 class BaseExecutor:
-    """Base of the executors; it keeps no sequences, only the last token of those in the last two steps.
+    """Base class of both executors: it checks the slices of a step plan and computes prompt log probabilities.
 
-    `max_model_len` bounds positions, in tokens. Without `grammars` a slice with a grammar yields an error."""
+    A slice is what a plan computes of one sequence. An executor stores the KV cache, but of the sequences only the last
+    sampled token of those in the last two steps. `max_model_len`: longest sequence in tokens; a slice beyond it yields
+    an error. Without `grammars` a slice whose sampling has a grammar yields an error."""
 
     def __init__(
         self, model: CausalModel, cache: KVCache, max_model_len: int, grammars: GrammarMasks | None = None

@@ -21,7 +21,9 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """List the safetensors files of a model directory, sorted by name. Raises TandemError when one is missing."""
+    """List the paths of a model directory's safetensors files, sorted by name.
+
+    Raises TandemError when one is missing or the index file cannot be parsed."""
     index = directory / INDEX_FILE
     if index.exists():
         names = sorted(set(_weight_map(index).values()))
@@ -35,9 +37,10 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 class Checkpoint:
-    """Source of weights in the safetensors files of a model directory.
+    """Weights in the safetensors files of a model directory, read by tensor name.
 
-    Call `take` for each tensor, then `finish`. A context manager that closes the files."""
+    The caller takes every tensor exactly once with `take` and then calls `finish`, which raises if a tensor is left
+    over. As a context manager it closes the files at exit."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         """Open the files. `take` converts tensors to `dtype` on `device`. Raises TandemError for an unreadable file."""
@@ -65,10 +68,10 @@ class Checkpoint:
     def take(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> torch.Tensor:
-        """Read the tensor `name`, or the given `rows` and `columns` of it, in the checkpoint's dtype and device.
+        """Read the tensor `name`, or the given `rows` and `columns` of it, in the checkpoint's dtype and on its device.
 
-        `shape` is the shape of the whole tensor. Raises TandemError when the tensor is missing, was taken before, or
-        has another shape."""
+        `shape` is the expected shape of the whole tensor. Raises TandemError when the tensor is missing, was taken
+        before, has another shape or is not stored in floating point."""
         if name not in self._handles:
             raise _broken(f"the weights lack {name}")
         handle = self._handles.pop(name)
@@ -82,11 +85,16 @@ class Checkpoint:
         return tensor.to(self._device, self._dtype)
 
     def drop(self, suffix: str) -> None:
-        """Ignore the tensors whose names end with `suffix`, because they duplicate other data."""
+        """Ignore the tensors not taken yet whose names end with `suffix`, so that `finish` does not report them.
+
+        For tensors that the model does not need, for example because they duplicate another one."""
         self._handles = {name: handle for name, handle in self._handles.items() if not name.endswith(suffix)}
 
     def finish(self) -> None:
-        """Raise TandemError if a tensor was not taken, because then the decoder does not compute the whole model."""
+        """Check that every tensor was taken or dropped.
+
+        Raises TandemError that names the first one left over, because then the decoder does not compute the whole
+        model."""
         if self._handles:
             rest = sorted(self._handles)
             raise _broken(f"{len(rest)} weights have no place in the model, the first is {rest[0]}")

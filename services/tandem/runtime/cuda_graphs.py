@@ -26,17 +26,20 @@ LARGEST = 512
 
 
 def ladder(max_num_seqs: int) -> tuple[int, ...]:
-    """List the batch sizes to capture, ascending: 1, 2, 4, multiples of 8, and min(`max_num_seqs`, `LARGEST`)."""
+    """List the batch sizes to capture as CUDA graphs, ascending: 1, 2, 4, multiples of 8, and the largest.
+
+    Sizes count sequences. The largest is `max_num_seqs`, but at most `LARGEST`."""
     largest = min(max_num_seqs, LARGEST)
     sizes = (*SMALL_SIZES, *range(STRIDE, largest, STRIDE))
     return (*(size for size in sizes if size < largest), largest)
 
 
 class GraphedModel:
-    """`runtime.models.causal.CausalModel` that replays graphs of `model` on one cache for decode-only batches.
+    """Model that replays CUDA graphs of `model` for batches in which every sequence decodes one token.
 
-    Other batches run on `model` itself. Hidden rows of a replayed step are valid until the next step. Block tables have
-    at most `max_blocks` blocks."""
+    Implements `runtime.models.causal.CausalModel`. Other batches, batches larger than the last of `sizes` and batches
+    on another cache run on `model` itself. The hidden rows of a replayed batch are overwritten by the next `forward`.
+    `max_blocks`: most blocks of one sequence, the width of the graphs' block tables."""
 
     def __init__(
         self, model: CausalModel, cache: KVCache, stream: DeviceStream, sizes: Sequence[int], max_blocks: int
@@ -54,7 +57,7 @@ class GraphedModel:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """Compute hidden rows as `CausalModel.forward` does, by graph replay if the batch only decodes."""
+        """Compute hidden rows as `CausalModel.forward` does; replays a graph if all sequences of the batch decode."""
         count = batch.attention.num_sequences
         if batch.attention.num_decodes < count or count > self._sizes[-1] or cache is not self._cache:
             return self._model.forward(batch, cache)
@@ -64,7 +67,7 @@ class GraphedModel:
         return self._hidden[size][:count]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits as `CausalModel.logits` does; not part of the graphs."""
+        """Compute logits as `CausalModel.logits` does, always without a graph."""
         return self._model.logits(hidden)
 
     def _fill(self, batch: Batch, count: int, size: int) -> None:

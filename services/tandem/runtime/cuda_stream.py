@@ -49,7 +49,7 @@ class _Event(StreamMark):
 
 
 class CudaStream(DeviceStream):
-    """`DeviceStream` of a GPU. Each stream has its own memory pool for the graphs that it captures."""
+    """`DeviceStream` for a GPU: a CUDA stream, with a memory pool that all graphs captured on it share."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -87,9 +87,10 @@ class CudaStream(DeviceStream):
 
 
 def open_cuda(rank: int = 0) -> torch.device:
-    """Select and return the GPU of this process, see `device.rank_device`, and disable TF32 products.
+    """Make the GPU of tensor-parallel rank `rank` the current device of this process, and return it.
 
-    Raises TandemError when no GPU is usable."""
+    `device.rank_device` chooses the GPU. Matrix products in float32 are computed without TF32 from then on. Raises
+    TandemError when no GPU is visible or torch was built without CUDA."""
     if not torch.cuda.is_available():
         raise _refuse("no CUDA device is visible to this process, or torch was built without CUDA")
     torch.set_float32_matmul_precision("highest")
@@ -100,7 +101,10 @@ def open_cuda(rank: int = 0) -> torch.device:
 
 
 def device_kernels(device: torch.device, *, batch_invariant: bool = False) -> Kernels:
-    """Return the kernels for a GPU. Raises TandemError when no kernels support it."""
+    """Return the kernels that run on a GPU.
+
+    With `batch_invariant` they are those whose results for a row do not depend on the other rows of the batch. Raises
+    TandemError when there are no kernels for this GPU or it has too little shared memory for them."""
     try:
         kernels = kernels_for(device, batch_invariant=batch_invariant)
     except KernelsUnavailable as error:
@@ -113,7 +117,9 @@ def device_kernels(device: torch.device, *, batch_invariant: bool = False) -> Ke
 
 
 def require_float8(device: torch.device) -> None:
-    """Raise TandemError unless the kernels can read float8 KV on this GPU."""
+    """Check that the kernels can read float8 KV on this GPU.
+
+    Raises TandemError if its compute capability is below 8.9."""
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < LEAST_FLOAT8:
         name = torch.cuda.get_device_name(device)
@@ -122,7 +128,9 @@ def require_float8(device: torch.device) -> None:
 
 
 def arithmetic() -> str:
-    """Name what the bits of batch-invariant results depend on: the GPU model and the versions of torch and Triton."""
+    """Return a text that names the GPU model and the versions of torch and Triton, for a model's fingerprint.
+
+    The bits of batch-invariant results depend on these, so two workers exchange KV only if their texts are equal."""
     triton: Any = importlib.import_module("triton")
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
 

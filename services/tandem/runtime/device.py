@@ -17,7 +17,7 @@ _DTYPES = {
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of a floating-point name of `tandem.kv.layout.ITEM_BYTES`.
+    """Return the torch dtype with the name `name`: float64, float32, bfloat16 or float16.
 
     Raises TandemError(UNSUPPORTED) for any other name."""
     if name not in _DTYPES:
@@ -26,14 +26,15 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def num_compute_threads(requested: int) -> int:
-    """Return the number of threads for a step; `requested` = 0 means all cores that this process may run on."""
+    """Return the number of CPU threads for a step: `requested`, or if that is 0 all cores that this process may use."""
     return requested or len(os.sched_getaffinity(0))
 
 
 def rank_device(device: str, rank: int) -> torch.device:
-    """Return the device of a rank: the CPU, or the visible GPU with the rank's number.
+    """Return the torch device of tensor-parallel rank `rank`: the CPU, or the visible GPU with the rank's number.
 
-    Where fewer GPUs are visible, for example because each rank sees only its own, the last one is used."""
+    If fewer GPUs are visible, for example because each rank's process sees only its own, it is the last visible one.
+    `device` is "cpu" or "cuda"."""
     if device == "cpu":
         return torch.device("cpu")
     return torch.device(device, max(0, min(rank, torch.cuda.device_count() - 1)))

@@ -13,41 +13,45 @@ import torch
 
 
 class StreamMark:
-    """Position in the order of a stream's work."""
+    """Position in the order of a stream's work, which a thread can wait for."""
 
     def wait(self) -> None:
         """Block until all work launched before the mark is finished and visible to every reader.
 
-        Raises DeviceLost."""
+        Raises DeviceLost when the device failed."""
 
 
 class DeviceStream:
-    """Ordered queue of work on one device. This class is that of the CPU, where every launch runs to its end."""
+    """Ordered queue of work on one device: runs launches in order, copies results to the host and captures graphs.
+
+    This class is the stream of a CPU, where every launch is finished when it returns and all methods are trivial."""
 
     device = torch.device("cpu")
 
     def running(self) -> AbstractContextManager[object]:
-        """Return a context in which this thread's launches go to this stream."""
+        """Return a context manager; what this thread launches inside it runs on this stream."""
         return nullcontext()
 
     def host_words(self, num: int) -> torch.Tensor:
-        """Allocate uninitialised int64 `[num]` in host memory that supports asynchronous copies to and from the device.
+        """Allocate an uninitialised int64 tensor `[num]` in host memory that supports asynchronous copies.
 
         On a GPU this is pinned memory."""
         return torch.empty(num, dtype=torch.int64)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Start a copy to host memory; the result is valid after waiting for the next `mark`.
+        """Start a copy of `tensor` to host memory and return the host tensor.
 
-        On a CPU it is the tensor itself, because nothing overwrites the outputs of a step."""
+        Its content is valid once a `mark` that is recorded after this call has been waited for. On a CPU the result is
+        `tensor` itself, because nothing overwrites the outputs of a step."""
         return tensor
 
     def mark(self) -> StreamMark:
-        """Record a mark behind all work launched so far."""
+        """Return a mark that lies after all work launched so far and before any later work."""
         return StreamMark()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture `work` as a graph and return a function that replays it on the same memory.
+        """Capture the launches of `work` as a graph and return a function that replays them on the same memory.
 
-        `work` may be called several times to warm up before it is captured."""
+        `work` may be called several times before the capture, so that its kernels are compiled by then. On a CPU `work`
+        itself is returned, uncalled."""
         return work

@@ -23,10 +23,14 @@ from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
 
 
 class TorchExecutor(BaseExecutor):
-    """Synchronous `engine.ports.Executor` on one device."""
+    """Synchronous executor of step plans on one device, the reference for `AsyncExecutor`.
+
+    Implements `engine.ports.Executor`. Its arguments are those of `BaseExecutor`."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Execute one plan and return its results in the order of its slices."""
+        """Execute one step plan to its end and return the results of its slices, in their order.
+
+        A slice that cannot be computed has an error as its result and does not affect the others."""
         results: dict[SeqId, SliceResult] = {}
         self.cache.offload(plan.spills)
         self.cache.onload(plan.fills)

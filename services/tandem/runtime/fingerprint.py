@@ -30,10 +30,11 @@ def model_fingerprint(
     layout: KVLayout,
     arithmetic: str = "",
 ) -> ModelFingerprint:
-    """Build the fingerprint that must be equal on two workers that exchange KV.
+    """Build the fingerprint of a loaded model; two workers exchange KV only if their fingerprints are equal.
 
-    `kv_dtype` names one dtype when KV and activations share it, else "KV_DTYPE of ACTIVATION_DTYPE". `arithmetic`
-    names what the bits of batch-invariant results depend on, empty where they are not batch-invariant."""
+    `weights_digest`: hexadecimal digest of the weights, see the function of that name. `arithmetic`: text that names
+    what the bits of batch-invariant results depend on; empty where results are not batch-invariant. The field
+    `kv_dtype` names one dtype if KV and activations share it, else it reads "KV_DTYPE of ACTIVATION_DTYPE"."""
     dtype = layout.group.dtype
     return ModelFingerprint(
         weights_digest=weights_digest,
@@ -47,9 +48,11 @@ def model_fingerprint(
 
 
 def weights_digest(directory: Path, cache_dir: Path) -> str:
-    """Return the hexadecimal digest of a directory's weights: the stored one, the cached one, or a new one.
+    """Return the hexadecimal digest of the weight files of a model directory, see `digest_files`.
 
-    A new digest is written to `cache_dir/digests`. See `digest_files`."""
+    It is read from `weights.digest` in `directory` if that exists, else from `cache_dir/digests`. If neither has it, it
+    is computed, which reads all weights, and written to `cache_dir/digests`. Raises TandemError when a weight file is
+    missing."""
     stored = directory / DIGEST_FILE
     if stored.is_file():
         return stored.read_text(encoding="ascii").strip()
@@ -68,7 +71,9 @@ def weights_digest(directory: Path, cache_dir: Path) -> str:
 
 
 def digest_files(files: Sequence[Path]) -> str:
-    """Return the hexadecimal 128-bit BLAKE2b digest over names, sizes and bytes of files."""
+    """Return the hexadecimal 128-bit BLAKE2b digest over the names, sizes and bytes of `files`, in their order.
+
+    Reads all files, which takes seconds for large weights."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.stat().st_size.to_bytes(8, "little"))

@@ -65,9 +65,10 @@ _LLAMA3_FACTORS = (8.0, 32.0)
 
 
 def convert(source: Path, target: Path, progress: Progress) -> None:
-    """Convert the GGUF file `source` into the existing directory `target`.
+    """Write the model in the GGUF file `source` to the existing directory `target`: weights, config, tokenizer.
 
-    Raises TandemError when the file is unreadable or the model unsupported."""
+    `progress` is called with a short text about each stage. Raises TandemError when the file is unreadable or the model
+    unsupported; `target` may then hold some of the files."""
     try:
         reader = GGUFReader(source)
     except (ValueError, OSError, IndexError) as error:
@@ -90,7 +91,10 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
 
 
 def model_config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor]) -> dict[str, Any]:
-    """Build the config.json of the model that `metadata` describes. Raises TandemError for an unsupported model."""
+    """Return the content of the config.json of the model that a GGUF file describes.
+
+    `metadata`: the file's keys and values. `tensors`: its tensors by name. Raises TandemError for an unsupported model,
+    and KeyError when a key is missing."""
     architecture = metadata.get("general.architecture")
     if architecture not in _ARCHITECTURES:
         raise unsupported(f"GGUF architecture {architecture!r} (known: {', '.join(_ARCHITECTURES)})")
@@ -175,14 +179,15 @@ def _weights(reader: GGUFReader, config: Mapping[str, Any], progress: Progress) 
 
 
 def dequantized(tensor: ReaderTensor) -> np.ndarray[Any, Any]:
-    """Return the float32 values of a tensor, in torch's axis order."""
+    """Return the float32 values of a GGUF tensor, with its axes in torch's order."""
     return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
 
 
 def unpermuted(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Reorder the query or key rows of a Llama GGUF file to the order of Hugging Face checkpoints.
+    """Reorder the query or key rows of a Llama GGUF file to the order of Hugging Face checkpoints, and return them.
 
-    In the file the two rows of a rotary pair are adjacent; in the result they are half a head apart."""
+    `heads`: number of query or key heads in `rows`. In the file the two rows of a rotary pair are adjacent; in the
+    result they are half a head apart."""
     pairs = rows.shape[0] // heads // 2
     return rows.reshape(heads, pairs, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 

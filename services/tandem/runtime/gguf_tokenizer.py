@@ -40,9 +40,10 @@ _SPECIAL = {
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Build the tokenizer files, by file name: tokenizer.json, tokenizer_config.json and, if any, chat_template.jinja.
+    """Return the content of a model directory's tokenizer files by file name, built from the metadata of a GGUF file.
 
-    Raises TandemError for an unsupported tokenizer."""
+    The files are tokenizer.json, tokenizer_config.json and, if the metadata has a chat template, chat_template.jinja.
+    Raises TandemError for an unsupported tokenizer, and KeyError when a key is missing."""
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     special: dict[str, Any] = {}
     for name, key in _SPECIAL.items():
@@ -71,7 +72,9 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Build the byte-level BPE tokenizer that the metadata describes. Raises TandemError for any other kind."""
+    """Build the byte-level BPE tokenizer that the metadata of a GGUF file describes.
+
+    Raises TandemError for any other kind of tokenizer or an unknown pre-tokenizer."""
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise unsupported(f"GGUF tokenizer {kind!r} (known: gpt2)")

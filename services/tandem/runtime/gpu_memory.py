@@ -21,10 +21,10 @@ _FLOAT64 = 8
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Sizes in bytes of one GPU and of this process on it.
+    """Memory of one GPU and this process's use of it, in bytes, from which the size of the KV pool follows.
 
-    `total`, `free`: of the device. `used`: by this process's tensors, mostly weights. `step`: temporary memory of a
-    step."""
+    `total`: size of the GPU's memory. `free`: free memory of the GPU now. `used`: memory held by this process's
+    tensors, mostly weights. `step`: temporary memory of the largest step."""
 
     total: int
     free: int
@@ -32,7 +32,7 @@ class GpuMemory:
     step: int
 
     def for_pool(self, utilization: float) -> int:
-        """Return the bytes left for the KV pool of a process that may use the fraction `utilization` of the device.
+        """Return the bytes left for the KV pool of a process that may use the fraction `utilization` of the GPU.
 
         Zero or a negative number means that there is no room for a pool."""
         remaining = int(utilization * self.total) - self.used - self.step - CONTEXT_BYTES
@@ -40,7 +40,7 @@ class GpuMemory:
 
 
 def step_bytes(config: DecoderConfig, engine: EngineConfig, item_bytes: int) -> int:
-    """Estimate the bytes of the largest step: activations, logits and kernel scratch memory.
+    """Estimate the temporary memory of the largest step in bytes: activations, logits and kernel scratch memory.
 
     `item_bytes`: bytes of one activation. Sampling computes in float64, with up to two copies of the logits."""
     num_rows = max(engine.max_num_batched_tokens, engine.max_num_seqs)

@@ -43,10 +43,11 @@ def _limits(grammar: Grammar) -> LLParserLimits:
 
 
 class LlguidanceMasks:
-    """`grammar_masks.GrammarMasks` implemented with llguidance.
+    """Computes with llguidance which tokens a grammar allows; implements `grammar_masks.GrammarMasks`.
 
-    Tokens are those of the worker's tokenizer bundle; masks have the model's `vocab_size`. Compiled grammars are shared
-    by all sequences and may be added from any thread."""
+    Token ids are those of the worker's tokenizer bundle; masks have the model's `vocab_size`. Compiled grammars are
+    shared by all sequences. `prepare` may be called from any thread, the other methods only from the executor's thread.
+    """
 
     def __init__(self, bundle: TokenizerBundle, vocab_size: int) -> None:
         """Build the token trie, which takes a quarter of a second for 49,000 tokens.
@@ -64,14 +65,14 @@ class LlguidanceMasks:
         self._lock = Lock()
 
     def allowed(self, seq: SeqId, grammar: Grammar, output: Sequence[int], stop_ids: frozenset[int]) -> torch.Tensor:
-        """Return which tokens may follow `output`, as bool `[vocab_size]`.
+        """Return which tokens may follow `output` in the sequence `seq`, as bool `[vocab_size]`.
 
-        No token is allowed where the output is complete and there is no end token. End tokens are the model's
-        end-of-sequence tokens among `stop_ids`, or all of `stop_ids` if there is none among them; they are allowed
-        where the grammar may end. Without `stop_ids` the model's end-of-sequence tokens are allowed only where no other
-        token is. Raises ValueError for a grammar that does not compile or that `output` violates, and
-        TandemError(INVALID_REQUEST) when this mask takes too much work.
-        """
+        `output`: all tokens that the sequence has sampled. `stop_ids`: the request's stop tokens. End tokens are the
+        model's end-of-sequence tokens among `stop_ids`, or all of `stop_ids` if none of those is among them; they are
+        allowed where the grammar may end. Without `stop_ids` the model's end-of-sequence tokens are allowed only where
+        no other token is. No token is allowed where the output is complete and there is no end token. Raises ValueError
+        for a grammar that does not compile, that `output` violates or that allows neither a token nor an end here, and
+        TandemError(INVALID_REQUEST) when this mask takes more work than one token may."""
         length = len(output)
         while length and output[length - 1] in self._textless_ids:
             length -= 1
@@ -87,19 +88,21 @@ class LlguidanceMasks:
         return torch.from_numpy(allowed)
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile a grammar ahead of its use, from any thread, so that no step waits half a second for it.
+        """Compile a grammar before its first use and cache it, so that no step waits up to half a second for that.
 
-        Never raises: `allowed` reports an invalid grammar."""
+        May be called from any thread. Never raises: for an invalid grammar `allowed` raises."""
         with contextlib.suppress(ValueError):
             self._compile(grammar)
 
     def retain(self, seqs: Collection[SeqId]) -> None:
-        """Drop the cached state of all sequences but `seqs`."""
+        """Drop the cached matching state of all sequences that are not in `seqs`.
+
+        It is only a cache: if a dropped sequence is used again, its output is matched from the start."""
         self._walks = {seq: walk for seq, walk in self._walks.items() if seq in seqs}
 
     @property
     def num_cached(self) -> tuple[int, int]:
-        """Return the numbers of cached grammars and of cached sequences."""
+        """Return how many compiled grammars are cached, and of how many sequences the matching state is cached."""
         return len(self._compiled), len(self._walks)
 
     def _end_ids_of(self, stop_ids: frozenset[int]) -> list[int]:

@@ -12,18 +12,20 @@ from tandem.core.ids import SeqId
 
 
 class GrammarMasks(Protocol):
-    """Token masks as a pure function of grammar and output; state kept per sequence is only a cache.
+    """Source of the tokens that a grammar allows after an output.
 
-    Called from one thread."""
+    Results depend on grammar and output alone; what is stored per sequence is only a cache. `allowed` and `retain` are
+    called from one thread."""
 
     def allowed(self, seq: SeqId, grammar: Grammar, output: Sequence[int], stop_ids: frozenset[int]) -> torch.Tensor:
-        """Return which tokens may follow `output`, as bool `[vocab]` on the CPU, valid until the next call.
+        """Return which tokens may follow `output` in the sequence `seq`, as bool `[vocab]` on the CPU.
 
-        `output` are all tokens sampled so far. `stop_ids` are allowed where the grammar may end. No token is allowed
-        where the grammar must end and has no end token. Raises ValueError when `output` violates the grammar or the
-        grammar is invalid, and TandemError(INVALID_REQUEST) when the mask takes more work than a step may spend."""
+        The result is valid until the next call. `output` are all tokens that the sequence has sampled so far.
+        `stop_ids`, the request's stop tokens, are allowed where the grammar may end. No token is allowed where the
+        grammar must end and there is no end token. Raises ValueError when `output` violates the grammar or the grammar
+        is invalid, and TandemError(INVALID_REQUEST) when the mask takes more work than a step may spend."""
         ...
 
     def retain(self, seqs: Collection[SeqId]) -> None:
-        """Drop the cached state of all sequences but `seqs`."""
+        """Drop the cached matching state of all sequences that are not in `seqs`."""
         ...

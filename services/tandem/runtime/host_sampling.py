@@ -19,10 +19,11 @@ def sample_slice(
     digests: tuple[BlockDigest, ...],
     scores: tuple[SampledToken, ...],
 ) -> SliceResult:
-    """Sample the tokens of one slice and return its result; an exception becomes the slice's error.
+    """Sample the tokens of one slice on the host and return its result, which holds the error if sampling fails.
 
-    `row` is the first row of `logits` that the slice samples from, if it samples. `digests` and `scores` are passed on
-    to the result."""
+    `logits`: logits of the rows that the step samples from, None if it samples nothing. `row`: the slice's first row in
+    `logits`; ignored if the slice samples nothing. `processor` changes the logits by penalties, biases and grammar.
+    `digests`, of the slice's blocks, and `scores`, log probabilities of its prompt tokens, are copied to the result."""
     piece = prepared.piece
     try:
         tokens: tuple[SampledToken, ...] = ()

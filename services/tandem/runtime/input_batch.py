@@ -20,10 +20,12 @@ from tandem_kernels.contract import AttentionBatch
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Inputs of one forward pass over T rows.
+    """Inputs of one forward pass over T rows, a row being one token of one sequence.
 
-    `tokens`, `positions`, `slots`: int64 `[T]`. `sampled_rows`: the rows to sample from, ascending; for each slice that
-    samples its last non-draft row and its draft rows."""
+    `tokens`, `positions`, `slots`: int64 `[T]`, the token id of each row, its position in its sequence, and the KV slot
+    (block number times block size plus offset) that its KV is written to. `attention`: query starts, context lengths
+    and block tables of the sequences. `sampled_rows`: the rows whose logits are sampled from, ascending: for each slice
+    that samples, the row of its last token that is not a draft, and its draft rows."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -34,9 +36,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchArrays:
-    """Contents of a batch before they become tensors.
+    """Contents of a `Batch` as Python lists, before they become tensors.
 
-    `longs`: tokens, positions and slots. `shorts`: query starts, context lengths, and the block tables concatenated."""
+    `longs`: tokens, positions and slots. `shorts`: query starts, context lengths, and the block tables concatenated,
+    all of one width. `num_decodes`: number of leading slices of one token each. `max_rows`: tokens of the longest
+    slice. `sampled_rows`: see `Batch`."""
 
     longs: tuple[list[int], ...]
     shorts: tuple[list[int], ...]
@@ -45,7 +49,9 @@ class BatchArrays:
     sampled_rows: list[int]
 
     def batch(self, longs: Sequence[torch.Tensor], shorts: Sequence[torch.Tensor]) -> Batch:
-        """Build the batch from tensors that hold `longs` as int64 and `shorts` as int32, in the same order."""
+        """Build the batch from the lists after their conversion to tensors.
+
+        `longs` and `shorts` are the lists of the same names as int64 and int32 tensors, in the same order."""
         tokens, positions, slots = longs
         starts, lens, tables = shorts
         attention = AttentionBatch(starts, lens, tables.view(len(lens), -1), self.num_decodes, self.max_rows)
@@ -55,9 +61,11 @@ class BatchArrays:
 def build_batch_arrays(
     slices: Sequence[ScheduledSlice], tokens: Sequence[Sequence[int]], block_size: int
 ) -> BatchArrays:
-    """Gather the contents of a batch of at least one slice.
+    """Gather the contents of a batch from at least one slice.
 
-    `tokens[i]` are the token ids of `slices[i]`; a chained slice has a placeholder or the id that it continues from."""
+    `tokens[i]` are the token ids of `slices[i]`. For a chained slice, which continues from a token that the previous
+    step samples, that is the sampled id, or any placeholder if the id is filled in later. `block_size`: tokens per
+    block."""
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -84,7 +92,9 @@ def build_batch_arrays(
 
 
 def build_batch(slices: Sequence[ScheduledSlice], tokens: Sequence[Sequence[int]], block_size: int) -> Batch:
-    """Build a batch in host memory from slices and their token ids, see `build_batch_arrays`."""
+    """Build the inputs of one forward pass in host memory from slices and their token ids.
+
+    Arguments as for `build_batch_arrays`."""
     numbers = build_batch_arrays(slices, tokens, block_size)
     return numbers.batch(_split(numbers.longs, np.int64), _split(numbers.shorts, np.int32))
 

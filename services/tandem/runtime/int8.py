@@ -15,17 +15,19 @@ _LAYER_GROUP, _HEAD_GROUP = 192, 32
 
 
 def layer_group(width: int) -> int:
-    """Return how many components of a channel of a layer's matrix `[n, width]` share a scale."""
+    """Return how many adjacent components of a row of a layer's weight matrix `[n, width]` share one int8 scale."""
     return weight_group(width, _LAYER_GROUP)
 
 
 def head_group(hidden: int) -> int:
-    """Return how many components of a channel of the head `[vocab, hidden]` share a scale."""
+    """Return how many adjacent components of a row of the output head `[vocab, hidden]` share one int8 scale."""
     return weight_group(hidden, _HEAD_GROUP)
 
 
 def check_int8(config: DecoderConfig, dtype: str) -> None:
-    """Raise TandemError when this model does not support int8 weights."""
+    """Check that a model can run with int8 weights.
+
+    Raises TandemError when `dtype` is not float32 or a size in `config` is no multiple of the quantization group."""
     widths = {"hidden": config.hidden_size, "heads": config.heads * config.head_dim, "inner": config.intermediate_size}
     reason = None
     if dtype != "float32":

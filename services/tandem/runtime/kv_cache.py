@@ -26,14 +26,14 @@ _TRIAL_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 class KVCache:
-    """Own the KV pool of one rank and the host memory that its blocks are offloaded to.
+    """KV pool of one rank in device memory, and the host memory that its blocks are offloaded to.
 
-    `pool`: a tensor `[num_blocks, *share.block_shape()]`, initially zeros. `layers`: views of the pool, one for each
-    layer. `layout`: of the whole model's blocks. `heads`: the KV heads that this rank holds, all without tensor
-    parallelism. `share`: layout of these heads. `host`: a tensor `[num_host_slots, *share.block_shape()]` that no step
-    reads. The trial blocks for bandwidth probes lie behind the pool, see `KVRegion`. Invariant: slots of a block that
-    hold no token are finite, see `clear`.
-    """
+    It copies, clears and digests blocks; models read and write `layers`. `pool`: a tensor `[num_blocks,
+    *share.block_shape()]`, initially zeros. `layers`: views of the pool, one for each layer. `layout`: of a block of
+    the whole model. `heads`: the KV heads that this rank holds, all of them without tensor parallelism. `share`: layout
+    of the part of a block with these heads. `host`: a tensor `[num_host_slots, *share.block_shape()]` that no step
+    reads. The trial blocks for bandwidth probes lie behind the pool, see `KVRegion`. Invariant: the slots of a block
+    that hold no token are finite, see `clear`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class KVCache:
 
     @property
     def region(self) -> KVRegion:
-        """Describe the pool's memory to a transport; valid as long as this object lives."""
+        """Describe the pool's memory to a transport; the address is valid as long as this object lives."""
         return KVRegion(
             address=self.pool.data_ptr(),
             num_blocks=self.num_blocks,
@@ -76,32 +76,37 @@ class KVCache:
         )
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
-        """Zero blocks that are about to be filled in part.
+        """Fill blocks with zeros; to be called for blocks that a step will write only in part.
 
-        Attention multiplies their empty slots by zero, and zero times an infinity left by an earlier owner is NaN."""
+        Attention multiplies the empty slots of a block by zero, and zero times an infinity left by an earlier owner of
+        the block is NaN."""
         for block in blocks:
             self.pool[block].zero_()
 
     def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        """Copy whole blocks, given as (source, target); no block is both."""
+        """Copy whole blocks within the pool, given as (source, target); no block is both a source and a target."""
         for source, target in copies:
             self.pool[target].copy_(self.pool[source])
 
     def offload(self, copies: Sequence[Offload]) -> None:
-        """Copy whole blocks to host memory; on a GPU asynchronously on the current stream, like `onload`."""
+        """Copy whole blocks from the pool to host memory, given as (block, host slot).
+
+        On a GPU the copies are asynchronous, in order on the current stream."""
         for block, slot in copies:
             self.host[slot].copy_(self.pool[block], non_blocking=True)
 
     def onload(self, copies: Sequence[Onload]) -> None:
-        """Copy whole blocks back from host memory."""
+        """Copy whole blocks from host memory back to the pool, given as (host slot, block).
+
+        On a GPU the copies are asynchronous, in order on the current stream."""
         for slot, block in copies:
             self.pool[block].copy_(self.host[slot], non_blocking=True)
 
     def fill_trial_blocks(self) -> list[tuple[int, ...]]:
-        """Write the trial blocks that other workers read in bandwidth probes.
+        """Write the trial blocks, which other workers read to measure bandwidth, and return their digests.
 
-        Returns the digests of each block, for all heads of the model and computed as if block i were block i of a
-        prompt; they are equal for every pool of this layout."""
+        One tuple per trial block, with one digest for each KV head of the model, computed as if block i were block i of
+        a prompt. They are equal for every pool with this layout, so a reader can check what it read."""
         start, digests = self.num_blocks, []
         index = torch.zeros(1, dtype=torch.int64, device=self.pool.device)
         for number in range(self.share.num_probe_blocks):
@@ -111,24 +116,27 @@ class KVCache:
         return digests
 
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return unsigned 64-bit digests of blocks, a row of one per KV head of the model for each block.
+        """Return the digests of blocks: for each a tuple with one unsigned 64-bit number per KV head of the model.
 
-        `indices` are the blocks' indices in their prompts."""
+        `indices`: for each block its index in its prompt, which the digest depends on. Waits for the device."""
         return unsigned(self.digest_on_device(*self._places(blocks, indices)))
 
     def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Compute `digest` on the pool's device, from int64 tensors `[n]` to int64 `[n, heads]` with the same bits."""
+        """Compute what `digest` returns on the pool's device, without waiting for it.
+
+        `blocks` and `indices` are int64 `[n]`; the result is int64 `[n, heads]` with the bits of the unsigned numbers.
+        """
         return self.digest_own_on_device(blocks, indices)
 
     def digest_here(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return `digest` for the heads that this rank holds only.
+        """Return what `digest` returns, for only the heads that this rank holds.
 
-        It runs on the `aside` stream, so it may be called concurrently with steps for blocks that no step writes."""
+        It runs on the `aside` stream, so it may be called concurrently with steps, for blocks that no step writes."""
         with self._aside.running():
             return unsigned(self.digest_own_on_device(*self._places(blocks, indices)))
 
     def digest_own_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Compute `digest_on_device` for the heads that this rank holds only."""
+        """Compute what `digest_on_device` returns, for only the heads that this rank holds."""
         return self._block_digest(self._memory, blocks, indices, head_start=self.heads.start)
 
     def _places(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,12 +149,14 @@ class KVCache:
 
 
 def unsigned(words: torch.Tensor) -> list[tuple[int, ...]]:
-    """Convert int64 digests `[n, heads]` to rows of unsigned Python integers."""
+    """Convert int64 digests `[n, heads]` to one tuple of unsigned Python integers for each of the n blocks.
+
+    Waits for the device."""
     return [tuple(row) for row in words.cpu().numpy().view(np.uint64).tolist()]
 
 
 def trial_block(layout: KVLayout, number: int, device: torch.device) -> torch.Tensor:
-    """Build trial block `number`, `[1, *layout.block_shape()]`.
+    """Build trial block `number` of a bandwidth probe, a tensor `[1, *layout.block_shape()]` with all KV heads.
 
     Its content is a function of `layout` and `number` and differs in each head."""
     heads = layout.group.heads

@@ -15,13 +15,18 @@ from tandem_kernels.reference import block_digest as reference_digest
 
 
 def layout_of(config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> KVLayout:
-    """Return the model's KV layout. The settings must have device defaults filled in."""
+    """Return the layout of the model's KV blocks.
+
+    `model` and `engine` must have been completed by `with_device_defaults`."""
     dtype = model.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     return KVLayout(engine.block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, dtype),))
 
 
 def num_blocks(layout: KVLayout, num_bytes: int, setting: str) -> int:
-    """Return how many blocks fit into `num_bytes`. Raises TandemError that names `setting` if not even one does."""
+    """Return how many blocks of `layout` fit into `num_bytes`.
+
+    `setting`: name of the setting that gave `num_bytes`. Raises TandemError that names it if not even one block fits.
+    """
     number = num_bytes // layout.block_bytes
     if number < 1:
         needed = f"one block of {layout} has {layout.block_bytes} bytes"
@@ -30,9 +35,9 @@ def num_blocks(layout: KVLayout, num_bytes: int, setting: str) -> int:
 
 
 def num_blocks_of(share: KVLayout, engine: EngineConfig, pool_bytes: int = 0) -> tuple[int, int]:
-    """Return the number of blocks in the KV pool and of block slots in the host cache.
+    """Return the number of blocks in the KV pool, and of block slots in the host cache (0 if it is off).
 
-    `share`: layout of the part of a block that one rank holds. `pool_bytes`: size of the pool, 0 for
+    `share`: layout of the part of a block that one rank holds. `pool_bytes`: size of the pool in bytes; 0: use
     `engine.kv_cache_memory`. Raises TandemError when a configured size does not hold one block."""
     num_slots = num_blocks(share, engine.host_cache_memory, "host_cache_memory") if engine.host_cache_memory else 0
     return num_blocks(share, pool_bytes or engine.kv_cache_memory, "kv_cache_memory"), num_slots
@@ -46,10 +51,12 @@ def allocate_cache(
     aside: DeviceStream | None = None,
     pool_bytes: int = 0,
 ) -> KVCache:
-    """Allocate a rank's part of the KV pool and of the host cache; all ranks agree on the smallest number of blocks.
+    """Allocate this rank's part of the KV pool and of the host cache, and return it.
 
-    `layout`: of the whole model's blocks. `aside`: see `KVCache`. `pool_bytes`: see `num_blocks_of`. Raises
-    TandemError when a configured size does not hold one block."""
+    With tensor parallelism all ranks call it, wait for each other and use the smallest number of blocks among them; on
+    the first rank the result executes block operations on all ranks. `layout`: of a block of the whole model.
+    `rank_context`: this rank's position and connections. `block_digest`: function that digests blocks. `aside`: see
+    `KVCache`. `pool_bytes`: see `num_blocks_of`. Raises TandemError when a configured size does not hold one block."""
     heads, followers = rank_context.shard.part(layout.group.heads), rank_context.followers
     sizes = num_blocks_of(layout.for_rank(heads), engine, pool_bytes)
     num_blocks, num_host_slots = (rank_context.communicator.least(size) for size in sizes)
@@ -58,10 +65,11 @@ def allocate_cache(
 
 
 def max_model_len(requested: int, num_positions: int, num_slots: int) -> int:
-    """Return the longest request in tokens: `requested`, or if that is 0 what both model and KV pool can hold.
+    """Return the longest request in tokens: `requested`, or if that is 0 the smaller of the two limits.
 
-    The pool bounds the default because a request without `max_tokens` gets the whole length, and one that the pool
-    cannot hold would be rejected. Raises TandemError when `requested` exceeds either bound."""
+    `num_positions`: positions of the model. `num_slots`: tokens that the KV pool holds. Raises TandemError when
+    `requested` exceeds one of them. The pool bounds the default because a request without `max_tokens` may use the
+    whole length, and one that the pool cannot hold would be rejected."""
     limits = {"the model's positions end at": num_positions, "kv_cache_memory holds": num_slots}
     for limit, num_tokens in limits.items():
         if requested > num_tokens:

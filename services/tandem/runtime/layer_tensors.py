@@ -14,9 +14,11 @@ Named = Iterator[tuple[str, torch.Tensor]]
 
 
 def read_layer(config: DecoderConfig, source: WeightSource, index: int, shard: Shard = WHOLE) -> Named:
-    """Yield a shard's part of the tensors of layer `index` with their names in the layer, each read when it is needed.
+    """Yield a rank's part of the tensors of decoder layer `index`, as (name within the layer, tensor).
 
-    Raises TandemError when a tensor is missing or of the wrong shape."""
+    Each tensor is read from `source` when the iterator reaches it. `shard`: the rank; by default the whole tensors are
+    read. Projections of the same input are one matrix: `qkv` and `gate_up`. Raises TandemError when a tensor is missing
+    or of the wrong shape."""
     prefix = f"model.layers.{index}"
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     query, kv = config.heads * dim, config.kv_heads * dim

@@ -25,26 +25,31 @@ no token is allowed."""
 
 
 class GrammarExhausted(Exception):
-    """The grammar allows no further token, and there is no end token to sample; the output is complete."""
+    """Raised when the grammar allows no further token and there is no end token to sample: the output is complete."""
 
 
 class LogitsProcessor:
-    """Own the token counts of one executor's sequences and build their logits adjustments.
+    """Builds, for each sampling, the function that applies penalties, biases, `min_tokens` and grammar to the logits.
 
-    Without `grammars` the adjustment of a sequence with a grammar raises ValueError."""
+    It keeps the token counts of an executor's sequences between steps. Without `grammars` the function of a sequence
+    with a grammar raises ValueError."""
 
     def __init__(self, grammars: GrammarMasks | None = None) -> None:
         self.grammars = grammars
         self._counts: dict[SeqId, TokenCounts] = {}
 
     def adjust(self, seq: SeqId, sampling: Sampling) -> Adjust | None:
-        """Return the function that changes the rows of one sampling; None if its parameters change nothing."""
+        """Return the function that changes the logits of sequence `seq` before sampling; None if none is needed.
+
+        `sampling`: parameters and known tokens of the sequence. See `Adjust` for the function."""
         params = sampling.params
         is_plain = not (params.needs_history or params.logit_bias or sampling.index < params.min_tokens)
         return None if is_plain else partial(self._apply, seq, sampling)
 
     def retain(self, seqs: Collection[SeqId]) -> None:
-        """Drop the counts and grammar state of all sequences but `seqs`."""
+        """Drop the token counts and the grammar state of all sequences that are not in `seqs`.
+
+        Both are only caches: a dropped sequence is counted and matched again if it is used again."""
         self._counts = {seq: counts for seq, counts in self._counts.items() if seq in seqs}
         if self.grammars is not None:
             self.grammars.retain(seqs)

@@ -19,7 +19,9 @@ _DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.bfloa
 
 
 def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Write named tensors one after the other, consuming the iterable lazily so that one tensor is held at a time."""
+    """Write (name, tensor) pairs to files in the existing directory `folder`, for `read_tensors`.
+
+    The iterable is consumed one tensor at a time, so that a generator needs memory for one tensor only."""
     index: dict[str, dict[str, object]] = {}
     with (folder / _DATA).open("wb") as data:
         for name, tensor in tensors:
@@ -31,7 +33,9 @@ def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> 
 
 
 def read_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
-    """Map the tensors that `write_tensors` wrote, by name; pages are read on first use."""
+    """Return the tensors that `write_tensors` wrote to `folder`, by name.
+
+    They are memory-mapped: pages are read on first use."""
     index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
     with (folder / _DATA).open("rb") as data:
         # A private mapping is writable, which torch.frombuffer expects; pages stay shared as long as nobody writes.

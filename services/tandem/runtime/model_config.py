@@ -116,11 +116,11 @@ _MISTRAL_WINDOW = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Parameters of rotary position embeddings.
+    """Parameters of rotary position embeddings, named and defined as in transformers' `rope_parameters`.
 
-    `kind`: default, linear, llama3 or yarn; a field that the kind does not use keeps its default.
-    `original_length`: context length in tokens before the extension by this scaling.
-    """
+    `kind`: default, linear, llama3 or yarn; a field that the kind does not use keeps its default. `theta`: base of the
+    frequencies. `factor`: by how much the context is extended. `original_length`: context length in tokens before that
+    extension. The other fields shape the extension of the kinds llama3 and yarn."""
 
     theta: float
     kind: str = "default"
@@ -142,7 +142,12 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Parameters that determine the decoder's computation. `max_length` is in tokens."""
+    """Architecture of a Llama-family decoder, as far as its results depend on it.
+
+    `hidden_size`: components of a hidden row. `intermediate_size`: width of the MLP. `heads`, `kv_heads`: numbers of
+    query heads and of KV heads. `max_length`: longest context in tokens. `tied_embeddings`: the output head is the
+    embedding table. `qkv_bias`, `output_bias`, `mlp_bias`: whether these projections have biases. `qk_norm`: queries
+    and keys are normalized per head."""
 
     model_type: str
     vocab_size: int
@@ -165,7 +170,10 @@ class DecoderConfig:
 
 
 def read_model_config(directory: Path) -> DecoderConfig:
-    """Parse `config.json` of a model directory. Raises TandemError that names the missing or unsupported field."""
+    """Read and parse `config.json` of a model directory.
+
+    Raises TandemError(MODEL_NOT_FOUND) when the file is missing, and TandemError(UNSUPPORTED) when it is not a JSON
+    object or a field is unsupported; the message names the field."""
     path = directory / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -179,9 +187,9 @@ def read_model_config(directory: Path) -> DecoderConfig:
 
 
 def parse_model_config(raw: Json) -> DecoderConfig:
-    """Build the decoder configuration from the content of a config.json.
+    """Build the decoder configuration from `raw`, the parsed content of a config.json.
 
-    Raises TandemError(UNSUPPORTED) for a feature that is not implemented."""
+    Raises TandemError(UNSUPPORTED) that names the field for a feature that is not implemented or a missing size."""
     model_type = _model_type(raw)
     _refuse_unknown(raw)
     _refuse_windows(raw, model_type)
@@ -221,12 +229,14 @@ def parse_model_config(raw: Json) -> DecoderConfig:
 
 
 def unsupported(what: str) -> TandemError:
-    """Return the error for a model with an unsupported feature; `what` names it."""
+    """Return, without raising it, the TandemError(UNSUPPORTED) for a model with the feature that `what` names."""
     return TandemError(ErrorKind.UNSUPPORTED, f"this model is not supported: {what}", param="model")
 
 
 def token_ids(value: Any) -> frozenset[int]:
-    """Return the ids of a field like `eos_token_id`, which is an id, a list of ids or null, as a set."""
+    """Return the token ids in a field such as `eos_token_id` as a set; empty for None.
+
+    `value` is an id, a list of ids or None."""
     if value is None:
         return frozenset()
     return frozenset(value) if isinstance(value, list) else frozenset({int(value)})

@@ -50,7 +50,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to serve. `grammars`: None if the tokenizer does not support grammars."""
+    """A model ready to serve: its executor, and what gateways and other workers need to know of it.
+
+    `grammars`: masks for constrained output; None if llguidance does not support the tokenizer. `bundle`: the tokenizer
+    files for gateways. `fingerprint`: equal on workers that may exchange KV."""
 
     executor: AnyExecutor
     grammars: LlguidanceMasks | None
@@ -59,7 +62,7 @@ class LoadedModel:
 
 
 def check_parallel(model: ModelConfig, engine: EngineConfig) -> None:
-    """Raise TandemError unless the model can run on `engine.tensor_parallel` ranks.
+    """Check that the model can run on `engine.tensor_parallel` ranks; raises TandemError that names what prevents it.
 
     Downloads and converts the model if needed."""
     directory = resolve_model(model.id, cache_root(model.cache_dir))
@@ -73,10 +76,11 @@ def check_parallel(model: ModelConfig, engine: EngineConfig) -> None:
 
 
 def load_model(model: ModelConfig, engine: EngineConfig, rank_context: RankContext | None = None) -> LoadedModel:
-    """Load a model for serving, downloading and converting it if needed.
+    """Load the model that a worker serves, downloading and converting it if needed.
 
-    `rank_context`: with tensor parallelism, the context of the first rank, which calls this function. Raises
-    TandemError that names what is wrong with the model or the settings."""
+    `rank_context`: with tensor parallelism, the context of the first rank, the only one to call this function; the
+    other ranks call `load_follower` at the same time. Raises TandemError that names what is wrong with the model or the
+    settings."""
     model = with_device_defaults(Config(model=model)).model
     cache_dir = cache_root(model.cache_dir)
     directory = resolve_model(model.id, cache_dir)
@@ -112,8 +116,10 @@ def load_executor(
 ) -> AnyExecutor:
     """Load the weights, allocate the KV pool and the host cache, and return the executor.
 
-    `engine.kv_cache_memory` and `engine.host_cache_memory` are bytes per rank. `rank_context`: with tensor parallelism,
-    the context of the first rank. Raises TandemError."""
+    `directory`, `config`: the model directory and its parsed config.json. `grammars`: masks for constrained output,
+    None if grammars are not supported. `engine.kv_cache_memory` and `engine.host_cache_memory` are bytes per rank.
+    `rank_context`: with tensor parallelism, the context of the first rank. Raises TandemError when the model, the
+    settings or the device do not fit together."""
     settings = with_device_defaults(Config(model=model, engine=engine))
     model, engine = settings.model, settings.engine
     if model.device == "cuda":
@@ -140,7 +146,10 @@ def load_executor(
 
 
 def load_follower(model: ModelConfig, engine: EngineConfig, rank_context: RankContext) -> Follower:
-    """Load the model's part of a tensor-parallel rank other than the first. Raises TandemError."""
+    """Load the model's part of a tensor-parallel rank other than the first.
+
+    The returned object executes the first rank's commands. Blocks until all ranks have allocated their KV pool. Raises
+    TandemError as `load_executor` does."""
     settings = with_device_defaults(Config(model=model, engine=engine))
     model, engine = settings.model, settings.engine
     directory = resolve_model(model.id, cache_root(model.cache_dir))

@@ -40,7 +40,7 @@ def load_cuda(
     grammars: GrammarMasks | None,
     rank_context: RankContext,
 ) -> AsyncExecutor:
-    """Load the model on this rank's GPU and return its executor; with tensor parallelism, on the first rank.
+    """Load this rank's part of the model on its GPU and return the executor; to be called on the first or only rank.
 
     Raises TandemError when there is no usable GPU, its kernels are missing, or its memory is too small."""
     device = open_cuda(rank_context.shard.rank)
@@ -55,7 +55,9 @@ def load_cuda(
 def load_cuda_follower(
     directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, rank_context: RankContext
 ) -> Follower:
-    """Load the model's part of a tensor-parallel rank other than the first on its GPU. Raises as `load_cuda`."""
+    """Load the model's part of a tensor-parallel rank other than the first on its GPU, and return its command executor.
+
+    Raises TandemError as `load_cuda` does."""
     device = open_cuda(rank_context.shard.rank)
     with _explained_out_of_memory(device):
         decoder, cache, _, stream = _load(device, directory, config, model, engine, rank_context)
@@ -118,10 +120,11 @@ def compose_executor(
     grammars: GrammarMasks | None,
     followers: FollowerCommands | None = None,
 ) -> AsyncExecutor:
-    """Build the asynchronous executor of a loaded model, capturing CUDA graphs if configured.
+    """Build the asynchronous executor of a loaded model, capturing CUDA graphs if `engine.cuda_graphs` is set.
 
-    `followers`: with tensor parallelism, the first rank's channel to the other ranks. Raises TandemError when
-    `engine.max_model_len` exceeds what model or pool can hold."""
+    `model`, `cache` and `stream` are of one device, `kernels` are its kernels. `followers`: with tensor parallelism,
+    the first rank's channel to the other ranks. Raises TandemError when `engine.max_model_len` exceeds what the model
+    or the KV pool can hold."""
     model, longest = _graphed(model, cache, stream, engine)
     if followers is not None:
         model = RankedModel(model, followers)

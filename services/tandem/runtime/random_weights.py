@@ -29,22 +29,24 @@ _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 
 
 def is_random(directory: Path) -> bool:
-    """Return whether a model directory has a seed in place of weights."""
+    """Return whether a model directory contains a seed for random weights in place of weight files."""
     return (directory / MARKER).is_file()
 
 
 def random_digest(name: str, seed: int) -> str:
-    """Return the hexadecimal digest that takes the place of the weights digest in a model's fingerprint."""
+    """Return a hexadecimal digest of a random model's `name` and `seed`.
+
+    It takes the place of the weights digest in the model's fingerprint."""
     return hashlib.blake2b(f"random weights {FORMAT}\0{name}\0{seed}".encode(), digest_size=16).hexdigest()
 
 
 class RandomWeights:
-    """Source of weights that generates every tensor that is requested.
+    """Generates random tensors under the names of a model's weights; used in place of a `Checkpoint`.
 
-    Matrices have zero mean and variance `1 / columns`, so that activations keep their size. The variance of matrices
-    that add to the residual stream of `layers` layers is divided by `2 * layers`, so that the stream does not grow with
-    depth. Vectors, which are norms, are ones.
-    """
+    A tensor is a function of `seed`, its name and its shape. Matrices have zero mean and variance `1 / columns`, so
+    that activations keep their size. For matrices whose products are added to the residual stream of `layers` layers
+    the variance is divided by `2 * layers`, so that the stream does not grow with depth. Vectors, which are norms, are
+    ones. `dtype`, `device`: of the tensors."""
 
     def __init__(self, seed: int, layers: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self._seed = seed
@@ -61,7 +63,9 @@ class RandomWeights:
     def take(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> torch.Tensor:
-        """Generate the tensor `name`, or the given `rows` and `columns` of it."""
+        """Generate the tensor `name` of shape `shape`, and return it or the given `rows` and `columns` of it.
+
+        Unlike `Checkpoint.take` it may be called again for the same name, and raises nothing."""
         height = range(shape[0]) if rows is None else rows
         if len(shape) == 1:
             return torch.ones(len(height), dtype=self._dtype, device=self._device)
@@ -82,10 +86,10 @@ class RandomWeights:
         return matrix
 
     def drop(self, suffix: str) -> None:
-        """Do nothing, because tensors are generated on request."""
+        """Do nothing: `Checkpoint.drop` ignores stored tensors, and here none are stored."""
 
     def finish(self) -> None:
-        """Do nothing, because no tensor can be left over."""
+        """Do nothing: `Checkpoint.finish` reports tensors that are left over, and here none are stored."""
 
 
 WeightSource = Checkpoint | RandomWeights
@@ -93,9 +97,9 @@ WeightSource = Checkpoint | RandomWeights
 
 
 def open_weights(directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> WeightSource:
-    """Open the weights of a model directory in `dtype` on `device`: its checkpoint, or random weights.
+    """Open the weights of a model directory, to be read in `dtype` on `device`: its checkpoint, or random weights.
 
-    Raises TandemError when they cannot be read."""
+    Raises TandemError when a checkpoint file is missing or cannot be read."""
     if is_random(directory):
         seed = int(json.loads((directory / MARKER).read_text(encoding="ascii"))["seed"])
         return RandomWeights(seed, read_model_config(directory).layers, dtype, device)

@@ -14,7 +14,7 @@ from tandem.runtime.model_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Return inverse frequencies and the factor on cosines and sines.
+    """Return the inverse frequencies of rotary embeddings, and the factor to multiply cosines and sines by.
 
     The frequencies are float32 `[head_dim / 2]`, in radians per token."""
     if rope.kind == "yarn":

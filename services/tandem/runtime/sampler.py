@@ -24,10 +24,10 @@ _NUMPY_BYTES = 4
 
 
 class LogitRows:
-    """Logits `[rows, vocab]` of one step on the host.
+    """Logits `[rows, vocab]` of one step in host memory, to sample tokens from.
 
-    Greatest and least values are found for all rows in one call each: after a forward pass has evicted the CPU caches,
-    the first call of an operation costs ten times a later one."""
+    The greatest and least value of every row are found in one call each: after a forward pass has evicted the CPU
+    caches, the first call of an operation costs ten times a later one."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits
@@ -39,11 +39,11 @@ class LogitRows:
     def sample(
         self, row: int, sampling: Sampling, accepted: Sequence[int] = (), adjust: Adjust | None = None
     ) -> SampledToken:
-        """Sample a token from one row.
+        """Sample a token from row `row` and return it, with log probabilities if `sampling` requests them.
 
-        `accepted` are the tokens that this step sampled before it. `adjust` changes the logits before sampling; log
-        probabilities are those of the unchanged row. Raises ValueError when the row is not finite, and what `adjust`
-        raises."""
+        `accepted` are the tokens that this step has already sampled for the sequence. `adjust` changes the logits
+        before sampling; log probabilities are those of the unchanged row. Raises ValueError when the row is not finite,
+        and what `adjust` raises."""
         params, token = sampling.params, self._greatest[row]
         if not all(math.isfinite(self._values.item(row, end)) for end in (token, self._least[row])):
             raise ValueError("logits are not finite")
@@ -67,11 +67,11 @@ class LogitRows:
     def sample_and_verify(
         self, row: int, sampling: Sampling, drafted: Sequence[int], adjust: Adjust | None = None
     ) -> tuple[tuple[SampledToken, ...], bool]:
-        """Sample from `row` and verify draft tokens; return the tokens and whether the grammar is exhausted.
+        """Sample from `row` and verify draft tokens; return the sampled tokens, and whether the grammar allows no more.
 
-        Row `row + i` is computed with the first i draft tokens as context, so sampling goes on to the next row only
-        while each sampled token equals its draft token. Raises ValueError as `sample` does, for rows that are sampled.
-        """
+        Row `row + i` was computed with the first i of `drafted` as context, so sampling continues with the next row
+        only while each sampled token equals its draft token. Raises ValueError when a row that is sampled is not
+        finite, and what `adjust` raises except GrammarExhausted."""
         tokens: list[SampledToken] = []
         try:
             for i, draft_token in enumerate((*drafted, None)):
@@ -84,6 +84,6 @@ class LogitRows:
 
 
 def filters_of(params: SamplingParams) -> Filters:
-    """Return the filters for sampling parameters whose `temperature` is not 0."""
+    """Return the sampling filters (temperature, top_k, top_p, min_p) for parameters whose `temperature` is not 0."""
     log_min_p = math.log(params.min_p) if params.min_p > 0 else -math.inf
     return Filters(params.temperature, params.top_k, params.top_p, log_min_p)

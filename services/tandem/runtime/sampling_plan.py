@@ -17,15 +17,14 @@ _GREEDY = Filters(0.0, 0, 1.0, float("-inf"))
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """Assignment of a step's samples to device and host. Row numbers index `Batch.sampled_rows`.
+    """Which samples of a step the device takes and which the host, and the parameters of the device's samples.
 
-    `picks`: row of each device sample. `whole`: integer parameters of the device samples, one list each for top_k,
-    seed, choice and index. `real`: float parameters likewise, temperature, top_p and log_min_p; see
-    `contract.SamplingRows`. `host_rows`: rows that the host samples from. `first`: for each sequence, the index of its
-    first sample in `picks`, or of its first row in `host_rows` if it is in `on_host`. `on_host`: sequences that the
-    host samples. `single`: the index in `picks` of each sequence with exactly one sample, on the device; the next step
-    may be chained to this token.
-    """
+    Row numbers index `Batch.sampled_rows`. `picks`: row of each device sample. `whole`: integer parameters of the
+    device samples, one list each for top_k, seed, choice and index. `real`: their float parameters, one list each for
+    temperature, top_p and log_min_p; see `contract.SamplingRows`. `host_rows`: rows that the host samples from.
+    `on_host`: sequences that the host samples. `first`: for each sequence, the index of its first sample in `picks`, or
+    of its first row in `host_rows` if it is in `on_host`. `single`: for each sequence with exactly one sample, taken on
+    the device, its index in `picks`; the next step may take this token as its input."""
 
     picks: list[int] = field(default_factory=list)
     whole: list[list[int]] = field(default_factory=list)
@@ -37,10 +36,10 @@ class SamplingPlan:
 
 
 def plan_sampling(slices: Iterable[PreparedSlice]) -> SamplingPlan:
-    """Assign the samples of a step's slices to the device or the host.
+    """Assign the samples of a step's slices to the device or the host, and return the assignment.
 
-    The host samples where more than the logits matters (penalties, biases, grammars) or more than the token id is
-    returned (log probabilities)."""
+    The host samples where the result depends on more than the logits (penalties, biases, grammars), or where log
+    probabilities are returned with the token."""
     plan = SamplingPlan()
     samplings: list[Sampling] = []
     indices: list[int] = []

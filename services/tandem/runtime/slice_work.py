@@ -15,11 +15,11 @@ NO_TOKEN = "no token is known to continue from"
 
 @dataclass(frozen=True, slots=True)
 class PreparedSlice:
-    """A checked slice with its token ids.
+    """A checked slice of a step plan with its token ids.
 
-    `tokens`: ids of the slice's positions; a placeholder where `source` is set. `source`: index of the sample in the
-    previous step, among the samples taken on the device, whose token is the input of this chained slice; None if
-    `tokens` are the ids."""
+    `piece`: the slice as planned. `tokens`: ids at the slice's positions, a placeholder where `source` is set.
+    `source`: for a chained slice, whose input is a token that the previous step samples on the device, the index of
+    that sample among the previous step's device samples; None if `tokens` are the ids."""
 
     piece: ScheduledSlice
     tokens: tuple[int, ...]
@@ -28,7 +28,9 @@ class PreparedSlice:
 
 @dataclass(frozen=True, slots=True)
 class SliceLimits:
-    """Bounds that every slice is checked against. `max_model_len` is in tokens."""
+    """Bounds that every slice of a step plan is checked against before it is computed.
+
+    `max_model_len`: longest sequence in tokens. `num_blocks`: blocks of the KV pool. `block_size`: tokens per block."""
 
     vocab_size: int
     max_model_len: int
@@ -36,7 +38,7 @@ class SliceLimits:
     block_size: int
 
     def check(self, piece: ScheduledSlice, tokens: tuple[int, ...]) -> str | None:
-        """Return why the slice with these tokens cannot be computed; None if it can."""
+        """Return why the slice `piece` with these token ids cannot be computed; None if it can."""
         if piece.start < 0 or piece.num_tokens < 1 or len(tokens) != piece.num_tokens:
             return f"{len(tokens)} tokens for positions [{piece.start}, {piece.stop})"
         if piece.num_drafted < 0 or piece.num_certain < 1 or (piece.num_drafted and piece.sampling is None):
@@ -58,7 +60,10 @@ class SliceLimits:
 
 
 class LastTokens:
-    """Last sampled token of each sequence that appeared in one of the last two step results."""
+    """Last sampled token of each sequence, from which a chained slice continues.
+
+    Only sequences in one of the last two step results are kept; `get` returns None for any other, and for a failed one.
+    """
 
     def __init__(self) -> None:
         self._last: dict[SeqId, int] = {}
@@ -70,7 +75,7 @@ class LastTokens:
     def remember(self, results: Sequence[SliceResult]) -> frozenset[SeqId]:
         """Store the last token of each result of a step; a failed slice removes its sequence's token.
 
-        Returns the sequences of this and the previous step: the ones that a later plan may still name."""
+        Returns the sequences of this and the previous step, the only ones that a later plan may continue."""
         named = frozenset(result.seq for result in results)
         recent = self._previous | named
         self._last = {seq: token for seq, token in self._last.items() if seq in recent}
@@ -84,14 +89,16 @@ class LastTokens:
 
 
 def partly_filled(piece: ScheduledSlice, block_size: int) -> tuple[BlockId, ...]:
-    """Return the block that this slice is the first to write to and leaves partly empty; an empty tuple if none."""
+    """Return the block that the slice `piece` is the first to write to and leaves partly empty.
+
+    The result is a tuple of one block, or an empty tuple if there is none."""
     index = piece.stop // block_size
     is_fresh = index * block_size >= piece.start
     return (piece.blocks[index],) if piece.stop % block_size and is_fresh else ()
 
 
 def blocks_to_digest(piece: ScheduledSlice) -> list[tuple[BlockId, int]]:
-    """List the blocks of a slice that need a digest, each with its index in the prompt."""
+    """List the blocks of a slice that are to be digested for a handoff, each with its index in the prompt."""
     if not piece.digest_blocks:
         return []
     index_of = {block: i for i, block in enumerate(piece.blocks)}
@@ -99,5 +106,5 @@ def blocks_to_digest(piece: ScheduledSlice) -> list[tuple[BlockId, int]]:
 
 
 def failed(seq: SeqId, error: BaseException) -> SliceResult:
-    """Return the result of a slice that failed with `error`."""
+    """Build the result of a slice of sequence `seq` that failed with `error`."""
     return SliceResult(seq, error=f"{type(error).__name__}: {error}")

@@ -28,13 +28,13 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Inputs of one step on the device, valid until the next step is staged. Tensors are int64 except in `sampling`.
+    """Inputs of one step on the device, valid until the next step is staged.
 
-    `batch`: forward inputs, None where the step has no slices. `sampling_plan`: the host's copy of the sampling
-    parameters. `sampled_rows`, `picks`, `host_rows`: see `Batch` and `SamplingPlan`. `sampling`: parameters of the
-    device samples. `chained_rows`: rows of the batch whose input token is a sample of the previous step.
-    `chained_samples`: index of that sample in the previous step. `digest_blocks`: blocks to digest. `digest_indices`:
-    their indices in their prompts."""
+    Tensors are int64 except in `sampling`. `batch`: inputs of the forward pass, None where the step has no slices.
+    `sampling_plan`: who samples what, on the host. `sampled_rows`, `picks`, `host_rows`: see `Batch` and
+    `SamplingPlan`. `sampling`: parameters of the device samples. `chained_rows`: rows of the batch whose input token is
+    a sample of the previous step. `chained_samples`: for each of them the index of that sample among the previous
+    step's device samples. `digest_blocks`: blocks to digest. `digest_indices`: their indices in their prompts."""
 
     batch: Batch | None
     sampling_plan: SamplingPlan
@@ -49,9 +49,10 @@ class Staged:
 
 
 class Staging:
-    """Own the host and device buffers for step inputs.
+    """Sends the inputs of each step to the device in one copy, through buffers that it owns on both sides.
 
-    The caller may stage a step once the step that was staged `NUM_BUFFERS` calls ago has finished."""
+    A step may be staged once the step that was staged `NUM_BUFFERS` calls before it has finished. `num_words`: first
+    size of a buffer in 64-bit words; buffers grow as needed."""
 
     def __init__(self, stream: DeviceStream, block_size: int, num_words: int = FIRST_WORDS) -> None:
         self._stream = stream
@@ -60,9 +61,9 @@ class Staging:
         self._make(num_words)
 
     def stage(self, slices: Sequence[PreparedSlice], digests: Sequence[tuple[BlockId, int]]) -> Staged:
-        """Send the inputs of a step to the device; call it inside `DeviceStream.running`.
+        """Start the copy of a step's inputs to the device and return the device tensors; does not wait for the copy.
 
-        `digests` are blocks to digest with their indices in their prompts."""
+        To be called inside `DeviceStream.running`. `digests`: blocks to digest, each with its index in its prompt."""
         pieces = [prepared.piece for prepared in slices]
         arrays = (
             build_batch_arrays(pieces, [prepared.tokens for prepared in slices], self._block_size) if slices else None

@@ -9,13 +9,14 @@ _FIRST_CAPACITY = 64
 
 
 class TokenCounts:
-    """Distinct tokens of a sequence and their counts in its output.
+    """Counts how often each token occurs in a sequence's output, for sampling penalties.
 
-    Arrays have one entry per distinct token: the prompt's in ascending order, then those new in the output, in order of
-    first occurrence. So the cost of a sample does not depend on the length of the sequence."""
+    `ids` and `counts` have one entry per distinct token of prompt and output: first the prompt's in ascending order,
+    then those that are new in the output, in order of first occurrence. So the cost of a sample does not depend on the
+    length of the sequence."""
 
     def __init__(self, prompt: tuple[int, ...]) -> None:
-        """Start with the prompt's tokens, each with a count of 0."""
+        """Start with the tokens of the prompt, each with a count of 0 because counts are those in the output."""
         self.prompt = prompt
         self.output: tuple[int, ...] = ()
         self._ids: npt.NDArray[np.int64] = np.unique(np.array(prompt, np.int64))
@@ -29,16 +30,21 @@ class TokenCounts:
 
     @property
     def counts(self) -> npt.NDArray[np.float64]:
-        """Return the number of occurrences of each of `ids` in the output."""
+        """Return the number of occurrences of each token of `ids` in the output; 0 for tokens of the prompt only."""
         return self._counts[: self._size]
 
     def is_prefix_of(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> bool:
-        """Return whether the counted prompt equals `prompt` and the counted output is a prefix of `output`."""
+        """Return whether these counts can be extended to a sequence with this prompt and output.
+
+        They can if the counted prompt equals `prompt` and the counted output is a prefix of `output`; otherwise the
+        sequence must be counted anew."""
         known = self.output
         return (self.prompt is prompt or self.prompt == prompt) and output[: len(known)] == known
 
     def extend(self, output: tuple[int, ...]) -> None:
-        """Count the tokens of `output` behind the prefix that is counted already."""
+        """Count the tokens of `output` that follow the part counted already.
+
+        `output` is the whole output so far and must begin with that part, see `is_prefix_of`."""
         fresh = output[len(self.output) :]
         self.output = output
         self._reserve(self._size + len(fresh))

@@ -37,7 +37,7 @@ def read_bundle(directory: Path, config: DecoderConfig) -> TokenizerBundle:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file; an absent file reads as {}. Raises TandemError for any other content."""
+    """Return the JSON object in a file; {} if the file does not exist. Raises TandemError for any other content."""
     if not path.is_file():
         return {}
     try:

@@ -20,10 +20,10 @@ from tandem_kernels.native.pack_int8 import pack_linear_int8
 
 
 class Packing(StrEnum):
-    """Storage format of weight matrices.
+    """Storage format of weight matrices for the compiled kernels.
 
     FLOAT: as floats. EXACT: in the fewest bits that represent the values exactly. INT8: in 4 bits where those are
-    exact, else rounded to int8; for products with int8 rows."""
+    exact, else rounded to int8; products then round their input rows to int8 too."""
 
     FLOAT = "float"
     EXACT = "exact"
@@ -31,7 +31,10 @@ class Packing(StrEnum):
 
 
 def pack(config: DecoderConfig, checkpoint: Checkpoint, packing: Packing) -> Named:
-    """Yield all packed tensors of a model by name, taking each from the checkpoint when it is needed."""
+    """Yield all packed tensors of a model as (name, tensor).
+
+    Each is taken from the checkpoint when the iterator reaches it. Raises TandemError when a tensor is missing or of
+    the wrong shape."""
     table = (config.vocab_size, config.hidden_size)
     checkpoint.drop(".rotary_emb.inv_freq")
     for i in range(config.layers):

@@ -12,22 +12,20 @@ from tandem.workload import seeded_random
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One request every 1/rate seconds, the first at 0."""
+    """Arrival process with one request every 1/rate seconds, the first at 0 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Independent arrivals, with exponential times between them."""
+    """Poisson arrival process: the times between requests are independent and exponentially distributed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """A Poisson process that alternates between two rates, for exponential times of `on_s` and `off_s` seconds on
-    average.
+    """Arrival process that alternates between bursts and pauses, with Poisson arrivals in both.
 
-    Outside of bursts the rate is the fraction `outside` of the rate inside, in [0, 1). Raises ValueError for other
-    values.
-    """
+    `on_s`, `off_s`: mean duration of a burst and of a pause in seconds, exponentially distributed. `outside`: rate in a
+    pause as a fraction of the rate in a burst, in [0, 1). Raises ValueError for other values."""
 
     on_s: float
     off_s: float
@@ -42,7 +40,9 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """`size` requests at once, exponential times between batches. Raises ValueError unless `size` is at least 1."""
+    """Arrival process with `size` requests at the same time, and exponentially distributed times between these batches.
+
+    Raises ValueError unless `size` is at least 1."""
 
     size: int
 
@@ -55,11 +55,10 @@ Arrivals = Constant | Poisson | Bursts | Batches
 
 
 def due_times(arrivals: Arrivals, rate: float, *names: seeded_random.Name) -> Iterator[float]:
-    """Return the arrival times in seconds, in ascending order, without end.
+    """Return an endless iterator over the arrival times in seconds from the start, in ascending order.
 
-    `rate` per second is the long-run mean, over bursts and pauses alike; 0 puts all arrivals at 0. `names` seed the
-    random numbers.
-    """
+    `rate`: requests per second in the long run, over bursts and pauses alike; 0 puts all arrivals at 0 s. `names`: seed
+    of the random numbers and what distinguishes this process from others of the same seed."""
     if rate == 0:
         return (0.0 for _ in count())
     match arrivals:

@@ -16,11 +16,12 @@ from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One client's requests.
+    """Generates the requests of one client: a single one, or a conversation in which each builds on the one before.
 
-    `names` seed its random numbers; `salt` additionally seeds its token ids: another salt gives other texts of the same
-    lengths. The request id is `id`; in conversations of several turns the number of the turn, from 1, is appended.
-    """
+    `opening` returns the first request; its `follow` builds the next. `id`: request id; in a conversation of several
+    requests the number of the request, from 1, is appended. `group`: class of the requests. `names`: seed of the random
+    numbers, and what distinguishes the client. `salt`: additionally seeds the token ids, so another salt gives other
+    texts of the same lengths."""
 
     id: str
     group: RequestClass

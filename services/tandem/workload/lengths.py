@@ -15,10 +15,10 @@ MAX_TOKENS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """A log-normal distribution: half of the lengths are below `median`, two thirds within a factor of e^`sigma` of it.
+    """Log-normal distribution of token counts.
 
-    Lengths outside of [low, high] are clamped. Raises ValueError where the values are not in order.
-    """
+    Half of the lengths are below `median`, two thirds within a factor of e^`sigma` of it. Lengths outside of [low,
+    high] become `low` or `high`. Raises ValueError where `median` is outside of [low, high] or `sigma` is negative."""
 
     median: float
     sigma: float
@@ -35,11 +35,10 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """A distribution by (share, length) points: the fraction `share` of all lengths is at most `length`, linear in
-    between.
+    """Distribution of token counts by points (share, length): the fraction `share` of lengths is at most `length`.
 
-    From share 0, the minimum, to share 1, the maximum. Raises ValueError where the points are not in order.
-    """
+    Between two points it is linear. The first share is 0, at the minimum, and the last is 1, at the maximum. Raises
+    ValueError where the points are not in ascending order."""
 
     points: tuple[tuple[float, int], ...]
 
@@ -59,13 +58,17 @@ Lengths = tuple[int, int] | LogNormal | Quantiles
 
 
 def require(lengths: Lengths) -> None:
-    """Raise ValueError where a pair is no valid range; the other kinds check themselves at construction."""
+    """Check that a distribution given as a pair is a valid range; raises ValueError if not.
+
+    The other kinds of distributions check themselves at construction."""
     if isinstance(lengths, tuple):
         _require_range(*lengths)
 
 
 def length_at(lengths: Lengths, at: float) -> int:
-    """Return the length below which the fraction `at` of all lengths is, with `at` in [0, 1). At least 1."""
+    """Return the length, at least 1, below which the fraction `at` of all lengths is.
+
+    `at` is in [0, 1); a uniformly random `at` gives a random length of the distribution."""
     match lengths:
         case LogNormal(median, sigma, low, high):
             normal = NormalDist().inv_cdf(max(at, 2.0**-54))

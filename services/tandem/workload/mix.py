@@ -23,11 +23,11 @@ together, as they are by chance."""
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Request classes and how they arrive. `rate`: requests per second, not counting later turns, unless the caller
-    gives another.
+    """Description of mixed traffic: classes of requests and how they arrive.
 
-    Raises ValueError unless the groups have different names and their shares add up to 1.
-    """
+    `groups`: the classes. `arrivals`: arrival process of all classes that have none of their own. `rate`: requests per
+    second, not counting later requests of conversations; None: the caller must give it. Raises ValueError unless the
+    groups have different names and their shares add up to 1."""
 
     groups: tuple[RequestClass, ...]
     arrivals: Arrivals = field(default_factory=Poisson)
@@ -45,12 +45,13 @@ class Mix:
 def scheduled_requests(
     mix: Mix, seed: int, count: int | None = None, rate: float | None = None, salt: str = ""
 ) -> Iterator[ScheduledRequest]:
-    """Return the first `count` requests that arrive by themselves, or all, without end; later turns of conversations
-    are not counted.
+    """Return an iterator over the requests of a mix, in order of due time.
 
-    `rate` per second, else the mix's; 0 puts all at 0 s. The requests of a group depend on the seed alone, the times
-    also on the rate. No two prompts share a block except for their prefixes. Raises ValueError where there is no rate.
-    """
+    Later turns of conversations are not among them: each follows from the request before it. `count`: how many, None
+    for an endless iterator. `rate`: requests per second, None for the mix's own; 0 puts all at 0 s. `salt`: another one
+    gives prompts with other tokens of the same lengths. What a group's requests contain depends on the seed alone,
+    their times also on the rate. No two prompts share a block except for their prefixes. Raises ValueError where
+    neither gives a rate."""
     rate = mix.rate if rate is None else rate
     if rate is None or not 0 <= rate < float("inf"):
         raise ValueError(f"a rate of requests per second is needed, got {rate}")
@@ -58,7 +59,9 @@ def scheduled_requests(
 
 
 def poisson(groups: Sequence[RequestClass], seed: int, count: int, rate: float) -> Iterator[ScheduledRequest]:
-    """Return the requests of a mix of `groups` with Poisson arrivals."""
+    """Return the first `count` requests of a mix of `groups` with Poisson arrivals of `rate` requests per second.
+
+    See `scheduled_requests`, of which this is a shorthand."""
     return scheduled_requests(Mix(tuple(groups), Poisson()), seed, count, rate)
 
 

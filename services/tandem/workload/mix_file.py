@@ -1,6 +1,6 @@
 """Parse a mix from YAML strictly: unknown, missing or impossible values are refused with file and key.
 
-The section "Workloads" of loadtest/README.md says what each key means.
+The section "Workloads" of loadtest/README.md describes each key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from tandem.workload.yaml_field import Field, StrictLoader, refused
 
 
 def read_mix(path: Path) -> Mix:
-    """Return the mix in a file. Raises TandemError(INVALID_REQUEST)."""
+    """Read a mix from a YAML file.
+
+    Raises TandemError(INVALID_REQUEST) that names file and key if the file cannot be read or a value is unknown,
+    missing or invalid."""
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

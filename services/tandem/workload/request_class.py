@@ -15,11 +15,11 @@ from tandem.workload.lengths import Lengths
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Shared beginning of prompts: one of `num_documents` documents, each of `num_tokens`.
+    """Documents with which the prompts of a class begin: each client's prompts begin with one of them.
 
-    The k-th most popular document is chosen with probability proportional to k^-`zipf`; 0: all equally. One document is
-    a system prompt. Raises ValueError for other values.
-    """
+    `num_tokens`: length of each document. `num_documents`: how many there are; a single one acts as a system prompt.
+    `zipf`: the k-th most popular document is chosen with probability proportional to k^-`zipf`; 0: all equally. Raises
+    ValueError for other values."""
 
     num_tokens: Lengths
     num_documents: int = 1
@@ -33,7 +33,9 @@ class Prefix:
             raise ValueError(f"zipf must be in [0, 10], got {self.zipf}")
 
     def document_at(self, at: float) -> int:
-        """Return the popularity rank, from 0, of the document at the position `at` in [0, 1)."""
+        """Return the number of a document: its rank by popularity, from 0.
+
+        `at` is in [0, 1); a uniformly random `at` chooses documents with their probabilities."""
         weights = _cumulative_weights(self.num_documents, self.zipf)
         return min(bisect_right(weights, at * weights[-1]), self.num_documents - 1)
 
@@ -45,14 +47,14 @@ def _cumulative_weights(num_documents: int, zipf: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """A class of requests. `share`: fraction of all requests that arrive by themselves. `prompt` counts a request's own
-    tokens, after `prefix`. `priority`: lower runs first in its `lane`.
+    """Class of requests with equal distributions of lengths, tenant and lane.
 
-    With `turns` above 1 each request begins a conversation: each further turn is due an exponential time of mean
-    `think_s` seconds after the end of the one before it, repeats its prompt and output and adds `prompt` tokens.
-    `arrivals`: the class's own arrival process, independent of the other classes. Raises ValueError for impossible
-    values.
-    """
+    `name`: the class in reports. `share`: fraction of all requests, not counting later turns. `prompt`: a request's own
+    tokens, after `prefix`. `output`: tokens to generate. `priority`: lower runs first in its `lane`. `turns`: requests
+    of a conversation; each later one is due an exponentially distributed time of mean `think_s` seconds after the end
+    of the one before it, and repeats that one's prompt and output before its own tokens. `arrivals`: the class's own
+    arrival process, independent of the other classes; None: it shares the mix's. Raises ValueError for impossible
+    values."""
 
     name: str
     share: float

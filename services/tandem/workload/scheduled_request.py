@@ -16,12 +16,11 @@ Follow = Callable[[Sequence[int], float], "ScheduledRequest"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """A request to be sent `due_s` seconds after the start, regardless of other requests.
+    """A request to be sent `due_s` seconds after the start of the run, whether or not earlier requests have ended.
 
-    `group` is its class in reports. `follow` makes the next turn of its conversation, due after this one's end; None:
-    it is the last. `session`: requests of one session prefer one worker. `timeout_s`: the client's deadline, counted
-    from the arrival; None without one.
-    """
+    `group`: its class in reports. `tenant`: empty for the open tenant. `follow`: builds the client's next request in
+    the same conversation, due after the end of this one; None if this is the last. `session`: requests of one session
+    prefer one worker. `timeout_s`: seconds from its arrival after which the client gives up; None if it does not."""
 
     request: Request
     group: str

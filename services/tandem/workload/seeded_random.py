@@ -21,12 +21,12 @@ _TOKEN_OF_WORD = tuple(_TOKENS[word * len(_TOKENS) >> 16] for word in range(1 <<
 
 
 def uniform(*names: Name) -> float:
-    """Return a number in [0, 1)."""
+    """Return a number in [0, 1) that is a function of `names`."""
     return (int.from_bytes(hashlib.blake2b(_joined(names), digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
 
 def integer(low: int, high: int, *names: Name) -> int:
-    """Return an integer in [low, high]."""
+    """Return an integer in [low, high] that is a function of `names`."""
     return low + int(uniform(*names) * (high - low + 1))
 
 
@@ -35,8 +35,9 @@ def exponential(mean: float, *names: Name) -> float:
 
 
 def tokens(count: int, *names: Name) -> tuple[int, ...]:
-    """Return ids in [LOWEST_TOKEN, HIGHEST_TOKEN), nearly uniform. For the same names, a shorter result is a prefix of
-    a longer one."""
+    """Return `count` token ids in [LOWEST_TOKEN, HIGHEST_TOKEN), nearly uniform, as a function of `names`.
+
+    For the same names, a shorter result is a prefix of a longer one."""
     words = array("H", hashlib.shake_128(_joined(names)).digest(2 * count))
     return tuple([_TOKEN_OF_WORD[word] for word in words])
 

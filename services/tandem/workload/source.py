@@ -17,13 +17,13 @@ from tandem.workload.yaml_field import refused
 def open_workload(
     name: str, *, seed: int, count: int | None, rate: float | None, speedup: float = 1.0, salt: str = ""
 ) -> Iterator[ScheduledRequest]:
-    """Return the requests in order of due time, generated one at a time.
+    """Open a mix or a trace and return an iterator over its requests, in order of due time.
 
-    `name` is a built-in mix, a path to a mix (*.yaml) or to a trace. `count`: the first requests that arrive by
-    themselves; None: all, which is without end for a mix. `rate` in requests per second replaces a mix's own; `speedup`
-    divides the times of a trace. Another `salt` changes only the tokens of prompts, so that a prefix cache does not
-    know them. Raises TandemError(INVALID_REQUEST), for a bad line of a trace when it is reached.
-    """
+    Requests are generated one at a time, from `seed`. `name`: a built-in mix, a path to a mix (*.yaml) or to a trace.
+    `count`: how many requests, not counting later turns of conversations; None: all, which is without end for a mix.
+    `rate`: requests per second, in place of a mix's own. `speedup`: divides the times of a trace. `salt`: another one
+    changes only the tokens of prompts, so that a prefix cache does not hold them. Raises TandemError(INVALID_REQUEST);
+    for a bad line of a trace when the iterator reaches it."""
     if count is not None and count < 1:
         raise refused(name, f"count must be at least 1, got {count}")
     named_mix = _mix(name)
@@ -46,7 +46,7 @@ def built_in_names() -> tuple[str, ...]:
 
 
 def built_in(name: str) -> Mix:
-    """Return the built-in mix of this name, one of `built_in_names`."""
+    """Return the built-in mix `name`, which must be one of `built_in_names`."""
     with as_file(_MIXES / f"{name}.yaml") as path:
         return read_mix(path)
 

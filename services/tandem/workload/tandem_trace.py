@@ -23,9 +23,9 @@ _OPTIONAL = ("group", "tenant", "lane", "priority", *_PROMPT)
 
 
 def reader(header: Field) -> Callable[[Field], TraceEntry]:
-    """Return the function that parses the lines after this header.
+    """Check the header of a trace in Tandem's format and return the function that parses a later line into an entry.
 
-    Both raise TandemError(INVALID_REQUEST). An output of 0 tokens becomes one of 1.
+    Both raise TandemError(INVALID_REQUEST) for a line that they cannot parse. An output of 0 tokens becomes one of 1.
     """
     found = header.record(("format", "version", "block_size"))
     if found["version"].value != VERSION:

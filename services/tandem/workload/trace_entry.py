@@ -10,10 +10,10 @@ from tandem.workload import seeded_random
 
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
-    """A prompt of which only block ids are known, of `size` tokens each; the last block has the remaining tokens.
+    """A recorded prompt of which not the tokens are known, but an id for each block; equal ids stand for equal tokens.
 
-    Equal ids stand for equal tokens. Raises ValueError unless there is one id for each block.
-    """
+    `num_tokens`: length of the prompt. `ids`: one for each block. `size`: tokens of a block; the last one may be
+    shorter. Raises ValueError unless there is one id for each block."""
 
     num_tokens: int
     ids: tuple[int, ...]
@@ -33,8 +33,11 @@ Prompt = int | PromptBlocks | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """One recorded request. `due_us`: microseconds since any origin that is common to the trace. `group` is empty where
-    the trace has none."""
+    """One recorded request, independent of the trace's format.
+
+    `due_us`: its time in microseconds, since any origin that is common to the trace. `prompt`: what is known of its
+    prompt. `num_output_tokens`: tokens to generate. `group`: its class in reports, and `tenant`; both empty where the
+    trace has none. `priority`: lower runs first in its `lane`."""
 
     due_us: int
     prompt: Prompt
@@ -45,8 +48,10 @@ class TraceEntry:
     lane: Lane = Lane.INTERACTIVE
 
     def tokens(self, seed: int, number: int, salt: str) -> tuple[int, ...]:
-        """Return the prompt's tokens. Unknown tokens are generated; unless `ids` names their block, no other `number`
-        of the trace shares them."""
+        """Return the tokens of the prompt, generating those that the trace does not contain.
+
+        `number`: number of the entry in the trace. Generated tokens are a function of `seed`, `salt` and the id of
+        their block or, without block ids, of `number`, so only blocks of equal id are equal."""
         match self.prompt:
             case int():
                 return seeded_random.tokens(self.prompt, seed, "request", number, salt)

@@ -36,17 +36,19 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 def replay(
     path: Path, seed: int, count: int | None = None, speedup: float = 1.0, salt: str = ""
 ) -> Iterator[ScheduledRequest]:
-    """Return the first `count` requests, or all, at their times divided by `speedup`; the first is due at 0 s.
+    """Return an iterator over the requests of a trace file, due at their recorded times divided by `speedup`.
 
-    `seed` generates what a trace does not contain. Raises TandemError(INVALID_REQUEST), naming the line: at once where
-    the file cannot be read, its format is unknown or it holds fewer than `count`, and later for a bad line when it is
-    reached, or a line that is due before the line above it.
-    """
+    The first is due at 0 s. `count`: how many requests, None for all. `seed`, `salt`: from which tokens that the trace
+    does not contain are generated. Raises TandemError(INVALID_REQUEST) that names the line. The call raises it if the
+    file cannot be read, its format is unknown or it holds fewer than `count` requests; the iterator raises it at a bad
+    line, or one that is due before the line above it."""
     return _scheduled(entries(path, count), seed, speedup, salt)
 
 
 def entries(path: Path, count: int | None = None) -> Iterator[TraceEntry]:
-    """Return the first `count` entries of a trace, or all; raises as `replay` does."""
+    """Return an iterator over the first `count` entries of a trace file, or all if that is None.
+
+    Raises TandemError(INVALID_REQUEST) as `replay` does."""
     trace_format = _detect_format(path)
     needed = 1 if count is None else count
     num_held = sum(1 for _ in islice(_lines(path), trace_format.has_header, trace_format.has_header + needed))
@@ -127,8 +129,10 @@ def _in_order(
 
 
 def scheduled_request_of(entry: TraceEntry, number: int, due_s: float, seed: int, salt: str = "") -> ScheduledRequest:
-    """Return an entry as the request of this number. What the entry does not contain is generated from `seed` and
-    `number`."""
+    """Build the request of a trace entry, due `due_s` seconds after the start.
+
+    `number`: number of the entry in the trace, from which its request id follows. What the entry does not contain is
+    generated from `seed`, `number` and `salt`."""
     request = Request(
         id=RequestId(f"r{number}"),
         model=MODEL,

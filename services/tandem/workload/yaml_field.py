@@ -20,7 +20,9 @@ def refused(place: str, what: str) -> TandemError:
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Load plain YAML values and refuse duplicate keys, of which YAML would silently take the second."""
+    """YAML loader for plain values that refuses a duplicate key, where YAML would silently take the second.
+
+    It raises yaml.YAMLError for one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [str(key.value) for key, _ in node.value]
@@ -31,8 +33,10 @@ class StrictLoader(yaml.SafeLoader):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value in `file` (or file:line) under `key`. Every method raises TandemError(INVALID_REQUEST) that names both
-    where the value is not of the requested kind."""
+    """A value of a parsed file, with its place for error messages; its methods check its kind and return it.
+
+    `file`: file, or file:line. `key`: keys that lead to the value, joined by dots. Methods raise
+    TandemError(INVALID_REQUEST) that names both where the value is not of the requested kind."""
 
     file: str
     key: str
@@ -46,17 +50,19 @@ class Field:
         return refused(self.place, f"{rule}, got {self.value!r:.80}")
 
     def at(self, key: object) -> Field:
-        """Return the value under `key` of a mapping that has it."""
+        """Return the field under `key` of a mapping; the value must be a mapping that has it."""
         return Field(self.file, f"{self.key}.{key}" if self.key else str(key), self.value[key])
 
     def fields(self) -> dict[str, Field]:
-        """Return the fields of a mapping that is not empty, in its order."""
+        """Return the fields of a mapping by key, in its order; the mapping must not be empty."""
         if not isinstance(self.value, Mapping) or not self.value:
             raise self.refused("must be a mapping")
         return {str(key): self.at(key) for key in self.value}
 
     def record(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Field]:
-        """Return the fields of a mapping that has all of `required` and nothing else except `optional`."""
+        """Return the fields of a mapping by key.
+
+        The mapping must have all keys in `required`, and no other keys except those in `optional`."""
         found = self.fields()
         unknown = [key for key in found if key not in required + optional]
         if unknown:
@@ -67,19 +73,19 @@ class Field:
         return found
 
     def number(self) -> float:
-        """Return a finite number, small enough to be exact in microseconds."""
+        """Return the value as a float; it must be a number of at most 1e15 in size, which is exact in microseconds."""
         if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not abs(self.value) <= 1e15:
             raise self.refused("must be a number")
         return float(self.value)
 
     def whole(self, low: int, high: int) -> int:
-        """Return an integer in [low, high]."""
+        """Return the value, which must be an integer in [low, high]."""
         if isinstance(self.value, bool) or not isinstance(self.value, int) or not low <= self.value <= high:
             raise self.refused(_WHOLE.format(low, high))
         return self.value
 
     def wholes(self, low: int, high: int) -> tuple[int, ...]:
-        """Return a list of integers, each in [low, high]."""
+        """Return the value as a tuple; it must be a list of integers, each in [low, high]."""
         if not isinstance(self.value, list):
             raise self.refused("must be a list")
         for index, value in enumerate(self.value):
@@ -88,7 +94,7 @@ class Field:
         return tuple(self.value)
 
     def lane(self) -> Lane:
-        """Return the lane with this label."""
+        """Return the lane whose label the value is."""
         for lane in Lane:
             if self.value == lane.label:
                 return lane
@@ -100,7 +106,7 @@ class Field:
         return self.value
 
     def made(self, make: Callable[[], Value]) -> Value:
-        """Return `make()`; turns a ValueError into an error that names the place."""
+        """Return `make()`, converting a ValueError that it raises into a TandemError that names this field's place."""
         try:
             return make()
         except ValueError as error:

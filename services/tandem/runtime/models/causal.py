@@ -12,7 +12,7 @@ from tandem.runtime.model_config import DecoderConfig
 
 
 class CausalModel(Protocol):
-    """Causal language model over paged KV; it holds weights, and the caller passes the KV cache."""
+    """Causal language model over paged KV: it holds the weights, and the caller passes the KV cache to each call."""
 
     @property
     def config(self) -> DecoderConfig: ...
@@ -21,11 +21,13 @@ class CausalModel(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """Compute a batch whose earlier context is in `cache`, and store its KV there.
+        """Run the layers over a batch and return the hidden rows before the final norm, `[T, hidden]`.
 
-        Returns the hidden rows before the final norm, `[T, hidden]`."""
+        Attention reads the sequences' earlier KV from `cache`; the KV of the batch's T rows is written there."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return next-token logits `[rows, vocab]` of rows from `forward`; the next call may overwrite them."""
+        """Return next-token logits `[rows, vocab]` of hidden rows that `forward` returned.
+
+        The next call may overwrite the result."""
         ...

@@ -29,7 +29,9 @@ _FORMAT = 4
 
 
 class CompiledModel:
-    """`runtime.models.causal.CausalModel` in float32 on the compiled CPU kernels."""
+    """Llama-family model in float32 on the compiled CPU kernels; implements `runtime.models.causal.CausalModel`.
+
+    `packing`: storage format of the weights. `team`: the kernels' threads."""
 
     def __init__(
         self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], packing: Packing, team: Team
@@ -50,7 +52,7 @@ class CompiledModel:
         self._rope = self._tables(0)
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """Compute hidden rows as `CausalModel.forward` does."""
+        """Return the hidden rows of a batch before the final norm, as `CausalModel.forward` does."""
         end = max(batch.attention.context_lens.tolist(), default=0)
         if end > len(self._rope[0]):
             self._rope = self._tables(end)
@@ -59,7 +61,7 @@ class CompiledModel:
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits as `CausalModel.logits` does."""
+        """Return next-token logits `[rows, vocab]` of hidden rows, as `CausalModel.logits` does."""
         return self._decoder.logits(hidden.contiguous())
 
     def _tables(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,7 +76,7 @@ class CompiledModel:
 
 
 def shape_of(config: DecoderConfig) -> DecoderShape:
-    """Return the sizes that the compiled kernels need of a model."""
+    """Return the sizes of a model in the form that the compiled kernels take."""
     return DecoderShape(
         hidden=config.hidden_size,
         inner=config.intermediate_size,
@@ -91,11 +93,11 @@ def shape_of(config: DecoderConfig) -> DecoderShape:
 def packed_weights(
     open_checkpoint: Callable[[], Checkpoint], config: DecoderConfig, packing: Packing, digest: str, cache_dir: Path
 ) -> Mapping[str, torch.Tensor]:
-    """Return the memory-mapped packed weights of a model, packing the checkpoint on first use.
+    """Return the memory-mapped tensors of a model in the format of the compiled kernels.
 
-    `digest`: the checkpoint's weights digest, part of the cache key. Raises TandemError when a tensor is missing, left
-    over or of the wrong shape.
-    """
+    On first use they are packed from the checkpoint that `open_checkpoint` opens, and stored below `cache_dir`.
+    `packing`: storage format of the matrices. `digest`: the checkpoint's weights digest, part of the name in the cache.
+    Raises TandemError when a tensor is missing, left over or of the wrong shape."""
 
     def build(folder: Path) -> None:
         with open_checkpoint() as checkpoint:

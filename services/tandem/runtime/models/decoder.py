@@ -34,7 +34,9 @@ from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quanti
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Linear layer in floating point. `weight` is `[out, in]`, `bias` `[out]` or None."""
+    """Linear layer in floating point: call it with rows `[T, in]` for rows `[T, out]`.
+
+    `product` computes it. `weight` is `[out, in]`, `bias` `[out]` or None."""
 
     product: Product
     weight: torch.Tensor
@@ -46,9 +48,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Int8Linear:
-    """Linear layer with int8 weights and int8 input rows.
+    """Linear layer with int8 weights: call it with rows `[T, in]`, which it rounds to int8, for rows `[T, out]`.
 
-    `weight` is int8 `[out, in]`, `scales` `[out, groups]`, `bias` `[out]` or None."""
+    `weight` is int8 `[out, in]`. `scales` `[out, groups]`: factor of each group of adjacent components of a weight row.
+    `bias` is `[out]` or None."""
 
     weight: torch.Tensor
     scales: torch.Tensor
@@ -60,7 +63,10 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class Int4Linear:
-    """Linear layer with 4-bit weights and int8 input rows. `weight` is `[out, in]`, `bias` `[out]` or None."""
+    """Linear layer with 4-bit weights: call it with rows `[T, in]`, which it rounds to int8, for rows `[T, out]`.
+
+    `weight`: 4-bit codes of a matrix `[out, in]` with the scales and offsets that restore its values. `bias` is `[out]`
+    or None."""
 
     weight: Codes
     bias: torch.Tensor | None = None
@@ -76,7 +82,9 @@ AnyLinear = Linear | Int8Linear | Int4Linear
 class Layer:
     """Weights of one decoder layer.
 
-    `qkv` computes query, key and value heads side by side, `gate_up` the MLP's two branches side by side."""
+    `attention_norm`, `mlp_norm`: norms before attention and MLP. `qkv` computes query, key and value heads side by
+    side, `gate_up` the MLP's gate and up projections side by side. `output` and `down` project attention and MLP back
+    to hidden rows. `head_norms`: norms of query and key heads; None if the model has none."""
 
     attention_norm: torch.Tensor
     qkv: AnyLinear
@@ -88,11 +96,11 @@ class Layer:
 
 
 class Decoder:
-    """`runtime.models.causal.CausalModel` in any floating-point type, on the device of its kernels.
+    """Llama-family model in any floating-point type on any set of kernels.
 
-    `config` is the whole model's. With tensor parallelism the decoder holds the weights of its `shard`, its caches hold
-    the shard's KV heads, and all ranks must call `forward` and `logits` together.
-    """
+    Implements `runtime.models.causal.CausalModel`. `config` is the whole model's. With tensor parallelism the decoder
+    holds the weights of its `shard`, the caches passed to it hold the shard's KV heads, and all ranks must call
+    `forward` and `logits` together, because each waits for the others."""
 
     def __init__(
         self,
@@ -136,9 +144,10 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """Compute a batch whose earlier context is in `cache`, and store its KV there.
+        """Run the layers over a batch and return the hidden rows before the final norm, `[T, hidden]`, on every rank.
 
-        Returns the hidden rows before the final norm, `[T, hidden]`, on every rank."""
+        Attention reads the sequences' earlier KV from `cache`; the KV of the batch's T rows is written there. With
+        tensor parallelism it raises CollectiveFailed when another rank fails."""
         kernels, eps, all_reduce = self._kernels, self.config.rms_norm_eps, self._communicator.all_reduce
         x = self._embed(batch.tokens)
         cos, sin = kernels.rope_tables(batch.positions, self._inv_freq, self._rope_scale, x.dtype)
@@ -155,10 +164,10 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return next-token logits `[rows, vocab]` of rows from `forward`.
+        """Return next-token logits `[rows, vocab]` of hidden rows that `forward` returned.
 
-        With tensor parallelism the first rank's `hidden` is broadcast to the others; the first rank returns the whole
-        vocabulary, the others their own part of it."""
+        With tensor parallelism the first rank's `hidden` is broadcast to the others, whose own is overwritten; the
+        first rank returns the logits of the whole vocabulary, each other rank only those of its part."""
         hidden = self._communicator.broadcast(hidden)
         logits = self._head(self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps))
         if self._shard.is_whole:

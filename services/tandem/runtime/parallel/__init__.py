@@ -1,1 +1,4 @@
-"""Tensor parallelism: how a model is split over ranks, and the collectives between them."""
+"""Tensor parallelism: which part of a model each rank holds, and the collectives between ranks.
+
+Read `shard` first: it computes a rank's part of matrices, heads and vocabulary. `communicator` defines the collectives
+of a step, and `torch_group` implements them with torch.distributed."""

@@ -6,36 +6,38 @@ import torch
 
 
 class CollectiveFailed(Exception):
-    """A collective failed because a rank is gone or timed out; results of later collectives cannot be trusted."""
+    """Raised when a collective failed because a rank is gone or timed out; later collectives must not be used."""
 
 
 class Communicator:
-    """Collectives between the ranks of one model. This class is that of a single rank, where all are trivial.
+    """Collectives between the ranks of one model; this class is for a single rank, where all are trivial.
 
-    All ranks must call the same methods in the same order, with tensors of the same shapes and dtypes. Each method may
-    raise CollectiveFailed."""
+    All ranks must call the same methods in the same order, with tensors of the same shapes and dtypes. A method waits
+    for the other ranks, at most for the group's timeout, and may raise CollectiveFailed."""
 
     rank = 0
     size = 1
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' `x`, with the same bits on each; `x` may be overwritten."""
+        """Return the sum of all ranks' `x`, with the same bits on each rank; `x` may be overwritten."""
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the first rank's `x` on all ranks; the other ranks' `x` is overwritten."""
+        """Return the first rank's `x` on all ranks.
+
+        On the other ranks `x` gives only shape and dtype, and is overwritten."""
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor] | None:
-        """Return all ranks' `x` in rank order on the first rank, and None on the others."""
+        """Return the list of all ranks' `x`, in rank order, on the first rank; return None on the others."""
         return [x]
 
     def least(self, number: int) -> int:
-        """Return the smallest of all ranks' numbers; waits for the device."""
+        """Return the smallest `number` of all ranks, on each rank; blocks until it is known."""
         return number
 
     def abort(self) -> None:
-        """End a collective that another thread waits in; no collective is possible afterwards. Never raises."""
+        """Make a collective that another thread waits in raise; no collective is possible afterwards. Never raises."""
 
 
 ALONE = Communicator()

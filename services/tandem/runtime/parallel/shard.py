@@ -16,7 +16,9 @@ from tandem.runtime.model_config import DecoderConfig
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Position of one rank: `rank` in [0, `size`) of `size` ranks."""
+    """Number of one tensor-parallel rank, from which its part of a model follows.
+
+    `rank` is in [0, `size`), where `size` is the number of ranks. Raises ValueError for another rank."""
 
     rank: int = 0
     size: int = 1
@@ -31,18 +33,24 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Return whether this rank is rank 0, which adds the output biases and gathers the logits."""
+        """Return whether this is rank 0.
+
+        Only rank 0 adds the biases after attention and MLP, and receives the logits of the whole vocabulary."""
         return self.rank == 0
 
     def part(self, total: int) -> range:
-        """Return this rank's indices of `total` items. Raises ValueError unless `total` is a multiple of `size`."""
+        """Return the indices, of `total` items such as heads or rows, that this rank holds.
+
+        Raises ValueError unless `total` is a multiple of `size`."""
         each, rest = divmod(total, self.size)
         if rest:
             raise ValueError(f"{total} items do not divide by {self.size}")
         return range(self.rank * each, (self.rank + 1) * each)
 
     def vocab(self, vocab_size: int) -> range:
-        """Return this rank's token ids; the last ranks may have fewer than the others, or none."""
+        """Return the token ids whose rows of the embedding table and of the output head this rank holds.
+
+        The last ranks may have fewer ids than the others, or none."""
         each = -(-vocab_size // self.size)
         return range(min(self.rank * each, vocab_size), min((self.rank + 1) * each, vocab_size))
 
@@ -51,7 +59,9 @@ WHOLE = Shard()
 
 
 def require_divisible(config: DecoderConfig, size: int) -> None:
-    """Raise TandemError, naming the field that does not divide, unless the model can be split over `size` ranks."""
+    """Check that a model can be split over `size` ranks.
+
+    Raises TandemError that names the size in `config` that is no multiple of it."""
     parts = {
         "num_key_value_heads": config.kv_heads,
         "num_attention_heads": config.heads,

@@ -29,10 +29,10 @@ _LOOPBACK = "lo"
 
 
 class TorchGroup(Communicator):
-    """`Communicator` over a torch.distributed process group.
+    """`Communicator` over a torch.distributed process group: gloo on a CPU, NCCL on GPUs.
 
-    On CUDA only `least` waits for the device; a collective is ordered behind the current stream's earlier work and
-    before its later work."""
+    On a CPU each collective blocks until it is done. On a GPU only `least` blocks: the other collectives run behind the
+    current stream's earlier work and before its later work."""
 
     def __init__(self, store: Store, shard: Shard, device: torch.device, timeout_s: float) -> None:
         """Join the group and wait for the other ranks. Raises CollectiveFailed when they do not join in time.
@@ -72,7 +72,7 @@ class TorchGroup(Communicator):
         return int(x)
 
     def bound(self, timeout_s: float) -> None:
-        """Set the longest that later collectives wait for a rank."""
+        """Set how many seconds a later collective waits at most for a rank before it fails."""
         self._group.set_timeout(timedelta(seconds=timeout_s))
 
     def abort(self) -> None:
@@ -88,7 +88,10 @@ class TorchGroup(Communicator):
 
 
 def join_group(directory: Path, shard: Shard, device: torch.device, timeout_s: float) -> TorchGroup:
-    """Join the group whose ranks rendezvous in `directory`; a directory serves one group. Raises CollectiveFailed."""
+    """Join the process group whose ranks find each other through a file in `directory`, and wait for all of them.
+
+    `directory` must be used for one group only. `timeout_s`: longest wait for a rank, here and in each later
+    collective. Raises CollectiveFailed when a rank does not join in time."""
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", _LOOPBACK)
     store = dist.FileStore(str(directory / RENDEZVOUS), shard.size)  # type: ignore[attr-defined]

@@ -22,7 +22,9 @@ from tandem.runtime.ranks.packed_batch import num_packed, unpack
 
 
 class Follower:
-    """Own a follower rank's part of the model and of the KV pool, and execute commands on `stream`. One thread."""
+    """Executes the first rank's commands on another rank, with that rank's part of the model and of the KV pool.
+
+    `stream`: the device stream that commands run on, by default the CPU's. To be used from one thread."""
 
     def __init__(
         self, model: CausalModel, cache: KVCache, communicator: Communicator, stream: DeviceStream | None = None
@@ -33,7 +35,9 @@ class Follower:
         self._stream = stream or DeviceStream()
 
     def carry_out(self, command: RankCommand) -> None:
-        """Execute one command. After any exception the leader must stop, because the command may be half done."""
+        """Execute one command of the first rank, taking part in its collectives.
+
+        If it raises, the first rank must stop too, because the command may be half done."""
         with self._stream.running():
             self._carry_out(command)
 

@@ -36,7 +36,9 @@ the execution, and raises when a rank is gone."""
 
 
 class FollowerCommands:
-    """Channel from the first rank to the others: it sends commands and shares a communicator. One thread."""
+    """The first rank's channel to the other ranks: it sends them commands and holds the communicator they share.
+
+    To be used from one thread."""
 
     def __init__(self, send_command: SendCommand, communicator: Communicator) -> None:
         self._send_command = send_command
@@ -44,9 +46,10 @@ class FollowerCommands:
 
     @contextmanager
     def run_on_all(self, command: RankCommand) -> Iterator[None]:
-        """Send a command to the other ranks; the body of the context executes this rank's part of it.
+        """Send a command to the other ranks; the body of the `with` statement executes this rank's part of it.
 
-        Raises RanksLost for any failure, of sending or in the body."""
+        Does not wait for the other ranks by itself; collectives in the body do. Raises RanksLost for any failure of
+        sending or of the body."""
         try:
             self._send_command(command)
             yield
@@ -57,7 +60,10 @@ class FollowerCommands:
 
 
 class RankedModel:
-    """`runtime.models.causal.CausalModel` on several ranks; `local` is the first rank's part. Raises RanksLost."""
+    """Model that runs on all ranks: each call is sent to the other ranks and executed here on `local`.
+
+    `local` is the first rank's part of the model. Implements `runtime.models.causal.CausalModel`. Methods raise
+    RanksLost when any rank fails."""
 
     def __init__(self, local: CausalModel, followers: FollowerCommands) -> None:
         self.config = local.config
@@ -80,9 +86,9 @@ class RankedModel:
 
 
 class RankedCache(KVCache):
-    """First rank's part of the KV pool; operations on blocks are executed on every rank's part of them.
+    """First rank's part of the KV pool; clears, copies and digests of blocks are executed on every rank's part of them.
 
-    `digest` and `digest_on_device` cover the heads of all ranks. Raises RanksLost."""
+    `digest` and `digest_on_device` cover the heads of all ranks. Methods raise RanksLost when any rank fails."""
 
     def __init__(self, followers: FollowerCommands, *pool: Any, **options: Any) -> None:
         """Allocate this rank's part; the arguments behind `followers` are those of `KVCache`."""

@@ -13,7 +13,9 @@ from tandem_kernels.contract import AttentionBatch
 
 
 def shape_of(batch: Batch) -> Forward:
-    """Return the sizes needed to unpack a batch; they are read from tensor shapes, without waiting for the device."""
+    """Return the sizes that a rank needs to unpack `batch`, as the command that announces it.
+
+    They are read from tensor shapes, without waiting for the device."""
     attention = batch.attention
     return Forward(
         num_rows=len(batch.tokens),
@@ -25,19 +27,23 @@ def shape_of(batch: Batch) -> Forward:
 
 
 def num_packed(shape: Forward) -> int:
-    """Return the number of elements of a packed batch of this shape."""
+    """Return the number of elements of the tensor that `pack` builds for a batch of this shape."""
     return 3 * shape.num_rows + 1 + shape.num_sequences * (2 + shape.num_blocks)
 
 
 def pack(batch: Batch) -> torch.Tensor:
-    """Pack a batch into int64 `[num_packed]`: tokens, positions, slots, query starts, context lengths, block tables."""
+    """Return all inputs of a batch concatenated in one int64 tensor, for a broadcast to other ranks.
+
+    The order is tokens, positions, slots, query starts, context lengths, block tables."""
     attention = batch.attention
     sequences = (attention.query_starts, attention.context_lens, attention.block_tables.flatten())
     return torch.cat((batch.tokens, batch.positions, batch.slots, *(part.to(torch.int64) for part in sequences)))
 
 
 def unpack(numbers: torch.Tensor, shape: Forward) -> Batch:
-    """Unpack a batch from `pack`'s result; its `sampled_rows` is empty."""
+    """Return the batch that `pack` packed into `numbers`; its `sampled_rows` is empty.
+
+    `shape`: the sizes of that batch, from `shape_of`."""
     rows, sequences = shape.num_rows, shape.num_sequences
     sizes = [rows, rows, rows, sequences + 1, sequences, sequences * shape.num_blocks]
     tokens, positions, slots, starts, lens, tables = torch.split(numbers, sizes)

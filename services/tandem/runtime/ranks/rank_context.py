@@ -11,10 +11,11 @@ from tandem.runtime.ranks.leader import FollowerCommands, SendCommand
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """Position and connections of one rank; the defaults describe a model without tensor parallelism.
+    """Position of one rank among the ranks of its model, and its connections to them.
 
-    `shard`: the rank's part of the model. `communicator`: collectives with the other ranks. `send_command`: sends a
-    command to all other ranks; only the first of several ranks has it."""
+    The defaults describe a model without tensor parallelism. `shard`: the rank's part of the model. `communicator`:
+    collectives with the other ranks. `send_command`: sends a command to all other ranks; None except on the first of
+    several ranks."""
 
     shard: Shard = WHOLE
     communicator: Communicator = ALONE
@@ -22,5 +23,5 @@ class RankContext:
 
     @property
     def followers(self) -> FollowerCommands | None:
-        """Return the channel to the other ranks; None on a follower or a single rank."""
+        """Return a channel to the other ranks if this is the first of several; None on another rank or a single one."""
         return None if self.send_command is None else FollowerCommands(self.send_command, self.communicator)
