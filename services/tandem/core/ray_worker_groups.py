@@ -9,8 +9,10 @@ ROLES = ("prefill", "decode")
 
 
 class WorkerGroup(NamedTuple):
-    """A worker group and its role. `num_workers`: workers in one pod. `num_spare`: idle pods kept for workers that are
-    replaced."""
+    """A worker group of a RayCluster, and the role of its workers.
+
+    `num_workers`: workers in one pod. `num_spare`: idle pods kept ready to replace workers.
+    """
 
     role: str
     name: str

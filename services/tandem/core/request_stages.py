@@ -34,8 +34,11 @@ class Stage(Enum):
 
 
 class JobStages(NamedTuple):
-    """Time of a job before its first sampled token, in seconds by its worker's clock. A job that pulls its KV has no
-    prefill of its own: `decode_s` is the time of its first step."""
+    """Where the time of a job before its first sampled token went, in seconds of its worker's clock.
+
+    The fields are the stages of `Stage`. A job that reads its KV from another worker has no prefill: `decode_s` is the
+    time of its first step.
+    """
 
     prefill_queue_s: float = 0.0
     prefill_s: float = 0.0

@@ -24,7 +24,8 @@ class Topology:
     zone: str = ""
 
     def distance(self, other: Topology) -> Distance:
-        """Return the distance implied by the narrowest label that both share."""
+        """Return the distance to another location, by the narrowest label that both share; FAR where they share
+        none."""
         if self.host and self.host == other.host:
             return Distance.HOST
         if self.rack and self.rack == other.rack:
