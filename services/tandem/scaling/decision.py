@@ -32,8 +32,8 @@ class DemandForecast:
     - `cached_share`: fraction of prompt tokens found in caches; `mean_context`: tokens that a decode attends to.
     - `prefill_load`: mean number of workers busy with prompts; `num_decoding`: mean number of sequences that decode at
       a time.
-    - `prefill_correction`, `decode_correction`: factors by which the demand is raised, because the models needed it
-      recently (`model_correction`); 1: not raised.
+    - `prefill_correction`, `decode_correction`: factors on the demand of each role, learned from late requests
+      (`model_correction`); 1: no correction.
     """
 
     request_rate: float
