@@ -15,14 +15,14 @@ from tandem.sched.state.schedule_result import StepRecord
 from tandem.sched.state.step_plan import StepPlan, StepResult
 
 LEAST_TOKENS = 8
-"""Lowest rung, in tokens. A latency target that leaves time for fewer prefill tokens is exceeded instead."""
+"""Fewest prompt tokens of a step, if it has any. A latency target that leaves time for fewer is exceeded instead."""
 FLOOR_TOKENS = 32
-"""Prefill tokens of a step that exceeds its target in any case. With both constants, a prompt of n tokens that is alone
+"""Prompt tokens of a step that cannot meet its target even with the fewest. With both constants, a prompt of n tokens that is alone
 takes at most n / 8 steps within the target, and n / 32 steps beyond."""
 PATIENCE = 8
-"""Consecutive steps in which a higher rung must fit before the budget rises."""
+"""Consecutive steps in which a larger size must fit before `StepBudget` rises."""
 MARGIN = 1.1
-"""Factor by which the affordable tokens must exceed a rung before the budget rises to that rung."""
+"""Factor by which the affordable tokens must exceed a size before `StepBudget` rises to it."""
 
 
 @dataclass(frozen=True, slots=True)

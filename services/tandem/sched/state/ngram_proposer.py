@@ -20,7 +20,8 @@ class Proposer(Protocol):
     """
 
     def propose(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """Return up to `max_tokens` ids that may follow `tokens`, or none. `tokens` only grow from call to call."""
+        """Return up to `max_tokens` ids that may follow `tokens`, or none. In a later call `tokens` has the same
+        beginning, and may be longer."""
         ...
 
 
