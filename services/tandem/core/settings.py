@@ -101,7 +101,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Valid settings, and where they come from: `origins` maps every `section.name` to the name of the layer that set
+    """Valid settings, with their origin: `origins` maps every `section.name` to the name of the layer that set
     it."""
 
     config: Config

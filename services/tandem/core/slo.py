@@ -36,7 +36,7 @@ class Slo:
         return cls(*(None if target is None else target / 1e3 for target in (ttft_ms, itl_ms)))
 
     def violates_ttft(self, ttft_s: float | None) -> bool:
-        """Return whether the first token came later than the target; `ttft_s` of None means that the request failed,
+        """Return whether the first token was later than the target; `ttft_s` of None means that the request failed,
         which counts as late."""
         return ttft_s is None or (self.ttft_s is not None and ttft_s > self.ttft_s)
 

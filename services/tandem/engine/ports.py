@@ -52,8 +52,7 @@ class Pipeline(Protocol):
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest launched plan and return its result. The KV that it wrote is then visible to transports
-        too.
+        """Wait for the oldest launched plan and return its result; transports can then read the KV that it wrote.
 
         Raises DeviceLost, or any other error that failed the plan as a whole; the plan then counts as collected.
         """

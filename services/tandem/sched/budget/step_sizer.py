@@ -17,8 +17,8 @@ from tandem.sched.state.step_plan import StepPlan, StepResult
 LEAST_TOKENS = 8
 """Fewest prompt tokens of a step, if it has any. A latency target that leaves time for fewer is exceeded instead."""
 FLOOR_TOKENS = 32
-"""Prompt tokens of a step that cannot meet its target even with the fewest. With both constants, a prompt of n tokens that is alone
-takes at most n / 8 steps within the target, and n / 32 steps beyond."""
+"""Prompt tokens of a step that cannot meet its target even with the fewest. With both constants, a prompt of n tokens
+that is alone takes at most n / 8 steps within the target, and n / 32 steps beyond."""
 PATIENCE = 8
 """Consecutive steps in which a larger size must fit before `StepBudget` rises."""
 MARGIN = 1.1

@@ -46,7 +46,7 @@ class RejectedJobs:
     """Keep capacity for jobs that were rejected for lack of room, so that smaller jobs do not overtake them.
 
     A sequence that ends frees room for one other. A job that needs the room of several would find none while smaller
-    jobs take whatever becomes free, above all where these come through other gateways, which do not know about it.
+    jobs take whatever becomes free, above all where these are sent by other gateways, which do not know about it.
     Therefore the capacity that a rejected job lacks is kept from smaller jobs while it is submitted again at least
     every PATIENCE_S seconds. Jobs are ordered by their first rejection. Times are seconds of the caller's clock.
     """

@@ -104,7 +104,7 @@ def pull_need(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: in
     """Return the number of blocks that a pull reserves, at most `num_blocks`, the size of the pool.
 
     These are the blocks of the known tokens and one more per choice with a seat, so that decoding can begin. KV of
-    another attempt may come from a sequence that is still running, so GROWTH_BLOCKS are added for it.
+    another attempt may be that of a sequence that is still running, so GROWTH_BLOCKS are added for it.
     """
     num_choices, known = num_seats(job, limits), job.num_known_tokens
     limit = blocks_for(len(job.request.prompt_tokens) + job.request.sampling.max_tokens, block_size)
