@@ -300,7 +300,7 @@ class RedisConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """How gateways and workers authenticate each other; must be the same for all of them."""
+    """How gateways and workers authenticate each other; all of them need the same settings."""
 
     secret_file: str = ""
     """file with one secret of 32 bytes or more per line: the first signs, a second is accepted"""
@@ -331,7 +331,8 @@ class ServeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
-    """How many workers of each role there should be to keep the targets of `slo`, and where the planner starts them."""
+    """Settings of the planner: how many workers of each role to keep so that the targets of `slo` are met, and where to
+    start them."""
 
     mode: Literal["explain", "act"] = "explain"
     """explain: decide and say why, change nothing"""

@@ -77,7 +77,7 @@ class QuantileSketch:
                 self._values = None
 
     def merge(self, other: QuantileSketch) -> None:
-        """Add all values that `other` has counted."""
+        """Add all values that `other` has counted; `other` is not changed."""
         if other._values is not None:
             self.extend(other._values)
             return
@@ -118,7 +118,7 @@ class QuantileSketch:
         return results
 
     def spread(self) -> LatencySummary | None:
-        """Return mean, extremes and percentiles; None when the sketch is empty."""
+        """Return mean, minimum, maximum and percentiles of the values; None when the sketch is empty."""
         if not self.count:
             return None
         p50, p95, p99, p999 = self.percentiles((0.5, 0.95, 0.99, 0.999))

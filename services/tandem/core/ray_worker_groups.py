@@ -21,7 +21,8 @@ class WorkerGroup(NamedTuple):
 
 
 def read_groups(text: str) -> tuple[WorkerGroup, ...] | None:
-    """Parse `prefill=GROUP,decode=GROUP:2+1` (two workers in a pod, one spare pod) into groups.
+    """Parse the setting `planner.groups`, such as `prefill=GROUP,decode=GROUP:2+1` (two workers in a pod, one spare
+    pod).
 
     Returns None for a malformed text or one that repeats a role or a group.
     """

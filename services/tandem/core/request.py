@@ -63,8 +63,8 @@ class SamplingParams:
         return any(penalties) or self.grammar is not None
 
     def is_plain_at(self, index: int) -> bool:
-        """Return whether the output token at `index` is sampled from its logits by the filters alone and without log
-        probabilities, so that the device can sample it without the host."""
+        """Return whether the device can sample the output token at position `index` without the host: by temperature,
+        `top_k`, `top_p` and `min_p` alone, and without log probabilities."""
         has_bias = bool(self.logit_bias) or index < self.min_tokens
         return not (self.needs_history or has_bias or self.logprobs is not None)
 

@@ -99,7 +99,8 @@ class WorkerLoad:
         return num_competing_tokens(num_tokens, num_queued, longest)
 
     def may_take_more_than(self, before: WorkerLoad) -> bool:
-        """Return whether the worker may accept a prompt that it rejected under the load `before`."""
+        """Return whether the worker may now accept a prompt that it rejected when its report was `before`, so that a
+        retry is worthwhile."""
         return (
             self.num_running < before.num_running
             or self.num_waiting < before.num_waiting

@@ -34,7 +34,7 @@ class SendHandoffEnded:
 class FollowHandoff:
     """Request from `source` that it sends the announcements of a hand-off; connect to it first if needed.
 
-    `prefix_request`: the cached blocks to fetch, for a remote prefix fetch; None for a Resume. It is sent again
+    `prefix_request`: the cached blocks to fetch, for a remote prefix fetch; None for a `ResumeJob`. It is sent again
     whenever the stream to the source was interrupted.
     """
 

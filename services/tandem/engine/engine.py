@@ -389,7 +389,7 @@ class Engine:
         return len(self._producer) > 0 or len(self._consumer) > 0 or self._consumer.num_reads > 0
 
     def live_jobs(self) -> list[JobKey]:
-        """Return the keys of all choices that have not ended."""
+        """Return the keys of all choices, of all jobs, that have not ended."""
         return self._jobs.keys()
 
     def load(self) -> WorkerLoad:
@@ -493,7 +493,7 @@ class Engine:
         return out
 
     def _end_pull(self, ended: PullEnded, now: float) -> list[Effect]:
-        """Start a job whose KV has arrived, or whose remote prefix has; fail a Resume whose pull was given up."""
+        """Start a job whose KV has arrived, or whose remote prefix has; fail a `ResumeJob` whose pull was given up."""
         job, times = ended.job, ended.times
         keys = self._jobs.live_keys(job.key)
         self._times.pulled(job.key, times)

@@ -86,8 +86,8 @@ def first_index(job: ResumeJob, message: Announcement) -> int:
 
 
 def validate_announcement(job: ResumeJob, message: Announcement) -> str | None:
-    """Return why a Resume cannot continue from the tokens in its source's last announcement; None if it can, and for
-    every earlier announcement."""
+    """Return why a `ResumeJob` cannot continue from the tokens in its source's last announcement; None if it can, and
+    for every earlier announcement."""
     num_sampled = len(message.first_tokens)
     if not num_sampled:
         return None

@@ -20,10 +20,10 @@ from tandem.sched.state.schedule_result import ScheduleResult, SequenceUpdate
 MAX_CHUNKS = 256
 
 Outcome = Literal["finished", "handed_over", "moved", "given_back", "cancelled", "failed"]
-"""Final state of a job. "handed_over": a Prefill sampled its first token and offers the KV. "moved": the sequence
+"""Final state of a job. "handed_over": a `PrefillJob` sampled its first token and offers the KV. "moved": the sequence
 migrated to another worker. "given_back": a draining worker failed it as DRAINING, and its gateway places it again."""
 Reading = Literal["handoff", "prefix"]
-"""What a pull reads: the KV of a Resume, or a cached prefix of another worker."""
+"""What a pull reads: the KV of a `ResumeJob`, or a cached prefix of another worker."""
 
 PullOutcome = Literal["done", "cancelled", "failed"]
 
@@ -82,7 +82,7 @@ class JobTimes:
     Times are the engine's `now`, in seconds.
 
     - `accepted_at`, `ended_at`: when the job was accepted, and when its last choice ended.
-    - `started_at`: when its first step was planned; for a Resume set only once that step has ended. None: no step.
+    - `started_at`: when its first step was planned; for a `ResumeJob` set only once that step has ended. None: no step.
     - `first_token_at`: end of the first step that sampled one of its tokens here; None: no token.
     - `num_cached`: known tokens whose KV was on this worker before the job started.
     - `num_output`: tokens that the job sampled here, over all choices.
@@ -123,10 +123,10 @@ class JobTimes:
 
     @property
     def ready_at(self) -> float | None:
-        """Return the time from which the job waited only for steps of this worker; None for a Resume whose KV did not
-        arrive.
+        """Return the time from which the job waited only for steps of this worker; None for a `ResumeJob` whose KV did
+        not arrive.
 
-        This is when the job was accepted, or for a Resume when its KV was complete.
+        This is when the job was accepted, or for a `ResumeJob` when its KV was complete.
         """
         if not isinstance(self.job, ResumeJob):
             return self.accepted_at
@@ -145,7 +145,7 @@ def stages_of(job: Job, times: tuple[float, float, float], pull: PullTimes | Non
     """Divide the time from a job's acceptance to its first token here into stages.
 
     `times`: when the job was accepted, when its first step was planned, and when its first token was sampled. `pull`:
-    its read of KV, required for a Resume (AssertionError otherwise).
+    its read of KV, required for a `ResumeJob` (AssertionError otherwise).
     """
     accepted_at, started_at, sampled_at = times
     if not isinstance(job, ResumeJob):

@@ -48,7 +48,8 @@ make computing slower than predicted."""
 
 @dataclass(eq=False, repr=False)
 class Pull:
-    """One open hand-off on its consumer's side: the read of a Resume's KV, or of a remote prefix for another job.
+    """One open hand-off on its consumer's side: the read of the KV of a `ResumeJob`, or of a remote prefix for another
+    job.
 
     - `offered`: blocks that the source announced, from block index `first_index` on. The source of a remote prefix does
       not offer the blocks before, because they are cached here.
@@ -112,7 +113,7 @@ class Pull:
 
     @property
     def is_prefix_fetch(self) -> bool:
-        """Return whether the pull reads a remote prefix, not the KV of a Resume."""
+        """Return whether the pull reads a remote prefix, not the KV of a `ResumeJob`."""
         return not isinstance(self.job, ResumeJob)
 
     @property
@@ -145,12 +146,12 @@ class Pull:
 
     @property
     def num_offered(self) -> int:
-        """Count the leading blocks that may be read or are local already."""
+        """Count the leading blocks of the sequence that the source has offered or that are local already."""
         return self.first_index + len(self.offered)
 
     @property
     def num_readable(self) -> int:
-        """Count the leading blocks that are offered and have a local block that may be written."""
+        """Count the leading blocks that the source has offered and whose local blocks may be written now."""
         num_allowed = self.num_writable if self.is_open_ended else min(self.num_known, self.num_writable)
         return min(self.num_offered, num_allowed)
 
@@ -243,8 +244,8 @@ class KVConsumer:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {job.offer} already")
 
     def on_resume(self, job: ResumeJob, now: float) -> list[Effect]:
-        """Open the pull of an accepted Resume and follow its hand-off; `on_blocks` later gives it local blocks to read
-        into."""
+        """Open the pull of an accepted `ResumeJob` and follow its hand-off; `on_blocks` later gives it local blocks to
+        read into."""
         self._add(Pull(job.offer, job, job.source, now, self._pull_timeout_s), now)
         return [FollowHandoff(job.source, job.offer)]
 
@@ -288,7 +289,7 @@ class KVConsumer:
         ]
 
     def on_blocks(self, grant: PullAllocated, now: float) -> list[ConsumerEffect]:
-        """Record the local blocks that the scheduler allocated for a Resume, and start reading.
+        """Record the local blocks that the scheduler allocated for a `ResumeJob`, and start reading.
 
         A migrating sequence may have grown beyond them; more are then allocated, and without room the pull fails as
         OVERLOADED.

@@ -73,7 +73,7 @@ class DrainMigration:
         return [] if has_stopped else [seq.key for seq in read[-1:]]
 
     def has(self, key: HandoffKey) -> bool:
-        """Return whether `key` is the offer of a sequence that runs here."""
+        """Return whether `key` is the hand-off under which a sequence of this worker is offered."""
         return key in self._jobs
 
     def offer(self) -> list[Effect]:

@@ -101,8 +101,8 @@ class Scheduler:
         return SequenceUpdate(seq.job, seq.num_computed, seq.num_cached, seq.num_output, handed_over=True)
 
     def on_producer_ready(self, key: JobKey) -> None:
-        """Let a Resume get blocks, because its producer has begun to offer its KV; before that it waits. `key` names
-        any choice of the job."""
+        """Let a `ResumeJob` get blocks, because its producer has begun to offer its KV; before that it waits. `key`
+        names any choice of the job."""
         self.state.by_key[key].may_start = True
 
     def awaited_prefix(self, key: JobKey) -> Many[BlockHash]:

@@ -112,7 +112,7 @@ class ReservedCapacity:
 
 
 def reserved_capacity(state: SchedulerState) -> ReservedCapacity:
-    """Return what the accepted jobs hold or have reserved; a new job must fit beside it."""
+    """Return what the accepted jobs hold or have reserved, in addition to which a new job must fit."""
     pulls = (seq for seq in state.waiting if seq.is_pull)
     seated = chain(state.running, state.pulling.values(), pulls)
     size = state.pool.block_size
@@ -128,7 +128,7 @@ def reserved_capacity(state: SchedulerState) -> ReservedCapacity:
 def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: float) -> None:
     """Check that a worker can accept a job in addition to its present ones; raise TandemError otherwise.
 
-    A Resume that is rejected for lack of capacity is recorded in `rejected`, at the time `now`.
+    A `ResumeJob` that is rejected for lack of capacity is recorded in `rejected`, at the time `now`.
     """
     held = reserved_capacity(state)
     limits = state.limits

@@ -48,7 +48,7 @@ def num_queued(seq: Sequence, block_size: int) -> int:
     """Count the known tokens of a sequence that still need prefill on this worker; 0 for a decode.
 
     Not counted are tokens whose KV is computed, planned or probably in the prefix cache, and those of a remote prefix
-    that is being fetched. A Resume whose producer has not begun to offer KV counts as 0.
+    that is being fetched. A `ResumeJob` whose producer has not begun to offer KV counts as 0.
     """
     if not (seq.may_start or seq.num_remote_prefix_blocks) or seq.num_remaining <= 1:
         return 0

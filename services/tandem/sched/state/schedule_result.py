@@ -17,7 +17,7 @@ from tandem.sched.state.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class PullAllocated:
-    """Report that the pull of a Resume got blocks: those of `table`, which only the pull changes until its KV has
+    """Report that the pull of a `ResumeJob` got blocks: those of `table`, which only the pull changes until its KV has
     arrived.
 
     The first `num_hit_blocks` hold their content already (prefix-cache hits), or will once the open plans have copied

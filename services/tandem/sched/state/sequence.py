@@ -21,12 +21,12 @@ Order = tuple[int, int, int]
 
 
 class Status(Enum):
-    """Where a sequence is in its life.
+    """State of a sequence.
 
     - WAITING: in the queue; holds no blocks.
     - PULLING: holds blocks that only the KV transfer writes.
     - RUNNING: holds blocks and is computed here.
-    - CLOSING: has ended, but an open plan still names the sequence, so its blocks are not released yet.
+    - CLOSING: has ended, but a plan whose result is not applied yet contains it, so its blocks are not released yet.
     """
 
     WAITING = "waiting"
@@ -61,7 +61,7 @@ class Sequence:
     - `num_cached`: tokens that were prefix-cache hits; `num_digested`: leading blocks whose checksums are computed or
       planned.
     - `order`: position in the queues. `table`: its KV blocks. `num_open_plans`: open plans that contain it.
-    - `may_start`: False while a Resume waits for its producer, and any other job for its remote prefix.
+    - `may_start`: False while a `ResumeJob` waits for its producer, and any other job for its remote prefix.
     """
 
     def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int, arrived_at: float = 0.0) -> None:
@@ -92,7 +92,7 @@ class Sequence:
         # Leading blocks that were in the prefix cache at the last lookup; an estimate, since blocks may be evicted.
         self.num_hits_seen = 0
         self.was_started = False
-        # False while a Resume waits for its producer, and while any other job waits for a remote prefix.
+        # False while a ResumeJob waits for its producer, and while any other job waits for a remote prefix.
         self.may_start = not isinstance(job, ResumeJob)
         # Leading blocks that will be in the prefix cache once the remote prefix was fetched; 0: nothing to fetch.
         self.num_remote_prefix_blocks = 0
@@ -105,7 +105,7 @@ class Sequence:
     def is_pull(self) -> bool:
         """Return whether the KV of this sequence is still to be pulled from a producer.
 
-        A Resume that was preempted after its start recomputes its KV here instead.
+        A `ResumeJob` that was preempted after its start recomputes its KV here instead.
         """
         return isinstance(self.job, ResumeJob) and not self.was_started
 
@@ -160,8 +160,8 @@ class Sequence:
         return self.num_output + self.num_pending < limit
 
     def sampling_at(self, stop: int) -> Sampling | None:
-        """Return how to sample the token at position `stop`; None where known tokens follow position `stop - 1` or the
-        request samples nothing."""
+        """Return how to sample the token at position `stop` of the sequence; None where that token is known already, is
+        sampled by an open plan, or is not to be sampled."""
         sampling = self.job.request.sampling
         if stop < len(self.tokens) + self.num_pending or sampling.max_tokens == 0:
             return None
@@ -195,7 +195,7 @@ class Sequence:
     @property
     def num_to_score(self) -> int:
         """Count the prompt tokens whose log probabilities this job has to compute: all but the first token of the
-        prompt. A Resume computes none, because its producer does."""
+        prompt. A `ResumeJob` computes none, because its producer does."""
         if self.job.request.prompt_logprobs is None or isinstance(self.job, ResumeJob):
             return 0
         return self.num_prompt - 1

@@ -24,7 +24,7 @@ class LaneSlo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyTargets:
-    """Latency targets of all lanes."""
+    """Latency targets of all lanes (priority classes)."""
 
     interactive: LaneSlo = LaneSlo()
     standard: LaneSlo = LaneSlo()

@@ -75,7 +75,7 @@ class ScheduledSlice:
 
     @property
     def num_certain(self) -> int:
-        """Count the tokens that are known, not guessed."""
+        """Count the slice's tokens without guesses."""
         return self.num_tokens - self.num_drafted
 
     @property
