@@ -217,8 +217,11 @@ class Engine:
         return self._producer.on_follow(key, consumer, now, prefix_request, self._scheduler.demand())
 
     def renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
-        """Extend the leases of these hand-offs to `now` plus the lease time; notify `consumer` of hand-offs that have
-        ended."""
+        """Extend the leases of these hand-offs to `now` plus the lease time.
+
+        `now` is the time at which this worker, the producer, answers. `consumer` is notified of hand-offs that have
+        ended or are unknown.
+        """
         return self._producer.on_renew(keys, consumer, now)
 
     def request_remainder(self, key: HandoffKey, num_output_tokens: int) -> None:
@@ -324,8 +327,11 @@ class Engine:
         return self._pool.take_events()
 
     def abandon(self, kind: ErrorKind, message: str, now: float) -> list[Effect]:
-        """Fail every live job with `kind` and `message`, because the device is lost; the engine must not be used
-        afterwards."""
+        """Fail every live job with `kind` and `message`, because nothing can be computed any more, as after the loss of
+        the device.
+
+        Returns a `Failed` event for each choice. The engine must not be used afterwards.
+        """
         effects: list[Effect] = []
         for key in self.live_jobs():
             effects.append(Failed(key, kind, message))

@@ -67,7 +67,7 @@ class Pull:
       it over.
     - `open_reads`: numbers of the reads in flight; `num_exposed`: blocks not read when the last announcement arrived.
     - `lease_until`: end of the lease at the source; None before its first answer.
-    - `busy_since`, `busy_s`: when the present reads began, and the seconds with reads before them.
+    - `busy_since`: since when a read is in flight; `busy_s`: seconds with reads in flight before that.
 
     A pull is given up after `timeout_s` without progress, and at `ends_at`. Times are in seconds of the caller's clock.
     A remote prefix fetch is useful without its last blocks.
@@ -215,7 +215,7 @@ class KVConsumer:
     A job holds no blocks and keeps no other job from starting while its remote prefix is fetched: the blocks belong to
     a table of the fetch, which is published and released before the job may start. The job then shares the blocks like
     any cached prefix; if they were evicted in between, it computes the prefix. A fetch cannot deadlock: it begins only
-    when each running sequence can grow by a block and every reserved pull finds its blocks beside it. All blocks that
+    when each running sequence can grow by a block and every reserved pull still finds its blocks. All blocks that
     the fetch needs here are allocated at the beginning, its source serves what is already cached there, and both ends
     have deadlines.
     """

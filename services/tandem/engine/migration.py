@@ -126,10 +126,11 @@ class DrainMigration:
         return self._announce(key, self._state.by_key[part.key], part.digests)
 
     def released(self, key: HandoffKey, now: float, *, is_taken: bool) -> JobKey | None:
-        """End the lease of an offer. Return the choice if it has migrated, for the caller to end it here; else None,
-        and the sequence goes on here.
+        """End the lease of an offer. Return the choice if it has migrated, so that the caller ends it here; otherwise
+        return None, and the sequence goes on here.
 
-        It has migrated when the consumer has taken all (`is_taken`) and the sequence had stopped.
+        It has migrated when the consumer has taken all (`is_taken`) and the sequence had stopped. None also for a key
+        that is not an offer.
         """
         job = self._jobs.get(key)
         if job is None:

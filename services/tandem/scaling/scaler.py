@@ -129,8 +129,8 @@ class Scaler:
         """Return the decision for an observation; observations must be passed in order of time.
 
         The decision is held back (`Decision.held_back`), with the present number of workers within the bounds as its
-        target, when `state` is not newer than the one before, no gateway has reported demand, or no worker its step
-        costs.
+        target, when `state` is not newer than the one before, when no gateway has reported demand, or when no worker
+        has reported step costs.
         """
         self._learn(state)
         reason = self._why_not(state)

@@ -48,11 +48,11 @@ class DecodeRun:
 def forecast(
     number: int, limit: int, seqs: Sequence[Seq], pool: BlockPool, limits: SchedulerLimits
 ) -> DecodeRun | None:
-    """Return the decode plans from number `number` on that differ only in their tokens; at most `limit`, and only while
-    new blocks are free without evicting to host memory.
+    """Return the decode plans from number `number` on that differ only in their tokens, at most `limit`.
 
-    No other sequence may start meanwhile. Returns None where the next plan is not decode-only, or samples the last
-    token of a sequence or one that might be the last.
+    The run also ends where a new block could be allocated only after a copy to host memory. It assumes that no other
+    sequence starts meanwhile. Returns None where the next plan is not decode-only, or samples the last token of a
+    sequence or one that might be the last.
     """
     num_steps = min(limit, _num_alike(seqs, pool, limits))
     if num_steps < 1:

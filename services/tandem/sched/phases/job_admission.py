@@ -184,18 +184,18 @@ def check_prefill(need: int, held: ReservedCapacity) -> None:
 
 
 def lacking(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> Capacity:
-    """Return which parts of `need` do not fit in addition to all leases and reservations: the whole need, or 0 for a
-    part that fits."""
+    """Return what a pull lacks: each part of `need` that does not fit in addition to all leases and reservations, in
+    full; 0 for a part that fits."""
     is_short = held.num_leased + sum(held.reservations) + need.num_blocks > held.num_blocks
     has_no_seat = held.num_seqs + need.num_seats > limits.max_num_seqs
     return Capacity(need.num_blocks * is_short, need.num_seats * has_no_seat)
 
 
 def check_reservation(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> None:
-    """Raise TandemError (OVERLOADED) if a pull's reservation does not fit in addition to all leases and reservations,
-    or would leave too little for the largest waiting prefill.
+    """Raise TandemError (OVERLOADED) if a pull cannot reserve what it needs, in blocks and seats.
 
-    The reserved blocks can thus be used without the end of any lease.
+    It can if `need` fits in addition to all leases and reservations, so that the blocks can be used without the end of
+    any lease, and leaves enough blocks of the pool for the largest waiting prefill.
     """
     if any(lacking(need, held, limits)):
         raise _overloaded(
