@@ -51,8 +51,11 @@ def late_share(bursts: Sequence[tuple[float, float]], load: float, num_workers: 
 
 
 def least_workers(bursts: Sequence[tuple[float, float]], load: float, slack_s: float, tolerated: float) -> int:
-    """Return the fewest workers with which at most the fraction `tolerated` of the work is late, as `late_share`
-    computes it."""
+    """Return the fewest workers with which at most the fraction `tolerated` of the work waits for more than `slack_s`
+    seconds.
+
+    `bursts` and `load` are those of `late_share`.
+    """
     num_workers = 1
     while late_share(bursts, load, num_workers, slack_s) > tolerated:
         num_workers += 1

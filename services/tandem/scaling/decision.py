@@ -67,5 +67,5 @@ class Decision:
 
     @property
     def is_held_back(self) -> bool:
-        """Return whether the decision leaves the workers as they are because something is unknown."""
+        """Return whether `held_back` is set: the decision leaves the workers as they are, whatever the demand is."""
         return bool(self.held_back)

@@ -39,7 +39,8 @@ class Correction:
         late.
 
         `had_enough`: at least as many workers served as the model found necessary. Without it the counts of the present
-        span are discarded and a new span begins, because too few workers explain the lateness.
+        span are discarded and a new span begins, because too few workers explain the lateness. The counts of the first
+        call are discarded as well.
         """
         if self._began is None or not had_enough:
             self._begin(at)

@@ -89,7 +89,8 @@ def apply_slice(
     piece: ScheduledSlice,
     outcome: SliceResult,
 ) -> SequenceUpdate:
-    """Apply the result of one slice to its sequence and return the update; a slice that failed ends the sequence."""
+    """Apply the result `outcome` of the slice `piece` to its sequence and return the update; a slice that failed ends
+    the sequence."""
     seq.num_in_flight -= piece.num_certain
     seq.num_drafted -= piece.num_drafted
     seq.num_pending -= piece.sampling is not None
