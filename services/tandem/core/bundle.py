@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True)
 class TokenizerBundle:
-    """The files of a model that convert between text and token ids.
+    """The files of a model that convert between text and token ids; workers send them to gateways.
 
     `chat_template` is jinja source, empty when the model has none; `generation_config_json` and `special_tokens_json`
     are JSON objects. `special_tokens_json` holds `eos_token_ids` and `bos_token_id`; every special token by its name in
@@ -23,7 +23,7 @@ class TokenizerBundle:
 
     @property
     def digest(self) -> str:
-        """Return the hexadecimal BLAKE2b digest over the four parts, each preceded by its length in 8 bytes."""
+        """Return the hexadecimal BLAKE2b digest over all four fields, which identifies the bundle."""
         state = blake2b(digest_size=16)
         texts = (self.chat_template, self.generation_config_json, self.special_tokens_json)
         for part in (self.tokenizer_json, *(text.encode() for text in texts)):
@@ -32,6 +32,5 @@ class TokenizerBundle:
 
     @property
     def tokenizer_digest(self) -> str:
-        """Return the BLAKE2b digest of tokenizer.json, which decides the ids of a text; part of the model's
-        fingerprint."""
+        """Return the hexadecimal BLAKE2b digest of `tokenizer_json` alone, which is part of the model's fingerprint."""
         return blake2b(self.tokenizer_json, digest_size=16).hexdigest()

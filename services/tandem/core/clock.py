@@ -7,7 +7,8 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Source of monotonic time in seconds from an arbitrary origin."""
+    """Source of the time: `now` returns monotonic seconds from an arbitrary origin. Tests and the simulator pass their
+    own."""
 
     def now(self) -> float: ...
 

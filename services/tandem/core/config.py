@@ -32,6 +32,7 @@ class Bytes(int):
 
     @classmethod
     def parse(cls, text: str | int) -> Bytes:
+        """Parse `512MiB`, `2GiB`, `4k` or a plain number of bytes; raise ValueError for any other text."""
         raw = str(text).strip().lower().removesuffix("b").rstrip()
         number = raw.rstrip("kmgti").rstrip()
         unit = raw[len(number) :].strip()
@@ -162,8 +163,8 @@ class HandoffConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
-    """Requirements on the link between two workers. Some pairs are measured when the workers connect, others from their
-    first transfers."""
+    """Requirements on the link between two workers. The bandwidth of some pairs is measured when the workers connect,
+    that of others from their first transfers."""
 
     require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = "any"
     """transport that KV must use: rdma is required between machines, cuda_ipc and shared_memory within one"""
@@ -299,7 +300,7 @@ class RedisConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """How gateways and workers authenticate each other; must be the same for all of them."""
+    """How gateways and workers authenticate each other; all of them need the same settings."""
 
     secret_file: str = ""
     """file with one secret of 32 bytes or more per line: the first signs, a second is accepted"""
@@ -314,6 +315,7 @@ class ClusterConfig:
 
     @property
     def has_tls(self) -> bool:
+        """Return whether any TLS file is set."""
         return bool(self.tls_cert_file or self.tls_key_file or self.tls_ca_file)
 
 
@@ -329,7 +331,8 @@ class ServeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
-    """How many workers of each role there should be to keep the targets of `slo`, and where the planner starts them."""
+    """Settings of the planner: how many workers of each role to keep so that the targets of `slo` are met, and where to
+    start them."""
 
     mode: Literal["explain", "act"] = "explain"
     """explain: decide and say why, change nothing"""
@@ -396,6 +399,7 @@ class Config:
 
 
 def value_of(config: Config, key: str) -> Any:
-    """Return the value of the setting `section.name`."""
+    """Return the value of the setting `key`, written `section.name`; raise AttributeError or ValueError for no such
+    setting."""
     section, name = key.split(".")
     return getattr(getattr(config, section), name)

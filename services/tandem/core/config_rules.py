@@ -17,7 +17,7 @@ Violation = tuple[str, str]
 
 
 def violations(config: Config) -> list[Violation]:
-    """Return the broken rules of a tree."""
+    """Return the rules that the settings break, each with the setting it concerns; empty where all are kept."""
     return [
         *_model_violations(config),
         *_engine_violations(config),

@@ -17,7 +17,8 @@ CPU_PLANS, CUDA_PLANS = 1, 2
 
 
 def with_device_defaults(config: Config) -> Config:
-    """Return the tree with device-dependent placeholders replaced by values; applying it twice changes nothing.
+    """Return the settings with each "0" or "auto" that depends on the device replaced by its value; a second
+    application changes nothing.
 
     The size of a GPU's KV pool stays 0, because it is known only after the weights are loaded.
     """

@@ -6,9 +6,9 @@ from enum import Enum
 
 
 class ErrorKind(Enum):
-    """Kinds of failure; each value is the machine-readable reason, stable across versions.
+    """Kind of a failure; its value is the machine-readable reason that clients see, stable across versions.
 
-    Clients see the HTTP status `http`, the name `grpc` of a gRPC status code, and `openai_type` as the `type` of
+    `http` is the HTTP status of the response, `grpc` the name of the gRPC status code, and `openai_type` the `type` in
     OpenAI's error body.
     """
 
@@ -53,8 +53,11 @@ class ErrorKind(Enum):
 
 
 class TandemError(Exception):
-    """A failure with a kind. `param` names the offending field; `retry_after_s` is in seconds; `reason` is the
-    machine-readable limit that refused a request (`requests_per_minute`, `queue_full`, ...)."""
+    """A failure with a kind, which clients see with its HTTP or gRPC status.
+
+    `param` names the field of the request that is wrong; `retry_after_s`: seconds after which a retry may succeed;
+    `reason` names the limit that refused the request, for programs (`requests_per_minute`, `queue_full`, ...).
+    """
 
     def __init__(
         self,

@@ -22,10 +22,11 @@ class FinishReason(Enum):
 
 
 class SampledToken(NamedTuple):
-    """One sampled token. Log probabilities are natural logarithms, of the model's distribution at temperature 1 before
-    penalties, biases, grammars and filters.
+    """One sampled token, with its log probability where the request sets `logprobs`.
 
-    `top` holds (token id, log probability) of the most likely tokens, best first; empty unless requested.
+    Log probabilities are natural logarithms, of the model's distribution at temperature 1 before penalties, biases,
+    grammars and filters. `top` holds (token id, log probability) of the most likely tokens, best first; empty unless
+    requested.
     """
 
     id: int
@@ -35,11 +36,11 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The `index`-th output token of a choice, counted from 0 over all attempts.
+    """Report the output token of a choice at position `index`, counted from 0 over all attempts.
 
-    The first token that a job samples carries `num_cached_tokens`, the prompt tokens found in the prefix cache of the
-    worker that computed the prompt, and `stages`, the times of the job until then. A token that another worker sampled
-    and this one repeats has no stages.
+    The first token that a job samples carries two more values: `num_cached_tokens`, the prompt tokens found in the
+    prefix cache of the worker that computed the prompt, and `stages`, how the job's time until then divides. A token
+    that another worker sampled and this one repeats has no stages.
     """
 
     key: JobKey
@@ -51,9 +52,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of the prompt tokens from index `first_index` on, each given the tokens before it.
+    """Report the log probabilities of prompt tokens from position `first_index` on, each given the tokens before it.
 
-    The first prompt token has none, so the first index is 1. An index may be reported again, with the same value.
+    The first prompt token has none, so the least index is 1. A position may be reported again, with the same value.
     """
 
     key: JobKey
@@ -63,8 +64,8 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenRun:
-    """Consecutive output tokens of a choice from index `first_index` on, as bare ids of consecutive steps; none is the
-    final token."""
+    """Consecutive output tokens of a choice from position `first_index` on, as ids without log probabilities; the
+    choice goes on after them."""
 
     key: JobKey
     first_index: int
@@ -73,8 +74,12 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job ended successfully. With `reason=None` only this job's part is done and another job ends the request: a
-    `PrefillJob` that handed over its KV, or a `ResumeJob` whose source already sampled the last token."""
+    """Report that a choice of a job ended successfully.
+
+    With `reason=None` only this job's part is done and another job ends the request: the job is a `PrefillJob` that
+    handed over its KV, or a `ResumeJob` whose source already sampled the last token. `num_output_tokens` includes those
+    of earlier attempts; `num_cached_tokens` were prefix-cache hits.
+    """
 
     key: JobKey
     reason: FinishReason | None
@@ -84,7 +89,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A job ended with an error; the reporting worker holds no state of the job any more."""
+    """Report that a choice of a job ended with an error; the worker holds no state of the choice any more."""
 
     key: JobKey
     kind: ErrorKind
@@ -93,19 +98,22 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A job ended because it was cancelled or fenced by a newer attempt."""
+    """Report that a choice of a job ended because it was cancelled or a newer attempt replaced it."""
 
     key: JobKey
 
 
 @dataclass(frozen=True, slots=True)
 class KVReceived:
-    """The KV of a `ResumeJob` was received, or as much of a remote prefix as could be read from the cache of `source`.
-    Not terminal.
+    """Report that the KV of a `ResumeJob` was received, or the part of a remote prefix that could be read. The job goes
+    on.
 
-    `num_exposed_bytes` were unread when the last announcement was received. `total_s` and `exposed_s` are seconds from
-    the first and from the last announcement to the last checked block; `busy_s` are the seconds with at least one read
-    in flight.
+    - `num_blocks`, `num_bytes`: what was read; `num_exposed_bytes` of it had not been read when the last announcement
+      (the producer's message that blocks may be read) arrived.
+    - `num_cached_tokens`: tokens that needed no reading, because they were in this worker's prefix cache.
+    - `total_s`, `exposed_s`: seconds from the first and from the last announcement until the last block was checked.
+    - `busy_s`: seconds with at least one read in flight.
+    - `source`: the worker whose cache held a remote prefix; None for a `ResumeJob`.
     """
 
     key: JobKey
@@ -121,8 +129,11 @@ class KVReceived:
 
 @dataclass(frozen=True, slots=True)
 class MigrationOffered:
-    """A draining worker offers the KV of a running choice under `offer`, so that another worker continues the choice.
-    Not terminal: the worker keeps sampling tokens meanwhile."""
+    """Report that a draining worker offers the KV of a running choice, so that the gateway submits a `ResumeJob` to
+    another worker.
+
+    `offer` is the key of the hand-off. The draining worker keeps sampling tokens meanwhile.
+    """
 
     key: JobKey
     offer: HandoffKey
@@ -134,7 +145,8 @@ TerminalEvent = Finished | Failed | Cancelled
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A block can be found by its hash; its parent (None at the root) was stored before it."""
+    """A block is in device memory and can be found by its hash; `parent`, the block before it (None for the first one),
+    was stored earlier."""
 
     hash: BlockHash
     parent: BlockHash | None
@@ -142,7 +154,7 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockEvicted:
-    """The last copy of a block was evicted."""
+    """The last copy of a block on this worker, in device or host memory, was evicted."""
 
     hash: BlockHash
 

@@ -24,10 +24,10 @@ limits."""
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint on an output. `source` is a JSON schema (`{}`: any JSON), a regular expression, or a grammar in
-    llguidance's dialect of Lark.
+    """A constraint on an output. `source` is, by `kind`, a JSON schema (`{}`: any JSON), a regular expression, or a
+    grammar in llguidance's dialect of Lark.
 
-    The end of sequence may be sampled where the grammar may end, and must be where nothing else may follow.
+    The output may end where the grammar may end, and must end where nothing else may follow.
     """
 
     kind: GrammarKind

@@ -31,7 +31,8 @@ OPEN_TENANT = TenantId("open")
 
 
 class JobKey(NamedTuple):
-    """Identifies one attempt at one choice of a request; a greater `attempt` fences the smaller ones.
+    """Identifies one attempt at one choice of a request; when an attempt arrives, smaller attempts at the choice are
+    ended.
 
     A tuple, because it is hashed several times for every token.
     """
@@ -58,7 +59,8 @@ class WorkerRef:
 
 @dataclass(frozen=True, slots=True, order=True)
 class HandoffKey:
-    """Identifies one grant of a hand-off; a greater attempt fences the smaller ones."""
+    """Identifies one attempt at a hand-off of KV between two workers; when an attempt is opened, smaller ones are
+    ended."""
 
     handoff: HandoffId
     attempt: int

@@ -6,7 +6,8 @@ from enum import IntEnum
 
 
 class Lane(IntEnum):
-    """Priority of a request: a lower lane is served before all higher ones, at the gateway and at a worker."""
+    """Priority class of a request: at gateway and worker, requests of a lower number are served before all of higher
+    ones."""
 
     INTERACTIVE = 0
     STANDARD = 1

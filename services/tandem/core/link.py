@@ -13,11 +13,12 @@ LINK_TYPES: tuple[LinkType, ...] = get_args(LinkType)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
-    """Measurement of a link in one direction, from `source` to the reporting worker.
+    """Measurement of how fast the reporting worker reads the memory of the worker `source`.
 
-    `num_bytes` were read from `source` in `seconds` at the best bandwidth seen. `evidence` explains to people how
-    `link_type` was determined. `problem` says which requirement the link misses, empty where it misses none; `refused`
-    excludes the pair from hand-offs.
+    - `num_bytes`, `seconds`: the read with the best bandwidth so far.
+    - `evidence`: how `link_type` was determined, as text for people.
+    - `problem`: the requirement of `TransferConfig` that the link misses; empty where it misses none.
+    - `refused`: no hand-off may use this pair of workers.
     """
 
     source: WorkerRef

@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A published model. `config` holds the config.json fields that define its mathematics; `provenance` names the
-    source of the sizes."""
+    """The shape of a published model. `config` holds the fields of its config.json that define the computation;
+    `provenance` is the source of the numbers."""
 
     config: Mapping[str, Any]
     provenance: str

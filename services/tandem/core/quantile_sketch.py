@@ -18,7 +18,7 @@ _LEAST = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """Summary of `count` latencies in seconds. Percentiles interpolate linearly between the two nearest ranks."""
+    """Summary of `count` latencies in seconds. A percentile between two values is interpolated linearly."""
 
     count: int
     mean: float
@@ -31,10 +31,11 @@ class LatencySummary:
 
 
 class QuantileSketch:
-    """Keep up to `exact` values as they are, and bucket counts beyond that.
+    """Count values and return their percentiles in bounded memory.
 
+    Up to `exact` values are kept as they are; beyond that only counts of buckets, which give percentiles within 0.5 %.
     Value x counts in bucket i where GAMMA^(i-1) < x <= GAMMA^i; there are some 3,000 buckets between a nanosecond and
-    three hours.
+    three hours. `count`, `sum`, `min` and `max` are always exact.
     """
 
     def __init__(self, values: Iterable[float] = (), *, exact: int = 4096) -> None:
@@ -50,6 +51,7 @@ class QuantileSketch:
         self.extend(values)
 
     def add(self, value: float) -> None:
+        """Add one value; raises ValueError as `extend` does."""
         self.extend((value,))
 
     def extend(self, values: Iterable[float]) -> None:
@@ -75,7 +77,7 @@ class QuantileSketch:
                 self._values = None
 
     def merge(self, other: QuantileSketch) -> None:
-        """Add all values that `other` has counted."""
+        """Add all values that `other` has counted; `other` is not changed."""
         if other._values is not None:
             self.extend(other._values)
             return
@@ -91,11 +93,13 @@ class QuantileSketch:
         self.max = max(self.max, other.max)
 
     def percentile(self, share: float) -> float:
-        """Return the value at the fraction `share` in [0, 1]. Raises ValueError when the sketch is empty."""
+        """Return the value below which the fraction `share` (0 to 1) of the values lies. Raises ValueError when the
+        sketch is empty."""
         return self.percentiles((share,))[0]
 
     def percentiles(self, shares: Iterable[float]) -> list[float]:
-        """Return the values at several fractions in [0, 1], in one pass. Raises ValueError when the sketch is empty."""
+        """Return the percentile of each fraction (0 to 1) in `shares`, in order. Raises ValueError when the sketch is
+        empty."""
         if not self.count:
             raise ValueError("no values")
         ranked = sorted(self._values) if self._values is not None else None
@@ -114,15 +118,15 @@ class QuantileSketch:
         return results
 
     def spread(self) -> LatencySummary | None:
-        """Return mean, extremes and percentiles; None when the sketch is empty."""
+        """Return mean, minimum, maximum and percentiles of the values; None when the sketch is empty."""
         if not self.count:
             return None
         p50, p95, p99, p999 = self.percentiles((0.5, 0.95, 0.99, 0.999))
         return LatencySummary(self.count, self.sum / self.count, self.min, p50, p95, p99, p999, self.max)
 
     def buckets(self) -> list[tuple[float, int]]:
-        """Return (representative value, count) of each bucket, ascending: a few hundred pairs, also while values are
-        still kept exactly."""
+        """Return (typical value, count) of each bucket that is not empty, ascending, also while values are still kept
+        exactly; at most a few thousand pairs."""
         if not self.count:
             return []
         if self._values is not None:
@@ -132,8 +136,8 @@ class QuantileSketch:
         return [(self._inside(value), number) for (_, value), number in zip(ends, counts, strict=True) if number]
 
     def curve(self, points: int = 200) -> list[tuple[float, float]]:
-        """Return (value, fraction of values up to it) at `points` + 1 equal steps, for a chart; empty when the sketch
-        is empty."""
+        """Return (value, fraction of values up to it) for `points` + 1 equally spaced fractions from 0 to 1, for a
+        chart; empty when the sketch is empty."""
         if not self.count:
             return []
         shares = [index / points for index in range(points + 1)]

@@ -9,8 +9,10 @@ ROLES = ("prefill", "decode")
 
 
 class WorkerGroup(NamedTuple):
-    """A worker group and its role. `num_workers`: workers in one pod. `num_spare`: idle pods kept for workers that are
-    replaced."""
+    """A worker group of a RayCluster, and the role of its workers.
+
+    `num_workers`: workers in one pod. `num_spare`: idle pods kept ready to replace workers.
+    """
 
     role: str
     name: str
@@ -19,7 +21,8 @@ class WorkerGroup(NamedTuple):
 
 
 def read_groups(text: str) -> tuple[WorkerGroup, ...] | None:
-    """Parse `prefill=GROUP,decode=GROUP:2+1` (two workers in a pod, one spare pod) into groups.
+    """Parse the setting `planner.groups`, such as `prefill=GROUP,decode=GROUP:2+1` (two workers in a pod, one spare
+    pod).
 
     Returns None for a malformed text or one that repeats a role or a group.
     """

@@ -58,13 +58,13 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Return whether sampling depends on previous tokens beyond their effect on the logits."""
+        """Return whether sampling a token needs the list of all tokens before it, for penalties or a grammar."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
         return any(penalties) or self.grammar is not None
 
     def is_plain_at(self, index: int) -> bool:
-        """Return whether the output token at `index` is sampled from its logits by the filters alone and without log
-        probabilities, so that the device can sample it without the host."""
+        """Return whether the device can sample the output token at position `index` without the host: by temperature,
+        `top_k`, `top_p` and `min_p` alone, and without log probabilities."""
         has_bias = bool(self.logit_bias) or index < self.min_tokens
         return not (self.needs_history or has_bias or self.logprobs is not None)
 
@@ -88,15 +88,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A client's request as token ids.
+    """A client's request as token ids; TandemError (INVALID_REQUEST) is raised for values out of range.
 
-    `priority`: lower runs first within its `lane`. `cache_salt` separates prefix caches. `num_choices` outputs are
-    sampled for one prompt, each with its own random numbers. `prompt_logprobs`: as `SamplingParams.logprobs`, for each
-    prompt token but the first. `traceparent`: the W3C trace context, which influences no decision; empty when not
-    traced.
-
-    `block_names` caches the hashes of the prompt's blocks by root hash and block size. They are a function of the other
-    fields but expensive to compute, so a process with several workers hashes a prompt only once.
+    - `priority`: a lower number runs first within its `lane`.
+    - `cache_salt`: only requests with the same salt share cached prefixes.
+    - `num_choices`: outputs sampled for the prompt, each with its own random numbers.
+    - `prompt_logprobs`: number of alternatives to report for each prompt token but the first; None reports nothing.
+    - `traceparent`: the W3C trace context, which influences no decision; empty when not traced.
+    - `block_names`: cache of the hashes of the prompt's blocks, by root hash and block size, so that a process with
+      several workers hashes a prompt only once.
     """
 
     id: RequestId
@@ -158,20 +158,21 @@ class _Job:
         return tuple(JobKey(self.request.id, self.attempt, choice) for choice in choices)
 
     def for_choice(self, choice: int) -> Self:
-        """Return the part of this job for one choice, as a job of its own."""
+        """Return the part of this job for the choice with index `choice`, as a job of its own."""
         return self if self.num_choices == 1 else replace(self, choice=choice, num_choices=1)
 
     @property
     def num_known_tokens(self) -> int:
+        """Count the tokens that are known when the job arrives: the prompt, and the output of earlier attempts."""
         return len(self.request.prompt_tokens) + len(self.output_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotePrefix:
-    """Cached KV of another worker that a job may read instead of computing.
+    """The beginning of a prompt whose KV a job may read from another worker's cache instead of computing it.
 
-    `source` probably holds the first `num_blocks` blocks of the job's known tokens in its prefix cache and serves them
-    under `handoff`. Blocks that cannot be read are computed.
+    `source` probably has the first `num_blocks` blocks of the job's known tokens in its prefix cache. `handoff` is the
+    id under which the job requests them. Blocks that cannot be read are computed.
     """
 
     handoff: HandoffId
@@ -184,30 +185,36 @@ class RemotePrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateJob(_Job):
-    """Prefill and decode to the end on one worker. `prefix`: cached KV of another worker to read instead of
-    computing."""
+    """Prefill and decode on one worker until the output ends.
+
+    `prefix`: the beginning whose KV is read from another worker's cache instead of computed; None: nothing.
+    """
 
     prefix: RemotePrefix | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillJob(_Job):
-    """Compute the known tokens, sample one token, and offer the KV under `offer` until its lease ends. `prefix`: cached
-    KV of another worker to read instead of computing."""
+    """Compute the KV of prompt and earlier output, sample one token of each choice, and offer the KV to a consumer.
+
+    `handoff` is the id under which the KV is offered, until the lease ends. `prefix`: the beginning whose KV is read
+    from another worker's cache instead of computed; None: nothing.
+    """
 
     handoff: HandoffId
     prefix: RemotePrefix | None = None
 
     @property
     def offer(self) -> HandoffKey:
+        """Return the key under which the KV is offered."""
         return HandoffKey(self.handoff, self.attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeJob(_Job):
-    """Pull the KV that `source` offers under `offer`, then decode to the end.
+    """Read the KV that the worker `source` offers under `handoff`, then decode until the output ends.
 
-    `offer_attempt`: the attempt that computes or has computed that KV; 0: the `PrefillJob` of this attempt.
+    `offer_attempt`: the attempt that computes or has computed that KV; 0: the attempt of this job.
     """
 
     handoff: HandoffId
@@ -216,6 +223,7 @@ class ResumeJob(_Job):
 
     @property
     def offer(self) -> HandoffKey:
+        """Return the key of the hand-off from which the KV is read."""
         return HandoffKey(self.handoff, self.offer_attempt or self.attempt)
 
 

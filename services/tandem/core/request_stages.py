@@ -10,12 +10,12 @@ class Stage(Enum):
     """The nine stages of a request. At any moment a request is in exactly one, so their times add up to its total.
 
     - RECEIVE: its body is read, its tenant identified, its prompt tokenized, its quota reserved.
-    - QUEUE: waits in the gateway's request queue.
-    - ROUTE: jobs are submitted to its workers and accepted.
-    - PREFILL_QUEUE: waits for the first step of the worker that computes its prompt.
+    - QUEUE: it waits in the gateway's request queue.
+    - ROUTE: its jobs are submitted to workers and accepted.
+    - PREFILL_QUEUE: it waits for the first step of the worker that computes its prompt.
     - PREFILL: from that first step to the first token.
-    - TRANSFER: the part of the KV transfer after the first token, which the prefill does not hide.
-    - DECODE_QUEUE: the KV is complete and no step has scheduled it.
+    - TRANSFER: from the first token until the decode worker has all KV; what is read before that costs no time.
+    - DECODE_QUEUE: the KV is complete and no step has computed it yet.
     - DECODE: until the last token.
     - DELIVER: tokens are on their way to the client, and nothing else is waited for.
 
@@ -34,8 +34,11 @@ class Stage(Enum):
 
 
 class JobStages(NamedTuple):
-    """Time of a job before its first sampled token, in seconds by its worker's clock. A job that pulls its KV has no
-    prefill of its own: `decode_s` is the time of its first step."""
+    """Where the time of a job before its first sampled token went, in seconds of its worker's clock.
+
+    The fields are the stages of `Stage`. A job that reads its KV from another worker has no prefill: `decode_s` is the
+    time of its first step.
+    """
 
     prefill_queue_s: float = 0.0
     prefill_s: float = 0.0

@@ -57,7 +57,7 @@ _LIMITS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at mos
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One leaf of the tree of settings. `annotation` is its type with its range, as msgspec reads it."""
+    """One setting. `annotation` is its type with its range, as msgspec reads it; `doc` is its description."""
 
     section: str
     name: str
@@ -67,10 +67,12 @@ class Setting:
 
     @property
     def key(self) -> str:
+        """Return the name of the setting in files: `section.name`."""
         return f"{self.section}.{self.name}"
 
     @property
     def env(self) -> str:
+        """Return the name of its environment variable: `TANDEM_SECTION__NAME`."""
         return f"{ENV_PREFIX}{self.section}{ENV_SEPARATOR}{self.name}".upper()
 
     @property
@@ -99,7 +101,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A checked tree. `origins` maps every `section.name` to the name of the layer that set its value."""
+    """Valid settings, with their origin: `origins` maps every `section.name` to the name of the layer that set
+    it."""
 
     config: Config
     origins: Mapping[str, str]
@@ -107,7 +110,7 @@ class Resolved:
 
 @cache
 def settings() -> tuple[Setting, ...]:
-    """Return every leaf in the order of the tree; cached, because a command line needs them once per program."""
+    """Return all settings in the order of the `Config` tree; computed once per process."""
     docs = _descriptions()
     found: list[Setting] = []
     for name, section in get_type_hints(Config).items():
@@ -134,10 +137,10 @@ def _descriptions() -> dict[tuple[str, str], str]:
 
 
 def flags_of() -> dict[str, tuple[str, ...]]:
-    """Return the command line flags of each `section.name`, shortest first; every flag names one setting.
+    """Return the command line flags of each setting, by `section.name`, shortest first; every flag names one setting.
 
-    A setting has the flag `--section-name`, and `--name` where no other section has that name or a well-known short
-    flag (`--model`, `--port`). A switch also has a `--no-` form of each.
+    A setting has the flag `--section-name`. It also has `--name`, where no other section has that name, or a well-known
+    short flag (`--model`, `--port`). A switch also has a `--no-` form of each flag, which is not listed here.
     """
     leaves = settings()
     names = [leaf.name for leaf in leaves]
@@ -151,9 +154,11 @@ def flags_of() -> dict[str, tuple[str, ...]]:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the layer in `TANDEM_SECTION__NAME` variables.
+    """Return the settings in the variables `TANDEM_SECTION__NAME` of `environ`, by `section.name`, as a layer for
+    `resolve`.
 
-    Other variables with the prefix are ignored, but one that spells a setting with a single underscore is refused.
+    Other variables are ignored, but TandemError is raised for one that is a setting's name with a single underscore
+    between section and name.
     """
     misspelt = {leaf.env.replace(ENV_SEPARATOR, "_"): leaf.env for leaf in settings()}
     layer: dict[str, str] = {}
@@ -166,15 +171,16 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def build(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Config:
-    """Return the checked tree of `layers`; see `resolve`."""
+    """Return the `Config` that `resolve` builds from `layers`; raises as `resolve` does."""
     return resolve(layers).config
 
 
 def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Resolved:
-    """Merge named layers over the defaults, later layers winning, and check the result.
+    """Merge layers of settings over the defaults, later layers winning, and check the result against ranges and rules.
 
-    A layer is nested (`{"engine": {"block_size": 16}}`) or flat (`{"engine.block_size": "16"}`); values may be text.
-    Raises TandemError(INVALID_REQUEST) with key, layer, value and what is allowed.
+    `layers` are pairs of a name for messages and a mapping, nested (`{"engine": {"block_size": 16}}`) or flat
+    (`{"engine.block_size": "16"}`); values may be text. Raises TandemError (INVALID_REQUEST) that names the setting,
+    its layer, its value and what is allowed.
     """
     leaves = {leaf.key: leaf for leaf in settings()}
     origins = dict.fromkeys(leaves, DEFAULT_LAYER)

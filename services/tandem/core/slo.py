@@ -14,12 +14,11 @@ _UNITS = {"ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Targets in seconds; None is no target.
+    """Latency targets in seconds; None is no target. A gap is the time between two consecutive output tokens.
 
     A request is good when its first token arrives within `ttft_s` and 95 % of its gaps are within `itl_s`; a failed
-    request is not good. A deployment *holds* the targets at percentile p when in every class at most (100 - p) % of the
-    requests failed or got their first token late, and at most as many of all gaps are late: the percentiles are within
-    the targets.
+    request is not good. A deployment *holds* the targets at percentile p when, in every class of requests, at most (100
+    - p) % of the requests failed or got their first token late, and at most (100 - p) % of all gaps are late.
     """
 
     ttft_s: float | None = None
@@ -33,25 +32,30 @@ class Slo:
 
     @classmethod
     def of_ms(cls, ttft_ms: float | None, itl_ms: float | None) -> Slo:
+        """Return targets that are given in milliseconds; None stays None."""
         return cls(*(None if target is None else target / 1e3 for target in (ttft_ms, itl_ms)))
 
     def violates_ttft(self, ttft_s: float | None) -> bool:
-        """Return whether the first token was late, or the request failed (`ttft_s` is None)."""
+        """Return whether the first token was later than the target; `ttft_s` of None means that the request failed,
+        which counts as late."""
         return ttft_s is None or (self.ttft_s is not None and ttft_s > self.ttft_s)
 
     def num_late(self, gaps_s: Sequence[float]) -> int:
-        """Return the number of gaps that exceed the target."""
+        """Return how many of the gaps between tokens, in seconds, exceed the target; 0 without a target."""
         limit = self.itl_s
         return 0 if limit is None else sum(gap > limit for gap in gaps_s)
 
     def is_met(self, ttft_s: float | None, num_late: int, num_gaps: int) -> bool:
-        """Return whether a request with `num_late` late gaps of `num_gaps` is good; a `ttft_s` of None means that it
-        failed."""
+        """Return whether a request is good: its first token in time and at most 5 % of its gaps late.
+
+        `num_late` of its `num_gaps` gaps were late; `ttft_s` of None means that it failed.
+        """
         return not self.violates_ttft(ttft_s) and num_late <= TOLERATED * num_gaps
 
 
 def parse_slo(text: str) -> Slo:
-    """Parse `ttft=500ms,itl=40ms`; either may be left out. Raises TandemError(INVALID_REQUEST)."""
+    """Parse targets such as `ttft=500ms,itl=40ms`; either may be left out. Raises TandemError (INVALID_REQUEST) for
+    other text."""
     targets_s: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
@@ -62,8 +66,8 @@ def parse_slo(text: str) -> Slo:
 
 
 def parse_time(text: str, where: str) -> float:
-    """Parse `500ms` or `1.5s` into seconds. Raises TandemError(INVALID_REQUEST) with a message that begins with
-    `where`."""
+    """Parse `500ms` or `1.5s` into seconds. Raises TandemError (INVALID_REQUEST), with a message that begins with
+    `where`, for other text and for times that are not positive."""
     unit = "ms" if text.endswith("ms") else "s"
     try:
         seconds = float(text.removesuffix(unit)) * _UNITS[unit] if text.endswith(unit) else -1.0

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepFeatures:
-    """The quantities of a step that determine its time. A slice of one token is a decode, a longer slice is a prefill
-    chunk; draft tokens behind a decode count as a chunk, because they are computed as one.
+    """What a step computes, as the counts that determine its time.
 
-    `decode_context` adds up the tokens that each decode attends to, itself included. `num_prefill_pairs` counts the
-    (token, token it attends to) pairs of all chunks: n tokens from position s on have `n * s + n * (n + 1) / 2`.
+    A slice (the tokens of one sequence in the step) of one token is a decode, a longer one is a prefill chunk; draft
+    tokens of a decode count as a chunk, because they are computed as one. `decode_context` adds up the tokens that each
+    decode attends to, itself included. `num_prefill_pairs` counts the (token, token it attends to) pairs of all chunks:
+    n tokens from position s on have `n * s + n * (n + 1) / 2`.
     """
 
     num_prefill_tokens: int = 0
@@ -28,8 +29,12 @@ class StepFeatures:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Coefficients in seconds, none negative: per step, prompt token, decoding sequence, token of decode context, and
-    (token, token it attends to) pair of a prompt."""
+    """Linear model of a step's time; its coefficients are in seconds and not negative (ValueError otherwise).
+
+    `base_s` counts once per step, `prefill_token_s` per prompt token, `decode_seq_s` per decoding sequence,
+    `decode_context_s` per token that a decode attends to, and `prefill_pair_s` per (token, token it attends to) pair of
+    a prompt.
+    """
 
     base_s: float
     prefill_token_s: float
@@ -43,10 +48,11 @@ class StepCost:
 
     @property
     def vector(self) -> tuple[float, ...]:
+        """Return the coefficients in the order of `StepFeatures.vector`."""
         return (self.base_s, self.prefill_token_s, self.decode_seq_s, self.decode_context_s, self.prefill_pair_s)
 
     def predict(self, features: StepFeatures) -> float:
-        """Return the seconds of one step."""
+        """Return the predicted seconds of a step."""
         return (
             self.base_s
             + self.prefill_token_s * features.num_prefill_tokens
@@ -56,13 +62,13 @@ class StepCost:
         )
 
     def chunk_s(self, start: int, num_tokens: int) -> float:
-        """Return the seconds that a prefill chunk from position `start` on adds to a step."""
+        """Return the seconds that a prefill chunk of `num_tokens` tokens from position `start` on adds to a step."""
         pairs = num_tokens * start + num_tokens * (num_tokens + 1) / 2
         return self.prefill_token_s * num_tokens + self.prefill_pair_s * pairs
 
     def chunk_tokens(self, start: int, seconds: float) -> float:
-        """Return the longest prefill chunk from position `start` on that adds at most `seconds`, in tokens; inverts
-        `chunk_s`."""
+        """Return how many prompt tokens from position `start` on add at most `seconds` to a step, not rounded; infinity
+        where they cost nothing."""
         if seconds <= 0:
             return 0.0
         half = self.prefill_pair_s / 2

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Distance(IntEnum):
-    """Distance between two workers; smaller is nearer."""
+    """Distance between two workers, by what they share: a machine, a rack, a zone or nothing. Smaller is nearer."""
 
     HOST = 0
     RACK = 1
@@ -17,14 +17,16 @@ class Distance(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Location labels set by the operator; an empty label matches nothing."""
+    """Where a worker is, as labels that the operator sets: its machine, rack and zone. An empty label equals no
+    other."""
 
     host: str = ""
     rack: str = ""
     zone: str = ""
 
     def distance(self, other: Topology) -> Distance:
-        """Return the distance implied by the narrowest label that both share."""
+        """Return the distance to another location, by the narrowest label that both share; FAR where they share
+        none."""
         if self.host and self.host == other.host:
             return Distance.HOST
         if self.rack and self.rack == other.rack:

@@ -14,14 +14,15 @@ first (`sched.prefill_sharing`), so a prompt waits only for prompts of its class
 
 
 def prompt_size(num_tokens: int) -> int:
-    """Return the index of the size class of a prompt."""
+    """Return the size class of a prompt of `num_tokens` tokens: the index of its upper bound in PROMPT_SIZES."""
     return bisect_left(PROMPT_SIZES, num_tokens)
 
 
 def no_larger(num_tokens: int, lane: Lane, by_lane: Sequence[int], by_size: Sequence[int]) -> int:
-    """Return the entry of `by_size` for this lane and size class, or that of `by_lane` where there is none.
+    """Return the value of `by_size` for a lane and the size class of `num_tokens`, or that of `by_lane` where there is
+    none.
 
-    Takes `WorkerLoad.lane_tokens` with `size_tokens`, or `lane_longest` with `size_longest`.
+    Pass `lane_tokens` and `size_tokens` of a `WorkerLoad`, or `lane_longest` and `size_longest`.
     """
     size = prompt_size(num_tokens)
     return by_size[lane * len(PROMPT_SIZES) + size] if by_size and size < len(PROMPT_SIZES) else by_lane[lane]
@@ -34,21 +35,24 @@ gateways have that long to send more."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """Load report of a worker, for routers. `num_free_blocks` counts blocks without a holder, cached blocks included.
+    """Load report of a worker, for routers.
 
-    `num_queued_tokens`: known tokens accepted and not computed yet. Counters since the start of the worker:
-    `num_drafted_tokens` drafted and `num_accepted_tokens` of them accepted; `num_steps_over_target`, steps that could
-    not be planned to end within the latency target of the sequences they decode; `num_remote_hit_tokens`, tokens whose
-    KV was read from other workers' prefix caches; `num_prefill_tokens` and `num_decode_tokens`, tokens of its steps,
-    whose change alone does not cause a report.
-
-    `lane_tokens`: the queued tokens of each lane and all more urgent lanes; `lane_longest`: the tokens of the longest
-    prompt among them. `size_tokens` and `size_longest` are the same for prompts of at most PROMPT_SIZES[0] tokens, [1],
-    and so on, lane by lane; empty: not reported. Beside the longest prompt of a size class a worker accepts
-    `num_horizon_tokens` of prompts no larger; 0: any number.
-
-    `number` rises with every change in a worker's life: reports arrive over several streams, and the greatest number is
-    the newest.
+    - `num_running`, `num_waiting`: sequences with and without KV blocks. `num_queued_tokens`: known tokens accepted and
+      not computed yet.
+    - `num_free_blocks`: KV blocks that nothing holds, cached blocks included; `num_leased_blocks`: those that other
+      workers may read; `num_reserved_blocks`: those kept for KV that is to be read from other workers.
+    - `num_drafted_tokens`, `num_accepted_tokens`: speculated tokens, and how many of them were right, since the start
+      of the worker, as all further counters. `num_steps_over_target`: steps that could not be planned to end within the
+      latency target of the sequences they decode. `num_remote_hit_tokens`: tokens whose KV was read from other workers'
+      prefix caches. `num_prefill_tokens`, `num_decode_tokens`: tokens of all steps; a change of these two alone causes
+      no report.
+    - `lane_tokens`: for each lane the queued tokens of this lane and all more urgent ones; `lane_longest`: the tokens
+      of the longest prompt among them. `size_tokens`, `size_longest`: the same for prompts of at most PROMPT_SIZES[0]
+      tokens, [1], and so on, lane by lane; empty: not reported.
+    - `num_horizon_tokens`: tokens of prompts that the worker accepts in addition to the longest prompt of a size class,
+      in this class and below; 0: any number.
+    - `number`: rises with every change while the worker lives. Reports arrive over several streams, and the one with
+      the greatest number is the newest.
     """
 
     num_running: int = 0
@@ -73,22 +77,30 @@ class WorkerLoad:
     number: int = field(default=0, compare=False)
 
     def takes(self, num_tokens: int, lane: Lane, inflight: Sequence[int] = ()) -> bool:
-        """Return whether the worker accepts a prompt of `num_tokens` tokens to compute now, after the in-flight prompts
-        `inflight`."""
+        """Return whether the worker would accept a prompt of `num_tokens` uncached tokens now.
+
+        `inflight`: the sizes of prompts that were sent to it and that its report does not contain yet.
+        """
         if not self.num_horizon_tokens or not self.lane_tokens:
             return True
         return self.competing_tokens(num_tokens, lane, inflight) <= self.num_horizon_tokens
 
     def competing_tokens(self, num_tokens: int, lane: Lane, inflight: Sequence[int] = ()) -> int:
-        """Return the tokens that the worker would compute beside its longest prompt: those of the new prompt, of the
-        `inflight` prompts and of the queue in this lane and above, without prompts of a larger size class."""
+        """Return how many tokens count against `num_horizon_tokens` once the worker has accepted a prompt of
+        `num_tokens` tokens.
+
+        These are the tokens of the new prompt, of the `inflight` prompts (sent and not in the report yet) and of the
+        queued prompts in this lane and more urgent ones, without prompts of a larger size class and without the longest
+        prompt.
+        """
         inflight = [size for size in inflight if prompt_size(size) <= prompt_size(num_tokens)]
         num_queued = no_larger(num_tokens, lane, self.lane_tokens, self.size_tokens) + sum(inflight)
         longest = max(no_larger(num_tokens, lane, self.lane_longest, self.size_longest), *inflight, 0)
         return num_competing_tokens(num_tokens, num_queued, longest)
 
     def may_take_more_than(self, before: WorkerLoad) -> bool:
-        """Return whether the worker may accept a prompt that it rejected under the load `before`."""
+        """Return whether the worker may now accept a prompt that it rejected when its report was `before`, so that a
+        retry is worthwhile."""
         return (
             self.num_running < before.num_running
             or self.num_waiting < before.num_waiting
@@ -103,10 +115,10 @@ class WorkerLoad:
 
 
 def num_competing_tokens(num_tokens: int, num_queued: int, num_longest: int) -> int:
-    """Return the tokens that a worker would compute beside its longest prompt after accepting a prompt of `num_tokens`.
+    """Return how many tokens count against the horizon of a worker after it accepts a prompt of `num_tokens` tokens.
 
-    The longest does not count, so that a single long prompt neither keeps shorter prompts of its class out nor is
-    itself refused.
+    `num_queued`: tokens queued before; `num_longest`: those of the longest queued prompt. The longest prompt does not
+    count, so that a single long prompt neither keeps shorter prompts of its class out nor is itself refused.
     """
     return num_queued + num_tokens - max(num_longest, num_tokens)
 
@@ -115,7 +127,7 @@ def num_competing_tokens(num_tokens: int, num_queued: int, num_longest: int) -> 
 class DrainResult:
     """Progress of a drain.
 
-    `num_left`: jobs and leases that are left. `num_migrated`: choices that went on at other workers with their KV.
+    `num_left`: choices and leases that are left. `num_migrated`: choices that went on at other workers with their KV.
     `num_requeued`: choices that failed as DRAINING, to be computed anew by another worker.
     """
 
@@ -126,8 +138,13 @@ class DrainResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counts of everything a worker's engine holds; when idle all are zero except the first three and
-    `num_host_blocks`, blocks held only in host memory, which a prefix hit loads again."""
+    """Counts of all that a worker's engine holds.
+
+    When the engine is idle all are zero, except the first three and `num_host_blocks`: blocks that are only in host
+    memory, from which a prefix-cache hit loads them. `num_table_blocks`: blocks of sequences, once per sequence;
+    `num_reading_blocks`: blocks into which KV is being read; `num_quarantined_blocks`: blocks held because a failed
+    read may still write.
+    """
 
     num_blocks: int = 0
     num_free_blocks: int = 0

@@ -14,7 +14,7 @@ from tandem.kv.handoff import Announcement, BlockDigest, RemotePrefixRequest
 
 @dataclass(frozen=True, slots=True)
 class SendAnnouncement:
-    """Send an announcement to the consumer that follows its hand-off."""
+    """Send `message`, which names blocks that may be read from now on, to the consumer of its hand-off."""
 
     consumer: WorkerRef
     message: Announcement
@@ -22,7 +22,7 @@ class SendAnnouncement:
 
 @dataclass(frozen=True, slots=True)
 class SendHandoffEnded:
-    """Notify a consumer that a hand-off it follows has ended."""
+    """Notify a consumer that a hand-off it follows has ended; `kind` and `message` give the reason."""
 
     consumer: WorkerRef
     key: HandoffKey
@@ -32,10 +32,10 @@ class SendHandoffEnded:
 
 @dataclass(frozen=True, slots=True)
 class FollowHandoff:
-    """Follow a hand-off at its source, connecting to the source first if needed.
+    """Request from `source` that it sends the announcements of a hand-off; connect to it first if needed.
 
-    `prefix_request`: the blocks to request, for a remote prefix fetch; sent again whenever the hand-off is followed
-    anew.
+    `prefix_request`: the cached blocks to fetch, for a remote prefix fetch; None for a `ResumeJob`. It is sent again
+    whenever the stream to the source was interrupted.
     """
 
     source: WorkerRef
@@ -45,8 +45,10 @@ class FollowHandoff:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHandoff:
-    """Notify the source that its lease is not needed any more. `is_taken`: because the consumer has all that was
-    offered."""
+    """Notify `source` that this worker, the consumer, does not need the lease any more.
+
+    `is_taken`: because it has all that was offered; otherwise because the pull was given up.
+    """
 
     source: WorkerRef
     key: HandoffKey
@@ -55,9 +57,11 @@ class ReleaseHandoff:
 
 @dataclass(frozen=True, slots=True)
 class SendRemainderRequest:
-    """Request the remainder of a migrating sequence from its source, because nearly all of its KV is local; the first
-    `num_output_tokens` output tokens are known to the consumer. The source then samples its last token and hands over
-    the rest."""
+    """Request from `source` that it stops a migrating sequence and hands over the rest, because nearly all KV is here.
+
+    The source samples one more token and then sends the output tokens after the first `num_output_tokens`, which this
+    worker knows.
+    """
 
     source: WorkerRef
     key: HandoffKey
@@ -66,7 +70,7 @@ class SendRemainderRequest:
 
 @dataclass(frozen=True, slots=True)
 class RenewLeases:
-    """Renew leases at their source; the answer arrives as `Engine.renewed`."""
+    """Request from `source` that it extends the leases of these hand-offs; its answer is passed to `Engine.renewed`."""
 
     source: WorkerRef
     keys: tuple[HandoffKey, ...]
@@ -74,11 +78,12 @@ class RenewLeases:
 
 @dataclass(frozen=True, slots=True)
 class StartRead:
-    """Copy the `offered` blocks of `source` into the `local` blocks, compare their digests, and report once under
-    `read`, which is unique among open reads.
+    """Copy blocks from the memory of `source` into local blocks and check their digests; the end is reported once.
 
-    `positions` are those of the blocks in the prompt's block table, which the digests cover. An offered block has one
-    number per KV head of the model. Without `is_checked` nothing is compared.
+    `read` is the number of the read, unique among open reads, which `Engine.read_done` or `read_failed` gets back.
+    `offered`, `local` and `positions` have one entry per block: the source's block with one digest per KV head of the
+    model, the local block, and the block's index in the sequence, which the digest covers. Without `is_checked` digests
+    are not compared. Raises ValueError when the three differ in length.
     """
 
     read: int
@@ -95,7 +100,7 @@ class StartRead:
 
 @dataclass(frozen=True, slots=True)
 class TearDownPeer:
-    """Disconnect a peer and end all reads from it; answered by PeerLost unless it is disconnected already."""
+    """Disconnect from `source` and end all reads from it; answered by `PeerLost` unless there is no connection."""
 
     source: WorkerRef
     reason: str
@@ -103,10 +108,13 @@ class TearDownPeer:
 
 @dataclass(frozen=True, slots=True)
 class PullEnded:
-    """Report a pull that is over, and why it was given up; `kind` is None if all KV of `job` arrived.
+    """Report to the engine that a pull is over; the driver never gets this effect.
 
-    All KV, that of `num_computed` tokens, is then local and was checked within the lease; `first_tokens`, `num_cached`:
-    see `Announcement`. The end of a remote prefix fetch has no `kind` either: the blocks that arrived are published.
+    - `kind`, `message`: why the pull was given up; `kind` is None when all KV arrived, and always for a remote prefix
+      fetch, of which the blocks that arrived are in the prefix cache.
+    - `num_computed`: tokens whose KV is local now and was checked within the lease.
+    - `first_tokens`, `num_cached`: the tokens from which the job continues, and the prompt tokens that were
+      prefix-cache hits at the source.
     """
 
     job: Job
@@ -120,7 +128,7 @@ class PullEnded:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """Report a job whose last choice has ended; returned once for each accepted job."""
+    """Report the times of a job whose last choice has ended; returned once for each accepted job."""
 
     times: JobTimes
 

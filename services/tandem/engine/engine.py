@@ -35,11 +35,16 @@ from tandem.sched.state.step_plan import StepPlan, StepResult
 
 
 class Engine:
-    """Own all decisions of one worker. `begin` and `finish` alternate, with up to `plan_depth` plans open.
+    """Make all decisions of one worker: which jobs it accepts, what each step computes, and which KV blocks move.
 
-    Counted since the start: `num_preempted` sequences that lost their blocks, `num_generated` sampled tokens. Without
-    `speculation` a step samples at most one token of a sequence. `block_bytes` only converts blocks to bytes in
-    reports.
+    A driver calls `submit` for each job, `begin` to get a plan for its executor, `finish` with the result, and `tick`
+    several times per second; it carries out the returned effects. Up to `plan_depth` plans may be open, that is begun
+    and not finished.
+
+    `handoff` holds the times of leases and pulls. `model_fingerprint` becomes part of the block hashes. `block_bytes`
+    is the size of a KV block and only converts blocks to bytes in reports. Without `speculation` a step samples at most
+    one token of each sequence. Counted since the start: `num_preempted` preemptions of sequences, `num_generated`
+    sampled tokens. `draining`: `start_drain` was called.
     """
 
     def __init__(
@@ -68,10 +73,11 @@ class Engine:
     # ---- jobs
 
     def submit(self, job: Job, now: float) -> list[Effect]:
-        """Accept a job, or raise TandemError and keep nothing of it.
+        """Accept a job and return the first effects; raise TandemError, and keep nothing of the job, if it is rejected.
 
-        A job that is submitted again changes nothing. A newer attempt ends the older one, and choices that were
-        cancelled before the job arrived end at once.
+        A job that is here already, or has ended in the last two minutes, is not accepted again: the result is empty. A
+        newer attempt of a request ends the older one. Choices that were cancelled before the job arrived end
+        immediately.
         """
         conflicts = self._jobs.examine(job)
         if conflicts is None:
@@ -93,8 +99,11 @@ class Engine:
         return effects + [effect for key in tombstoned for effect in self.cancel(key, now)]
 
     def cancel(self, key: JobKey, now: float) -> list[Effect]:
-        """End one choice of a job, and the job with its last choice. An unknown choice is rejected if it arrives
-        later."""
+        """End one choice of a job, and the job with its last choice; the effects include `Cancelled`.
+
+        The result is empty for a choice that is not live. If such a choice was never submitted here, it is rejected
+        when it arrives later.
+        """
         job = self._jobs.find(key)
         if job is None:
             if not self._jobs.is_known(key):
@@ -103,10 +112,11 @@ class Engine:
         return [*self._stop_choice(key, job, now, ErrorKind.CANCELLED, "cancelled"), Cancelled(key)]
 
     def start_drain(self, now: float) -> list[Effect]:
-        """Reject new jobs from now on, and migrate or requeue the jobs that are here.
+        """Reject new jobs from now on, and migrate or requeue the accepted jobs.
 
-        A running sequence is offered to other workers and keeps sampling until one takes it over. A job without KV to
-        offer, or whose blocks the others need, fails as DRAINING. Prefills end as usual.
+        A running sequence is offered to other workers and keeps sampling until one takes it over. A job that holds no
+        KV yet, or whose blocks the other migrating sequences need, fails as DRAINING, so that its gateway submits it
+        elsewhere. Prefills end as usual.
         """
         self.draining = True
         self._drain_migration.has_begun = True
@@ -115,7 +125,11 @@ class Engine:
     # ---- the step
 
     def begin(self, now: float) -> tuple[StepPlan | None, list[Effect]]:
-        """Plan the next step; the plan is None when there is nothing to compute or enough plans are open."""
+        """Plan the next step; return the plan, which the driver passes to the executor, and the effects.
+
+        The plan is None when there is nothing to compute or `plan_depth` plans are open. A plan that is returned must
+        be finished by `finish`.
+        """
         if not self.may_begin:
             return None, []
         planned = self._scheduler.plan(now, self._producer.blocks_to_digest())
@@ -136,11 +150,15 @@ class Engine:
 
     @property
     def may_begin(self) -> bool:
-        """Return whether fewer plans are open than `plan_depth`."""
+        """Return whether fewer than `plan_depth` plans are open, so that `begin` may return another one."""
         return self._scheduler.num_open_plans < self._plan_depth
 
     def finish(self, result: StepResult, now: float) -> list[Effect]:
-        """Apply the result of a plan; plans finish in the order in which they began."""
+        """Apply the result of the oldest open plan, and return the events for gateways and the messages for other
+        workers.
+
+        Raises ValueError for the result of any other plan.
+        """
         effects: list[Effect] = []
         times = self._times
         times.finished(now)
@@ -164,18 +182,23 @@ class Engine:
         return effects + self._apply(self._consumer.read_on(now), now)
 
     def run(self, limit: int) -> DecodeRun | None:
-        """Return the decode steps that `begin` would plan next, as long as they repeat with the same sequences; change
-        nothing.
+        """Return up to `limit` decode steps that `begin` would plan next, as long as all are decodes of the same
+        sequences; change nothing.
 
-        None while a choice has its first token still to sample, because first tokens are recorded by `finish`.
+        Returns None where the next step is not such a decode, or while the first token of a choice is still to be
+        sampled, because only `finish` records first tokens.
         """
         if self._times.awaiting_first_token or self._producer.blocks_to_digest():
             return None
         return self._scheduler.run(limit)
 
     def finish_run(self, run: DecodeRun, sampled: Sequence[Sequence[int]]) -> list[TokenRun]:
-        """Apply the first steps of a run: `sampled` holds equally many tokens for each sequence, in the run's order. No
-        sequence ends."""
+        """Apply the first steps of a run, and return the tokens of each sequence.
+
+        `sampled` has one list of token ids per sequence, in the order of `run.seqs`; all lists have the same length,
+        the number of steps to apply. No sequence ends in these steps. Raises ValueError when `run` is not the next run
+        of steps.
+        """
         self.num_generated += sum(len(ids) for ids in sampled)
         return self._scheduler.commit_run(run, sampled)
 
@@ -184,35 +207,50 @@ class Engine:
     def follow(
         self, key: HandoffKey, consumer: WorkerRef, now: float, prefix_request: RemotePrefixRequest | None = None
     ) -> list[Effect]:
-        """Start sending a hand-off's announcements to `consumer`, from the first on.
+        """Send the announcements of a hand-off to `consumer`: those already made immediately, later ones as they are
+        made.
 
-        `prefix_request`: the hand-off is a remote prefix fetch, and these cached blocks are leased now.
+        With a `prefix_request` the hand-off is a remote prefix fetch, and its blocks that are cached here are leased
+        first. If the hand-off has ended, the consumer is notified.
         """
         self._drain_migration.follow(key, now)
         return self._producer.on_follow(key, consumer, now, prefix_request, self._scheduler.demand())
 
     def renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
-        """Extend leases of a consumer; `now` is when the producer answers."""
+        """Extend the leases of these hand-offs to `now` plus the lease time.
+
+        `now` is the time at which this worker, the producer, answers. `consumer` is notified of hand-offs that have
+        ended or are unknown.
+        """
         return self._producer.on_renew(keys, consumer, now)
 
     def request_remainder(self, key: HandoffKey, num_output_tokens: int) -> None:
-        """Hand over a migrating sequence after its next token, because its consumer has nearly all of its KV.
+        """Let a migrating sequence sample one more token here and then hand it over, because its consumer has nearly
+        all of its KV.
 
-        The consumer knows the first `num_output_tokens` output tokens.
+        The consumer knows the first `num_output_tokens` output tokens already; the tokens after them are sent with the
+        last announcement. Ignored for a key that is not such an offer.
         """
         self._drain_migration.request_remainder(key, num_output_tokens)
 
     def release(self, key: HandoffKey, now: float, *, is_taken: bool = False) -> list[Effect]:
-        """End a lease that its consumer has released. A prefill that still runs for the lease ends, and so does a
-        sequence that has migrated to the consumer."""
+        """End the lease of a hand-off that its consumer does not need any more.
+
+        `is_taken`: the consumer has all that was offered; a sequence that has stopped here for the migration then ends,
+        while without it the sequence goes on here. A prefill that still computes for the lease ends.
+        """
         if self._drain_migration.has(key):
             moved = self._drain_migration.released(key, now, is_taken=is_taken)
             return [] if moved is None else self._settle(self._scheduler.release_migrated(moved), now)
         return self._cancel_all(self._producer.on_release(key, now), now)
 
     def revoke_lease(self, key: HandoffKey, now: float) -> list[Effect]:
-        """End a lease that the gateway does not need any more; a prefill that still runs for it ends. Blocks that a
-        consumer may be reading are held until the consumer releases them."""
+        """End the lease of a hand-off that the gateway does not need any more, and the prefill that still computes for
+        it.
+
+        Blocks that a consumer may be reading are held until it releases them or the lease expires. The offer of a
+        migrating sequence that a consumer follows stays open.
+        """
         if self._drain_migration.revoked(key, now):
             return []
         job_key, effects = self._producer.on_revoke(key, now)
@@ -221,8 +259,11 @@ class Engine:
     # ---- the consumer's side
 
     def announced(self, message: Announcement, now: float) -> list[Effect]:
-        """Apply an announcement of a source. The first tokens in it are sent to the gateway at once, before the KV
-        arrives."""
+        """Record an announcement from the source of a pull, and start reading the blocks that it offers.
+
+        First tokens in the announcement are sent to the gateway immediately, before the KV arrives. Ignored if the
+        hand-off is not being pulled.
+        """
         pull = self._consumer.find(message.key)
         if pull is None:
             return []
@@ -232,36 +273,65 @@ class Engine:
         return self._apply(self._consumer.on_announcement(message, keys, now), now)
 
     def handoff_ended(self, key: HandoffKey, kind: ErrorKind, message: str, now: float) -> list[Effect]:
-        """Give up the pull of a hand-off that its source has ended. CANCELLED: the source has nothing left to hand
-        over."""
+        """Give up the pull of a hand-off that its source has ended, and end its job unless the pull was a remote prefix
+        fetch.
+
+        `kind` and `message` are the source's reason. CANCELLED: the source has nothing left to hand over, so the job
+        counts as finished; with any other kind it fails.
+        """
         return self._apply(self._consumer.on_handoff_ended(key, kind, message, now), now)
 
     def renewed(self, keys: tuple[HandoffKey, ...], sent_at: float, lease_s: float) -> None:
-        """Apply the answer of a source to a StreamHandoff or Renew that was sent at `sent_at`."""
+        """Extend the leases of pulls, after a source has answered a renewal or the request to follow a hand-off.
+
+        The new end is `lease_s` seconds after `sent_at`, the time at which this worker sent the request. Unknown keys
+        are ignored.
+        """
         self._consumer.on_renewed(keys, sent_at, lease_s)
 
     def read_done(self, read: int, now: float) -> list[Effect]:
+        """Record that all blocks of a read arrived and passed their check. `read` is the number from `StartRead`; an
+        unknown one is ignored."""
         return self._apply(self._consumer.on_read_done(read, now), now)
 
     def read_failed(self, read: int, reason: str, *, drained: bool, now: float) -> list[Effect]:
-        """Give up the pull of a failed read; return no effects if its job has ended already."""
+        """Give up the pull of a failed read, and fail the job unless the pull was a remote prefix fetch.
+
+        `read` is the number from `StartRead`. `drained`: the transport has proven that the read writes no more, so its
+        local blocks are free again; otherwise they are held until `peer_lost` proves it. Returns no effects if the pull
+        is over already.
+        """
         return self._apply(self._consumer.on_read_failed(read, reason, drained=drained, now=now), now)
 
     def source_lost(self, source: WorkerRef, reason: str, now: float) -> list[Effect]:
-        """Give up all pulls from a source that cannot be reached; reads in flight go on until the transport reports
-        their end."""
+        """Give up all pulls from a worker that cannot be reached.
+
+        The local blocks of reads in flight are held until the transport reports the end of each read.
+        """
         return self._apply(self._consumer.on_source_lost(source, reason, now), now)
 
     def peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[Effect]:
-        """Give up all pulls from a peer that the transport has lost; `proven`: none of its reads can still write."""
+        """Give up all pulls from a worker to which the transport has lost its connection.
+
+        `proven`: none of the reads from it can still write, so their local blocks are free again. Otherwise these
+        blocks are held until a later call with `proven`.
+        """
         return self._apply(self._consumer.on_peer_lost(source, reason, proven=proven, now=now), now)
 
     def take_events(self) -> list[KVFact]:
-        """Return the KV events since the last call, see `BlockPool.take_events`."""
+        """Return and clear the stored, evicted and offloaded blocks since the last call, in order, for the prefix
+        index.
+
+        Empty unless the block pool records them (`records_facts` of `build_engine`).
+        """
         return self._pool.take_events()
 
     def abandon(self, kind: ErrorKind, message: str, now: float) -> list[Effect]:
-        """Fail every live job, because nothing can be computed any more; the engine must not be used afterwards."""
+        """Fail every live job with `kind` and `message`, because nothing can be computed any more, as after the loss of
+        the device.
+
+        Returns a `Failed` event for each choice. The engine must not be used afterwards.
+        """
         effects: list[Effect] = []
         for key in self.live_jobs():
             effects.append(Failed(key, kind, message))
@@ -272,7 +342,11 @@ class Engine:
     # ---- time
 
     def tick(self, now: float) -> list[Effect]:
-        """Enforce deadlines; to be called several times per second even if there is no work."""
+        """Enforce the deadlines of leases and pulls, and continue a drain; to be called several times per second even
+        when idle.
+
+        A prefill whose lease has expired fails as KV_LOST.
+        """
         expired, effects = self._producer.on_tick(now)
         for ended in [ended for ended in expired if not self._drain_migration.expired(ended.key)]:
             job = None if ended.job is None else self._jobs.find_job(ended.job)
@@ -283,8 +357,10 @@ class Engine:
         return effects
 
     def next_deadline(self) -> float:
-        """Return the time before which `tick` has nothing to do unless an event arrives; minus infinity if it has work
-        at once."""
+        """Return the time before which `tick` has nothing to do unless another method is called.
+
+        Minus infinity: `tick` has work now. Infinity: there is nothing to wait for.
+        """
         return (
             -math.inf
             if self._drain_migration.is_due
@@ -295,36 +371,39 @@ class Engine:
 
     @property
     def pacer(self) -> StepSizer:
-        """Return the step sizer, to which drivers report step times; later step sizes follow from these."""
+        """Return the step sizer, to which the driver reports measured step times (`StepSizer.measured`)."""
         return self._scheduler.pacer
 
     def drained(self) -> DrainResult:
-        """Return the progress of a drain."""
+        """Return how many jobs and leases are left, and how many choices have migrated or were requeued."""
         return DrainResult(self.num_live, self._drain_migration.num_migrated, self._drain_migration.num_requeued)
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nothing is running, offered or being read."""
+        """Return whether the engine holds no job, no sequence, no lease and no read in flight, so that the worker may
+        stop."""
         return not (len(self._jobs) or self._scheduler.num_sequences or len(self._producer) or self._consumer.num_reads)
 
     @property
     def num_live(self) -> int:
-        """Count the live choices and the leases, for all of which a drain waits."""
+        """Count the live choices and the leases, which all must end before a drain is complete."""
         return len(self._jobs) + len(self._producer)
 
     @property
     def is_transferring(self) -> bool:
-        """Return whether a lease or a read is open, so that the transport must be polled often."""
+        """Return whether a lease, a pull or a read is open, so that the driver must poll the transport often."""
         return len(self._producer) > 0 or len(self._consumer) > 0 or self._consumer.num_reads > 0
 
     def live_jobs(self) -> list[JobKey]:
-        """Return the keys of all choices that have not ended."""
+        """Return the keys of all choices, of all jobs, that have not ended."""
         return self._jobs.keys()
 
     def load(self) -> WorkerLoad:
+        """Return the load report for routers."""
         return self._scheduler.load(draining=self.draining, num_remote_hit_tokens=self._consumer.num_prefix_tokens)
 
     def books(self) -> EngineStats:
+        """Return counts of all that the engine holds: blocks by holder, sequences, leases and pulls."""
         pool = self._pool
         return EngineStats(
             num_blocks=pool.num_blocks,
@@ -341,7 +420,7 @@ class Engine:
         )
 
     def check(self) -> None:
-        """Recount all state from its parts, and raise AssertionError naming the first difference."""
+        """Compare all counters with a recount; raise AssertionError naming the first difference. For tests."""
         scheduler, producer, consumer = self._scheduler, self._producer, self._consumer
         scheduler.check()
         copied, pinned = scheduler.copied_blocks(), scheduler.copied_slots()
@@ -420,7 +499,7 @@ class Engine:
         return out
 
     def _end_pull(self, ended: PullEnded, now: float) -> list[Effect]:
-        """Start a job whose KV has arrived, or whose remote prefix has; fail a Resume whose pull was given up."""
+        """Start a job whose KV has arrived, or whose remote prefix has; fail a `ResumeJob` whose pull was given up."""
         job, times = ended.job, ended.times
         keys = self._jobs.live_keys(job.key)
         self._times.pulled(job.key, times)

@@ -16,8 +16,11 @@ from tandem.sched.state.schedule_result import SequenceUpdate
 
 
 def tokens(part: SequenceUpdate, stages: JobStages | None) -> list[Effect]:
-    """Build the token events of one step. `stages`: where the time to the first token went, for a choice's first
-    one."""
+    """Build one token event for each token that a step sampled for a choice; empty where it sampled none.
+
+    `stages`: the stage times of the job up to the choice's first token here, to be attached to that token; None for a
+    step without it.
+    """
     first = part.first_index
     num_cached = part.num_cached if first == len(part.job.output_tokens) else None
     out: list[Effect] = [
@@ -29,7 +32,8 @@ def tokens(part: SequenceUpdate, stages: JobStages | None) -> list[Effect]:
 
 
 def ending(part: SequenceUpdate) -> Finished | Failed:
-    """Build the final event of a choice that the scheduler has ended."""
+    """Build the final event of a choice that the scheduler has ended: Failed where `part.error` is set, else
+    Finished."""
     if part.error is not None:
         return Failed(part.key, part.error_kind, part.error)
     return Finished(part.key, part.finish, part.num_output, part.num_cached)
@@ -47,7 +51,7 @@ def pull_failure_event(key: JobKey, job: Job, kind: ErrorKind, message: str) -> 
 
 
 def kv_received(key: JobKey, pull: PullTimes) -> KVReceived:
-    """Build the event of a pull that is over; only that of a remote prefix names its source."""
+    """Build the event of a pull whose blocks have arrived; `source` is set only for a remote prefix."""
     return KVReceived(
         key=key,
         num_blocks=pull.num_blocks,
@@ -62,7 +66,10 @@ def kv_received(key: JobKey, pull: PullTimes) -> KVReceived:
 
 
 def first_tokens(job: ResumeJob, keys: Iterable[JobKey], message: Announcement) -> list[Effect]:
-    """Build the token events of the source's first tokens that the job did not know, for the live choices in `keys`."""
+    """Build token events for the first tokens in an announcement that the job did not know; empty where it has none.
+
+    `keys`: the choices of the job that have not ended.
+    """
     if not message.first_tokens:
         return []
     if job.num_choices > 1:
@@ -74,13 +81,13 @@ def first_tokens(job: ResumeJob, keys: Iterable[JobKey], message: Announcement) 
 
 
 def first_index(job: ResumeJob, message: Announcement) -> int:
-    """Return the output index of the first token that the source of a single choice hands over."""
+    """Return the output index of the first of `message.first_tokens`, for a job of one choice."""
     return message.num_computed - len(job.request.prompt_tokens) + 1 - len(message.first_tokens)
 
 
 def validate_announcement(job: ResumeJob, message: Announcement) -> str | None:
-    """Return why the job cannot continue from what its source hands over; None if it can, or before the last
-    announcement."""
+    """Return why a `ResumeJob` cannot continue from the tokens in its source's last announcement; None if it can, and
+    for every earlier announcement."""
     num_sampled = len(message.first_tokens)
     if not num_sampled:
         return None

@@ -14,8 +14,11 @@ from tandem.kv.expiring_dict import ExpiringDict
 
 
 class JobTable:
-    """Own the live attempts, at most one per choice. Ended and cancelled attempts are remembered for `memory_s`
-    seconds."""
+    """Find jobs by choice, and decide which attempts at a choice are new, known or fenced.
+
+    At most one attempt per choice is live. The table remembers for `memory_s` seconds which choices have ended, and the
+    fence of each choice: the greatest attempt that has ended or was cancelled. Attempts up to the fence are rejected.
+    """
 
     def __init__(self, *, memory_s: float = 120.0) -> None:
         self._live: dict[tuple[RequestId, int], Job] = {}
@@ -29,21 +32,24 @@ class JobTable:
         return job if job is not None and job.attempt == key.attempt else None
 
     def find_job(self, key: JobKey) -> Job | None:
-        """Return the job with this job key while any of its choices is live."""
+        """Return the job with this job key, the key of its first choice; None unless a choice of the job is live."""
         return self._jobs.get(key)
 
     def live_keys(self, job_key: JobKey) -> list[JobKey]:
-        """Return the keys of a job's choices that have not ended."""
+        """Return the keys of a job's choices that have not ended; empty for an unknown job."""
         job = self._jobs.get(job_key)
         return [] if job is None else [k for k in job.keys if self._live.get((k.request, k.choice)) is job]
 
     def is_known(self, key: JobKey) -> bool:
-        """Return whether the choice is live or ended recently, so that submitting it again changes nothing."""
+        """Return whether this attempt at the choice is live or has ended within `memory_s` seconds."""
         return self.find(key) is not None or key in self._ended
 
     def fenced_by(self, key: JobKey) -> JobKey | None:
-        """Return the older live attempt that `key` ends. Raises TandemError when `key` itself is fenced or was
-        cancelled."""
+        """Return the older live attempt at the same choice that `key` would end; None where there is none.
+
+        Raises TandemError (CANCELLED) when a newer attempt is live, or when this attempt or a newer one has ended or
+        was cancelled.
+        """
         fence = self._fences.get((key.request, key.choice))
         if fence is not None and fence >= key.attempt:
             raise TandemError(
@@ -52,9 +58,11 @@ class JobTable:
         return self._older(key)
 
     def examine(self, job: Job) -> tuple[list[JobKey], list[JobKey]] | None:
-        """Return the older live attempts that a new job ends, and its choices that were cancelled before it arrived.
+        """Return the keys of older live attempts that a new job ends, and those of its own choices that were cancelled
+        before it arrived; None if the job is known already.
 
-        None if the job is known already. Raises TandemError if the job must be rejected.
+        Changes nothing. Raises TandemError if the job is fenced, if all its choices were cancelled, or if it is live as
+        another kind of job.
         """
         if any(type(live) is not type(job) for live in map(self.find, job.keys) if live is not None):
             raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already, as another kind of job")
@@ -66,11 +74,14 @@ class JobTable:
         return [older for older in found if older is not None], tombstoned
 
     def add(self, job: Job) -> None:
+        """Make all choices of a job live; call `examine` before."""
         self._jobs[job.key] = job
         for key in job.keys:
             self._live[key.request, key.choice] = job
 
     def end(self, key: JobKey, now: float) -> None:
+        """Remove a live choice, and the job with its last choice; raise the fence of the choice. Raises KeyError if it
+        is not live."""
         job = self._live.pop((key.request, key.choice))
         if not self.live_keys(job.key):
             del self._jobs[job.key]
@@ -78,13 +89,14 @@ class JobTable:
         self.tombstone(key, now)
 
     def tombstone(self, key: JobKey, now: float) -> None:
-        """Reject this attempt and older ones at the choice from now on, because a cancel arrived before the job."""
+        """Raise the fence of a choice to this attempt, so that the attempt and older ones are rejected for `memory_s`
+        seconds."""
         choice = (key.request, key.choice)
         fence = self._fences.get(choice)
         self._fences.put(choice, key.attempt if fence is None else max(fence, key.attempt), now)
 
     def forget(self, now: float) -> None:
-        """Drop records that are older than `memory_s`."""
+        """Drop ended choices and fences that were recorded more than `memory_s` seconds before `now`."""
         self._ended.forget(now)
         self._fences.forget(now)
 

@@ -20,16 +20,21 @@ from tandem.sched.state.schedule_result import ScheduleResult, SequenceUpdate
 MAX_CHUNKS = 256
 
 Outcome = Literal["finished", "handed_over", "moved", "given_back", "cancelled", "failed"]
-"""Final state of a job. "handed_over": a Prefill sampled its first token and offers the KV. "moved": the sequence
+"""Final state of a job. "handed_over": a `PrefillJob` sampled its first token and offers the KV. "moved": the sequence
 migrated to another worker. "given_back": a draining worker failed it as DRAINING, and its gateway places it again."""
 Reading = Literal["handoff", "prefix"]
-"""What a pull reads: the KV of a Resume, or a cached prefix of another worker."""
+"""What a pull reads: the KV of a `ResumeJob`, or a cached prefix of another worker."""
 
 PullOutcome = Literal["done", "cancelled", "failed"]
 
 
 class PrefillChunk(NamedTuple):
-    """Known tokens that one step computed. With two plans open the step was planned while the step before it ran."""
+    """Number of known tokens (prompt, or output of an earlier attempt) that one step computed for a job, and the step's
+    times.
+
+    `planned_at` and `ended_at` are in seconds of the engine's clock. With two plans open, a step is planned while the
+    step before it runs, so the times overlap.
+    """
 
     planned_at: float
     ended_at: float
@@ -41,12 +46,14 @@ _KINDS = {GenerateJob: "generate", PrefillJob: "prefill", ResumeJob: "resume"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullTimes:
-    """What a job read from another worker, and when.
+    """What a job read from another worker, and when; times are in seconds of the engine's clock.
 
-    `num_exposed_bytes` of the `num_bytes` had not been read when the last announcement arrived. `num_cached_tokens`
-    needed no reading, because they were in this worker's prefix cache. `ready_at`: when the
-    last block was checked, or the pull was given up. Without announcements both announcement times are when the pull
-    was opened.
+    - `num_exposed_bytes`: how many of the `num_bytes` had not been read when the last announcement arrived.
+    - `num_cached_tokens`: tokens that needed no reading, because they were in this worker's prefix cache.
+    - `first_announced_at`, `last_announced_at`: arrival of the source's first and last announcement; without any, when
+      the pull was opened.
+    - `ready_at`: when the last block was checked, or the pull was given up.
+    - `busy_s`: seconds with at least one read in flight.
     """
 
     kind: Reading
@@ -63,20 +70,27 @@ class PullTimes:
 
     @property
     def exposed_s(self) -> float:
-        """Return the seconds that reading went on after the source's last announcement; 0 where nothing was read."""
+        """Return the seconds from the source's last announcement to the end of reading, not hidden by computation at
+        the source; 0 where no block was read."""
         return self.ready_at - self.last_announced_at if self.num_blocks else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class JobTimes:
-    """A job, and what is known of it until it has ended with all its choices; not changed any more after that. Times
-    are the engine's `now`, in seconds.
+    """What the engine records of one job; complete, and not changed any more, once all choices of the job have ended.
 
-    `started_at`: its first step was planned; for a Resume, set once that step has ended. `first_token_at`: end of the
-    first step that sampled one of its tokens here. `num_cached`: known tokens whose KV was here before. `num_output`:
-    tokens sampled here. `chunks`: the steps that computed known tokens, at most MAX_CHUNKS; the last one includes all
-    later steps. `error_kind` and `error` are set for a failed job. While the job is live, `live` are its choices that
-    have not ended, and `firsts` the output indices of the first tokens that they sampled here.
+    Times are the engine's `now`, in seconds.
+
+    - `accepted_at`, `ended_at`: when the job was accepted, and when its last choice ended.
+    - `started_at`: when its first step was planned; for a `ResumeJob` set only once that step has ended. None: no step.
+    - `first_token_at`: end of the first step that sampled one of its tokens here; None: no token.
+    - `num_cached`: known tokens whose KV was on this worker before the job started.
+    - `num_output`: tokens that the job sampled here, over all choices.
+    - `chunks`: the steps that computed known tokens, at most MAX_CHUNKS; the last entry includes all later steps.
+    - `pull`: the read of KV from another worker, if there was one.
+    - `error_kind`, `error`: why the job failed, where it did.
+    - `live`, `firsts`: only for a live job: the choices that have not ended, and for each choice with a token the
+      output index of the first token that it sampled here.
     """
 
     job: Job
@@ -95,7 +109,7 @@ class JobTimes:
     firsts: dict[JobKey, int] = field(default_factory=dict, repr=False, compare=False)
 
     def computed(self, chunk: PrefillChunk) -> None:
-        """Record a step that computed known tokens."""
+        """Record a step that computed known tokens of the job."""
         if len(self.chunks) < MAX_CHUNKS:
             self.chunks.append(chunk)
         else:
@@ -104,27 +118,35 @@ class JobTimes:
 
     @property
     def kind(self) -> str:
-        """Return "generate", "prefill" or "resume"."""
+        """Return the kind of the job: "generate", "prefill" or "resume"."""
         return _KINDS[type(self.job)]
 
     @property
     def ready_at(self) -> float | None:
-        """Return when the job waited only for this worker's own steps; None if it ended before."""
+        """Return the time from which the job waited only for steps of this worker; None for a `ResumeJob` whose KV did
+        not arrive.
+
+        This is when the job was accepted, or for a `ResumeJob` when its KV was complete.
+        """
         if not isinstance(self.job, ResumeJob):
             return self.accepted_at
         return self.pull.ready_at if self.pull is not None and self.pull.outcome == "done" else None
 
     @property
     def stages(self) -> JobStages | None:
-        """Return where the time to its first token sampled here went; None if it sampled none."""
+        """Return how the time from acceptance to the first token sampled here divides into stages; None if none was
+        sampled."""
         if self.first_token_at is None or self.started_at is None:
             return None
         return stages_of(self.job, (self.accepted_at, self.started_at, self.first_token_at), self.pull)
 
 
 def stages_of(job: Job, times: tuple[float, float, float], pull: PullTimes | None) -> JobStages:
-    """Split the time to a job's first token. `times`: when it was accepted, was started, and sampled its first
-    token."""
+    """Divide the time from a job's acceptance to its first token here into stages.
+
+    `times`: when the job was accepted, when its first step was planned, and when its first token was sampled. `pull`:
+    its read of KV, required for a `ResumeJob` (AssertionError otherwise).
+    """
     accepted_at, started_at, sampled_at = times
     if not isinstance(job, ResumeJob):
         return JobStages(prefill_queue_s=started_at - accepted_at, prefill_s=sampled_at - started_at)
@@ -134,7 +156,7 @@ def stages_of(job: Job, times: tuple[float, float, float], pull: PullTimes | Non
 
 
 class EndedChoice(NamedTuple):
-    """How a choice ended, and its number of output tokens."""
+    """How a choice ended, and its number of output tokens, those of earlier attempts included."""
 
     outcome: Outcome
     num_output: int = 0
@@ -146,7 +168,7 @@ _OUTCOMES: dict[ErrorKind, Outcome] = {ErrorKind.CANCELLED: "cancelled", ErrorKi
 
 
 def ended_choice(part: SequenceUpdate) -> EndedChoice:
-    """Return how a choice ended that the scheduler has ended."""
+    """Return how a choice ended that the scheduler itself has ended: failed, finished, handed over or moved."""
     if part.error is not None:
         return EndedChoice("failed", part.num_output, part.error_kind, part.error)
     if not part.handed_over:
@@ -155,7 +177,8 @@ def ended_choice(part: SequenceUpdate) -> EndedChoice:
 
 
 def dropped_choice(num_output: int, kind: ErrorKind, reason: str, outcome: Outcome | None = None) -> EndedChoice:
-    """Return how a running choice ends. `outcome`: overrides the outcome that follows from `kind`."""
+    """Return how a choice ends that the engine stops. Without `outcome` it follows from `kind`: cancelled, given back
+    (DRAINING) or failed."""
     outcome = outcome or _OUTCOMES.get(kind, "failed")
     return EndedChoice(outcome, num_output, kind, reason) if outcome == "failed" else EndedChoice(outcome, num_output)
 
@@ -168,8 +191,11 @@ class _Plan(NamedTuple):
 
 
 class JobTimeline:
-    """Own the timers of all live jobs. `awaiting_first_token`: timers of the choices that are being computed, or are
-    ready to be, and have sampled no token here yet."""
+    """Record the times of all live jobs, and return each job's record when its last choice ends (`choice_ended`).
+
+    `awaiting_first_token`: the record of the job of each choice that is computed, or is ready to be, and has sampled no
+    token here yet.
+    """
 
     def __init__(self) -> None:
         self.awaiting_first_token: dict[JobKey, JobTimes] = {}
@@ -178,12 +204,13 @@ class JobTimeline:
         self._plan = _Plan(0.0, ())
 
     def accepted(self, job: Job, now: float) -> None:
+        """Begin the record of an accepted job."""
         timer = JobTimes(job=job, accepted_at=now, live=list(job.keys))
         for key in job.keys:
             self._timers[key] = timer
 
     def planned(self, planned: ScheduleResult, now: float) -> None:
-        """Record the starts and chunks of the step that was planned, if there is one."""
+        """Record which jobs a new plan starts and which known tokens it computes; do nothing where there is no plan."""
         if planned.step is None:
             return
         for start in planned.starts:
@@ -197,14 +224,17 @@ class JobTimeline:
         self._open.append(_Plan(now, chunks))
 
     def finished(self, now: float) -> None:
-        """Record the end of the oldest open plan; `first_tokens_sampled` follows for the first tokens in its result."""
+        """Record the end of the oldest open plan; call it before `first_tokens_sampled` for that plan's result."""
         self._plan = plan = self._open.popleft()
         for timer, num_tokens in plan.chunks:
             timer.computed(PrefillChunk(plan.begun_at, now, num_tokens))
 
     def first_tokens_sampled(self, part: SequenceUpdate, now: float) -> JobStages:
-        """Record the first tokens of a choice, sampled by the plan that has ended; return where the time to them
-        went."""
+        """Record the first tokens of a choice, sampled by the plan that has just finished.
+
+        Returns how the time from the job's acceptance to these tokens divides into stages. The choice must be in
+        `awaiting_first_token` (KeyError otherwise).
+        """
         timer = self.awaiting_first_token.pop(part.key)
         plan, job = self._plan, timer.job
         if timer.started_at is None:
@@ -218,7 +248,7 @@ class JobTimeline:
         return stages_of(job, (timer.accepted_at, timer.started_at, now), timer.pull)
 
     def pulled(self, job_key: JobKey, pull: PullTimes) -> None:
-        """Record the end of a job's pull."""
+        """Record the end of a job's pull, successful or not."""
         timer = self._timers[job_key]
         timer.pull = pull
         if isinstance(timer.job, ResumeJob):
@@ -227,8 +257,10 @@ class JobTimeline:
                 self._await_first_tokens(timer)
 
     def choice_ended(self, key: JobKey, end: EndedChoice, now: float) -> JobTimes | None:
-        """Record the end of a choice; return the times of its job if that was the last one. A job with a failed choice
-        has failed, any other job ends as its last choice did."""
+        """Record the end of a choice; return the record of its job if this was the last choice, else None.
+
+        A job with a failed choice has failed; the outcome of any other job is that of its last choice.
+        """
         timer = self._timers[key]
         self.awaiting_first_token.pop(key, None)
         first = timer.firsts.pop(key, None)
@@ -244,7 +276,7 @@ class JobTimeline:
         return timer
 
     def check(self, job_keys: Iterable[JobKey]) -> None:
-        """Raise AssertionError naming the first difference from `job_keys`, the keys of all live jobs."""
+        """Raise AssertionError unless exactly the jobs with these keys, all live jobs, have records."""
         assert {timer.job.key for timer in self._timers.values()} == set(job_keys), "timers and live jobs differ"
         assert self.awaiting_first_token.keys() <= self._timers.keys(), "an ended choice awaits its first token"
 

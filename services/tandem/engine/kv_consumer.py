@@ -48,22 +48,29 @@ make computing slower than predicted."""
 
 @dataclass(eq=False, repr=False)
 class Pull:
-    """State of one open hand-off on its consumer's side: of the KV of a Resume, or of a remote prefix of another job.
+    """One open hand-off on its consumer's side: the read of the KV of a `ResumeJob`, or of a remote prefix for another
+    job.
 
-    - `offered`: the announced blocks from `first_index` on; `next_index`: the first block for which no read was
-      started.
-    - `table`: the local blocks, the sequence's own or, for a remote prefix, those of the fetch, and `blocks` its ids;
-      `hashes`: those of a remote prefix.
-    - `num_known`: leading blocks that are to be read or were prefix hits. For a migrating sequence the number is final
-      only after the last announcement.
+    - `offered`: blocks that the source announced, from block index `first_index` on. The source of a remote prefix does
+      not offer the blocks before, because they are cached here.
+    - `table`, `blocks`: the local block table that is read into, and its block ids; `hashes`: the block hashes of a
+      remote prefix.
     - `num_hits`: leading blocks that were local before; `num_ready`: leading blocks that are local now.
-    - `num_writable`: leading `blocks` that may be written by reads now.
-    - `has_last_announcement`: the source has sent the last announcement.
-    - `remainder_requested`: the consumer has requested the remainder of a migrating sequence from the source.
+    - `num_known`: leading blocks that are to be read or were local before. For a migrating sequence it is final only
+      after the last announcement.
+    - `num_writable`: leading `blocks` that reads may write now; `next_index`: the first block for which no read was
+      started.
+    - `num_computed`, `num_cached`: tokens whose KV the source offers, and prompt tokens that were prefix-cache hits
+      there.
+    - `was_announced`, `has_last_announcement`: an announcement, the last announcement has arrived.
+    - `remainder_requested`: the consumer has requested from the source that it stops the migrating sequence and hands
+      it over.
+    - `open_reads`: numbers of the reads in flight; `num_exposed`: blocks not read when the last announcement arrived.
+    - `lease_until`: end of the lease at the source; None before its first answer.
+    - `busy_since`: since when a read is in flight; `busy_s`: seconds with reads in flight before that.
 
-    It is given up after `timeout_s` without progress, and at `ends_at`. Times are seconds of the caller's clock. The
-    source of a remote prefix does not offer the blocks before `first_index`, and the fetch is useful without
-    its last blocks.
+    A pull is given up after `timeout_s` without progress, and at `ends_at`. Times are in seconds of the caller's clock.
+    A remote prefix fetch is useful without its last blocks.
     """
 
     key: HandoffKey
@@ -106,27 +113,29 @@ class Pull:
 
     @property
     def is_prefix_fetch(self) -> bool:
+        """Return whether the pull reads a remote prefix, not the KV of a `ResumeJob`."""
         return not isinstance(self.job, ResumeJob)
 
     @property
     def due_at(self) -> float:
-        """Return when the pull is overdue if nothing arrives before."""
+        """Return the time at which the pull is overdue if nothing arrives before."""
         since = self.progress_at if self.lease_until is None else min(self.progress_at, self.lease_until)
         return min(since + self.timeout_s, self.ends_at)
 
     @property
     def is_open_ended(self) -> bool:
-        """Return whether the number of blocks is still open, because the sequence migrates and its source goes on."""
+        """Return whether the final number of blocks is unknown, because the sequence migrates and still runs at its
+        source."""
         return self.is_migrating and not self.has_last_announcement
 
     @property
     def is_leased(self) -> bool:
-        """Return whether the last read ended within the lease."""
+        """Return whether the last read is known to have ended before the lease did, so that what it read is valid."""
         return self.lease_until is not None and self.read_at < self.lease_until
 
     @property
     def is_short(self) -> bool:
-        """Return whether the source offered fewer blocks than there are to read, and will offer no more."""
+        """Return whether the source has offered fewer blocks than are to be read, and will offer no more."""
         return self.state is PullState.READING and self.has_last_announcement and self.num_offered < self.num_known
 
     @property
@@ -137,29 +146,33 @@ class Pull:
 
     @property
     def num_offered(self) -> int:
-        """Count the leading blocks that may be read or are local already."""
+        """Count the leading blocks of the sequence that the source has offered or that are local already."""
         return self.first_index + len(self.offered)
 
     @property
     def num_readable(self) -> int:
-        """Count the leading blocks that are offered and have a local block that may be written."""
+        """Count the leading blocks that the source has offered and whose local blocks may be written now."""
         num_allowed = self.num_writable if self.is_open_ended else min(self.num_known, self.num_writable)
         return min(self.num_offered, num_allowed)
 
     def num_final_blocks(self, block_size: int) -> int:
-        """Count the blocks of all tokens whose KV is offered, after the last announcement; of a remote prefix at most
-        the requested number."""
+        """Count the blocks of the `num_computed` tokens, for use after the last announcement; of a remote prefix at
+        most the requested number."""
         num_blocks = max(self.num_hits, -(-self.num_computed // block_size))
         return min(num_blocks, len(self.blocks)) if self.is_prefix_fetch else num_blocks
 
     def read(self, first: int, num_blocks: int) -> None:
-        """Record that `num_blocks` blocks from position `first` on were read; reads end in any order."""
+        """Record that `num_blocks` blocks from index `first` on were read, and update `num_ready`; reads may end in any
+        order."""
         self._ahead[first] = num_blocks
         while self.num_ready in self._ahead:
             self.num_ready += self._ahead.pop(self.num_ready)
 
     def times(self, outcome: PullOutcome, num_local: int, now: float, block_size: int, block_bytes: int) -> PullTimes:
-        """Return the record of the pull, which ends at `now` with its first `num_local` blocks local."""
+        """Return the record of a pull that ends at `now` with its first `num_local` blocks local.
+
+        `block_size`: tokens per block; `block_bytes`: bytes per block.
+        """
         num_blocks = num_local - self.num_hits
         return PullTimes(
             kind="prefix" if self.is_prefix_fetch else "handoff",
@@ -192,18 +205,19 @@ class _InflightRead:
 
 
 class KVConsumer:
-    """Own the open pulls of one worker, one per job, their reads, which may outlive the pull, and the blocks that
-    receive remote prefixes.
+    """Read KV blocks from other workers for the jobs of this worker: follow hand-offs, start reads, renew leases, and
+    report each pull once with `PullEnded`.
+
+    It owns one open pull per job, the reads, which may outlive their pull, and the blocks that receive remote prefixes.
+    Leases are renewed three times in `limits.lease_s` seconds. `num_prefix_tokens` counts the tokens whose KV was
+    fetched as remote prefixes since the start.
 
     A job holds no blocks and keeps no other job from starting while its remote prefix is fetched: the blocks belong to
     a table of the fetch, which is published and released before the job may start. The job then shares the blocks like
-    any cached prefix. As recently used blocks they are the last to be evicted; if they are evicted all the same, the
-    job computes the prefix. A fetch cannot deadlock: it begins only when each running sequence can grow by a block and
-    every reserved pull finds its blocks beside it. All blocks that the fetch needs here are allocated at the beginning,
-    its source serves what is already cached there, and both ends have deadlines.
-
-    Leases are renewed three times in `limits.lease_s` seconds. `num_prefix_tokens` counts the tokens of remote prefixes
-    whose KV was fetched, since the start.
+    any cached prefix; if they were evicted in between, it computes the prefix. A fetch cannot deadlock: it begins only
+    when each running sequence can grow by a block and every reserved pull still finds its blocks. All blocks that
+    the fetch needs here are allocated at the beginning, its source serves what is already cached there, and both ends
+    have deadlines.
     """
 
     def __init__(self, pool: BlockPool, limits: HandoffConfig, block_bytes: int = 0) -> None:
@@ -225,12 +239,13 @@ class KVConsumer:
     # ---- jobs
 
     def check_free(self, job: ResumeJob) -> None:
-        """Raise TandemError when another job pulls the hand-off of `job`."""
+        """Raise TandemError (INVALID_REQUEST) when the hand-off of `job` is being pulled by another job."""
         if job.offer in self._pulls:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {job.offer} already")
 
     def on_resume(self, job: ResumeJob, now: float) -> list[Effect]:
-        """Follow the hand-off that an accepted Resume pulls; `on_blocks` gives it its local blocks."""
+        """Open the pull of an accepted `ResumeJob` and follow its hand-off; `on_blocks` later gives it local blocks to
+        read into."""
         self._add(Pull(job.offer, job, job.source, now, self._pull_timeout_s), now)
         return [FollowHandoff(job.source, job.offer)]
 
@@ -242,10 +257,14 @@ class KVConsumer:
         cost: StepCost | None,
         now: float,
     ) -> list[ConsumerEffect] | None:
-        """Request the remote prefix of an accepted job, the blocks with these hashes; return None if it cannot be
-        fetched, because its blocks do not fit beside `demand` or its key was used before.
+        """Request the remote prefix of an accepted job; return None, without a change, if it is not to be fetched.
 
-        `cost` is None while the compute time cannot be predicted.
+        - `hashes`: the block hashes of the prefix.
+        - `demand`: free blocks that must remain for other sequences; without that room the prefix is not fetched.
+        - `cost`: predicts how long computing the prefix would take, after which the fetch is given up; None if not
+          known yet.
+
+        A key that was used before is not fetched again either.
         """
         assert job.prefix is not None, f"{job.key} has no remote prefix"
         key, source = HandoffKey(job.prefix.handoff, job.attempt), job.prefix.source
@@ -270,8 +289,11 @@ class KVConsumer:
         ]
 
     def on_blocks(self, grant: PullAllocated, now: float) -> list[ConsumerEffect]:
-        """Record the local blocks of a Resume and start reading. A migrating sequence may have grown beyond them, then
-        more are allocated."""
+        """Record the local blocks that the scheduler allocated for a `ResumeJob`, and start reading.
+
+        A migrating sequence may have grown beyond them; more are then allocated, and without room the pull fails as
+        OVERLOADED.
+        """
         pull = self._by_job[grant.key]
         pull.table = grant.table
         if not self._make_room(pull, len(pull.offered) + pull.is_open_ended):
@@ -279,15 +301,18 @@ class KVConsumer:
         return self._grant(pull, grant.num_hit_blocks, grant.num_known_blocks, now)
 
     def drop(self, job: Job, kind: ErrorKind, reason: str, now: float) -> list[ConsumerEffect]:
-        """Give up the pull, if there is one, of a job that ends for another reason."""
+        """Give up the pull of a job that ends for a reason of its own; return no effects if the job has no pull."""
         pull = self._by_job.get(job.key)
         return [] if pull is None else self._give_up(pull, kind, reason, now)
 
     # ---- messages of sources
 
     def on_announcement(self, message: Announcement, keys: Sequence[JobKey], now: float) -> list[ConsumerEffect]:
-        """Record an announcement, send new first tokens to the gateway at once, and start reading. Blocks that were
-        announced before are skipped; a gap ends the pull. `keys`: the live choices of the pulling job."""
+        """Record an announcement, return token events for new first tokens, and start reads of the new blocks.
+
+        Blocks that were announced before are skipped; if an announcement is missing, the pull is given up. `keys`: the
+        choices of the pulling job that have not ended.
+        """
         pull = self._pulls.get(message.key)
         if pull is None:
             return []
@@ -308,16 +333,19 @@ class KVConsumer:
         return effects + self._read_on(pull, now)
 
     def on_handoff_ended(self, key: HandoffKey, kind: ErrorKind, message: str, now: float) -> list[ConsumerEffect]:
-        """Give up the pull of a hand-off that its source has ended. CANCELLED: the source has nothing left to hand
-        over."""
+        """Give up the pull of a hand-off that its source has ended; `kind` and `message` are the source's reason.
+
+        CANCELLED: the source has nothing left to hand over. Returns no effects for an unknown key.
+        """
         pull = self._pulls.get(key)
         return [] if pull is None else self._give_up(pull, kind, message, now)
 
     def on_renewed(self, keys: Iterable[HandoffKey], sent_at: float, lease_s: float) -> None:
-        """Extend the leases of `keys` by `lease_s`, counted from `sent_at`, when the consumer sent the renewal.
+        """Extend the leases of `keys` to `lease_s` seconds after `sent_at`, the time at which this worker sent the
+        renewal.
 
         A source renews only a lease that it has not ended in between, so its answer also covers the time before: a late
-        answer of a source that was busy with a long step extends a lease that had run out on this side.
+        answer extends a lease that had run out on this side. Unknown keys are ignored.
         """
         for key in keys:
             pull = self._pulls.get(key)
@@ -332,7 +360,8 @@ class KVConsumer:
     # ---- events of the transport
 
     def on_read_done(self, read_id: int, now: float) -> list[ConsumerEffect]:
-        """Record a read whose bytes have all arrived with matching digests."""
+        """Record that all blocks of a read arrived with matching digests; complete the pull if it was the last one. An
+        unknown read is ignored."""
         read = self._reads.get(read_id)
         if read is None:
             return []
@@ -344,8 +373,11 @@ class KVConsumer:
         return self._arrive(pull, now)
 
     def on_read_failed(self, read_id: int, reason: str, *, drained: bool, now: float) -> list[ConsumerEffect]:
-        """Give up the pull of a failed read. `drained`: the read cannot write any more; otherwise its blocks are
-        quarantined."""
+        """Give up the pull of a failed read; return no effects if the pull is over or the read unknown.
+
+        `drained`: the read cannot write any more, and its local blocks are free. Otherwise they are quarantined: held,
+        and not used, until `on_peer_lost` with `proven`.
+        """
         read = self._reads.get(read_id)
         if read is None:
             return []
@@ -356,7 +388,11 @@ class KVConsumer:
         return self._give_up(read.pull, ErrorKind.KV_LOST, reason, now)
 
     def on_peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[ConsumerEffect]:
-        """Give up all pulls from a peer whose connection is lost. `proven`: none of its reads can still write."""
+        """Give up all pulls from a peer whose connection is lost.
+
+        `proven`: none of its reads can still write, so their local blocks are free; otherwise these blocks are
+        quarantined.
+        """
         effects: list[ConsumerEffect] = []
         self._torn.discard(source)
         for read_id, read in list(self._reads.items()):
@@ -371,8 +407,7 @@ class KVConsumer:
     # ---- time and books
 
     def read_on(self, now: float) -> list[ConsumerEffect]:
-        """Start reads into blocks that may be written now, because a step has copied their old content to host
-        memory."""
+        """Start the reads that waited until a step had copied the old content of their local blocks to host memory."""
         effects: list[ConsumerEffect] = []
         for pull in [pull for pull in self._pulls.values() if pull.num_writable < len(pull.blocks)]:
             self._update_blocks(pull)
@@ -380,8 +415,8 @@ class KVConsumer:
         return effects
 
     def on_tick(self, now: float) -> list[ConsumerEffect]:
-        """Enforce the deadlines of leases, of pulls without progress, and of abandoned reads that do not end; renew
-        leases in time."""
+        """Give up pulls that are overdue, disconnect sources whose abandoned reads do not end, and renew leases when
+        due."""
         effects: list[ConsumerEffect] = []
         for pull in list(self._pulls.values()):
             if pull.lease_until is not None and now - pull.lease_until >= pull.timeout_s:
@@ -408,7 +443,7 @@ class KVConsumer:
     def next_deadline(self) -> float:
         """Return the time before which `on_tick` does nothing unless an event arrives.
 
-        The result is minus infinity if `on_tick` has work at once, and infinity if there is nothing to wait for.
+        Minus infinity: `on_tick` has work now. Infinity: there is nothing to wait for.
         """
         due = self._next_renewal if self._pulls else math.inf
         for pull in self._pulls.values():
@@ -422,23 +457,24 @@ class KVConsumer:
 
     @property
     def num_quarantined(self) -> int:
-        """Count the blocks whose reads are not proven to have ended."""
+        """Count the local blocks that are held because their failed reads may still write."""
         return sum(len(r.blocks) for r in self._reads.values() if r.quarantined)
 
     @property
     def num_reads(self) -> int:
+        """Count the reads in flight, abandoned and quarantined ones included."""
         return len(self._reads)
 
     def find(self, key: HandoffKey) -> Pull | None:
-        """Return the open pull of a hand-off."""
+        """Return the open pull of a hand-off; None where there is none."""
         return self._pulls.get(key)
 
     def blocks(self) -> Iterator[BlockId]:
-        """Iterate over every block once per read that holds it, for the pool's `check`."""
+        """Iterate over the local blocks of all reads, each once per read that holds it, for `BlockPool.check`."""
         return (b for read in self._reads.values() for b in read.blocks)
 
     def prefix_tables(self) -> Iterator[BlockTable]:
-        """Iterate over the block tables of remote prefixes that are being fetched, for the pool's `check`."""
+        """Iterate over the block tables of remote prefixes that are being fetched, for `BlockPool.check`."""
         return (pull.table for pull in self._pulls.values() if pull.is_prefix_fetch)
 
     def check(self, jobs: Container[JobKey]) -> None:
@@ -649,8 +685,11 @@ class KVConsumer:
 
 
 def prefix_fetch_limits(num_hits: int, num_blocks: int, block_size: int, cost: StepCost | None) -> tuple[float, float]:
-    """Return the seconds without progress, and in all, after which a remote prefix fetch of the blocks `[num_hits,
-    num_blocks)` is given up. `cost` is None while the compute time cannot be predicted."""
+    """Return (seconds without progress, seconds in all) after which a remote prefix fetch is given up.
+
+    The blocks `[num_hits, num_blocks)` are fetched, of `block_size` tokens each. `cost` predicts how long computing
+    them would take; None while that is unknown, and there is then no limit in all.
+    """
     if cost is None:
         return MAX_PREFIX_FETCH_S, math.inf
     compute_s = max(MIN_PREFIX_FETCH_S, cost.chunk_s(num_hits * block_size, (num_blocks - num_hits) * block_size))

@@ -30,11 +30,15 @@ from tandem.sched.state.step_plan import PrefixBlock, StepPlan
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lease:
-    """One open hand-off on its producer's side.
+    """One hand-off on its producer's side: a time-limited guarantee that its blocks keep their content for a consumer.
 
-    The first `num_announced` of `blocks` may be read. `is_migrating`: the sequence goes on, so blocks are added.
-    `prefix_request`: the request, for a lease of cached blocks that no job computes. `expires_at`: seconds of the
-    caller's clock.
+    - `job`: the job that computes the blocks; None for a remote prefix fetch.
+    - `blocks`: the leased blocks in the order of the tokens; a consumer may read the first `num_announced`.
+    - `is_migrating`: the sequence of `job` goes on, so blocks are added.
+    - `prefix_request`: the request of a remote prefix fetch, which leases blocks that are in the prefix cache.
+    - `consumer`: the worker that follows the hand-off, None before it does; `announcements`: all that were made so far,
+      which a new follower gets from the first on.
+    - `expires_at`: end of the lease unless it is renewed, in seconds of the caller's clock.
     """
 
     key: HandoffKey
@@ -50,7 +54,7 @@ class Lease:
 
     @property
     def may_be_read(self) -> bool:
-        """Return whether blocks were announced to a consumer."""
+        """Return whether a consumer follows the hand-off and blocks were announced, so that it may be reading them."""
         return self.consumer is not None and any(message.blocks for message in self.announcements)
 
     def __repr__(self) -> str:
@@ -66,15 +70,16 @@ class _ClosedHandoff:
 
 
 class KVProducer:
-    """Own the leases of one worker: one open lease per hand-off id, the withdrawn leases that may still be read, and
-    the blocks of served prefixes that a step is still to digest.
+    """Lease KV blocks of one worker to consumers, announce them as they are computed, and end the leases.
 
-    Methods that end a lease drop its blocks from `pool`, and return the job that computed for it where the engine has
-    to end that job. Ended hand-offs are remembered for `memory_s` seconds, so that a late consumer is notified.
+    There is one open lease per hand-off id; a newer attempt ends the older one. A lease that the producer ends while it
+    may still be read is withdrawn: its blocks are held until the consumer releases it or it expires. Methods that end a
+    lease return the job that computes for it where the engine has to end that job. Ended hand-offs are remembered for
+    `memory_s` seconds, so that a late consumer is notified.
 
-    Served prefixes are digested whatever `digest_handoffs` says, because the plan that digests a block also waits for
-    its copy from host memory. Blocks that are only in host memory are not served: bringing them back would take room
-    from this worker's own requests.
+    The blocks of remote prefix fetches ("served prefixes") are always digested, even where `digest_handoffs` is off,
+    because the plan that digests a block also waits for its copy from host memory. Blocks that are only in host memory
+    are not served: bringing them back would take room from this worker's own requests.
     """
 
     def __init__(self, pool: BlockPool, lease_s: float, *, memory_s: float = 60.0) -> None:
@@ -99,9 +104,11 @@ class KVProducer:
         is_migrating: bool = False,
         prefix_request: RemotePrefixRequest | None = None,
     ) -> tuple[JobKey | None, list[Effect]]:
-        """Reserve a lease for a hand-off; return the job of the older attempt that the new one ends, if any.
+        """Open a lease without blocks for a hand-off; return the job of the older attempt that it ends, if any, and the
+        effects.
 
-        Raises TandemError for a fenced attempt.
+        `job`: the job that computes its blocks; None for a remote prefix fetch. `is_migrating`: for a sequence that
+        goes on. Raises TandemError (CANCELLED) when a newer attempt exists or this one has ended.
         """
         self._forget(now)
         old = self._leases.get(key.handoff)
@@ -116,7 +123,7 @@ class KVProducer:
         return None if old is None else old.job, effects
 
     def start(self, key: HandoffKey, blocks: tuple[BlockId, ...], num_skipped: int = 0) -> None:
-        """Record the blocks of a lease, which the pool holds as leased already.
+        """Record the blocks of a lease, which the caller has already marked as leased in the pool.
 
         The first `num_skipped` blocks are not announced, because the consumer has them; they are held only as parents
         of the blocks after them.
@@ -127,8 +134,11 @@ class KVProducer:
         lease.num_announced = num_skipped
 
     def on_chunk(self, job: PrefillJob, progress: SequenceUpdate, now: float) -> list[Effect]:
-        """Announce the blocks that a chunk of a prefill completed; end the hand-off when nothing is left to hand
-        over."""
+        """Announce the blocks that a step of a prefill completed.
+
+        A prefill that failed, or whose request ended with its first token, leaves nothing to hand over: its lease is
+        withdrawn, and the consumer is notified.
+        """
         lease = self.find(job.offer)
         assert lease is not None, f"{job.key} runs without a lease"
         if progress.error is not None:
@@ -148,8 +158,13 @@ class KVProducer:
         num_cached: int,
         last: tuple[SampledToken, ...],
     ) -> list[Effect]:
-        """Lease and announce the blocks of a migrating sequence that became complete. `last`: its last tokens, once it
-        has stopped here, else empty."""
+        """Lease and announce the blocks of a migrating sequence that became complete.
+
+        - `fresh`: these blocks with their digests, in order.
+        - `num_computed`, `num_cached`: tokens of the sequence with complete KV, and prompt tokens that were
+          prefix-cache hits.
+        - `last`: once the sequence has stopped here, the output tokens that the consumer does not know; empty before.
+        """
         lease = self._leases[key.handoff]
         assert lease.is_migrating and lease.state is LeaseState.OFFERED, f"{lease!r} does not grow"
         blocks = tuple(digest.block for digest in fresh)
@@ -160,12 +175,12 @@ class KVProducer:
     # ---- served prefixes
 
     def blocks_to_digest(self) -> tuple[PrefixBlock, ...]:
-        """Return the blocks of served prefixes that the next plan is to digest, as many as it may, in the order in
-        which their requests arrived."""
+        """Return the blocks of served prefixes that the next plan is to digest, oldest request first, at most
+        MAX_DIGESTS."""
         return tuple(islice(chain.from_iterable(self._undigested.values()), MAX_DIGESTS)) if self._undigested else ()
 
     def on_planned(self, plan: StepPlan) -> None:
-        """Record that a plan digests its `digests`, the first of `blocks_to_digest`."""
+        """Record that a plan digests the blocks `plan.digests`, which are the first ones of `blocks_to_digest`."""
         num_left = len(plan.digests)
         for key, blocks in list(self._undigested.items()):
             count = min(len(blocks), num_left)
@@ -179,8 +194,11 @@ class KVProducer:
                 del self._undigested[key]
 
     def on_digests(self, number: int, digests: Sequence[BlockDigest], now: float) -> list[Effect]:
-        """Announce the blocks of served prefixes whose digests the finished plan `number` computed: all that were
-        planned, or none where the plan failed. Their leases may have ended meanwhile."""
+        """Announce the blocks of served prefixes whose digests the finished plan `number` computed.
+
+        `digests` has all blocks that the plan was to digest, or none where the plan failed; then the leases are
+        withdrawn. Leases that have ended meanwhile are skipped.
+        """
         effects: list[Effect] = []
         first = 0
         for key, count in self._digesting.pop(number, ()):
@@ -207,11 +225,12 @@ class KVProducer:
         prefix_request: RemotePrefixRequest | None = None,
         demand: BlockDemand = NO_DEMAND,
     ) -> list[Effect]:
-        """Send a hand-off's announcements to `consumer` from now on, from the first on.
+        """Send the announcements of a hand-off to `consumer`: all made so far immediately, later ones as they are made.
 
-        `prefix_request`: open a lease of these cached blocks first, as far as it leaves room for `demand`. A consumer
-        must not read the blocks of another request, because it would publish them under the wrong hashes. The consumer
-        of an unknown hand-off is remembered until the hand-off is opened.
+        With a `prefix_request` the cached blocks that it names are leased first, as many as leave room for `demand`. A
+        hand-off that is not open yet is remembered with its consumer, and one that has ended is reported to it. A
+        follower whose `prefix_request` differs from the lease's is also notified of an end: it would publish blocks
+        under wrong hashes.
         """
         effects = [] if prefix_request is None else self._serve_prefix(key, prefix_request, demand, now)
         lease = self.find(key)
@@ -225,8 +244,11 @@ class KVProducer:
         return [*effects, *(SendAnnouncement(consumer, message) for message in lease.announcements)]
 
     def on_renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
-        """Extend leases from `now`, when the producer answers; notify the consumer of hand-offs that are neither open
-        nor awaited."""
+        """Extend open leases to `now` plus the lease time; `now` is the time at which the producer answers.
+
+        The consumer is notified of each hand-off that has ended or is unknown. One that it follows and that is not open
+        yet is neither extended nor reported.
+        """
         effects: list[Effect] = []
         for key in keys:
             lease = self.find(key)
@@ -237,8 +259,12 @@ class KVProducer:
         return effects
 
     def on_release(self, key: HandoffKey, now: float, kind: ErrorKind = ErrorKind.KV_LOST) -> JobKey | None:
-        """End a lease that its consumer has released; return the job that computes for it, if any. Later followers and
-        requests for the hand-off get `kind`."""
+        """End a lease that its consumer has released and free its blocks; return the job that still computes for it, if
+        any.
+
+        A hand-off that was never opened cannot be opened later. `kind` is reported to consumers that follow the
+        hand-off later.
+        """
         lease = self.find(key) or self._withdrawn.get(key)
         self._awaited.pop(key)
         if lease is None:
@@ -249,16 +275,18 @@ class KVProducer:
         return job
 
     def on_revoke(self, key: HandoffKey, now: float) -> tuple[JobKey | None, list[Effect]]:
-        """End a lease that the gateway does not need any more; return the job that computes for it, if any."""
+        """Withdraw a lease that the gateway does not need any more; return the job that computes for it, if any, and
+        the effects."""
         lease = self.find(key)
         effects = self.withdraw(key, ErrorKind.KV_LOST, "its gateway does not need it any more", now)
         return None if lease is None else lease.job, effects
 
     def withdraw(self, key: HandoffKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
-        """End a lease from the producer's side, and notify its consumer.
+        """End a lease from the producer's side and notify its consumer, if it has one.
 
-        Blocks that the consumer may be reading are held until it releases them or the granted time is over; such a
-        lease is not renewed. Later followers and requests for the hand-off get `kind`.
+        Blocks that the consumer may be reading are held until it releases them or the lease expires, without renewal;
+        all others are freed. `kind` and `reason` go to the consumer; later followers get `kind`. If the lease was never
+        opened, it cannot be opened later; if it has ended, nothing happens.
         """
         lease = self.find(key)
         if lease is None:
@@ -271,8 +299,11 @@ class KVProducer:
     # ---- time and books
 
     def on_tick(self, now: float) -> tuple[list[Lease], list[Effect]]:
-        """End all leases whose time is over, and drop records that are older than `memory_s`; return the leases that
-        were open."""
+        """End all expired leases and free their blocks; return those that had not been withdrawn, and the notifications
+        of their consumers.
+
+        Also forgets hand-offs that ended more than `memory_s` seconds ago.
+        """
         self._forget(now)
         expired = [lease for lease in self if lease.expires_at <= now]
         ended = [lease for lease in expired if lease.state is not LeaseState.WITHDRAWN]
@@ -281,34 +312,37 @@ class KVProducer:
         return ended, [x for lease in ended for x in _notification(lease, ErrorKind.KV_LOST, "the lease ran out")]
 
     def next_expiry(self) -> float:
-        """Return when the first lease expires if nobody renews it; infinity without leases."""
+        """Return the time at which the first lease expires unless it is renewed; infinity without leases."""
         return min((lease.expires_at for lease in self), default=math.inf)
 
     @property
     def is_awaiting(self) -> bool:
-        """Return whether blocks will be freed when a consumer releases them: those of a withdrawn lease, of a prefill
-        or of a served prefix."""
+        """Return whether blocks will become free when a consumer releases a lease other than that of a migrating
+        sequence."""
         return any(lease.state is LeaseState.WITHDRAWN or not lease.is_migrating for lease in self)
 
     def find(self, key: HandoffKey) -> Lease | None:
-        """Return the lease of `key` while it is open."""
+        """Return the open lease of `key`; None for a withdrawn or ended lease, or for another attempt."""
         lease = self._leases.get(key.handoff)
         return lease if lease is not None and lease.key == key else None
 
     def end_reason(self, key: HandoffKey) -> ErrorKind | None:
-        """Return how a hand-off ended; None while it is open or may still be opened."""
+        """Return the kind of error with which a hand-off ended; None while it is open or may still be opened.
+
+        CANCELLED: a newer attempt is open.
+        """
         lease, closed = self._leases.get(key.handoff), self._closed.get(key.handoff)
         if lease is not None and lease.key.attempt >= key.attempt:
             return None if lease.key == key else ErrorKind.CANCELLED
         return closed.kind if closed is not None and closed.attempt >= key.attempt else None
 
     def blocks(self) -> Iterator[BlockId]:
-        """Iterate over every block once per lease that holds it, for the pool's `check`."""
+        """Iterate over the leased blocks, each once per lease that holds it, for `BlockPool.check`."""
         return (b for lease in self for b in lease.blocks)
 
     def check(self, jobs: Container[JobKey]) -> None:
-        """Raise AssertionError naming the first inconsistency of the leases. `jobs`: job and choice keys of all live
-        jobs."""
+        """Raise AssertionError naming the first inconsistency of the leases. `jobs`: the keys of all live jobs and
+        choices."""
         for lease in self:
             is_open = self.find(lease.key) is lease
             assert is_open == (lease.state in (LeaseState.RESERVED, LeaseState.OFFERED)), f"{lease!r}: leases"

@@ -26,11 +26,12 @@ from tandem.sched.state.sequence import Sequence as Seq
 
 
 class DrainMigration:
-    """Own the offers of running sequences to other workers, and `Sequence.migration_state`, which otherwise only the
-    plan that freezes a sequence writes. All running sequences are offered once `has_begun` is set.
+    """Offer the running sequences of a draining worker to other workers, and keep each offer until it is taken or void.
 
-    Counted since the start: `num_migrated` sequences that other workers took over, and `num_requeued` jobs that had
-    nothing to migrate or blocked others.
+    All running sequences are offered by `offer` once `has_begun` is set. The class also owns
+    `Sequence.migration_state`; besides it only the plan that freezes a sequence writes that field. Counted since the
+    start: `num_migrated` sequences that other workers took over, and `num_requeued` jobs that failed as DRAINING,
+    because they had nothing to migrate or blocked others.
     """
 
     def __init__(self, state: SchedulerState, producer: KVProducer) -> None:
@@ -47,22 +48,23 @@ class DrainMigration:
 
     @property
     def is_due(self) -> bool:
-        """Return whether a sequence is to be offered or a job to be requeued."""
+        """Return whether `offer` or `not_worth_migrating` would return anything now."""
         return bool(self.not_worth_migrating()) or next(self._not_offered(), None) is not None
 
     def not_worth_migrating(self) -> list[JobKey]:
-        """Return the choices to requeue because they have no KV here that is worth migrating: those that wait, and
-        those whose own KV is still being pulled."""
+        """Return the choices to requeue because they have no own KV here: waiting ones, and those whose KV is being
+        pulled. Empty before `has_begun`."""
         if not self.has_begun:
             return []
         return [key for seq in chain(self._state.waiting, self._state.pulling.values()) for key in seq.keys]
 
     def blocking_jobs(self) -> list[JobKey]:
-        """Return the choices to requeue when no step can be planned.
+        """Return the choice to requeue, in a list, when no step can be planned because migrating sequences hold all
+        blocks; empty if blocks will become free without it.
 
-        A sequence that is being read is not preempted. If such sequences hold all blocks, none of them can sample the
-        last token with which it leaves; without one of them, the youngest, the others can. None where a sequence has
-        stopped, since its blocks come free.
+        A sequence that a consumer reads is not preempted. If such sequences hold all blocks, none of them can sample
+        the last token after which it is handed over; once the youngest is requeued, the others can. Blocks will become
+        free if a sequence has stopped here, or a lease waits for its release.
         """
         if not self.has_begun or self._producer.is_awaiting:
             return []
@@ -71,11 +73,11 @@ class DrainMigration:
         return [] if has_stopped else [seq.key for seq in read[-1:]]
 
     def has(self, key: HandoffKey) -> bool:
-        """Return whether `key` is the offer of a sequence that runs here."""
+        """Return whether `key` is the hand-off under which a sequence of this worker is offered."""
         return key in self._jobs
 
     def offer(self) -> list[Effect]:
-        """Offer the running sequences that are not offered yet."""
+        """Offer the running sequences that are not offered yet; return one `MigrationOffered` for each."""
         effects: list[Effect] = []
         for job in self._not_offered():
             self._num_offers += 1
@@ -86,10 +88,10 @@ class DrainMigration:
         return effects
 
     def follow(self, key: HandoffKey, now: float) -> None:
-        """Open the lease of an offer that a consumer has started to follow, and announce its blocks so far; ignore
-        other keys.
+        """Open the lease of an offer that a consumer has started to follow, and announce the blocks that are complete;
+        ignore other keys.
 
-        From now on its blocks are digested, and the sequence is not preempted.
+        From now on completed blocks are digested, and the sequence is not preempted.
         """
         job = self._jobs.get(key)
         if job is None or self._producer.find(key) is not None:
@@ -103,8 +105,11 @@ class DrainMigration:
         self._announce(key, seq, ())
 
     def request_remainder(self, key: HandoffKey, num_known: int) -> None:
-        """Let the sequence stop after its next token, because its consumer has nearly all KV and `num_known` output
-        tokens."""
+        """Let the sequence stop after its next token, because its consumer has nearly all KV.
+
+        `num_known`: output tokens that the consumer knows. Ignored unless a consumer follows the offer, and on a second
+        call.
+        """
         job = self._jobs.get(key)
         if job is not None and self._producer.find(key) is not None and key not in self._num_known:
             self._num_known[key] = num_known
@@ -113,14 +118,20 @@ class DrainMigration:
                 seq.migration_state = MigrationState.FINALIZING
 
     def computed(self, part: SequenceUpdate) -> list[Effect]:
-        """Announce what a step completed of an offered sequence that goes on, or the remainder after its last token."""
+        """Announce the blocks that a step completed of an offered sequence, or, once it has stopped, all remaining
+        blocks and its last tokens; empty where no consumer follows."""
         key = self._offers.get(part.key)
         if key is None or self._producer.find(key) is None:
             return []
         return self._announce(key, self._state.by_key[part.key], part.digests)
 
     def released(self, key: HandoffKey, now: float, *, is_taken: bool) -> JobKey | None:
-        """Release an offer; return the choice if it has migrated to the consumer, else let the sequence go on here."""
+        """End the lease of an offer. Return the choice if it has migrated, so that the caller ends it here; otherwise
+        return None, and the sequence goes on here.
+
+        It has migrated when the consumer has taken all (`is_taken`) and the sequence had stopped. None also for a key
+        that is not an offer.
+        """
         job = self._jobs.get(key)
         if job is None:
             return None
@@ -136,8 +147,8 @@ class DrainMigration:
     def revoked(self, key: HandoffKey, now: float) -> bool:
         """Withdraw an offer that its gateway does not need any more; return False if `key` is not an offer.
 
-        The offer stays open if a consumer follows it: the consumer releases it, and its blocks must not be written
-        before.
+        An offer that a consumer follows stays open, because its blocks must not be overwritten before the consumer
+        releases it.
         """
         if not self.has(key):
             return False
@@ -146,7 +157,7 @@ class DrainMigration:
         return True
 
     def expired(self, key: HandoffKey) -> bool:
-        """Let the sequence of an offer whose lease has ended go on here; return False if `key` is not an offer."""
+        """Let the sequence go on here after the lease of its offer has ended; return False if `key` is not an offer."""
         job = self._jobs.get(key)
         if job is None:
             return False
@@ -155,8 +166,12 @@ class DrainMigration:
         return True
 
     def ended(self, job: JobKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
-        """Withdraw the offer of a choice that has ended. A choice that is CANCELLED after it was handed over has
-        migrated: its gateway may know that before this worker does."""
+        """Withdraw the offer of a choice that has ended, and return the notification of its consumer; empty where there
+        is no offer.
+
+        A choice that is CANCELLED after it was handed over has migrated, because its gateway may know of the migration
+        before this worker does.
+        """
         key = self._offers.get(job)
         if key is None:
             return []
@@ -165,7 +180,7 @@ class DrainMigration:
         return self._producer.withdraw(key, kind, reason, now)
 
     def check(self) -> None:
-        """Raise AssertionError naming the first inconsistency."""
+        """Raise AssertionError naming the first inconsistency between offers, jobs and requested remainders."""
         assert self._offers == {job: key for key, job in self._jobs.items()}, "offers and jobs differ"
         assert self._num_known.keys() <= self._jobs.keys(), (
             "a consumer requested the remainder of a sequence that is not offered"

@@ -10,9 +10,9 @@ from tandem.sched.state.step_plan import StepPlan, StepResult
 
 
 class Executor(Protocol):
-    """Run plans on a model. Own weights and KV storage; sequences and jobs stay outside.
+    """Compute plans on a model; owns its weights and KV storage, and knows no jobs or sequences.
 
-    Called from one thread at a time. Plans are executed in the order of their numbers.
+    Called from one thread at a time, with plans in the order of their numbers.
     """
 
     @property
@@ -23,45 +23,50 @@ class Executor(Protocol):
 
     @property
     def num_host_slots(self) -> int:
-        """Number of blocks that fit into host memory beside the pool; plans copy to them and back."""
+        """Number of blocks that fit into host memory in addition to the pool; plans copy blocks to them and back."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Upper bound of token ids, exclusive."""
+        """Number of token ids; every id is below it."""
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one plan to its end. A slice that cannot be computed reports `error`; others are unaffected. Raises
-        DeviceLost."""
+        """Compute one plan, and return its result when it has ended.
+
+        Where a single slice cannot be computed, its result has `error` set, and the other slices are unaffected. Raises
+        DeviceLost when the device cannot compute any more.
+        """
         ...
 
 
 class Pipeline(Protocol):
-    """Run plans while the next one is being made. Called from one thread at a time.
+    """Compute plans asynchronously, so that the next plan is made while one runs. Called from one thread at a time.
 
-    Plans are collected in the order in which they were launched, each once. As many plans may be launched ahead as the
-    engine keeps open.
+    Every launched plan is collected once, in the order of launching. Up to the engine's `plan_depth` plans may be
+    launched and not collected.
     """
 
     def launch(self, plan: StepPlan) -> None:
-        """Start a plan; return before it has ended where the device computes asynchronously."""
+        """Start a plan; return without waiting for its end where the device computes asynchronously."""
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest launched plan and return its result; what it wrote is then visible to all, transports
-        included.
+        """Wait for the oldest launched plan and return its result; transports can then read the KV that it wrote.
 
-        Raises DeviceLost, and any other error of the plan as a whole; the plan is over then.
+        Raises DeviceLost, or any other error that failed the plan as a whole; the plan then counts as collected.
         """
         ...
 
 
 class DeviceLost(Exception):
-    """Raised when the device cannot compute any more: neither this plan nor a later one."""
+    """Raised when the device can compute neither the current plan nor any later one."""
 
 
 class StepObserver(Protocol):
-    """Receive records of steps that have run. Called on the driver's thread; must not block and must not raise."""
+    """Receive the record of each measured step, for metrics and logs.
+
+    `observe` is called on the driver's thread, so it must not block and must not raise.
+    """
 
     def observe(self, record: StepRecord) -> None: ...

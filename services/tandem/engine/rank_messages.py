@@ -16,45 +16,53 @@ from tandem.kv.host_offload import Offload, Onload
 
 
 class RanksLost(DeviceLost):
-    """Raised when ranks of one model no longer agree on what was computed, or one of them is gone."""
+    """Raised when ranks of one model have diverged in what they computed, or when one of them is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpillBlocks:
+    """Copy blocks from the pool to host memory: pairs of (block, host slot)."""
+
     copies: tuple[Offload, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FillBlocks:
+    """Copy blocks from host memory back to the pool: pairs of (host slot, block)."""
+
     copies: tuple[Onload, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks:
-    """Copy blocks inside the pool: pairs of (from, to)."""
+    """Copy blocks inside the pool: pairs of (source, target)."""
 
     copies: tuple[tuple[BlockId, BlockId], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClearBlocks:
+    """Fill these blocks of the pool with zeros."""
+
     blocks: tuple[BlockId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DigestBlocks:
-    """Compute the digests of `num_blocks` blocks for each rank's heads and gather them; block ids and positions in
-    their prompts are broadcast."""
+    """Compute the digests of `num_blocks` blocks, each rank for its own KV heads, and gather them at the first rank.
+
+    The block ids and their positions in the prompt are broadcast, so they are not part of the message.
+    """
 
     num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Run the model on a batch whose numbers are broadcast.
+    """Run the model on a batch whose numbers (token ids, positions, block tables) are broadcast to the ranks.
 
-    The batch has `num_rows` rows of `num_sequences` sequences, with tables of `num_blocks` blocks each. `num_decodes`,
-    `max_rows`: see `tandem_kernels.contract.AttentionBatch`.
+    `num_rows` tokens of `num_sequences` sequences are computed; each block table has `num_blocks` columns.
+    `num_decodes` and `max_rows` are those of `tandem_kernels.contract.AttentionBatch`.
     """
 
     num_rows: int
@@ -66,7 +74,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Compute the logits of `num_rows` hidden rows, which are broadcast."""
+    """Compute the logits of `num_rows` hidden states, which the first rank broadcasts."""
 
     num_rows: int
 
@@ -77,14 +85,17 @@ RankCommand = SpillBlocks | FillBlocks | CopyBlocks | ClearBlocks | DigestBlocks
 
 @dataclass(frozen=True, slots=True)
 class OpenMover:
-    """Open the transfer agent of a rank, for this incarnation of the worker. Answered by RankRegistered."""
+    """Start the transfer agent of a rank, which reads KV from other workers. Answered by RankRegistered.
+
+    `worker` names the incarnation of the worker to which the rank belongs.
+    """
 
     worker: WorkerRef
 
 
 @dataclass(frozen=True, slots=True)
 class HaltMover:
-    """Stop the transfer agent of a rank after its open reads. Answered by TransferStopped."""
+    """Stop the transfer agent of a rank once its open reads have ended. Answered by TransferStopped."""
 
 
 AgentCommand = OpenMover | HaltMover | Command
@@ -93,21 +104,22 @@ AgentCommand = OpenMover | HaltMover | Command
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """A rank process has started and is about to connect to the other ranks."""
+    """Report that the process of rank `rank` has started and is about to connect to the other ranks."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The rank has loaded its part of the model, has room for `num_blocks` blocks, and accepts commands."""
+    """Report that a rank has loaded its part of the weights and accepts commands; its pool has room for `num_blocks`
+    blocks."""
 
     num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """The rank process ends because of an error."""
+    """Report that the process of a rank ends because of an error."""
 
     kind: ErrorKind
     message: str
@@ -115,7 +127,7 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True)
 class RankRegistered:
-    """The rank's pool is registered with its transport; `peer` describes this rank alone."""
+    """Report that the KV pool of a rank can be read by other workers; `peer` describes this rank alone."""
 
     peer: TransportPeer
 

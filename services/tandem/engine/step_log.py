@@ -26,9 +26,10 @@ _SECTIONS = ("engine", "speculative", "slo", "handoff")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLogHead:
-    """Worker, model and settings that a step log belongs to.
+    """First line of a step log: the worker, its model and the settings that its steps depend on.
 
-    `num_threads`: compute threads; 0 if unknown. `settings`: the sections of `Config` that determine a step's work.
+    `num_threads`: compute threads; 0 if unknown. `num_blocks`: KV blocks of the worker's pool. `layout`: shape and data
+    type of a KV block. `settings`: the sections of `Config` that determine a step's work, see `step_settings`.
     """
 
     worker: str
@@ -41,12 +42,14 @@ class StepLogHead:
 
     @property
     def config(self) -> Config:
+        """Return the configuration with these settings and defaults for all others. Raises TandemError for invalid
+        settings."""
         return build([(self.worker, self.settings)])
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """One step and the time of its end, `at`, in seconds since the epoch."""
+    """One step, and the time at which it ended, in seconds since the epoch."""
 
     at: float
     record: StepRecord
@@ -54,20 +57,24 @@ class LoggedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
+    """The decoded log of one worker process: its head, and its steps in the order of their end."""
+
     head: StepLogHead
     steps: tuple[LoggedStep, ...]
 
 
 def step_settings(config: Config) -> Mapping[str, Mapping[str, Any]]:
-    """Return the `settings` of a `StepLogHead`."""
+    """Return the sections of `config` that determine a step's work, as mappings, for `StepLogHead.settings`."""
     return {section: asdict(getattr(config, section)) for section in _SECTIONS}
 
 
 def encode_head(head: StepLogHead) -> str:
+    """Return the first line of a step log, without a newline."""
     return json.dumps({"format": FORMAT, **asdict(head), "layout": head.layout.to_dict()})
 
 
 def encode_step(step: LoggedStep) -> str:
+    """Return the line of one step, without a newline."""
     record = step.record
     features = record.features
     fields = {
@@ -88,10 +95,10 @@ def encode_step(step: LoggedStep) -> str:
 
 
 def decode_log(lines: Iterable[str], name: str) -> StepLog:
-    """Decode the lines of a step log; a last line without a newline is skipped, because its worker was killed while
-    writing.
+    """Decode the lines of a step log. `name`: the name of the log in error messages.
 
-    Raises TandemError that names `name` and the line for anything else that cannot be decoded.
+    A last line without a newline is skipped, because its worker was killed while writing. Raises TandemError
+    (INVALID_REQUEST) with the name and the line number for anything else that cannot be decoded, an empty log included.
     """
     numbered = enumerate(lines, 1)
     first = next(numbered, None)

@@ -13,10 +13,10 @@ from tandem.kv.layout import KVLayout, KVRegion
 
 @dataclass(frozen=True, slots=True)
 class TransportRank:
-    """How one tensor-parallel rank of a worker is read.
+    """What other workers need to read the KV pool of one tensor-parallel rank.
 
-    `agent`: name of its transport agent, unique to the incarnation. `metadata`: the transport's own handshake data.
-    `region`: its pool.
+    `agent`: name of the rank's transport agent, unique to the incarnation of the worker. `metadata`: the handshake data
+    of that transport. `region`: where the rank's pool is in memory, and which KV heads it holds.
     """
 
     agent: str
@@ -26,9 +26,10 @@ class TransportRank:
 
 @dataclass(frozen=True, slots=True)
 class TransportPeer:
-    """What a worker sends to others so that they can read its blocks; `layout` is the layout of the whole model.
+    """What a worker sends to other workers so that they can read its KV blocks.
 
-    A block has the same number in the pools of all ranks; each pool holds the KV heads that its region names.
+    `layout` is the layout of the whole model. A block has the same number in the pools of all `ranks`; each pool holds
+    the KV heads that its region names.
     """
 
     worker: WorkerRef
@@ -37,34 +38,39 @@ class TransportPeer:
 
     @property
     def life(self) -> tuple[WorkerId, Incarnation]:
-        """Return worker id and incarnation. They identify the peer; its address may be written in several ways."""
+        """Return worker id and incarnation, which identify the peer; its address may be written in several forms."""
         return self.worker.id, self.worker.incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectPeer:
-    """Make a peer readable; answered by Connected or ConnectFailed."""
+    """Connect to a peer so that its blocks can be read; answered by Connected or ConnectFailed."""
 
     peer: TransportPeer
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop posting parts of a read. The read is still reported once, when the posted parts have ended."""
+    """Cancel the read with number `id`: transfer no more of its blocks.
+
+    Transfers already passed to the transport run to their end; the read is then reported once, like any other.
+    """
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """Transfer a few bytes through the transport; answered by SelfTestDone, unless a thread hangs in a transport
-    call."""
+    """Transfer a few bytes through the transport; answered by SelfTestDone, or not at all if the transport hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetPolling:
-    """Set the polling rate. `busy`: a lease is open on this worker, so peers may read from it; a peer's read over TCP
-    advances only when it is polled here."""
+    """Set how often the transfer thread polls the transport; `busy` means often.
+
+    Busy is right while a lease is open on this worker, because peers may then read from it, and their reads over TCP
+    advance only when this worker polls.
+    """
 
     busy: bool
 
@@ -73,7 +79,7 @@ Command = StartRead | ConnectPeer | Cancel | TearDownPeer | SelfTest | SetPollin
 
 
 class FailureKind(Enum):
-    """Reasons why a read failed."""
+    """Why a read failed."""
 
     REFUSED = "refused"
     """The request is wrong: its peer is not connected, or it names a block that does not exist."""
@@ -88,9 +94,10 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReadDone:
-    """All blocks of a read arrived and passed their check.
+    """Report that all blocks of the read with number `id` arrived and passed their check.
 
-    `num_bytes`: bytes read; on a rank, those of its heads. `seconds`: from the acceptance of the request to this event.
+    `num_bytes`: bytes read; on a rank, those of its own KV heads. `seconds`: from the acceptance of the command to this
+    event.
     """
 
     id: int
@@ -100,10 +107,10 @@ class ReadDone:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailed:
-    """A read failed.
+    """Report that the read with number `id` failed.
 
-    `drained`: nothing writes into its local blocks any more. Otherwise the blocks are unsafe until a PeerDrained for
-    its peer or, without one, until the process ends.
+    `drained`: nothing writes into its local blocks any more. Otherwise they must not be used until a PeerDrained for
+    the peer arrives; if none arrives, until the process ends.
     """
 
     id: int
@@ -114,18 +121,25 @@ class ReadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
+    """Report that the blocks of `peer` can be read now."""
+
     peer: TransportPeer
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectFailed:
+    """Report that no connection to `peer` could be made, and why."""
+
     peer: TransportPeer
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A connected peer was disconnected; all its reads were reported before. `proven`: all of them are drained."""
+    """Report that a connected peer was disconnected, after all reads from it were reported.
+
+    `proven`: nothing writes into the local blocks of any of these reads any more.
+    """
 
     peer: TransportPeer
     proven: bool
@@ -134,15 +148,16 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class PeerDrained:
-    """The drain that was not proven at a PeerLost is proven now: all local blocks of reads from that peer are safe to
-    reuse."""
+    """Report, after a PeerLost without `proven`, that nothing writes into the local blocks of reads from that peer any
+    more."""
 
     peer: TransportPeer
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTestDone:
-    """Result of a self-test: `error` is None when the bytes arrived. `seconds`: from the command to this event."""
+    """Report the result of a self-test: `error` is None when the bytes arrived. `seconds`: from the command to this
+    event."""
 
     error: str | None
     seconds: float
@@ -150,8 +165,10 @@ class SelfTestDone:
 
 @dataclass(frozen=True, slots=True)
 class TransferStopped:
-    """Last event of the transfer process. `error` is None after an ordered stop; otherwise no KV can be transferred any
-    more."""
+    """Last event of the transfer thread or process; no KV can be transferred after it.
+
+    `error` is None after an ordered stop, otherwise the reason.
+    """
 
     error: str | None
 

@@ -14,8 +14,11 @@ from tandem.scaling.forecast import Sample
 
 
 def shape(samples: Sequence[Sample], around_s: float) -> list[tuple[float, float]]:
-    """Return (seconds, rate / mean rate within `around_s` before and after) of each sample, so that a slowly changing
-    level has no effect."""
+    """Return (seconds, rate relative to the mean rate around it) of each sample, for `late_share` and `least_workers`.
+
+    The mean is over the samples that end within `around_s` seconds before and after, so that a slowly changing level
+    has no effect.
+    """
     ends = [sample.at for sample in samples]
     seconds = [0.0, *accumulate(sample.seconds for sample in samples)]
     amounts = [0.0, *accumulate(sample.amount for sample in samples)]
@@ -29,9 +32,10 @@ def shape(samples: Sequence[Sample], around_s: float) -> list[tuple[float, float
 
 
 def late_share(bursts: Sequence[tuple[float, float]], load: float, num_workers: int, slack_s: float) -> float:
-    """Return the fraction of work that waits for more than `slack_s`, as a fluid model.
+    """Return the fraction of work that waits for more than `slack_s` seconds when past bursts repeat.
 
-    Work arrives in these bursts, `load` seconds of it per second on average.
+    `bursts`: the result of `shape`. `load`: seconds of work that arrive per second on average. Work is treated as a
+    fluid that `num_workers` workers take in equal parts; 0 without work.
     """
     max_backlog = slack_s * num_workers
     backlog = 0.0
@@ -47,7 +51,11 @@ def late_share(bursts: Sequence[tuple[float, float]], load: float, num_workers: 
 
 
 def least_workers(bursts: Sequence[tuple[float, float]], load: float, slack_s: float, tolerated: float) -> int:
-    """Return the fewest workers with which at most the fraction `tolerated` is late."""
+    """Return the fewest workers with which at most the fraction `tolerated` of the work waits for more than `slack_s`
+    seconds.
+
+    `bursts` and `load` are those of `late_share`.
+    """
     num_workers = 1
     while late_share(bursts, load, num_workers, slack_s) > tolerated:
         num_workers += 1

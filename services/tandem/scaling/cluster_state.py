@@ -12,14 +12,17 @@ Role = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Counts of one model over an interval of `seconds`, at all gateways together.
+    """What requests of one model were counted in an interval of `seconds`, over all gateways.
 
-    `num_requests` and `num_input_tokens` are counted on arrival. The other fields are counted later and are averaged
-    over the `num_served` requests that had a first token, because rejected requests say nothing about output lengths
-    (None: not counted, and the average is over arrivals): `num_cached_tokens` of inputs found in prefix caches;
-    `num_prefill_pairs`, the sum over prompts of (token computed, token it attends to) pairs as in `StepFeatures` (None:
-    not counted); `num_late_ttft` requests whose first token was after its target; `num_late_gaps` of
-    `num_gaps` between two tokens; and `num_failed` requests for which the cluster had no capacity.
+    - `num_requests`, `num_input_tokens`: counted on arrival.
+    - All other fields are counted later and averaged over the `num_served` requests that had a first token, because
+      rejected requests show nothing about output lengths (None: not counted, and averages are over arrivals).
+    - `num_cached_tokens`: input tokens found in prefix caches.
+    - `num_prefill_pairs`: sum over prompts of the (token computed, token it attends to) pairs, as in `StepFeatures`;
+      None: not counted.
+    - `num_late_ttft`: requests whose first token was after its target; `num_late_gaps`: late ones of the `num_gaps`
+      gaps between two tokens.
+    - `num_failed`: requests for which the cluster had no capacity.
     """
 
     seconds: float
@@ -60,8 +63,11 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCapacity:
-    """Capacity of one worker of a pool: its measured step times, and its limits. `num_blocks` of KV, of `block_size`
-    tokens each."""
+    """What one worker of a pool can compute: its measured step times and its limits.
+
+    `cost` predicts the time of a step. The KV pool has `num_blocks` blocks of `block_size` tokens; a step has at most
+    `max_num_seqs` sequences and `max_num_batched_tokens` tokens.
+    """
 
     cost: StepCost
     num_blocks: int
@@ -72,11 +78,13 @@ class WorkerCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """The state of the cluster at time `at`, in seconds of any monotonic clock.
+    """State of the cluster at the time `at`, in seconds of any monotonic clock: the input of one scaling decision.
 
-    `demand` since the last state; None: no gateway has reported, and nothing can be concluded. A worker capacity of
-    None: no worker has reported it yet. `num_queued_tokens` of prompts wait to be computed, at gateways and workers;
-    `num_queued_requests` wait at gateways for a worker; `num_running_seqs` decode.
+    - `demand`: counted since the last state; None: no gateway has reported, and nothing can be decided.
+    - `prefill`, `decode`, `mixed`: the workers of each role; `prefill_worker`, `decode_worker`: the capacity of one,
+      None until a worker has reported it.
+    - `num_queued_tokens`: prompt tokens that wait to be computed, at gateways and workers; `num_queued_requests`:
+      requests that wait at gateways for a worker; `num_running_seqs`: sequences that decode.
     """
 
     at: float

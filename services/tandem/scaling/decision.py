@@ -9,14 +9,14 @@ from tandem.scaling.cluster_state import Role
 
 
 class ReplicaTarget(NamedTuple):
-    """Workers of each role that there should be, including starting and excluding draining ones."""
+    """Number of workers that each role should have, starting ones included, draining ones not."""
 
     prefill: int
     decode: int
 
 
 class RoleChange(NamedTuple):
-    """A change of `number` workers from role `source` to role `to`, instead of ending and starting workers."""
+    """Change the role of `number` workers from `source` to `to`, instead of stopping and starting workers."""
 
     source: Role
     to: Role
@@ -25,11 +25,15 @@ class RoleChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandForecast:
-    """The demand forecast for the time at which a worker that starts now serves.
+    """Demand that is expected when a worker that is started now begins to serve.
 
-    Rates are per second; input tokens exclude cached tokens. `prefill_load`: number of workers that would be computing
-    prompts all the time; `num_decoding`: mean number of sequences that decode at once. The correction factors are the
-    recent ratio of needed capacity to what the models predicted; 1: no correction.
+    - `request_rate`, `input_rate`, `output_rate`: requests, prompt tokens that no cache holds, and output tokens per
+      second.
+    - `cached_share`: fraction of prompt tokens found in caches; `mean_context`: tokens that a decode attends to.
+    - `prefill_load`: mean number of workers busy with prompts; `num_decoding`: mean number of sequences that decode at
+      a time.
+    - `prefill_correction`, `decode_correction`: factors on the demand of each role, learned from late requests
+      (`model_correction`); 1: no correction.
     """
 
     request_rate: float
@@ -45,11 +49,13 @@ class DemandForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A scaling decision. `target` is the desired state; it includes `changes`.
+    """How many workers there should be, and why.
 
-    `needed` is the forecast demand alone, before bounds and stabilization. `reasons` are sentences for people.
-    `held_back` says why the workers are left as they are regardless of demand; empty when they are not. `forecast` is
-    None where none was possible.
+    - `target`: workers of each role after the decision, with the role changes in `changes` already made.
+    - `needed`: workers for the forecast demand alone, before the bounds of the settings and before stabilization.
+    - `forecast`: None where none was possible.
+    - `reasons`: sentences for people.
+    - `held_back`: why the decision leaves the workers as they are whatever the demand is; empty otherwise.
     """
 
     target: ReplicaTarget
@@ -61,4 +67,5 @@ class Decision:
 
     @property
     def is_held_back(self) -> bool:
+        """Return whether `held_back` is set: the decision leaves the workers as they are, whatever the demand is."""
         return bool(self.held_back)

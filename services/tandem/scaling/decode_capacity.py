@@ -16,10 +16,10 @@ KV_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class DecodeDemand:
-    """Demand for decoding: `rate` sequences per second, each of `num_steps` steps that attend to `context` tokens on
-    average.
+    """Demand for decoding: `rate` sequences start per second; each has `num_steps` steps, and each step attends to
+    `context` tokens on average.
 
-    `dispersion`: variance / mean of the number of concurrent sequences; 1 for independent arrivals.
+    `dispersion`: variance divided by mean of the number of concurrent sequences; 1 for independent arrivals.
     """
 
     rate: float
@@ -35,13 +35,17 @@ def step_s(worker: WorkerCapacity, batch: float, context: float) -> float:
 
 
 def is_in_reach(worker: WorkerCapacity, context: float, itl_s: float) -> bool:
-    """Return whether a step of one sequence takes at most `itl_s`; otherwise no number of workers helps."""
+    """Return whether a step with a single sequence takes at most `itl_s` seconds; if not, no number of workers meets
+    the target."""
     return worker.cost.base_s + _each_s(worker, context) <= itl_s
 
 
 def largest_batch(worker: WorkerCapacity, context: float, itl_s: float | None) -> int:
-    """Return the most sequences of a step that takes at most `itl_s` (where that is achievable), fits into the KV
-    blocks and is within `max_num_seqs`; at least 1."""
+    """Return the most sequences that one worker can decode at a time; at least 1.
+
+    A step with them takes at most `itl_s` seconds (ignored where not even one sequence achieves that), their KV fits
+    into the worker's blocks, and they are at most `max_num_seqs`.
+    """
     num_blocks = max(1.0, context / worker.block_size)
     max_batch = min(float(worker.max_num_seqs), KV_SHARE * worker.num_blocks / num_blocks)
     each_s = _each_s(worker, context)
@@ -51,11 +55,10 @@ def largest_batch(worker: WorkerCapacity, context: float, itl_s: float | None) -
 
 
 def mean_batch(worker: WorkerCapacity, demand: DecodeDemand, num_workers: int) -> float:
-    """Return the mean number of sequences that each of `num_workers` decodes at a time; infinite where the demand
-    exceeds the capacity.
+    """Return the mean number of sequences that each of `num_workers` workers decodes at a time; infinity where the
+    demand exceeds what the workers can compute.
 
-    In equilibrium a batch holds the sequence steps that arrive during one step, and larger batches make longer steps
-    (Little's law).
+    By Little's law a batch holds the sequence steps that arrive during one step, and larger batches make longer steps.
     """
     steps_per_s = demand.rate * demand.num_steps / num_workers
     idle_share = 1 - steps_per_s * _each_s(worker, demand.context)
@@ -65,10 +68,11 @@ def mean_batch(worker: WorkerCapacity, demand: DecodeDemand, num_workers: int) -
 def decode_workers(
     worker: WorkerCapacity, demand: DecodeDemand, itl_s: float | None, tolerated: float, headroom: float
 ) -> tuple[int, float]:
-    """Return the fewest workers, and the mean number of sequences that they decode at once in total.
+    """Return the fewest workers that the demand needs, and how many sequences all of them decode at a time on average.
 
-    The mean batch leaves `headroom` of the largest; with random variation, the total exceeds the capacity for at most
-    the fraction `tolerated` of the time.
+    `itl_s`: target for the time between two tokens; None: no target. The mean batch leaves the fraction `headroom` of
+    the largest batch free. With random variation, more sequences than fit are there for at most the fraction
+    `tolerated` of the time.
     """
     if demand.rate * demand.num_steps <= 0:
         return 0, 0.0

@@ -15,11 +15,13 @@ NO_ROOM = frozenset(
 
 @dataclass(slots=True)
 class DemandTotals:
-    """Counts of one model since the gateway process started.
+    """Counts of one model's requests at one gateway since its process started, from which planners compute `Demand`.
 
-    `num_requests` and `num_input_tokens` count at arrival; `num_served`, `num_cached_tokens` and `num_prefill_pairs` at
-    the first token; all others at the end of a request. `num_prefill_pairs` sums, over prompts, the pairs (token
-    computed, token it attends to).
+    - At arrival: `num_requests`, `num_input_tokens`.
+    - At the first token: `num_served`, `num_cached_tokens` (prompt tokens from a cache), and `num_prefill_pairs`, the
+      sum over prompts of the pairs (token computed, token it attends to).
+    - At the end: `num_output_tokens`, `num_gaps` between two tokens, `num_late_gaps` and `num_late_ttft` over their
+      targets, and `num_failed` requests that more workers could have served.
     """
 
     num_requests: Count = 0
@@ -34,18 +36,25 @@ class DemandTotals:
     num_failed: Count = 0
 
     def add_arrival(self, num_prompt: int) -> None:
+        """Count a request that arrived with a prompt of `num_prompt` tokens."""
         self.num_requests += 1
         self.num_input_tokens += num_prompt
 
     def add_prompt(self, num_prompt: int, num_cached: int) -> None:
-        """Count a prompt that was computed, of which `num_cached` tokens came out of a cache."""
+        """Count a request whose first token was sampled; `num_cached` of its `num_prompt` prompt tokens were in a
+        cache."""
         num_new = num_prompt - num_cached
         self.num_served += 1
         self.num_cached_tokens += num_cached
         self.num_prefill_pairs += num_new * num_cached + num_new * (num_new + 1) // 2
 
     def add_end(self, outcome: str, *, is_late: bool, num_output: int, num_gaps: int, num_late_gaps: int) -> None:
-        """Count an end. `outcome`: the kind of its error or why it finished; `is_late`: its first token was."""
+        """Count the end of a request.
+
+        `outcome`: the value of its `ErrorKind` or of its `FinishReason`. `is_late`: its first token was later than the
+        target. `num_late_gaps` of its `num_gaps` gaps between tokens were over the target. A cancelled request is never
+        counted as late.
+        """
         self.num_output_tokens += num_output
         self.num_gaps += num_gaps
         self.num_late_gaps += num_late_gaps
@@ -57,7 +66,7 @@ class DemandTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBacklog:
-    """Requests of one model that are not placed on a worker yet, and the number of tokens in their prompts."""
+    """Requests of one model that wait at a gateway for a worker, and the tokens of their prompts."""
 
     num_requests: Count = 0
     num_tokens: Count = 0

@@ -17,7 +17,7 @@ _MOST = 4096
 
 
 class Sample(NamedTuple):
-    """An `amount` that arrived in the `seconds` before `at`."""
+    """An `amount`, for instance of tokens, that arrived in the `seconds` seconds before the time `at`."""
 
     at: float
     seconds: float
@@ -25,17 +25,20 @@ class Sample(NamedTuple):
 
     @property
     def rate(self) -> float:
+        """Return the amount per second."""
         return self.amount / self.seconds
 
 
 class History:
-    """Keep the intervals that ended within `window_s` of the last one, and at least the last one."""
+    """Keep the demand of the last `window_s` seconds, and return it as a sum or as samples. The last interval is always
+    kept."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._intervals: deque[tuple[float, Demand]] = deque(maxlen=_MOST)
 
     def add(self, at: float, demand: Demand) -> None:
+        """Add the demand of the interval that ended at `at`, and drop intervals that are too old."""
         self._intervals.append((at, demand))
         while self._intervals[0][0] <= at - self._window_s and len(self._intervals) > 1:
             self._intervals.popleft()
@@ -49,7 +52,8 @@ class History:
         return reduce(add, (demand for _, demand in self._intervals))
 
     def samples(self, amount: Callable[[Demand], float]) -> list[Sample]:
-        """Return one sample for each interval, in order."""
+        """Return one sample for each interval, oldest first; `amount` returns what to measure of the interval's
+        demand."""
         return [Sample(at, demand.seconds, amount(demand)) for at, demand in self._intervals]
 
 
@@ -58,24 +62,30 @@ _LEAST_PAIRS = 6
 
 
 def expected_level(samples: Sequence[Sample], ahead_s: float) -> float:
-    """Return the higher value of a line through the samples, at the last of them or `ahead_s` later; the mean when the
-    samples span less than `ahead_s`."""
+    """Return the rate per second to expect within `ahead_s` seconds, for needs that react to the mean.
+
+    This is the higher value of a line through the samples, at the last sample and `ahead_s` later; the mean when the
+    samples span less than `ahead_s`.
+    """
     if sum(sample.seconds for sample in samples) < ahead_s:
         return _mean(samples)
     return max(trend(samples, 0.0), trend(samples, ahead_s))
 
 
 def expected_rate(samples: Sequence[Sample], ahead_s: float) -> float:
-    """Return the higher of the trend and of the highest past rate over `ahead_s`: a burst that is shorter than a
-    worker's start cannot be answered when it begins, only provisioned for."""
+    """Return the rate per second to provide for, when a new worker needs `ahead_s` seconds to start.
+
+    This is the trend `ahead_s` ahead, or the highest past rate over that time if it is higher: a burst that is shorter
+    than a worker's start is over before a worker started for it serves.
+    """
     return max(trend(samples, ahead_s), busiest(samples, ahead_s))
 
 
 def trend(samples: Sequence[Sample], ahead_s: float) -> float:
-    """Return the rate `ahead_s` after the last sample on a least-squares line; the mean when the samples are few or
-    span less than `ahead_s`.
+    """Return the rate per second that a least-squares line has `ahead_s` seconds after the last sample; the mean when
+    there are fewer than three samples or they span less than `ahead_s`.
 
-    The slope is reduced by its own standard error, so that noise alone gives no trend.
+    The slope is reduced by its own standard error, so that noise alone gives no trend. The result is not negative.
     """
     weight = sum(sample.seconds for sample in samples)
     mean_at = sum(sample.seconds * sample.at for sample in samples) / weight
@@ -93,8 +103,8 @@ def trend(samples: Sequence[Sample], ahead_s: float) -> float:
 
 
 def busiest(samples: Sequence[Sample], stretch_s: float) -> float:
-    """Return the highest rate over any run of consecutive samples that lasts `stretch_s` or a little longer; the mean
-    where all last less."""
+    """Return the highest rate per second over consecutive samples that span `stretch_s` seconds or slightly more; the
+    mean where all samples together span less."""
     best = 0.0
     first = 0
     seconds = 0.0
@@ -112,10 +122,11 @@ def busiest(samples: Sequence[Sample], stretch_s: float) -> float:
 
 
 def dispersion(samples: Sequence[Sample]) -> float:
-    """Return the variance / mean of the counts of neighbouring samples: 1 for a Poisson process, more for bursts; 1
-    with too few samples.
+    """Return how bursty arrivals are: variance divided by mean of the counts in neighbouring samples, from 1 to
+    MOST_DISPERSION.
 
-    Neighbours are compared, so that a slowly changing rate does not count as a burst.
+    1 is a Poisson process, and is returned for too few samples; bursts give more. Neighbours are compared, so that a
+    slowly changing rate does not count as a burst.
     """
     pairs = list(pairwise(samples))
     expected = sum(sample.amount + next_sample.amount for sample, next_sample in pairs)

@@ -13,11 +13,15 @@ REST_SPANS = 10
 
 
 class Correction:
-    """Factor from 1 to `MOST` on the demand, judged on the counts of each `span_s`.
+    """Learn the `factor`, 1 to MOST, by which to multiply a role's demand, because its capacity model finds too few
+    workers.
 
-    The factor rises where more was late than tolerated and chance explains, although the model's number of workers was
-    running, and decays slowly where it was not. A step after which as much is late as before is undone, and none is
-    tried for `REST_SPANS` spans: some lateness does not depend on the number of workers.
+    - Counts are judged at the end of each `span_s` seconds. `tolerated`: the fraction of requests (or gaps) that may be
+      late.
+    - The factor rises by STEP when more was late than tolerated and than chance explains, although the model's number
+      of workers was serving. It decays slowly when no more was late.
+    - A rise after which as much is late as before is undone, and none is tried for REST_SPANS spans: some lateness does
+      not depend on the number of workers.
     """
 
     def __init__(self, span_s: float, tolerated: float) -> None:
@@ -31,7 +35,13 @@ class Correction:
         self.factor = 1.0
 
     def add(self, at: float, num_late: int, num_all: int, *, had_enough: bool) -> None:
-        """Add the counts up to `at`. They are discarded while fewer workers run than the model asked for."""
+        """Add what was counted since the last call, up to the time `at`: `num_late` of `num_all` requests or gaps were
+        late.
+
+        `had_enough`: at least as many workers served as the model found necessary. Without it the counts of the present
+        span are discarded and a new span begins, because too few workers explain the lateness. The counts of the first
+        call are discarded as well.
+        """
         if self._began is None or not had_enough:
             self._begin(at)
             return

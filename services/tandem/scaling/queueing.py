@@ -18,8 +18,11 @@ _POINTS = tuple(NormalDist().inv_cdf((i + 0.5) / _NUM_POINTS) for i in range(_NU
 
 @dataclass(frozen=True, slots=True)
 class ServiceDemand:
-    """Demand of `rate` jobs per second that take a worker `mean_s` each. `service_scv` and `arrival_scv`: squared
-    coefficients of variation of the service times and of the times between arrivals; 1 for exponential times."""
+    """Demand of `rate` jobs per second, each of which occupies one worker for `mean_s` seconds on average.
+
+    `service_scv` and `arrival_scv` are squared coefficients of variation ((standard deviation / mean)^2) of the service
+    times and of the times between arrivals; 1 for exponential times.
+    """
 
     rate: float
     mean_s: float
@@ -32,13 +35,14 @@ class ServiceDemand:
         return self.rate * self.mean_s
 
     def times(self) -> list[float]:
-        """Return representative service times of equally probable parts, assuming a lognormal distribution."""
+        """Return service times in seconds, each representing an equally probable part of a lognormal distribution."""
         spread = math.log1p(self.service_scv)
         return [self.mean_s * math.exp(math.sqrt(spread) * point - spread / 2) for point in _POINTS]
 
 
 def erlang_c(num_workers: int, load: float) -> float:
-    """Return the probability that a Poisson arrival finds all `num_workers` busy; 1 where there are too few."""
+    """Return the probability that a job has to wait because all `num_workers` workers are busy; 1 where `load`, their
+    mean number of busy workers, is not below their number."""
     if load >= num_workers:
         return 1.0
     blocked = 1.0
@@ -48,8 +52,10 @@ def erlang_c(num_workers: int, load: float) -> float:
 
 
 def late_share(demand: ServiceDemand, num_workers: int, limit_s: float) -> float:
-    """Return the fraction of jobs that are done later than `limit_s` after arrival, excluding those whose service alone
-    takes longer, because more workers do not help them."""
+    """Return the fraction of jobs that end later than `limit_s` seconds after their arrival.
+
+    Jobs whose service alone takes longer are not counted, because more workers do not help them. 0 without demand.
+    """
     if demand.load <= 0:
         return 0.0
     wait_probability = erlang_c(num_workers, demand.load)
@@ -64,8 +70,11 @@ def late_share(demand: ServiceDemand, num_workers: int, limit_s: float) -> float
 
 
 def least_workers(demand: ServiceDemand, limit_s: float | None, tolerated: float, headroom: float) -> int:
-    """Return the fewest workers that stay idle for the fraction `headroom` and leave at most `tolerated` of the work
-    late; without a limit only the headroom counts."""
+    """Return the fewest workers that are idle for at least the fraction `headroom` of the time and leave at most the
+    fraction `tolerated` of the jobs late.
+
+    `limit_s`: seconds from arrival to end; None: only the headroom counts. 0 without demand.
+    """
     if demand.load <= 0:
         return 0
     num_workers = max(1, math.ceil(demand.load / (1 - headroom) - 1e-9))

@@ -10,8 +10,8 @@ from tandem.scaling.queueing import ServiceDemand
 
 @dataclass(frozen=True, slots=True)
 class RequestProfile:
-    """Averages of one request: computed and cached tokens of its prompt, pairs as in `StepFeatures`, and output
-    tokens."""
+    """Averages over the requests of a window: per request, the prompt tokens computed (`num_fresh`) and found in a
+    cache (`num_cached`), the (token computed, token it attends to) pairs, and the output tokens."""
 
     num_fresh: float
     num_cached: float
@@ -20,10 +20,11 @@ class RequestProfile:
 
     @classmethod
     def of(cls, total: Demand) -> RequestProfile:
-        """Return the averages of `total`. Where pairs are not counted, lengths are assumed to vary exponentially.
+        """Return the averages per request of `total`, the demand of a window.
 
-        Cached tokens are averaged over served requests and computed tokens are the rest, because cache hits are counted
-        later than arrivals.
+        Cached tokens are averaged over served requests, and computed tokens are the rest of the prompt, because cache
+        hits are counted later than arrivals. Where pairs are not counted, prompt lengths are assumed to vary
+        exponentially.
         """
         num_requests = max(1, total.num_requests)
         num_served = num_requests if total.num_served is None else max(1, total.num_served)
@@ -39,6 +40,7 @@ class RequestProfile:
 
     @property
     def cached_share(self) -> float:
+        """Return the fraction of prompt tokens found in a cache; 0 without tokens."""
         num_prompt = self.num_fresh + self.num_cached
         return self.num_cached / num_prompt if num_prompt else 0.0
 
@@ -49,15 +51,20 @@ class RequestProfile:
 
     @property
     def length_scv(self) -> float:
-        """Return the squared coefficient of variation of the computed tokens, from the pairs: n tokens behind s tokens
-        have nearly n s + n^2 / 2."""
+        """Return the squared coefficient of variation of the number of computed tokens per prompt; 0 without tokens.
+
+        It follows from the pairs: n computed tokens after s cached ones have nearly n s + n^2 / 2 pairs.
+        """
         squares = 2 * (self.num_pairs - self.num_fresh * self.num_cached)
         return max(0.0, squares / self.num_fresh**2 - 1) if self.num_fresh else 0.0
 
 
 def prompt_work(worker: WorkerCapacity, profile: RequestProfile, rate: float, arrival_scv: float) -> ServiceDemand:
-    """Return the service demand of prompts that arrive at `rate`. A cost that grows with the square of a length varies
-    more than the length does."""
+    """Return the service demand of prompts that arrive at `rate` per second with the averages in `profile`.
+
+    The variation of service times follows from that of lengths; a cost that grows with the square of a length varies
+    more than the length does.
+    """
     cost = worker.cost
     num_steps = max(1.0, profile.num_fresh / worker.max_num_batched_tokens)
     linear = cost.base_s * num_steps + cost.prefill_token_s * profile.num_fresh

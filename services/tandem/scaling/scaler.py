@@ -24,13 +24,16 @@ _LEAVE_SHARE = 4
 
 
 def clamped(number: int, least: int, most: int) -> int:
-    """Return `number` within [`least`, `most`]; `most` of 0 is no bound."""
+    """Return `number` raised to at least `least` and reduced to at most `most`; 0 for `most` means no upper bound."""
     return max(least, min(number, most or number))
 
 
 def needed_beside_mixed(needed: ReplicaTarget, num_mixed: int) -> ReplicaTarget:
-    """Return the workers needed in addition to mixed workers. A mixed worker does both kinds of work, so it replaces
-    one worker in total, divided in proportion to the needs of the roles."""
+    """Return the prefill and decode workers needed in addition to `num_mixed` mixed workers.
+
+    A mixed worker does both kinds of work, so it replaces one worker in total; the replaced ones are divided between
+    the roles in proportion to their needs.
+    """
     total = needed.prefill + needed.decode
     num_replaced = min(num_mixed, total)
     prefill = round(num_replaced * needed.prefill / total) if total else 0
@@ -38,7 +41,11 @@ def needed_beside_mixed(needed: ReplicaTarget, num_mixed: int) -> ReplicaTarget:
 
 
 def role_changes(current: ReplicaTarget, desired: ReplicaTarget, spare: ReplicaTarget) -> tuple[RoleChange, ...]:
-    """Return the role changes from a role with `spare` serving workers to a role that has fewer than desired."""
+    """Return at most one change of role: from a role with too many workers to one that has fewer than desired; empty
+    where there is none.
+
+    `spare`: the serving workers of each role that it can lose.
+    """
     from_prefill = min(spare.prefill, desired.decode - current.decode)
     from_decode = min(spare.decode, desired.prefill - current.prefill)
     if from_prefill > 0:
@@ -49,9 +56,12 @@ def role_changes(current: ReplicaTarget, desired: ReplicaTarget, spare: ReplicaT
 
 
 class StabilizationWindow:
-    """The needs of one role over the last `hold_s`. The result grows at once and shrinks to the highest need of the
-    window, and only after observations of that length without a gap; so under an oscillating need it stays at the
-    highest."""
+    """Delay the removal of workers of one role until fewer were enough for `hold_s` seconds.
+
+    More workers are returned immediately. Fewer are returned only once the needs of `hold_s` seconds are known, and
+    then as many as the highest of these needs; a pause of more than `gap_s` seconds between needs restarts the window.
+    An oscillating need therefore keeps the number at its highest.
+    """
 
     def __init__(self, hold_s: float, gap_s: float) -> None:
         self._hold_s = hold_s
@@ -62,6 +72,7 @@ class StabilizationWindow:
         """(time, need) with falling needs: each the highest from its time on."""
 
     def add(self, at: float, number: int) -> None:
+        """Add the number of workers that is needed at the time `at`."""
         if self._since is None or at - self._last > self._gap_s:
             self._since = at
             self._highest.clear()
@@ -73,7 +84,8 @@ class StabilizationWindow:
             self._highest.popleft()
 
     def settled(self, current: int) -> int:
-        """Return the number of workers to have, after the last `add`, when there are `current` now."""
+        """Return the number of workers to have, given `current` and the needs added so far; `current` where there are
+        none."""
         if self._since is None:
             return current
         if self._last - self._since < self._hold_s:
@@ -90,8 +102,12 @@ class _Workers:
 
 
 class Scaler:
-    """Scale the workers of one model by the settings `policy`, so that the targets of `slo` are met. Equal
-    observations give equal decisions."""
+    """Decide how many prefill and decode workers one model needs to meet the targets of `slo`, from one observation
+    after another.
+
+    `policy` holds the planner's settings. A scaler keeps the demand of the last minutes and what it has learned from
+    it; it starts and stops no workers. Equal sequences of observations give equal decisions.
+    """
 
     def __init__(self, policy: PlannerConfig, slo: Slo) -> None:
         self._policy = policy
@@ -110,7 +126,12 @@ class Scaler:
         self._at = -math.inf
 
     def decide(self, state: ClusterState) -> Decision:
-        """Return the decision for an observation that is later than the one before."""
+        """Return the decision for an observation; observations must be passed in order of time.
+
+        The decision is held back (`Decision.held_back`), with the present number of workers within the bounds as its
+        target, when `state` is not newer than the one before, when no gateway has reported demand, or when no worker
+        has reported step costs.
+        """
         self._learn(state)
         reason = self._why_not(state)
         if reason:

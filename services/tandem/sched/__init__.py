@@ -1,5 +1,7 @@
 """Floor 2, the scheduler: what each step of one engine computes. It runs no model and reads no clock.
 
-`scheduler.Scheduler` owns every live sequence; `plan` returns a `StepPlan` and `commit` applies what came of it.
-`state` holds what it works on, `budget` how many tokens a step may compute, `phases` the parts of a plan, `transfer`
-sequences whose KV moves. Read `scheduler` first."""
+`scheduler.Scheduler` is the entry point: `add` accepts a job, `plan` returns the next `StepPlan`, and `commit` applies
+its `StepResult`. `state` holds the sequences, limits, plans and results; `budget` computes how many tokens a step may
+have; `phases` are the functions that build a plan, and those that apply its result. Read `scheduler` first, then
+`state.sequence` and `state.step_plan`.
+"""

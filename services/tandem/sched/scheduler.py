@@ -40,7 +40,13 @@ from tandem.sched.state.step_plan import PrefixBlock, StepPlan, StepResult
 
 
 class Scheduler:
-    """Decide over one `SchedulerState`, which it owns. The module docstring describes the order of service."""
+    """Decide for each step which sequences of a worker compute how many tokens, and allocate their KV blocks.
+
+    A caller adds jobs with `add`, gets the next step from `plan`, has it computed, and passes the result to `commit`.
+    The scheduler owns the `SchedulerState` with all sequences. `model_fingerprint` becomes part of the block hashes.
+    Without `speculation` a step samples at most one token of each choice. The module docstring describes the order of
+    service.
+    """
 
     def __init__(
         self, pool: BlockPool, limits: SchedulerLimits, model_fingerprint: str, speculation: Speculation | None = None
@@ -57,7 +63,11 @@ class Scheduler:
     # ---- jobs
 
     def add(self, job: Job, now: float = 0.0) -> None:
-        """Accept a job. Raises TandemError, and keeps nothing of the job, when it can never run or there is no room."""
+        """Accept a job that arrives at `now`, in seconds.
+
+        Raises TandemError, and keeps nothing of the job, when it can never run, is here already, or there is no room
+        for it now (OVERLOADED).
+        """
         if any(key in self.state.by_key for key in job.keys):
             raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} was accepted already")
         check_job(job, self.state, self._rejected_jobs, now)
@@ -72,8 +82,11 @@ class Scheduler:
         self.state.enqueue(seq)
 
     def cancel(self, key: JobKey) -> bool:
-        """End a choice of a job; returns False for an unknown key. The blocks of the last choice are freed at once, or
-        when the last open plan that names the sequence is committed."""
+        """End a choice of a job; return False for a choice that is not here.
+
+        The blocks are freed with the last choice: immediately, or when the last open plan that contains the sequence is
+        committed.
+        """
         seq = self.state.by_key.get(key)
         if seq is None:
             return False
@@ -81,26 +94,32 @@ class Scheduler:
         return True
 
     def release_migrated(self, key: JobKey) -> SequenceUpdate:
-        """End a choice that continues on another worker."""
+        """End a choice that continues on another worker, and return its last update. Raises KeyError for a choice that
+        is not here."""
         seq = self.state.by_key[key]
         self.state.finish(seq)
         return SequenceUpdate(seq.job, seq.num_computed, seq.num_cached, seq.num_output, handed_over=True)
 
     def on_producer_ready(self, key: JobKey) -> None:
-        """Let a Resume compete for room: its producer has begun to offer blocks. `key` names any choice of the job."""
+        """Let a `ResumeJob` get blocks, because its producer has begun to offer its KV; before that it waits. `key`
+        names any choice of the job."""
         self.state.by_key[key].may_start = True
 
     def awaited_prefix(self, key: JobKey) -> Many[BlockHash]:
-        """Return the block hashes of the remote prefix for which a new job waits; empty where it waits for none."""
+        """Return the block hashes of the remote prefix for which a new job waits; empty where it waits for none.
+
+        A job waits for it until `on_prefix_ready`.
+        """
         seq = self.state.by_key[key]
         return seq.reusable(self.pool.block_size)[: seq.num_remote_prefix_blocks]
 
     def is_awaiting_prefix(self, key: JobKey) -> bool:
+        """Return whether a job waits for its remote prefix. `key` names any choice of the job."""
         return self.state.by_key[key].num_remote_prefix_blocks > 0
 
     def on_prefix_ready(self, key: JobKey) -> None:
-        """Let a job start whose remote prefix is cached by now, or is not to be fetched; it computes what is not
-        cached here."""
+        """Let a job start that waited for its remote prefix, whether the prefix was fetched or given up; it computes
+        what is not in the prefix cache."""
         seq = self.state.by_key[key]
         seq.may_start = True
         seq.num_remote_prefix_blocks = 0
@@ -108,11 +127,13 @@ class Scheduler:
     def kv_arrived(
         self, key: JobKey, first_tokens: tuple[SampledToken, ...], num_cached: int, num_computed: int
     ) -> SequenceUpdate:
-        """Start a pulled sequence whose first `num_computed` tokens have complete, verified KV. `key` names its first
-        choice.
+        """Start a pulled sequence whose KV is complete and verified for its first `num_computed` tokens; return its
+        update.
 
-        `num_cached` of these tokens were prefix-cache hits at the producer. The producer sampled `first_tokens`: the
-        next token of each choice, or, for a job of one choice, its last tokens up to the one after the `num_computed`.
+        - `key`: its first choice.
+        - `first_tokens`: tokens that the producer sampled: the next token of each choice, or, for a job of one choice,
+          its last output tokens, of which the final one follows the `num_computed` tokens.
+        - `num_cached`: prompt tokens that were prefix-cache hits at the producer.
         """
         seq = self.state.start_pulled(key)
         seq.num_cached = num_cached
@@ -126,12 +147,12 @@ class Scheduler:
     # ---- one step
 
     def plan(self, now: float = 0.0, prefix_blocks: Many[PrefixBlock] = ()) -> ScheduleResult:
-        """Choose the next step's work, and allocate blocks to pulls that may begin. `now` is on the clock of `add`, in
-        seconds.
+        """Choose the work of the next step, and allocate blocks to pulls and started sequences. `now` is on the clock
+        of `add`.
 
-        `prefix_blocks` are to be digested for other workers. A plan without slices digests them. They make such a plan,
-        so that a consumer need not wait until a long step is over, but at most every second time, so that running
-        sequences go on.
+        `prefix_blocks` are blocks to digest for other workers that fetch them as a remote prefix. A plan without slices
+        digests them, so that a consumer need not wait until a long step is over; but at most every second plan is of
+        this kind, so that running sequences go on.
         """
         state = self.state
         builder = PlanBuilder(state.limits)
@@ -151,8 +172,11 @@ class Scheduler:
         return builder.build(step)
 
     def commit(self, result: StepResult) -> list[SequenceUpdate]:
-        """Apply the result of the oldest open plan. Tokens after the end of a sequence are dropped. Raises ValueError
-        for the result of another plan."""
+        """Apply the result of the oldest open plan; return an update for each of its sequences that had not ended
+        before.
+
+        Tokens after the end of a sequence are dropped. Raises ValueError for the result of any other plan.
+        """
         state = self.state
         plan = state.close_plan(result.number)
         self.pool.drop([source for source, _ in plan.copies], Holder.COPY)
@@ -167,10 +191,10 @@ class Scheduler:
         return progress
 
     def run(self, limit: int) -> DecodeRun | None:
-        """Forecast the next plans, at most `limit`, as long as they are identical decodes; None where the next plan is
-        not.
+        """Return the next plans, at most `limit`, as long as all are decodes of the same sequences; None where the next
+        plan is not.
 
-        Changes nothing; the forecast is void after any other call that changes the scheduler.
+        Changes nothing. The result is void after any other call that changes the scheduler.
         """
         state = self.state
         if state.open_plans or self.pool.host.has_copies or self.speculation is not None:
@@ -180,8 +204,12 @@ class Scheduler:
         return forecast(state.num_plans, limit, tuple(state.running), self.pool, state.limits)
 
     def commit_run(self, run: DecodeRun, sampled: Many[Many[int]]) -> list[TokenRun]:
-        """Plan and commit as many steps of a run as tokens were sampled of each sequence; the step-time model learns
-        nothing."""
+        """Plan and commit the first steps of a run, as many as tokens were sampled of each sequence; return these
+        tokens.
+
+        `sampled` has the token ids of each sequence in the order of `run.seqs`. The step-time model learns nothing.
+        Raises ValueError when a plan is open or `run` does not begin with the next plan.
+        """
         if self.state.open_plans or run.number != self.state.num_plans:
             raise ValueError(f"a run from plan {run.number} on, but the next is {self.state.num_plans}")
         updates = advance(run, [self.state.by_id[seq] for seq in run.seqs], sampled, self.pool)
@@ -193,24 +221,29 @@ class Scheduler:
 
     @property
     def num_open_plans(self) -> int:
+        """Count the plans that were made and not committed yet."""
         return len(self.state.open_plans)
 
     @property
     def num_sequences(self) -> int:
+        """Count the sequences here, those included that have ended and are still in an open plan."""
         return len(self.state.by_id)
 
     def num_output(self, key: JobKey) -> int:
-        """Count the known output tokens of a choice; 0 for a choice that is not here."""
+        """Count the output tokens of a choice, those of earlier attempts included; 0 for a choice that is not here."""
         return seq.num_output if (seq := self.state.by_key.get(key)) is not None else 0
 
     def backlog(self) -> Backlog:
-        """Return the prompt tokens that wait for prefill here."""
+        """Return the prompt tokens that this worker has accepted and not computed or planned yet, by lane and prompt
+        size."""
         horizon = horizon_tokens(self.state.limits, self.pacer.model.published or self.pacer.model.cost)
         return backlog(chain(self.state.running, self.state.waiting), self.pool.block_size, horizon)
 
     def load(self, *, draining: bool = False, num_remote_hit_tokens: int = 0) -> WorkerLoad:
-        """Return the load of the worker, as it is reported to routers; running are also sequences whose KV is being
-        pulled."""
+        """Return the load report of the worker for routers. Sequences whose KV is being pulled count as running.
+
+        `draining` and `num_remote_hit_tokens` are copied into the report.
+        """
         queued, pool, state, pacer, drafts = self.backlog(), self.pool, self.state, self.pacer, self.speculation
         return WorkerLoad(
             num_running=state.num_seated,
@@ -235,23 +268,26 @@ class Scheduler:
         )
 
     def demand(self) -> BlockDemand:
-        """Return how many free blocks leases and remote prefixes have to leave."""
+        """Return how many free blocks new leases and remote prefix fetches must leave for sequences here."""
         return BlockDemand(len(self.state.running), self.state.num_reserved, self.state.largest_reservation)
 
     def tables(self) -> Iterator[BlockTable]:
-        """Yield the block tables of all sequences."""
+        """Yield the block tables of all sequences, for `BlockPool.check`."""
         return (seq.table for seq in self.state.by_id.values())
 
     def copied_blocks(self) -> Iterator[BlockId]:
-        """Yield the source block of each copy of an open plan, once per copy."""
+        """Yield the source block of each copy that an open plan makes, within the pool or to host memory, once per
+        copy; for `BlockPool.check`."""
         return (source for plan in self.state.open_plans.values() for source, _ in chain(plan.copies, plan.spills))
 
     def copied_slots(self) -> Iterator[HostSlot]:
-        """Yield the host slot of each copy of an open plan, once per copy."""
+        """Yield the host slot of each copy to or from host memory that an open plan makes, once per copy; for
+        `BlockPool.check`."""
         return (slot for plan in self.state.open_plans.values() for slot in plan.host_slots)
 
     def check(self) -> None:
-        """Recompute the books of the state. Raises AssertionError naming the first mismatch."""
+        """Recount the state's counters from its sequences and plans; raise AssertionError naming the first
+        difference."""
         self.state.check()
 
     def __repr__(self) -> str:

@@ -1,4 +1,5 @@
-"""How many tokens a step may compute: the step-time model, the step sizer and the split of prefill tokens.
+"""Compute how many prompt tokens a step may have, and which prompts get them.
 
-`step_sizer` chooses a size from `step_time_model`; `prefill_sharing` splits what decodes leave among prompts.
+`step_time_model` predicts the time of a step from measured ones, with the solver in `nnls`. `step_sizer` chooses from
+it the prompt tokens of each step, and `prefill_sharing` splits these among prompts. Read `step_sizer` first.
 """

@@ -9,9 +9,10 @@ Matrix = list[list[float]]
 
 
 class NormalEquations:
-    """Accumulate the weighted sums over all rows of `row rowᵀ` and of `row * value`.
+    """Accumulate what a weighted least-squares fit needs of each sample (`row`, `value`), without storing the samples.
 
-    The weight of a row falls by the factor `1 - 1/memory` with each row that follows it.
+    These are the weighted sums of `row rowᵀ` and of `row * value`. The weight of a sample falls by the factor `1 -
+    1/memory` with each later one. `size`: length of a row.
     """
 
     def __init__(self, size: int, memory: float) -> None:
@@ -22,11 +23,12 @@ class NormalEquations:
         self._sums = [0.0] * len(self._pairs)
 
     def add(self, row: Sequence[float], value: float) -> None:
+        """Add a sample: the fit is to predict `value` from `row`."""
         whole, keep = (*row, value), self._keep
         self._sums = [keep * s + whole[i] * whole[j] for s, (i, j) in zip(self._sums, self._pairs, strict=True)]
 
     def read(self) -> tuple[Matrix, list[float]]:
-        """Return the sums of `row rowᵀ` and of `row * value`."""
+        """Return the sums of `row rowᵀ` and of `row * value`, for `solve_non_negative`."""
         size = self._size
         gram = [[0.0] * size for _ in range(size)]
         moment = [0.0] * size

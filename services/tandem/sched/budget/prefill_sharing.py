@@ -43,10 +43,11 @@ LATE_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPrefill:
-    """Prompt (or preempted sequence) with `num_remaining` tokens to compute from position `start` on.
+    """A prompt (or a preempted sequence) with `num_remaining` tokens to compute from position `start` on, for
+    `split_budget`.
 
-    `is_late`: `LATE_SHARE` of the TTFT target has passed, or the client waits for the next token after a preemption.
-    `is_waiting`: the sequence has not started yet.
+    `is_late`: the fraction LATE_SHARE of its TTFT target has passed, or the client waits for the next token after a
+    preemption. `is_waiting`: the sequence holds no blocks yet.
     """
 
     seq: SeqId
@@ -59,8 +60,11 @@ class PendingPrefill:
 
 
 def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> PendingPrefill:
-    """Describe a sequence to `split_budget`. `start` is the next position to compute; for a waiting sequence, the
-    length of its current prefix-cache hit."""
+    """Return the description of a sequence for `split_budget`.
+
+    `start`: the next position to compute; for a waiting sequence, the length of its prefix-cache hit. `now` is on the
+    clock of the sequence's arrival, in seconds.
+    """
     due_s = LATE_SHARE * targets.lane(seq.lane).ttft_s
     is_overdue = 0 < due_s <= now - seq.arrived_at
     return PendingPrefill(
@@ -75,10 +79,11 @@ def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> Pend
 
 
 def split_budget(prompts: Sequence[PendingPrefill], budget: PrefillBudget) -> dict[SeqId, int]:
-    """Return the number of tokens of each prompt that gets some, in order of service.
+    """Split the prefill budget of a step; return the number of tokens of each prompt that gets some, in order of
+    service.
 
-    Waiting prompts are started only with a chunk of a useful size (`MIN_START`). If the time of the budget allows fewer
-    than `LEAST_TOKENS`, its floor (`PrefillBudget.floor`) is split instead.
+    A waiting prompt gets at least MIN_START tokens or none, so that it is not started for too little. If the time of
+    the budget allows fewer than LEAST_TOKENS in all, `PrefillBudget.floor` is split instead, which has no time limit.
     """
     if not prompts or budget.num_tokens < 1:
         return {}
@@ -90,7 +95,11 @@ def split_budget(prompts: Sequence[PendingPrefill], budget: PrefillBudget) -> di
 def redistribute(
     prompts: Sequence[PendingPrefill], shares: Mapping[SeqId, int], budget: PrefillBudget
 ) -> dict[SeqId, int]:
-    """Split again after some prompts could not start: no prompt gets less than its tokens in `shares`."""
+    """Give the budget that is left to `prompts` after some others could not start; return the new number of tokens of
+    each.
+
+    No prompt gets less than its tokens in `shares`, the result of `split_budget`.
+    """
     ranked = sorted(prompts, key=_urgency)
     left = budget
     for prompt in ranked:

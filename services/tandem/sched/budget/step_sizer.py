@@ -15,21 +15,22 @@ from tandem.sched.state.schedule_result import StepRecord
 from tandem.sched.state.step_plan import StepPlan, StepResult
 
 LEAST_TOKENS = 8
-"""Lowest rung, in tokens. A latency target that leaves time for fewer prefill tokens is exceeded instead."""
+"""Fewest prompt tokens of a step, if it has any. A latency target that leaves time for fewer is exceeded instead."""
 FLOOR_TOKENS = 32
-"""Prefill tokens of a step that exceeds its target in any case. With both constants, a prompt of n tokens that is alone
-takes at most n / 8 steps within the target, and n / 32 steps beyond."""
+"""Prompt tokens of a step that cannot meet its target even with the fewest. With both constants, a prompt of n tokens
+that is alone takes at most n / 8 steps within the target, and n / 32 steps beyond."""
 PATIENCE = 8
-"""Consecutive steps in which a higher rung must fit before the budget rises."""
+"""Consecutive steps in which a larger size must fit before `StepBudget` rises."""
 MARGIN = 1.1
-"""Factor by which the affordable tokens must exceed a rung before the budget rises to that rung."""
+"""Factor by which the affordable tokens must exceed a size before `StepBudget` rises to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillBudget:
-    """Remaining prefill budget of one step: `num_tokens`, and under a latency target also `seconds`, priced by `cost`.
+    """What one step may still spend on prompts: `num_tokens` tokens and, under a latency target, `seconds`.
 
-    Under a target time is the limit, so a chunk gets shorter the further into its prompt it begins.
+    `cost` converts tokens to seconds; None: there is no target. Under a target time is the limit, so a chunk gets
+    shorter the further into its prompt it begins. Values are immutable: methods return new budgets.
     """
 
     num_tokens: int
@@ -37,35 +38,35 @@ class PrefillBudget:
     cost: StepCost | None = None
 
     def fit(self, start: int, num_tokens: int) -> int:
-        """Return how many of `num_tokens` tokens from position `start` on the budget pays for."""
+        """Return how many of the next `num_tokens` tokens of a prompt, from position `start` on, the budget covers."""
         num_tokens = min(num_tokens, self.num_tokens)
         if self.cost is None or num_tokens <= 0:
             return max(0, num_tokens)
         return int(min(num_tokens, self.cost.chunk_tokens(start, self.seconds) + 1e-6))
 
     def less(self, start: int, num_tokens: int) -> PrefillBudget:
-        """Return the budget that remains after a chunk; `seconds` may become negative."""
+        """Return the budget that remains after a chunk of `num_tokens` tokens from position `start` on; its `seconds`
+        may be negative."""
         spent = 0.0 if self.cost is None else self.cost.chunk_s(start, num_tokens)
         return replace(self, num_tokens=max(0, self.num_tokens - num_tokens), seconds=self.seconds - spent)
 
     def part(self, number: int) -> PrefillBudget:
-        """Return one of `number` equal parts, tokens rounded up."""
+        """Return the budget divided by `number`, in tokens (rounded up) and in seconds."""
         return replace(self, num_tokens=-(-self.num_tokens // number), seconds=self.seconds / number)
 
     def floor(self) -> PrefillBudget:
-        """Return the tokens, without a time limit, of a step that cannot compute `LEAST_TOKENS` within its target."""
+        """Return the budget of a step that cannot compute LEAST_TOKENS within its target: up to FLOOR_TOKENS tokens
+        without a time limit."""
         return PrefillBudget(min(self.num_tokens, FLOOR_TOKENS))
 
 
 class StepBudget:
-    """Own the current prefill budget of a worker, as a rung of a ladder of sizes.
+    """Choose how many prompt tokens a step has under a latency target, so that the number does not change with every
+    noise.
 
-    With a latency target the budget is the time that decodes leave, converted to tokens at the start of a prompt and
-    rounded down to a rung. The budget falls at once, because a step over its target is noticed, and rises only after a
-    higher rung has fitted with a margin for `PATIENCE` steps, so that noise lowers the budget at most once and does not
-    make it oscillate.
-
-    Rungs are `LEAST_TOKENS` times 1, 1.5, 2, 3, 4, 6, 8, ..., and `max_tokens`. `num_moves` counts changes of the rung.
+    The number is one of a fixed list of sizes, `rungs`: LEAST_TOKENS times 1, 1.5, 2, 3, 4, 6, 8, ..., and
+    `max_tokens`. It falls as soon as a step affords less, because a step over its target is noticed, and rises only
+    after a larger size has fitted with a margin for PATIENCE steps. `num_moves` counts the changes.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -77,13 +78,12 @@ class StepBudget:
 
     @property
     def num_tokens(self) -> int:
+        """Return the present number of prompt tokens."""
         return self.rungs[self._rung]
 
     def choose(self, num_affordable: float) -> int:
-        """Return the budget, in tokens, of a step that can afford `num_affordable` tokens within its target.
-
-        The class docstring describes when the budget falls and rises.
-        """
+        """Return the number of prompt tokens of a step that affords `num_affordable` prompt tokens within its
+        target."""
         fits = self._highest(num_affordable)
         if fits < self._rung:
             self._move(fits)
@@ -108,7 +108,8 @@ class StepBudget:
 
 
 def ladder(max_tokens: int) -> tuple[int, ...]:
-    """Return the rungs up to and including `max_tokens`, which may be less than `LEAST_TOKENS`."""
+    """Return the sizes for `StepBudget`, ascending up to and including `max_tokens`, which may be less than
+    LEAST_TOKENS."""
     powers = (LEAST_TOKENS << shift for shift in range((max_tokens // LEAST_TOKENS).bit_length()))
     steps = [rung for power in powers for rung in (power, power * 3 // 2) if rung < max_tokens]
     return (*steps, max_tokens)
@@ -124,10 +125,12 @@ fifteen is then late."""
 
 
 class StepSizer:
-    """Own the step-time model, the current budget, and the plans that are not measured yet.
+    """Choose the prompt tokens of each step so that it meets its latency target, and learn step times from
+    measurements.
 
+    Per step call `budget_for`, then `planned`, and when its time was measured `measured`. `model` predicts step times.
     `num_steps_over_target` counts plans that could not be made to fit their latency target; `num_prefill_tokens` and
-    `num_decode_tokens` count what all plans contained.
+    `num_decode_tokens` count the tokens of all plans.
     """
 
     def __init__(self, max_num_batched_tokens: int) -> None:
@@ -142,8 +145,11 @@ class StepSizer:
         self._num_budget_tokens = 0
 
     def budget_for(self, decodes: StepFeatures, num_tokens: int, target_s: float) -> PrefillBudget:
-        """Return what the step being planned may spend on prompts beside its `decodes`: at most `num_tokens` tokens,
-        and under a latency target of `target_s` seconds (0: none) at most the time that the decodes leave."""
+        """Return what the step that is being planned may spend on prompts, in addition to its `decodes`.
+
+        This is at most `num_tokens` tokens, and under a latency target of `target_s` seconds (0: none) at most the time
+        that the decodes leave.
+        """
         self._target_s = target_s
         self._num_budget_tokens = num_tokens
         if target_s <= 0:
@@ -161,7 +167,8 @@ class StepSizer:
         return prefill_budget
 
     def planned(self, plan: StepPlan, num_preempted: int) -> None:
-        """Record a plan that was made under the last budget, with its predicted time."""
+        """Record a plan made under the last result of `budget_for`, with its predicted time. `num_preempted`: sequences
+        preempted for it."""
         step = features(plan.slices)
         record = StepRecord(
             number=plan.number,
@@ -182,11 +189,12 @@ class StepSizer:
         self.num_decode_tokens += step.num_decode_seqs
 
     def measured(self, result: StepResult, seconds: float) -> StepRecord:
-        """Record how long a plan took, in seconds from the start of planning to the delivery of its results; return the
-        record.
+        """Return the record of a plan that took `seconds`, from the start of planning to the delivery of its result,
+        and learn from it.
 
         The model does not learn from a plan that failed, nor from one that also copied blocks to or from host memory or
-        digested blocks of prefix fetches, because the model has no terms for that work.
+        digested blocks of prefix fetches, because it does not model that work. Raises KeyError for a plan that was
+        measured before or is older than the last MAX_OPEN plans.
         """
         record, is_learnable = self._open.pop(result.number)
         has_failed = any(piece.error is not None for piece in result.slices)

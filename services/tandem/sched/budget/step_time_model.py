@@ -53,7 +53,7 @@ _TYPICAL = (
 
 
 def features(slices: Iterable[ScheduledSlice]) -> StepFeatures:
-    """Count what a plan with these slices computes, in the terms of the step-time model."""
+    """Return what a plan with these slices computes, as input of the step-time model."""
     num_tokens = num_seqs = context = pairs = 0
     for piece in slices:
         start, length = piece.start, piece.num_tokens
@@ -67,11 +67,12 @@ def features(slices: Iterable[ScheduledSlice]) -> StepFeatures:
 
 
 class StepCostModel:
-    """Own the fit of one worker's step times.
+    """Predict step times, and fit the prediction to each measured step.
 
-    `cost` is the current fit. `published` follows `cost` only when predictions change by `PUBLISH_CHANGE`; it is None
-    until a step or a calibration was measured. `noise` is the standard deviation of the last steps' relative residuals,
-    estimated from their median distance so that outliers count little.
+    `cost` is the current fit. `published`, which gateways receive, follows `cost` only when predictions change by the
+    fraction PUBLISH_CHANGE; it is None until a step or a calibration was measured. `noise` is the standard deviation of
+    the last steps' relative errors (measured / predicted - 1), estimated from their median distance so that outliers
+    count little.
     """
 
     published: StepCost | None
@@ -81,7 +82,8 @@ class StepCostModel:
         self.published = None
 
     def restart(self, prior: StepCost) -> None:
-        """Forget every measured step and begin with `prior`, for instance costs that were measured at start-up."""
+        """Forget all measured steps and begin again with the coefficients `prior`, such as those measured at start-up;
+        `prior` is published."""
         self.cost = prior
         self.published = prior
         self._prior = prior
@@ -99,7 +101,7 @@ class StepCostModel:
         return max(MIN_S, self.cost.predict(step))
 
     def observe(self, step: StepFeatures, seconds: float) -> None:
-        """Learn from one measured step. Raises ValueError unless `seconds` is positive and finite."""
+        """Learn from a measured step. Raises ValueError unless `seconds` is positive and finite."""
         if not 0 < seconds < math.inf:
             raise ValueError(f"a step took {seconds} s")
         self._num_steps += 1
@@ -138,10 +140,10 @@ class StepCostModel:
 
 
 def fit(samples: Sequence[tuple[StepFeatures, float]], shape: StepCost, ridge: float) -> StepCost:
-    """Return the cost that explains measured steps, in seconds, with the least relative error.
+    """Return the coefficients that explain measured steps, pairs of (step, seconds), with the least relative error.
 
-    Where the steps leave coefficients undetermined, these keep the proportions of `shape`, which counts as much as
-    `ridge` steps.
+    Where the steps do not determine a coefficient, it keeps the proportions of `shape`, which counts as much as `ridge`
+    steps. Raises ZeroDivisionError without samples.
     """
     ratios = [shape.predict(step) / seconds for step, seconds in samples]
     speed = sum(ratios) / sum(ratio * ratio for ratio in ratios)

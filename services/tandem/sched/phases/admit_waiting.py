@@ -17,18 +17,19 @@ from tandem.sched.state.sequence import Sequence
 
 
 def startable(state: SchedulerState) -> Iterator[Sequence]:
-    """Yield the waiting sequences that may get a part of the step's prefill budget: no more than there are free
-    seats."""
+    """Yield the waiting sequences that may get a part of this step's prefill budget, in order; at most as many as there
+    are free seats (places of `max_num_seqs`)."""
     return islice(_admissible(state), state.num_free_seats)
 
 
 def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
-    """Start waiting sequences that have a prefill budget, in order. The first one without room ends admission, so that
-    no sequence is overtaken for ever. Sequences that wait for another worker do not hold back others.
+    """Start waiting sequences that got a part of the prefill budget, in order, and allocate blocks to pulls; add all to
+    `builder`.
 
-    Leases end only when their consumers get room, so a sequence that waits for leases must not hold back a pull: a
-    prefill that may not lease its blocks yet holds back other prefills, and any other sequence that is too large holds
-    back all but pulls.
+    The first sequence without room ends admission, so that no sequence is overtaken for ever. Sequences that wait for
+    another worker do not hold back others. Leases end only when their consumers get room, so a sequence that waits for
+    leases must not hold back a pull: a prefill that may not lease its blocks yet holds back other prefills, and any
+    other sequence that is too large holds back all but pulls.
     """
     may_compute = True
     may_prefill = True

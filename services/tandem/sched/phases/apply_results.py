@@ -24,7 +24,8 @@ from tandem.sched.state.step_plan import ScheduledSlice, SliceResult
 
 
 def shares_tail(seq: Sequence, pool: BlockPool) -> bool:
-    """Return whether the block that a sequence writes next holds tokens already and is shared with another sequence."""
+    """Return whether the block into which a sequence writes next is partly filled and shared with another sequence, so
+    that it must be copied first."""
     index, num_filled = divmod(seq.num_planned, pool.block_size)
     return num_filled > 0 and pool.is_shared(seq.table, index)
 
@@ -32,11 +33,12 @@ def shares_tail(seq: Sequence, pool: BlockPool) -> bool:
 def fork_update(
     seq: Sequence, sampled: Many[SampledToken], digests: tuple[BlockDigest, ...]
 ) -> tuple[SequenceUpdate, list[Sequence]]:
-    """Build the update of an unforked sequence from the first tokens of its choices, and a sequence for each choice
-    that goes on here; changes nothing.
+    """Return the update of a job of several choices after its first sampled tokens, and one new sequence for each
+    choice that goes on here. Changes nothing.
 
-    `sampled` has one token per choice of the job, choices that have ended meanwhile included; it is empty where the
-    request samples nothing or a grammar allows no token.
+    `seq` stands for all choices until now. `sampled` has one token per choice of the job, also for choices that have
+    ended; it is empty where the request samples nothing or a grammar allows no token. `digests` are those of the
+    finished slice. A choice of a `PrefillJob` does not go on here, because it is handed over.
     """
     job, facts = seq.job, (seq.num_computed, seq.num_cached, seq.num_output)
     parts: list[SequenceUpdate] = []
@@ -59,15 +61,19 @@ def fork_update(
 
 
 def failure(seq: Sequence, error: str, kind: ErrorKind) -> SequenceUpdate:
-    """Return the update that ends a sequence, and each choice that it stands for, after a failed step."""
+    """Return the update that ends a sequence, with all its choices, after its slice failed with `error`; changes
+    nothing."""
     facts = (seq.num_computed, seq.num_cached, seq.num_output)
     parts = [SequenceUpdate(seq.job.for_choice(choice), *facts, error=error, error_kind=kind) for choice in seq.choices]
     return replace(parts[0], job=seq.job, branches=tuple(parts)) if seq.is_unforked else parts[0]
 
 
 def fork_sequence(seq: Sequence, going_on: Many[Sequence], pool: BlockPool, num_seats: int) -> None:
-    """Turn an unforked sequence into the first of `going_on`. `num_seats` of the others run on the same blocks; the
-    rest wait without blocks, as preempted sequences do."""
+    """Turn a sequence that stands for several choices into the first sequence of `going_on`, and share its blocks with
+    the next `num_seats` of them.
+
+    `going_on` is the result of `fork_update`. The rest wait without blocks, as preempted sequences do.
+    """
     pool.trim(seq.table, blocks_for(seq.num_computed, pool.block_size))
     for other in going_on[1 : 1 + num_seats]:
         other.status = Status.RUNNING
@@ -83,7 +89,8 @@ def apply_slice(
     piece: ScheduledSlice,
     outcome: SliceResult,
 ) -> SequenceUpdate:
-    """Apply the result of one slice to its sequence, which ends where the slice failed."""
+    """Apply the result `outcome` of the slice `piece` to its sequence and return the update; a slice that failed ends
+    the sequence."""
     seq.num_in_flight -= piece.num_certain
     seq.num_drafted -= piece.num_drafted
     seq.num_pending -= piece.sampling is not None
@@ -105,8 +112,11 @@ def append_sampled(
     digests: tuple[BlockDigest, ...] = (),
     is_complete: bool = False,
 ) -> SequenceUpdate:
-    """Append sampled tokens up to the end of the sequence, publish its full blocks, and end or fork it where it is due.
-    `is_complete`: the grammar allows no further token."""
+    """Append sampled tokens to a sequence and return the update; tokens after its end are dropped.
+
+    Publishes the blocks that became full, and ends the sequence or forks it into its choices where that is due.
+    `is_complete`: the grammar allows no further token.
+    """
     # With max_tokens=0 nothing is sampled after the prompt.
     is_last = seq.job.request.sampling.max_tokens == 0 and seq.num_computed == len(seq.tokens)
     if seq.is_unforked and (tokens or is_last or is_complete):

@@ -24,11 +24,13 @@ from tandem.sched.state.step_plan import Sampling
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
-    """Plans `[number, number + num_steps)`, each of which computes one token of each of `seqs`, in this order.
+    """Consecutive plans, `[number, number + num_steps)`, each of which computes one token of each of the sequences
+    `seqs`.
 
-    `samplings` are those of the first plan; each further plan has the next `index`, and one more token of history where
-    `needs_history`. `context` is the decode context of the first plan, in tokens. `grown_at` has, in ascending order,
-    the index of the plan (0 is the first) for which each new block is allocated.
+    - `samplings`: how the first plan samples, one entry per sequence; in each further plan `index` is one greater, and
+      the history has one more token where `needs_history`.
+    - `context`: tokens that the decodes of the first plan attend to, added up.
+    - `grown_at`: for each new block, the index of the plan (0 is the first) that allocates it, ascending.
     """
 
     number: int
@@ -46,11 +48,11 @@ class DecodeRun:
 def forecast(
     number: int, limit: int, seqs: Sequence[Seq], pool: BlockPool, limits: SchedulerLimits
 ) -> DecodeRun | None:
-    """Return the identical plans from `number` on, at most `limit`, as long as their blocks can be allocated without a
-    copy.
+    """Return the decode plans from number `number` on that differ only in their tokens, at most `limit`.
 
-    No other sequence may start meanwhile. Returns None where the next plan is not decode-only, or samples the last
-    token of a sequence, or one that might be the last.
+    The run also ends where a new block could be allocated only after a copy to host memory. It assumes that no other
+    sequence starts meanwhile. Returns None where the next plan is not decode-only, or samples the last token of a
+    sequence or one that might be the last.
     """
     num_steps = min(limit, _num_alike(seqs, pool, limits))
     if num_steps < 1:
@@ -71,10 +73,10 @@ def forecast(
 
 
 def advance(run: DecodeRun, seqs: Sequence[Seq], sampled: Sequence[Sequence[int]], pool: BlockPool) -> list[TokenRun]:
-    """Commit as many plans of the run as tokens were sampled of each sequence.
+    """Apply the first plans of a run, as many as tokens were sampled of each sequence; return these tokens.
 
-    Blocks are allocated, and full ones published, in the order of the plans: a plan allocates before its commit
-    publishes.
+    `seqs` are the sequences of the run and `sampled` the token ids of each, in the same order. Raises ValueError when
+    the lists have different lengths or more tokens than the run has plans.
     """
     num_steps = len(sampled[0])
     if not 0 < num_steps <= run.num_steps or any(len(ids) != num_steps for ids in sampled):

@@ -29,7 +29,7 @@ _Name = tuple[RequestId, int]
 
 
 class Capacity(NamedTuple):
-    """KV blocks and sequence seats of a worker."""
+    """KV blocks and sequence seats (places of `max_num_seqs`) of a worker."""
 
     num_blocks: int
     num_seats: int
@@ -43,28 +43,33 @@ class _RejectedJob(NamedTuple):
 
 
 class RejectedJobs:
-    """Own the jobs that were rejected for lack of room, in the order in which each was first rejected, so that small
-    jobs do not overtake large ones.
+    """Keep capacity for jobs that were rejected for lack of room, so that smaller jobs do not overtake them.
 
-    A sequence that ends frees room for one other. A job that needs the room of several at once would find none while
-    smaller jobs take whatever becomes free, above all where these come through other gateways, which do not know about
-    the waiting job. Therefore the capacity that it lacks is kept from smaller jobs for as long as it is submitted
-    again. Times are seconds of the caller's clock.
+    A sequence that ends frees room for one other. A job that needs the room of several would find none while smaller
+    jobs take whatever becomes free, above all where these are sent by other gateways, which do not know about it.
+    Therefore the capacity that a rejected job lacks is kept from smaller jobs while it is submitted again at least
+    every PATIENCE_S seconds. Jobs are ordered by their first rejection. Times are seconds of the caller's clock.
     """
 
     def __init__(self) -> None:
         self._jobs: dict[_Name, _RejectedJob] = {}
 
     def put(self, job: Job, lacks: Capacity, now: float) -> None:
-        """Record the rejection of a job. `lacks` is its full need of each resource that was short, 0 of the other."""
+        """Record the rejection of a job at `now`. `lacks`: its whole need of each resource that was short, 0 for the
+        other."""
         self._jobs[_name(job)] = _RejectedJob(lacks, now)
 
     def remove(self, job: Job) -> None:
-        """Forget a job that was accepted, in this attempt or another."""
+        """Forget the rejections of a job that is accepted now, in this attempt or another; nothing happens if there are
+        none."""
         self._jobs.pop(_name(job), None)
 
     def ahead(self, job: Job, need: Capacity, now: float) -> Capacity:
-        """Return the capacity that is kept from a job: what larger jobs lacked that were rejected before it."""
+        """Return the capacity that a job with this `need` must leave: what larger jobs lacked that were rejected before
+        it.
+
+        Forgets jobs that were not submitted again within PATIENCE_S seconds.
+        """
         self._jobs = {
             name: rejected for name, rejected in self._jobs.items() if now - rejected.rejected_at < PATIENCE_S
         }
@@ -91,10 +96,12 @@ def _name(job: Job) -> _Name:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedCapacity:
-    """What the jobs accepted so far hold or have reserved, in KV blocks.
+    """What the jobs that a worker has accepted hold or have reserved, in KV blocks.
 
-    `reservations` has one entry per accepted pull that has no blocks yet, `prefills` one per prefill that waits to
-    start. `num_seqs` counts the seats (`num_seats`) of all sequences that run, are pulled or have a reservation.
+    - `num_blocks`: blocks of the whole pool; `num_leased`: those that other workers may read.
+    - `reservations`: blocks of each accepted pull that has none yet; `prefills`: blocks that each waiting prefill
+      needs.
+    - `num_seqs`: seats (places of `max_num_seqs`) of all sequences that run, are pulled or have a reservation.
     """
 
     num_blocks: int
@@ -105,7 +112,7 @@ class ReservedCapacity:
 
 
 def reserved_capacity(state: SchedulerState) -> ReservedCapacity:
-    """Return what the accepted jobs hold or have reserved; a new job must fit beside it."""
+    """Return what the accepted jobs hold or have reserved, in addition to which a new job must fit."""
     pulls = (seq for seq in state.waiting if seq.is_pull)
     seated = chain(state.running, state.pulling.values(), pulls)
     size = state.pool.block_size
@@ -119,8 +126,10 @@ def reserved_capacity(state: SchedulerState) -> ReservedCapacity:
 
 
 def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: float) -> None:
-    """Check that a worker may accept the job beside those that it has accepted. Raises TandemError otherwise, and
-    remembers a Resume that was rejected for lack of capacity."""
+    """Check that a worker can accept a job in addition to its present ones; raise TandemError otherwise.
+
+    A `ResumeJob` that is rejected for lack of capacity is recorded in `rejected`, at the time `now`.
+    """
     held = reserved_capacity(state)
     limits = state.limits
     block_size = state.pool.block_size
@@ -138,7 +147,8 @@ def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: floa
 
 
 def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> None:
-    """Check that the job could run on an empty worker. Raises TandemError otherwise."""
+    """Raise TandemError if the job could not even run alone on a worker with `num_blocks` blocks, or is invalid for its
+    model."""
     prompt, output = len(job.request.prompt_tokens), job.request.sampling.max_tokens
     if prompt + output > limits.max_model_len:
         raise TandemError(
@@ -161,8 +171,10 @@ def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: i
 
 
 def check_prefill(need: int, held: ReservedCapacity) -> None:
-    """Check that a prefill would not wait for a reservation; it may wait for leases to end. Raises TandemError
-    otherwise."""
+    """Raise TandemError (OVERLOADED) if a prefill of `need` blocks could have to wait for the reservation of a pull.
+
+    It may have to wait for leases to end. `held`: what the accepted jobs hold.
+    """
     largest = max(held.reservations, default=0)
     if need + largest > held.num_blocks:
         raise _overloaded(
@@ -172,16 +184,19 @@ def check_prefill(need: int, held: ReservedCapacity) -> None:
 
 
 def lacking(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> Capacity:
-    """Return the parts of `need` that do not fit beside all leases and reservations, in full; 0 for a part that
-    fits."""
+    """Return what a pull lacks: each part of `need` that does not fit in addition to all leases and reservations, in
+    full; 0 for a part that fits."""
     is_short = held.num_leased + sum(held.reservations) + need.num_blocks > held.num_blocks
     has_no_seat = held.num_seqs + need.num_seats > limits.max_num_seqs
     return Capacity(need.num_blocks * is_short, need.num_seats * has_no_seat)
 
 
 def check_reservation(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> None:
-    """Check that a reservation fits beside all leases and reservations, so that it can be used without the end of a
-    lease, and that it leaves room for each waiting prefill. Raises TandemError otherwise."""
+    """Raise TandemError (OVERLOADED) if a pull cannot reserve what it needs, in blocks and seats.
+
+    It can if `need` fits in addition to all leases and reservations, so that the blocks can be used without the end of
+    any lease, and leaves enough blocks of the pool for the largest waiting prefill.
+    """
     if any(lacking(need, held, limits)):
         raise _overloaded(
             f"no room to reserve {need.num_blocks} blocks: {held.num_leased + sum(held.reservations)} of "

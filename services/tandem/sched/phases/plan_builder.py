@@ -18,9 +18,13 @@ parts."""
 
 
 class PlanBuilder:
-    """Own a plan while `Scheduler.plan` builds it.
+    """Collect the parts of a plan while `Scheduler.plan` builds it, and return them with `build`.
 
-    `budget` is the rest of the step's token budget; `slices` keeps the order in which they were planned.
+    - `budget`: tokens that the step may still have; `slices`: the slice of each sequence, in the order of planning.
+    - `starts`, `pulls`: sequences that begin to compute, and pulls that got blocks; `num_preempted`: sequences that
+      lost their blocks.
+    - `copies`: blocks to copy before the step, (source, target).
+    - `has_prefill`: a prompt chunk is planned; `num_digests_left`: blocks that the step may still digest.
     """
 
     def __init__(self, limits: SchedulerLimits) -> None:
@@ -39,17 +43,18 @@ class PlanBuilder:
         self._limits = limits
 
     def split_prefill_budget(self, prompts: Iterable[PendingPrefill], prefill_budget: PrefillBudget) -> None:
-        """Split a prefill budget among prompts; from now on a prompt without a part computes nothing in this plan."""
+        """Split a prefill budget among prompts; a prompt that gets nothing computes nothing in this plan."""
         self._prompts = {prompt.seq: prompt for prompt in prompts}
         self._prefill_budget = prefill_budget
         self._prefill_tokens = split_budget(list(self._prompts.values()), prefill_budget)
 
     def has_prefill_budget(self, seq: Sequence) -> bool:
-        """Return whether a sequence has a part of the prefill budget, or the budget is not split."""
+        """Return whether a sequence got a part of the prefill budget; True while the budget has not been split."""
         return self._prefill_tokens is None or seq.id in self._prefill_tokens
 
     def redistribute_prefill_budget(self) -> None:
-        """Give the prompts that run already the budget that waiting prompts did not use."""
+        """Give the budget that waiting prompts did not use to the prompts that run already; nothing happens if it was
+        not split."""
         if self._prefill_tokens is None:
             return
         left = self._prefill_budget
@@ -60,8 +65,8 @@ class PlanBuilder:
         self._prefill_tokens = redistribute(running, self._prefill_tokens, left)
 
     def chunk_of(self, seq: Sequence, num_remaining: int) -> int:
-        """Return how many of a sequence's remaining tokens this step may take; a decode needs no part of the prefill
-        budget."""
+        """Return how many of a sequence's `num_remaining` tokens this step may compute; 0: none. A decode needs no part
+        of the prefill budget."""
         size = chunk_size(num_remaining, self.budget, self.has_prefill, self._limits)
         return (
             size
@@ -78,7 +83,8 @@ class PlanBuilder:
             self._chunks.append((seq.key, piece.num_tokens))
 
     def build(self, step: StepPlan | None) -> ScheduleResult:
-        """Return the result of planning, with the plan `step`."""
+        """Return everything that planning decided; `step` is the plan itself, None where there is nothing to
+        compute."""
         return ScheduleResult(
             step, tuple(self.pulls), self.num_preempted, tuple(self.starts), tuple(self._chunks)
         )  # fmt: skip

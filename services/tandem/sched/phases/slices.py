@@ -23,21 +23,22 @@ from tandem.sched.state.step_plan import ScheduledSlice
 
 
 def plan_decodes(state: SchedulerState, builder: PlanBuilder, ready: Iterable[Sequence]) -> None:
-    """Plan one token of each schedulable sequence that decodes and was not preempted for an older one."""
+    """Add one token of each decoding sequence of `ready` to the plan, except of those that were preempted meanwhile."""
     for seq in ready:
         if seq.num_remaining == 1 and seq.status is Status.RUNNING:
             plan_slice(state, builder, seq)
 
 
 def plan_prefills(state: SchedulerState, builder: PlanBuilder, started: Iterable[Sequence]) -> None:
-    """Plan the prompts that run already, with the budget that waiting prompts did not use."""
+    """Add chunks of the prompts that run already to the plan, with the budget that waiting prompts did not use."""
     builder.redistribute_prefill_budget()
     for seq in started:
         plan_slice(state, builder, seq)
 
 
 def plan_slice(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> None:
-    """Plan the next chunk or token of a running sequence, if budget and blocks allow."""
+    """Add the next chunk or token of a running sequence to the plan; do nothing if the budget or the blocks do not
+    allow one."""
     num_tokens = builder.chunk_of(seq, seq.num_remaining)
     if num_tokens == 0:
         return
@@ -104,8 +105,12 @@ def _freeze(seq: Sequence, num_left: int, num_digests_left: int) -> bool:
 
 
 def make_room(state: SchedulerState, builder: PlanBuilder, seq: Sequence, num_blocks: int) -> bool:
-    """Grow a table and make its last block exclusive. Preempts sequences for it, the youngest first, none older than
-    `seq`, and possibly `seq` itself. Returns whether the room was found."""
+    """Give a sequence `num_blocks` blocks, and a copy of its last block if that is shared; return whether there was
+    room.
+
+    Preempts sequences for it, the youngest first, none older than `seq`, and possibly `seq` itself (then returns
+    False).
+    """
     while not (state.pool.grow(seq.table, num_blocks) and _own_tail(state, builder, seq)):
         victim = _victim(state, builder, seq)
         if victim is None:
@@ -146,8 +151,11 @@ def assign_prefill_budget(
     startable: Iterable[Sequence],
     now: float,
 ) -> None:
-    """Give a plan that holds its decodes the token budget of each prompt. Without chunked prefill there is no split:
-    prompts are computed whole, in order."""
+    """Split the prefill budget of a plan, which holds its decodes already, among the prompts.
+
+    `started`: prompts that run; `startable`: waiting ones that may start. Without chunked prefill nothing is split,
+    because prompts are computed whole, in order.
+    """
     targets = state.limits.targets
     itls = [targets.lane(seq.lane).itl_s for seq in state.running if seq.id in builder.slices]
     target_s = min((itl for itl in itls if itl > 0), default=0.0)

@@ -21,11 +21,12 @@ from tandem.sched.state.sequence import MigrationState, Sequence
 
 
 class Speculation:
-    """Own the speculation settings of a scheduler and the counts of draft tokens.
+    """Add guessed (draft) tokens to the decodes of a plan, and adapt their number to how many turn out right.
 
-    `num_tokens` limits the guesses of one sequence in a step, `max_batch_tokens` the decodes and guesses of all
-    sequences. Extra rows are free only while a step is bound by reading the weights: `max_batch_tokens` is where the
-    time of a step begins to grow with every row. `num_drafted` and `num_accepted` count all guesses since the start.
+    `new_proposer` makes the source of guesses for a sequence. `num_tokens` limits the guesses of one sequence in a
+    step, `max_batch_tokens` the decodes and guesses of all sequences. Guesses are free only while a step is bound by
+    reading the weights: `max_batch_tokens` is where each further token makes it longer. `num_drafted` and
+    `num_accepted` count all guesses, and those that were right, since the start. Raises ValueError for limits below 1.
     """
 
     def __init__(self, new_proposer: Callable[[], Proposer], *, num_tokens: int, max_batch_tokens: int) -> None:
@@ -38,9 +39,10 @@ class Speculation:
         self._max_batch_tokens = max_batch_tokens
 
     def extend(self, state: SchedulerState, builder: PlanBuilder) -> None:
-        """Append guesses to the decodes of an otherwise complete plan, oldest sequence first, in about equal parts.
+        """Append guesses to the decodes of an otherwise complete plan, oldest sequence first, in about equal numbers.
 
-        The guesses are stored in the sequences' own blocks and in free ones that no other sequence needs.
+        The guesses are stored in the sequences' own blocks and in free ones that no other sequence needs; nothing is
+        preempted.
         """
         num_spare = _num_spare_blocks(state)
         num_decodes = sum(1 for piece in builder.slices.values() if piece.num_tokens == 1)
@@ -55,7 +57,8 @@ class Speculation:
                 num_spare -= _append(builder, state.pool, seq, guesses)
 
     def learn(self, seq: Sequence, num_drafted: int, num_sampled: int) -> None:
-        """Record that a slice with `num_drafted` guesses yielded `num_sampled` tokens: one more than were right."""
+        """Record the result of a slice: with `num_drafted` guesses it yielded `num_sampled` tokens, one more than were
+        right."""
         if num_drafted:
             num_accepted = min(num_drafted, max(0, num_sampled - 1))
             self.num_drafted += num_drafted

@@ -29,12 +29,12 @@ NO_SIZES = (0,) * (len(Lane) * len(PROMPT_SIZES))
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Prompt tokens that wait for prefill at one worker.
+    """Prompt tokens that one worker has accepted and not computed yet.
 
     `tokens` and `longest` have one entry per lane, as `lane_tokens` and `lane_longest` of
     `core.worker_load.WorkerLoad`; `size_tokens` and `size_longest` have one entry per lane and size class, as the
-    fields of the same names there. `num_horizon_tokens` is the number of tokens accepted beside the longest prompt of a
-    size class; 0: any number.
+    fields of the same names there. `num_horizon_tokens`: tokens of prompts that are accepted in addition to the longest
+    prompt of a size class; 0: any number.
     """
 
     tokens: tuple[int, ...]
@@ -47,8 +47,8 @@ class Backlog:
 def num_queued(seq: Sequence, block_size: int) -> int:
     """Count the known tokens of a sequence that still need prefill on this worker; 0 for a decode.
 
-    Tokens whose KV is computed, planned, or probably in the prefix cache are not counted, and neither are those of a
-    remote prefix that is being fetched. A sequence that may not start and fetches no remote prefix counts as 0.
+    Not counted are tokens whose KV is computed, planned or probably in the prefix cache, and those of a remote prefix
+    that is being fetched. A `ResumeJob` whose producer has not begun to offer KV counts as 0.
     """
     if not (seq.may_start or seq.num_remote_prefix_blocks) or seq.num_remaining <= 1:
         return 0
@@ -57,9 +57,10 @@ def num_queued(seq: Sequence, block_size: int) -> int:
 
 
 def backlog(seqs: Iterable[Sequence], block_size: int, num_horizon_tokens: int) -> Backlog:
-    """Add up the queued prefill tokens of all sequences by lane and by size class.
+    """Return the queued prefill tokens of all sequences, added up by lane and by size class.
 
-    The function runs after every step, most often with nothing queued: that case returns constants.
+    `num_horizon_tokens` is copied into the result. The function runs after every step, most often with nothing queued:
+    that case returns constants.
     """
     queued = [(seq.lane, num) for seq in seqs if (num := num_queued(seq, block_size))]
     if not queued:
@@ -92,8 +93,11 @@ def _cumulative_totals(
 
 
 def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
-    """Check that the prompt of a new sequence fits into the prefill horizon. Raises TandemError (OVERLOADED) if it does
-    not and has to wait at its gateway. Prefix-cache hits are not counted, since they need no prefill."""
+    """Raise TandemError (OVERLOADED) if the prompt of a new sequence exceeds the prefill horizon and has to wait at its
+    gateway.
+
+    `held`: the backlog without the sequence. Prefix-cache hits are not counted, since they need no prefill.
+    """
     seq.num_hits_seen = pool.count_hits(seq.reusable(pool.block_size))
     num_tokens = num_queued(seq, pool.block_size)
     tokens = no_larger(num_tokens, seq.lane, held.tokens, held.size_tokens)
@@ -108,8 +112,8 @@ def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
 
 
 def horizon_tokens(limits: SchedulerLimits, cost: StepCost) -> int:
-    """Convert `queue_horizon_s` into the number of prefill tokens accepted beside the longest prompt; 0 means any
-    number."""
+    """Return `limits.queue_horizon_s` as a number of prefill tokens, by the predicted time `cost` of a full step; 0: no
+    limit."""
     horizon_s, step_tokens = limits.queue_horizon_s, limits.max_num_batched_tokens
     if horizon_s is None:
         return 0

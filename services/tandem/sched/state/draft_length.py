@@ -16,11 +16,11 @@ MAX_PAUSE = 32
 
 
 class AdaptiveDraft:
-    """Own the proposer of one sequence and the number of tokens to request from it.
+    """Return guessed tokens for one sequence, as many as its earlier guesses justify.
 
-    The length doubles when all guesses were right and halves when most were wrong. After guesses of which none was
+    The number doubles when all guesses were right and halves when most were wrong. After guesses of which none was
     right, drafting pauses; each further failure in a row doubles the pause. Text without repetition thus costs next to
-    nothing.
+    nothing. `max_length`: most guesses per step.
     """
 
     def __init__(self, proposer: Proposer, max_length: int) -> None:
@@ -31,7 +31,8 @@ class AdaptiveDraft:
         self._pause = 0
 
     def draft(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """Return at most `max_tokens` guesses for the next step; none during a pause."""
+        """Return at most `max_tokens` guesses of the tokens that follow `tokens`; empty during a pause or where there
+        is no guess."""
         max_tokens = min(max_tokens, self.length)
         if self._pause or max_tokens <= 0:
             self._pause = max(0, self._pause - 1)
@@ -39,7 +40,8 @@ class AdaptiveDraft:
         return self._proposer.propose(tokens, max_tokens)[:max_tokens]
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Adapt length and pause to the outcome of the last guesses; `num_drafted` is at least 1."""
+        """Record that `num_accepted` of the last `num_drafted` guesses (at least 1) were right, and adapt the number of
+        guesses."""
         if num_accepted == num_drafted:
             self.length = min(2 * self.length, self._max_length)
         elif 2 * num_accepted < num_drafted:

@@ -12,12 +12,16 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """Static limits of one scheduler.
+    """Fixed limits of one scheduler; ValueError is raised for a limit below 1.
 
-    `max_num_batched_tokens` is the token budget of one step; `targets` may reduce the budget of a single step. Without
-    `enable_chunked_prefill` a prompt is computed in one step even where it exceeds the budget, with at most one such
-    prompt per step. `queue_horizon_s` is the predicted prefill time, in seconds, that is accepted beside the longest
-    prompt of its size class; 0: two full steps, None: no limit. Token ids of the model are below `vocab_size`.
+    - `max_num_batched_tokens`: token budget of a step, which `targets` may reduce for a single step; `max_num_seqs`:
+      sequences that run at a time; `max_model_len`: most prompt and output tokens of a request.
+    - Without `enable_chunked_prefill` a prompt is computed in one step even where it exceeds the budget, with at most
+      one such prompt per step.
+    - `digest_handoffs`: compute checksums of blocks that other workers read.
+    - `vocab_size`: token ids are below it.
+    - `queue_horizon_s`: predicted seconds of prefill that are accepted in addition to the longest prompt of its size
+      class; 0: two full steps, None: no limit.
     """
 
     max_num_batched_tokens: int
@@ -36,8 +40,11 @@ class SchedulerLimits:
 
 
 class BlockDemand(NamedTuple):
-    """Free blocks that the scheduler may need soon: one for each of `num_running` sequences, `num_reserved` for the
-    pulls that have none yet, and of these `largest_reservation` for one pull."""
+    """Free blocks that the scheduler may need soon.
+
+    `num_running`: one block for each running sequence; `num_reserved`: blocks reserved for all pulls that have none
+    yet; `largest_reservation`: those of the largest such pull.
+    """
 
     num_running: int = 0
     num_reserved: int = 0
@@ -48,7 +55,7 @@ NO_DEMAND = BlockDemand()
 
 
 def chunk_size(remaining: int, budget: int, has_prefill: bool, limits: SchedulerLimits) -> int:
-    """Return how many of `remaining` tokens one sequence computes in a step with `budget` tokens left.
+    """Return how many of its `remaining` tokens a sequence computes in a step that has `budget` tokens left; 0: none.
 
     `has_prefill`: the step already computes another prompt.
     """
@@ -60,11 +67,12 @@ def chunk_size(remaining: int, budget: int, has_prefill: bool, limits: Scheduler
 
 
 def may_offer(need: int, num_leased: int, num_blocks: int, largest_reservation: int) -> bool:
-    """Return whether a prefill may start that will lease `need` blocks.
+    """Return whether a prefill that will lease `need` blocks may start, in a pool of `num_blocks` of which `num_leased`
+    are leased.
 
-    Leases must leave room for the largest pull with reserved blocks: leased + reserved <= pool. So the oldest pull
-    always gets its blocks from sequences that end or are preempted, and two workers that prefill for each other cannot
-    deadlock.
+    Leases must leave room for `largest_reservation`, the blocks of the largest pull that has none yet. So the oldest
+    pull always gets its blocks from sequences that end or are preempted, and two workers that prefill for each other
+    cannot deadlock.
     """
     return num_leased + need + largest_reservation <= num_blocks
 
@@ -79,21 +87,24 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def prefill_need(job: Job, block_size: int) -> int:
-    """Count the blocks that a prefill takes, all of them when it starts."""
+    """Return the number of blocks of a prefill, all of which it gets when it starts."""
     return blocks_for(job.num_known_tokens, block_size)
 
 
 def num_seats(job: Job, limits: SchedulerLimits) -> int:
-    """Count the sequences (seats of `max_num_seqs`) that a job needs at once. Choices beyond half of a worker's seats
-    may wait, since otherwise the job would wait for an idle worker."""
+    """Return how many sequences (seats of `max_num_seqs`) of a job must fit at a time: one per choice, up to half of
+    the worker's seats.
+
+    Further choices may wait, since otherwise the job would wait for an idle worker.
+    """
     return min(job.num_choices, max(1, limits.max_num_seqs // 2))
 
 
 def pull_need(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> int:
-    """Count the blocks that a pull reserves, at most `num_blocks`.
+    """Return the number of blocks that a pull reserves, at most `num_blocks`, the size of the pool.
 
     These are the blocks of the known tokens and one more per choice with a seat, so that decoding can begin. KV of
-    another attempt may come from a sequence that is still running, so `GROWTH_BLOCKS` are added.
+    another attempt may be that of a sequence that is still running, so GROWTH_BLOCKS are added for it.
     """
     num_choices, known = num_seats(job, limits), job.num_known_tokens
     limit = blocks_for(len(job.request.prompt_tokens) + job.request.sampling.max_tokens, block_size)

@@ -11,16 +11,17 @@ from typing import Protocol
 
 
 class Proposer(Protocol):
-    """Interface of a source of draft tokens for one sequence; an implementation may keep state between calls.
+    """Interface of a source of guessed (draft) tokens for one sequence; an implementation may keep state between calls.
 
-    Implementations must be cheap and pure and need only tokens. A draft model does not fit: its guesses come from a
+    Implementations must be cheap, need only tokens, and do no I/O. A draft model does not fit: its guesses come from a
     batched call on the executor's thread and from KV of its own. For one, the plan would leave the guesses of a slice
     open (`num_drafted` of them without ids, as a chained slice leaves its token) and the executor would fill them in
     before verification; the scheduler's part (how many guesses, which blocks, which are accepted) would stay the same.
     """
 
     def propose(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """Return up to `max_tokens` ids that may follow `tokens`, or none. `tokens` only grow from call to call."""
+        """Return up to `max_tokens` ids that may follow `tokens`, or none. In a later call `tokens` has the same
+        beginning, and may be longer."""
         ...
 
 

@@ -17,13 +17,13 @@ from tandem.sched.state.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class PullAllocated:
-    """Blocks allocated for the KV pull of a Resume: those of `table`, which only the pull changes until its KV has
+    """Report that the pull of a `ResumeJob` got blocks: those of `table`, which only the pull changes until its KV has
     arrived.
 
-    The first `num_hit_blocks` hold their content (prefix-cache hits), or will once the open plans have copied it from
-    host memory. Blocks `[num_hit_blocks, num_known_blocks)` are to be read from the producer, and the rest is for
-    tokens still to be sampled; the open plans may still copy their old content to host memory, see
-    `BlockPool.is_copied`.
+    The first `num_hit_blocks` hold their content already (prefix-cache hits), or will once the open plans have copied
+    it from host memory. Blocks `[num_hit_blocks, num_known_blocks)` are to be read from the producer, and the rest is
+    for tokens still to be sampled. The open plans may still copy the old content of blocks to host memory, before which
+    nothing may be written to them, see `BlockPool.is_copied`. `key`: the first choice of the job.
     """
 
     key: JobKey
@@ -33,9 +33,13 @@ class PullAllocated:
 
 
 class SequenceStarted(NamedTuple):
-    """A sequence that got blocks and is computed on this worker from now on; `num_cached` of its tokens were
-    prefix-cache hits. A preempted sequence is started again. `leased`: all blocks of a Prefill, which the pool holds
-    for its lease too."""
+    """Report that a waiting sequence got its first blocks, and that this worker computes it from now on.
+
+    - `key`: the first choice of its job.
+    - `num_cached`: its tokens that were prefix-cache hits when it was first started; a preempted sequence is started
+      again.
+    - `leased`: for a `PrefillJob`, all its blocks, which the pool now also holds for the lease; empty for other jobs.
+    """
 
     key: JobKey
     num_cached: int
@@ -44,11 +48,13 @@ class SequenceStarted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleResult:
-    """Everything that one call of `Scheduler.plan` decided.
+    """What one call of `Scheduler.plan` decided.
 
-    `step` is None when there is nothing to compute.
-    `chunks` lists the sequences whose known tokens the step computes, with the number of tokens; a single known token
-    from which a new one is sampled counts as a decode and is not listed.
+    - `step`: the plan to compute; None when there is nothing to compute.
+    - `pulls`: the pulls that got blocks; `starts`: the sequences that this worker begins to compute.
+    - `num_preempted`: sequences that lost their blocks and wait to be computed again.
+    - `chunks`: (sequence, number of known tokens that the step computes). A single known token from which a new one is
+      sampled counts as a decode and is not listed.
     """
 
     step: StepPlan | None
@@ -62,9 +68,11 @@ class ScheduleResult:
 class StepRecord:
     """Prediction and measurement of one executed step.
 
-    Times are in seconds, from the start of planning to the delivery of the results. `target_s` is the strictest ITL
-    target of the sequences that decoded; 0: none. `num_budget_tokens` is the prefill budget, in tokens at the start of
-    a prompt. `num_drafted` speculated tokens are contained in what `features` counts as prefill tokens.
+    - `predicted_s`, `measured_s`: seconds from the start of planning to the delivery of the results.
+    - `target_s`: the strictest ITL target, in seconds, of the sequences that decoded; 0: none.
+    - `num_budget_tokens`: the prompt tokens that the step was allowed to compute.
+    - `num_preempted`: sequences preempted while it was planned; `has_failed`: a slice of it failed.
+    - `num_drafted`: guessed tokens, which `features` counts as prefill tokens.
     """
 
     number: int
@@ -79,19 +87,24 @@ class StepRecord:
 
     @property
     def is_planned_over_target(self) -> bool:
-        """Return whether even the least work that the step had to do was predicted to take longer than the target."""
+        """Return whether the step was predicted to take longer than its target, because even the least work was too
+        much."""
         return 0 < self.target_s < self.predicted_s
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """State of one sequence after a commit.
+    """What a committed step changed for one sequence, and the state of the sequence after it.
 
-    `tokens` begin at output index `first_index`, `scores` at prompt position `first_scored`. The sequence has ended
-    when `finish`, `handed_over` or `error` is set. `num_cached` counts tokens taken from the prefix cache when the
-    prompt was started, on the worker that computed it. `first_tokens` are the tokens that a prefill hands over, one per
-    choice of its job. A job of several choices has `branches`, one per open choice, from its first sampled tokens (or
-    their failure) on; tokens and finish reasons are then those of the branches.
+    - `num_computed`: tokens with complete KV; `num_cached`: tokens found in the prefix cache when the prompt was
+      started, on the worker that computed it.
+    - `tokens`: newly sampled tokens, from output position `first_index` on; `scores`: log probabilities of prompt
+      tokens, from prompt position `first_scored` on; `digests`: checksums of blocks that became complete.
+    - `finish`, `handed_over`, `error`: the sequence has ended if one of them is set: by itself, because another worker
+      continues it, or by a failure of kind `error_kind`.
+    - `first_tokens`: the tokens that a prefill hands over, one per choice of its job.
+    - `branches`: for a job of several choices, one update per choice that has not ended before, from its first sampled
+      tokens (or its failure) on. Tokens and finish reasons are then those of the branches.
     """
 
     job: Job
@@ -111,7 +124,7 @@ class SequenceUpdate:
 
     @property
     def parts(self) -> tuple[SequenceUpdate, ...]:
-        """Return one update per choice: the branches, or this update where there are none."""
+        """Return one update per choice: `branches`, or this update where there are none."""
         return self.branches or (self,)
 
     @property
@@ -120,8 +133,10 @@ class SequenceUpdate:
 
     @property
     def num_output(self) -> int:
+        """Return the number of output tokens after this update."""
         return self.first_index + len(self.tokens)
 
     @property
     def has_ended(self) -> bool:
+        """Return whether the sequence has ended on this worker."""
         return self.finish is not None or self.handed_over or self.error is not None

@@ -18,16 +18,20 @@ from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 
 
 class OrderedQueue:
-    """Sequences sorted by service order: lane, priority, arrival. A preempted sequence returns to its old position,
-    ahead of all that arrived after it."""
+    """Keep sequences sorted by service order: lane, priority, arrival.
+
+    A preempted sequence that is added again returns to its old position, ahead of all that arrived after it.
+    """
 
     def __init__(self) -> None:
         self._items: list[Sequence] = []
 
     def add(self, seq: Sequence) -> None:
+        """Insert a sequence at its place in the order."""
         insort(self._items, seq, key=_order)
 
     def remove(self, seq: Sequence) -> None:
+        """Remove a sequence; raise AssertionError if it is not in the queue."""
         index = bisect_left(self._items, seq.order, key=_order)
         assert index < len(self._items) and self._items[index] is seq, f"{seq!r} is not queued"
         del self._items[index]
@@ -47,14 +51,15 @@ def _order(seq: Sequence) -> Order:
 
 
 class SchedulerState:
-    """Own where each sequence is: exactly one of `waiting`, `running`, `pulling` and `closing`, as `Sequence.status`
-    says.
+    """Own all sequences of a worker, and move them between its queues and open plans.
+
+    A sequence is in exactly one of `waiting`, `running`, `pulling` and `closing`, according to its `status`.
 
     - `by_id`: every sequence; `by_key`: the sequence of each choice that has not ended.
     - `reserved_blocks`: number of blocks reserved for each pull that has none yet.
     - `open_plans`: plans without a result, by number, oldest first; the next plan gets the number `num_plans`.
-    - `filled_pulls`: by open plan, the pulls of which it copies blocks from host memory. It counts as a plan that names
-      the sequence, because the sequence must keep these blocks until they are copied.
+    - `filled_pulls`: for each open plan, the pulled sequences into whose blocks it copies content from host memory. It
+      counts as an open plan of these sequences, which must keep the blocks until they are copied.
     """
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
@@ -73,11 +78,12 @@ class SchedulerState:
 
     @property
     def num_seated(self) -> int:
-        """Count the taken seats of `max_num_seqs`: a sequence has one while it runs or its KV is pulled."""
+        """Count the sequences that run or whose KV is being pulled; each takes one of the `max_num_seqs` seats."""
         return len(self.running) + len(self.pulling)
 
     @property
     def num_free_seats(self) -> int:
+        """Count the sequences that may still be started, by `max_num_seqs`."""
         return self.limits.max_num_seqs - len(self.running) - len(self.pulling)
 
     @property
@@ -93,7 +99,7 @@ class SchedulerState:
     # ---- sequences
 
     def enqueue(self, seq: Sequence) -> None:
-        """Add a new sequence, and reserve the blocks of a pull."""
+        """Add a new sequence to the waiting ones; if its KV is to be pulled, reserve blocks for it."""
         self.by_id[seq.id] = seq
         self.by_key.update(dict.fromkeys(seq.keys, seq))
         if seq.is_pull:
@@ -101,7 +107,8 @@ class SchedulerState:
         self.waiting.add(seq)
 
     def start(self, seq: Sequence, num_computed: int) -> None:
-        """Move a waiting sequence, whose table holds blocks with `num_computed` tokens by now, to the running ones."""
+        """Move a waiting sequence to the running ones. Its table holds blocks already, with the KV of `num_computed`
+        tokens."""
         self.waiting.remove(seq)
         seq.num_computed = num_computed
         seq.was_started = True
@@ -109,7 +116,8 @@ class SchedulerState:
         self.running.add(seq)
 
     def park_for_pull(self, seq: Sequence) -> None:
-        """Move a waiting pull, whose table holds its reserved blocks by now, to the pulls."""
+        """Move a waiting sequence to those whose KV is being pulled, and end its reservation, because its table holds
+        the blocks now."""
         self.waiting.remove(seq)
         del self.reserved_blocks[seq.id]
         seq.was_started = True
@@ -117,14 +125,15 @@ class SchedulerState:
         self.pulling[seq.key] = seq
 
     def start_pulled(self, key: JobKey) -> Sequence:
-        """Move a sequence whose KV has arrived to the running ones; `key` names its first choice."""
+        """Move a sequence whose KV has arrived to the running ones, and return it. `key` names its first choice;
+        KeyError for any other."""
         seq = self.pulling.pop(key)
         seq.status = Status.RUNNING
         self.running.add(seq)
         return seq
 
     def preempt(self, seq: Sequence) -> None:
-        """Release the blocks of a running sequence and let it wait to be computed again."""
+        """Release the blocks of a running sequence, and move it back to the waiting ones to be computed again."""
         self.running.remove(seq)
         self.pool.release(seq.table)
         seq.num_computed = 0
@@ -132,8 +141,11 @@ class SchedulerState:
         self.waiting.add(seq)
 
     def replace_by_branches(self, seq: Sequence, ended: Iterable[JobKey], others: Iterable[Sequence]) -> None:
-        """Book the fork of a running sequence, which is by now the branch of one choice. The keys `ended` were those
-        of the job's open choices; `others` are the further branches, each RUNNING or WAITING."""
+        """Record that a running sequence of several choices was forked into one sequence per choice.
+
+        `seq` is the sequence of one choice by now; `others` are the further new sequences, each RUNNING or WAITING.
+        `ended`: the keys of all choices that were open before the fork.
+        """
         for key in ended:
             del self.by_key[key]
         self.by_key[seq.key] = seq
@@ -143,7 +155,7 @@ class SchedulerState:
             (self.running if other.status is Status.RUNNING else self.waiting).add(other)
 
     def finish_choice(self, seq: Sequence, key: JobKey) -> None:
-        """End one choice of a sequence, and the sequence with its last choice."""
+        """End one choice of a sequence; with its last choice, end the sequence as `finish` does."""
         if len(seq.choices) > 1:
             seq.choices.remove(key.choice)
             del self.by_key[key]
@@ -151,7 +163,10 @@ class SchedulerState:
             self.finish(seq)
 
     def finish(self, seq: Sequence) -> None:
-        """End a sequence. Its blocks are released at once, or by `release_finished` once no open plan names it."""
+        """End a sequence with all its choices.
+
+        Its blocks are released immediately, or by `release_finished` if an open plan still contains the sequence.
+        """
         for key in seq.keys:
             del self.by_key[key]
         self.reserved_blocks.pop(seq.id, None)
@@ -168,7 +183,7 @@ class SchedulerState:
             self._forget(seq)
 
     def release_finished(self) -> None:
-        """Release the blocks of sequences that have ended and that no open plan names any more."""
+        """Release the blocks of ended sequences that are in no open plan any more."""
         for seq in [seq for seq in self.closing.values() if seq.num_open_plans == 0]:
             del self.closing[seq.id]
             self._forget(seq)
@@ -176,7 +191,8 @@ class SchedulerState:
     # ---- plans
 
     def open_plan(self, plan: StepPlan, pulls: Iterable[PullAllocated]) -> None:
-        """Record the plan with the number `num_plans`, and the pulls that start with it."""
+        """Record a plan, whose number must be `num_plans`, as open. `pulls`: the pulls that got blocks while it was
+        planned."""
         filled = {block for _, block in plan.fills}
         held = [self.pulling[pull.key] for pull in pulls if not filled.isdisjoint(pull.table.ids())] if filled else []
         for seq in held:
@@ -186,7 +202,7 @@ class SchedulerState:
         self.num_plans += 1
 
     def close_plan(self, number: int) -> StepPlan:
-        """Remove and return the oldest open plan. Raises ValueError if it has another number."""
+        """Remove and return the oldest open plan. Raises ValueError if its number is not `number`."""
         oldest = next(iter(self.open_plans), None)
         if number != oldest:
             raise ValueError(f"result of plan {number}, but the oldest open plan is {oldest}")
@@ -197,8 +213,8 @@ class SchedulerState:
     # ---- invariants
 
     def check(self) -> None:
-        """Recompute the counters of sequences and queues from the open plans. Raises AssertionError naming the first
-        mismatch."""
+        """Compare queues and the counters of sequences with a recount from the open plans; raise AssertionError naming
+        the first difference."""
         queued = [*self.waiting, *self.running, *self.pulling.values(), *self.closing.values()]
         assert sorted(s.id for s in queued) == sorted(self.by_id), "a sequence is in no queue or in two"
         keys = {key for s in queued if s.status is not Status.CLOSING for key in s.keys}

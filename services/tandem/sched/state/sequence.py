@@ -21,12 +21,12 @@ Order = tuple[int, int, int]
 
 
 class Status(Enum):
-    """Where a sequence is in its life.
+    """State of a sequence.
 
     - WAITING: in the queue; holds no blocks.
     - PULLING: holds blocks that only the KV transfer writes.
     - RUNNING: holds blocks and is computed here.
-    - CLOSING: has ended, but an open plan still names the sequence, so its blocks are not released yet.
+    - CLOSING: has ended, but a plan whose result is not applied yet contains it, so its blocks are not released yet.
     """
 
     WAITING = "waiting"
@@ -51,12 +51,17 @@ class MigrationState(Enum):
 
 
 class Sequence:
-    """Prompt and output of a running job as one list of tokens, with the progress of its computation.
+    """Prompt and output of a job as one list of tokens, with the progress of its computation on this worker.
 
-    KV is complete for positions `[0, num_computed)` and planned for `[num_computed, num_computed + num_in_flight)`.
-    Open plans sample `num_pending` tokens for certain, and up to `num_drafted` more, whose KV is planned too, if their
-    guesses are right. `choices` are the choices of the job that have not ended; the first sampled tokens fork the
-    sequence into one sequence per choice.
+    - `tokens`: prompt and output, `num_prompt` of them prompt. `choices`: the choices of the job that have not ended;
+      until their first tokens are sampled one sequence stands for all, then it is forked into one per choice.
+    - KV is complete for positions `[0, num_computed)`, and planned for the next `num_in_flight`.
+    - `num_pending`: tokens that open plans sample for certain; `num_drafted`: guesses in open plans, whose KV is
+      planned in addition and which count only if they are right.
+    - `num_cached`: tokens that were prefix-cache hits; `num_digested`: leading blocks whose checksums are computed or
+      planned.
+    - `order`: position in the queues. `table`: its KV blocks. `num_open_plans`: open plans that contain it.
+    - `may_start`: False while a `ResumeJob` waits for its producer, and any other job for its remote prefix.
     """
 
     def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int, arrived_at: float = 0.0) -> None:
@@ -87,7 +92,7 @@ class Sequence:
         # Leading blocks that were in the prefix cache at the last lookup; an estimate, since blocks may be evicted.
         self.num_hits_seen = 0
         self.was_started = False
-        # False while a Resume waits for its producer, and while any other job waits for a remote prefix.
+        # False while a ResumeJob waits for its producer, and while any other job waits for a remote prefix.
         self.may_start = not isinstance(job, ResumeJob)
         # Leading blocks that will be in the prefix cache once the remote prefix was fetched; 0: nothing to fetch.
         self.num_remote_prefix_blocks = 0
@@ -98,13 +103,15 @@ class Sequence:
 
     @property
     def is_pull(self) -> bool:
-        """Return whether the KV of this sequence is to be pulled from a producer. A Resume that was preempted after its
-        start recomputes its KV here instead."""
+        """Return whether the KV of this sequence is still to be pulled from a producer.
+
+        A `ResumeJob` that was preempted after its start recomputes its KV here instead.
+        """
         return isinstance(self.job, ResumeJob) and not self.was_started
 
     @property
     def keys(self) -> tuple[JobKey, ...]:
-        """Return the job key of each open choice."""
+        """Return the job key of each choice that has not ended."""
         return (
             (self.key,)
             if len(self.job.keys) == 1
@@ -113,29 +120,33 @@ class Sequence:
 
     @property
     def is_unforked(self) -> bool:
-        """Return whether the sequence stands for a job of several choices, none of which has a token yet."""
+        """Return whether the sequence stands for all choices of a job of several, because none of them has a sampled
+        token yet."""
         return self.job.num_choices > 1
 
     @property
     def num_planned(self) -> int:
+        """Count the tokens whose KV is computed or planned, without guesses."""
         return self.num_computed + self.num_in_flight
 
     @property
     def num_remaining(self) -> int:
-        """Count the tokens whose KV is neither computed nor planned, sampled and pending tokens included."""
+        """Count the tokens, those included that open plans sample, whose KV is neither computed nor planned; 1 for a
+        decode."""
         return len(self.tokens) + self.num_pending - self.num_computed - self.num_in_flight
 
     @property
     def num_output(self) -> int:
+        """Count the output tokens, those of earlier attempts included."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def is_schedulable(self) -> bool:
-        """Return whether a further plan may contain this sequence: tokens are left to sample, or, for `max_tokens=0`,
-        the prompt is not fully computed.
+        """Return whether the next plan may contain this sequence.
 
-        A sequence is not schedulable while guesses are in flight (the position of its next token is unknown), nor while
-        a token is pending that the host samples from filtered logits (its id does not exist on the device).
+        It may if tokens are left to sample or, for `max_tokens=0`, to compute. It may not while guesses are in open
+        plans (the position of its next token is unknown), while an open plan samples a token that the host chooses from
+        its logits (its id does not exist on the device), or after its last token before a migration.
         """
         sampling = self.job.request.sampling
         is_host_sampling = self.num_pending > 0 and not sampling.is_plain_at(self.num_output + self.num_pending - 1)
@@ -149,8 +160,8 @@ class Sequence:
         return self.num_output + self.num_pending < limit
 
     def sampling_at(self, stop: int) -> Sampling | None:
-        """Return how to sample the token at position `stop`; None where known tokens follow position `stop - 1` or the
-        request samples nothing."""
+        """Return how to sample the token at position `stop` of the sequence; None where that token is known already, is
+        sampled by an open plan, or is not to be sampled."""
         sampling = self.job.request.sampling
         if stop < len(self.tokens) + self.num_pending or sampling.max_tokens == 0:
             return None
@@ -161,13 +172,14 @@ class Sequence:
         return Sampling(sampling, job.choice, len(output), job.request.prompt_tokens, output, job.num_choices)
 
     def append(self, token: SampledToken) -> None:
-        """Append a sampled token."""
+        """Append a sampled token to the output."""
         self.tokens.append(token.id)
         if self.job.request.sampling.logprobs is not None:
             self.sampled.append(token)
 
     def output_from(self, index: int) -> tuple[SampledToken, ...]:
-        """Return the output tokens from `index` on."""
+        """Return the output tokens from output position `index` on, with log probabilities where the request has
+        them."""
         if self.sampled:
             return tuple(self.sampled[index - self.num_output :])
         return tuple(SampledToken(token) for token in self.tokens[self.num_prompt + index :])
@@ -183,20 +195,21 @@ class Sequence:
     @property
     def num_to_score(self) -> int:
         """Count the prompt tokens whose log probabilities this job has to compute: all but the first token of the
-        prompt. A Resume computes none, because its producer does."""
+        prompt. A `ResumeJob` computes none, because its producer does."""
         if self.job.request.prompt_logprobs is None or isinstance(self.job, ResumeJob):
             return 0
         return self.num_prompt - 1
 
     def scored_in(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return the prompt tokens that are scored by computing positions `[start, stop)`: each row scores the token
-        after it."""
+        """Return the prompt tokens whose log probabilities follow from computing positions `[start, stop)`: those one
+        position later. Empty where none are requested or all are known."""
         if self.num_scored >= self.num_to_score:
             return ()
         return self.job.request.prompt_tokens[start + 1 : stop + 1]
 
     def narrow_to(self, branch: Sequence) -> None:
-        """Turn this sequence into its branch of one choice; table and progress stay."""
+        """Turn this sequence, which stands for several choices, into that of the one choice of `branch`; it keeps its
+        blocks and progress."""
         self.job = branch.job
         self.key = branch.key
         self.choices = branch.choices
@@ -204,7 +217,7 @@ class Sequence:
         self.sampled = branch.sampled
 
     def fork_choice(self, choice: int, sampled: Iterable[SampledToken]) -> Sequence:
-        """Create the sequence of one choice of an unforked sequence, with the given sampled tokens.
+        """Return a new sequence for one choice of this sequence, with `sampled` as its first output tokens.
 
         The new sequence is WAITING, holds no blocks, and is ordered directly after the choices before it.
         """
@@ -222,7 +235,8 @@ class Sequence:
         return seq
 
     def hashes(self, num_blocks: int, block_size: int) -> list[BlockHash]:
-        """Return the chained hashes of the first `num_blocks` full blocks of the known tokens."""
+        """Return the hashes of the first `num_blocks` full blocks of its tokens; each hash covers all tokens up to its
+        block's end."""
         if num_blocks and not self._hashes:
             self._hashes += prompt_hashes(self._root, self.job.request, block_size)
         num_hashed = len(self._hashes)
@@ -233,10 +247,10 @@ class Sequence:
         return self._hashes[:num_blocks]
 
     def reusable(self, block_size: int) -> list[BlockHash]:
-        """Return the block hashes that a prefix-cache hit may use.
+        """Return the hashes of the leading blocks that may be taken from the prefix cache instead of being computed.
 
-        At least one token is left to compute, since sampling needs its logits, and so are all tokens whose logits are
-        still needed for scores.
+        At least the last token is always computed, since sampling needs its logits, and so are all tokens whose
+        logits are still needed for prompt log probabilities.
         """
         hashes = self.hashes((len(self.tokens) - 1) // block_size, block_size)
         return hashes if self.num_scored >= self.num_to_score else hashes[: self.num_scored // block_size]

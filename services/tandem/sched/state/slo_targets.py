@@ -18,12 +18,13 @@ class LaneSlo:
 
     @property
     def slo(self) -> Slo:
+        """Return the targets as an `Slo`, in which None is no target."""
         return Slo(self.ttft_s or None, self.itl_s or None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyTargets:
-    """Latency targets of all lanes."""
+    """Latency targets of all lanes (priority classes)."""
 
     interactive: LaneSlo = LaneSlo()
     standard: LaneSlo = LaneSlo()
@@ -31,6 +32,7 @@ class LatencyTargets:
 
     @classmethod
     def of(cls, slo: SloConfig) -> LatencyTargets:
+        """Return the targets of the settings, converted from milliseconds to seconds."""
         return cls(
             interactive=LaneSlo(slo.ttft_ms / 1e3, slo.itl_ms / 1e3),
             standard=LaneSlo(slo.standard_ttft_ms / 1e3, slo.standard_itl_ms / 1e3),
@@ -38,6 +40,7 @@ class LatencyTargets:
         )
 
     def lane(self, lane: Lane) -> LaneSlo:
+        """Return the targets of one lane."""
         return (self.interactive, self.standard, self.batch)[lane]
 
 

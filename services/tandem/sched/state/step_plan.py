@@ -20,13 +20,16 @@ PrefixBlock = tuple[BlockId, int]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sample one token from the logits of a slice's last certain row, and one from each guessed row after it whose
-    token equals the token just sampled.
+    """How to sample the next token of a choice from the logits of a slice's last known token, and further tokens from
+    the guesses after it.
 
-    `index` is the position of the first sampled token among the choice's output tokens; with `params.seed` and `choice`
-    it names the random numbers to use, and each further token has the next index. `prompt` and `output` are all tokens
-    before the first sampled one, filled in only where `params.needs_history`. With `num_choices` above one, one token
-    is sampled from the same row for each choice in `[choice, choice + num_choices)`, and the slice has no guesses.
+    - A guess whose token equals the token just sampled is right, and one more token is sampled after it; sampling ends
+      at the first wrong guess.
+    - `index`: position of the first sampled token in the choice's output. With `params.seed` and `choice` it determines
+      the random numbers; each further token has the next index.
+    - `prompt`, `output`: all tokens before the first sampled one, set only where `params.needs_history`.
+    - `num_choices`: above 1, one token is sampled from the same logits for each choice in `[choice, choice +
+      num_choices)`, and the slice has no guesses.
     """
 
     params: SamplingParams
@@ -37,7 +40,7 @@ class Sampling:
     num_choices: int = 1
 
     def per_choice(self) -> tuple[Sampling, ...]:
-        """Return the sampling of each choice."""
+        """Return one sampling for each choice."""
         if self.num_choices == 1:
             return (self,)
         return tuple(replace(self, choice=self.choice + i, num_choices=1) for i in range(self.num_choices))
@@ -45,14 +48,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSlice:
-    """Compute KV for positions `[start, start + num_tokens)` of one sequence.
+    """The part of one sequence in a step: compute KV for its positions `[start, start + num_tokens)`.
 
-    `tokens` are the ids at those positions. When `chained`, `tokens` is empty, `num_tokens` is 1, and the id is the one
-    that the most recent earlier plan naming this sequence samples. `blocks` covers `[0, start + num_tokens)`.
-    `digest_blocks` are those of `blocks` that are complete after this slice and are to be digested for a hand-off. The
-    last `num_drafted` tokens are guesses: a slice samples one token more than it guessed right, and the KV of wrong
-    guesses is stale until later slices overwrite it. `scored` are the known tokens at positions `[start + 1, start + 1
-    + len(scored))`, to be scored by the slice's first rows with `num_top` alternatives each.
+    - `tokens`: the ids at these positions. Where `chained`, `tokens` is empty, `num_tokens` is 1, and the id is the one
+      that the most recent earlier plan with this sequence samples.
+    - `blocks`: the KV blocks of positions `[0, start + num_tokens)`; `digest_blocks`: those of them that are complete
+      after this slice and of which a checksum is to be computed, because another worker reads them.
+    - `sampling`: how to sample from the result; None: no token is sampled.
+    - `num_drafted`: the last `num_drafted` tokens are guesses. One more token is sampled than guesses are right; the KV
+      of wrong guesses is stale until later slices overwrite it.
+    - `scored`: the prompt tokens at positions `[start + 1, start + 1 + len(scored))`, whose log probabilities are to be
+      returned with `num_top` alternatives each.
     """
 
     seq: SeqId
@@ -69,23 +75,26 @@ class ScheduledSlice:
 
     @property
     def num_certain(self) -> int:
-        """Count the tokens that are known, not guessed."""
+        """Count the slice's tokens without guesses."""
         return self.num_tokens - self.num_drafted
 
     @property
     def stop(self) -> int:
+        """Return the position after the last token."""
         return self.start + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Work of one forward pass.
+    """Everything that one step of the executor does: copies of blocks, a forward pass, and digests.
 
-    `number` rises by one per plan. `slices` contains a sequence at most once, decodes first. Before anything is
-    computed, whole blocks are copied: `spills` (block, host slot) from the pool to host memory, then `fills` (host
-    slot, block) back, then `copies` (source, target) within the pool. `digests` are (block, index in its prompt),
-    digested after the copies; no slice writes them. A plan may consist of copies and digests only. No slot is in two of
-    a plan's spills and no block in two of its fills, but a spill and a fill may name the same block or slot.
+    - `number` rises by one per plan. `slices` has a sequence at most once, decodes first.
+    - Before anything is computed, whole blocks are copied in this order: `spills`, pairs (block, host slot), from the
+      pool to host memory; `fills`, pairs (host slot, block), back; `copies`, pairs (source, target), within the pool.
+      No slot is in two spills and no block in two fills of a plan, but a spill and a fill may name the same block or
+      slot.
+    - `digests`: pairs (block, its index in the prompt) of which checksums are computed after the copies; no slice
+      writes these blocks. A plan may consist of copies and digests only.
     """
 
     number: int
@@ -97,10 +106,12 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
+        """Count the tokens of all slices, guesses included."""
         return sum(s.num_tokens for s in self.slices)
 
     @property
     def num_drafted(self) -> int:
+        """Count the guesses in all slices."""
         return sum(s.num_drafted for s in self.slices)
 
     @property
@@ -122,9 +133,11 @@ class StepPlan:
 class SliceResult:
     """Outcome of one slice.
 
-    `tokens` are the sampled tokens in order, at most `1 + num_drafted`, where all but the last one confirm a guess; or
-    one token per choice. `scores` belong to the tokens of `ScheduledSlice.scored`. `is_complete`: the grammar allows no
-    further token after these, and they do not include an end-of-sequence token. `error_kind` classifies `error`.
+    - `tokens`: the sampled tokens in order: at most `1 + num_drafted`, all but the last of which were guessed right; or
+      one per choice.
+    - `digests`: checksums of the slice's `digest_blocks`; `scores`: log probabilities of its `scored` tokens.
+    - `error`: why the slice could not be computed, None where it was; `error_kind` is its kind.
+    - `is_complete`: the grammar allows no further token after these; no end-of-sequence token was sampled.
     """
 
     seq: SeqId
@@ -138,7 +151,8 @@ class SliceResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Outcome of one plan: a result per slice in the plan's order, and the plan's digests (none if the step failed)."""
+    """Outcome of the plan with this number: one result per slice in the plan's order, and the checksums of
+    `StepPlan.digests` (empty if the step failed)."""
 
     number: int
     slices: tuple[SliceResult, ...] = field(default=())
