@@ -111,7 +111,12 @@ class TileSearch:
 
 
 def build_search(kernel: str, grid: Grid, sizes: Mapping[str, tuple[int, ...]]) -> TileSearch:
-    """Build the search of a kernel's tile sizes for the first shape of `grid`, in half precision."""
+    """Return the search for the fastest tile sizes of `kernel` ("decode" or "chunk") in half precision; nothing is
+    timed yet.
+
+    `sizes`: for each field of the kernel's tile sizes, the values to try; every combination of them becomes an entry.
+    `grid`: the model shapes, batch sizes and context lengths of the cases to time. The tile sizes are searched for the
+    head size of its first shape."""
     key = max(64, 1 << (grid.shapes[0].head_dim - 1).bit_length()), _HALF_BYTES
     own = _TABLES[kernel][key]
     others = (type(own)(**dict(zip(sizes, numbers, strict=True))) for numbers in itertools.product(*sizes.values()))
@@ -120,8 +125,11 @@ def build_search(kernel: str, grid: Grid, sizes: Mapping[str, tuple[int, ...]]) 
 
 
 def run_search(search: TileSearch, bench: Bench, ends_at: float, log: Callable[[str], None]) -> None:
-    """Time the entries case by case and store their results, until the stopwatch reads `ends_at`; the kernel's table is
-    restored. `log` receives a line for each case."""
+    """Time the entries of a search case by case, and store times and reasons for leaving out cases in the entries.
+
+    An entry that is wrong, fails, or is more than 15 % slower than the fastest in a case does not run the later cases,
+    and none starts after `ends_at` (seconds of the stopwatch of `bench`). The kernel's own tile sizes are not left out
+    for being slow or late. The kernel's table is unchanged afterwards. `log` receives a line for each case."""
     for number, case in enumerate(search.cases):
         now = bench.stopwatch.now()
         _time_case(search, case, bench, ends_at if number else now + _FIRST_SHARE * (ends_at - now))

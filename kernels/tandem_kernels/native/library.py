@@ -206,7 +206,8 @@ class Team:
 
 
 def rows_of(batch: AttentionBatch) -> CRows:
-    """Return the batch as the struct that the library reads; it is valid as long as `batch` lives."""
+    """Return the rows and block tables of a batch as the struct that the library reads, which is valid as long as
+    `batch` lives. Raises ValueError where its tensors are not contiguous int32 in host memory."""
     return CRows(
         address(batch.query_starts, torch.int32),
         address(batch.context_lens, torch.int32),
@@ -217,8 +218,8 @@ def rows_of(batch: AttentionBatch) -> CRows:
 
 
 def pool_of(pool: torch.Tensor) -> CPool:
-    """Return a whole KV pool `[N, G, L, 2, B, D]` as the struct that the library reads; it is valid as long as `pool`
-    lives."""
+    """Return the KV pool of all layers, `[N, G, L, 2, B, D]`, as the struct that the library reads, which is valid as
+    long as `pool` lives. Raises ValueError where the pool is not contiguous float32 in host memory."""
     _, heads, layers, _, block_size, head_dim = pool.shape
     return CPool(address(pool), heads, layers, block_size, head_dim)
 
@@ -244,15 +245,15 @@ _FORMATS = {torch.float32: WeightFormat.FLOAT, torch.bfloat16: WeightFormat.BFLO
 def linear(team: Team, x: torch.Tensor, weights: CMatrix, into: Into, y: torch.Tensor) -> torch.Tensor:
     """Compute the product `y = x W^T` in float32 for weights of any format, plus their bias if they have one.
 
-    `x` is `[m, k]`. `into`: whether the product is stored in `y` or added to it, or its SwiGLU is stored. Writes and
-    returns `y`, `[m, n]`, or `[m, n / 2]` for `Into.SWIGLU`.
+    `team`: the threads that compute it. `x` is `[m, k]`. `into`: whether the product is stored in `y` or added to it,
+    or its SwiGLU is stored. Writes and returns `y`, `[m, n]`, or `[m, n / 2]` for `Into.SWIGLU`.
     """
     load().tandem_linear(team.handle, address(x), x.shape[1], len(x), byref(weights), address(y), y.shape[1], int(into))
     return y
 
 
 def embed(table: CMatrix, tokens: torch.Tensor) -> torch.Tensor:
-    """Return rows `tokens` (int64 `[T]`) of a packed table as floats `[T, k]`."""
+    """Return the rows of a packed embedding table with the indices `tokens` (int64 `[T]`), as float32 `[T, k]`."""
     out = torch.empty((len(tokens), table.k))
     load().tandem_embed(byref(table), address(tokens, torch.int64), len(tokens), address(out))
     return out
@@ -261,7 +262,13 @@ def embed(table: CMatrix, tokens: torch.Tensor) -> torch.Tensor:
 def paged_attention(
     team: Team, query: torch.Tensor, pool: torch.Tensor, layer: int, batch: AttentionBatch, scale: float
 ) -> torch.Tensor:
-    """Compute `contract.paged_attention` on layer `layer` of a whole pool."""
+    """Return the causal attention `[T, H, D]` of query rows to their sequences' KV, as `paged_attention` in
+    `tandem_kernels.contract` defines it.
+
+    `team`: the threads that compute it. `query`: float32 `[T, H, D]`. `pool`: the KV pool of all layers, `[N, G, L, 2,
+    B, D]`, of which layer `layer` is read. `batch`: which rows and blocks belong to which sequence. `scale`: factor on
+    the query-key products. Raises ValueError where H is no multiple of G or D is no multiple of 4, and RuntimeError
+    where the library fails."""
     heads, head_dim = query.shape[1:]
     if heads % pool.shape[1] or head_dim % 4:
         raise ValueError(f"{heads} query heads of {head_dim} over {pool.shape[1]} KV heads")
@@ -277,7 +284,8 @@ def paged_attention(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute `contract.rms_norm`."""
+    """Return `x` divided by its root mean square over the last dimension and multiplied by `weight`, as `rms_norm` in
+    `tandem_kernels.contract` defines it. `eps` is added to the mean square."""
     width = x.shape[-1]
     out = torch.empty_like(x)
     load().tandem_rms_norm(address(x), address(weight), eps, x.numel() // width, width, address(out))
@@ -287,7 +295,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def block_digest(
     pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
 ) -> torch.Tensor:
-    """Compute `contract.block_digest` for a pool of any dtype."""
+    """Return the digests int64 `[n, G]` of the blocks `block_ids` of a pool of any dtype, one per KV head, as
+    `block_digest` in `tandem_kernels.contract` defines them.
+
+    `block_indices`: the blocks' indices in the prompt. `head_start`: index in the model of the pool's first KV head.
+    Raises ValueError where one head's part of a block is no multiple of 8 bytes."""
     slab_bytes = pool[0, 0].numel() * pool.element_size()
     if slab_bytes % 8:
         raise ValueError(f"a head's part of a block has {slab_bytes} bytes, which is no multiple of 8")

@@ -49,11 +49,12 @@ class _QueuedRequest(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TenantQueue:
-    """Order the waiting requests of one tenant in one lane.
+    """Choose which waiting request of one tenant in one lane is sent next, by priority, age and length.
 
-    `num_tokens`: sum over the waiting requests. `credit`: tokens sent ahead of the oldest request. `counter` (tokens
-    served / weight) and `stamp` (number of the newest entry in the heap of tenants) are maintained by `FairQueue`.
-    `_by_age` and `_by_size` are sorted: at ten thousand entries a shift of the list costs a few microseconds.
+    `weight`: the tenant's share against other tenants. `num_tokens`: sum over the waiting requests. `credit`: tokens
+    sent ahead of the oldest request; once they reach its own tokens, it is sent next. `counter` (tokens served /
+    weight) and `stamp` (number of the newest entry in the heap of tenants) are maintained by `FairQueue`. `_by_age` and
+    `_by_size` are sorted: at ten thousand entries a shift of the list costs a few microseconds.
     """
 
     flow_key: FlowKey
@@ -84,8 +85,8 @@ class TenantQueue:
         return oldest if self.credit >= self.waiting[oldest].item.num_tokens else self._by_size[0].key
 
     def take(self, key: RequestId) -> int:
-        """Remove a waiting request because it is sent, and return by how much `credit` has changed, for
-        `restore_credit`."""
+        """Remove a waiting request because it is sent, and return by how much `credit` has changed, which
+        `restore_credit` takes if the request has to wait again. Raises KeyError when it does not wait."""
         before = self.credit
         num_tokens = self.waiting[key].item.num_tokens
         if key != self._by_age[0].key:
@@ -114,15 +115,17 @@ class TenantQueue:
             self.credit = 0
 
     def end(self, key: RequestId) -> float:
-        """Return the value that `counter` would have after this waiting request was sent."""
+        """Return the value that `counter` would have once the waiting request `key` was sent. Raises KeyError when it
+        does not wait."""
         return self.counter + self.waiting[key].item.num_tokens / self.weight
 
     def num_ahead(self, item: QueueItem) -> int:
-        """Return the tokens of waiting requests that would be sent before the request `item` if it arrived now and no
-        other did.
+        """Return the estimated number of tokens of waiting requests that would be sent before the request `item` if it
+        arrived now and no other request did.
 
-        The estimate is by size class: all requests that are not longer, and the longer ones that are sent meanwhile
-        because of their age.
+        Counted are all requests of more urgent priority, and of the same priority those that are not longer, plus the
+        longer ones that would be sent meanwhile because they are older. Lengths are compared after rounding down to
+        four significant bits, so that requests of nearly equal length count as equal.
         """
         own_size = _size(item)
         not_longer = sum(tokens for size, tokens in self._sizes.items() if size <= own_size)

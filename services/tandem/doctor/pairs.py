@@ -59,8 +59,8 @@ def choose_pairs(worker_list: WorkerList, *, is_all: bool) -> tuple[Pair, ...]:
 async def measure(members: MemberList, pair: Pair) -> LinkReport | Finding:
     """Let the consumer of a pair read test blocks from the producer, and return the consumer's report.
 
-    Returns a finding instead if nothing was read: skipped if the consumer's version cannot measure, else a failure.
-    Takes up to `MEASURE_S` seconds."""
+    `members` opens the connection to the consumer. If nothing was read, a finding is returned: skipped if the
+    consumer's version cannot measure, otherwise a failure. Takes up to `MEASURE_S` seconds."""
     request = worker_pb2.ProbeLinkRequest(source=encode_worker(pair.producer.ref))
     try:
         async with members.stub(pair.consumer.ref) as stub:
@@ -82,10 +82,11 @@ async def measure(members: MemberList, pair: Pair) -> LinkReport | Finding:
 
 
 def judge_link(pair: Pair, report: LinkReport, transfer: TransferConfig) -> Finding:
-    """Return a finding on a measured link.
+    """Return the finding on the link of `pair` that its consumer has measured: OK, a warning or a failure.
 
-    It is not OK if the consumer reports that the link violates its own settings, or if it violates `transfer`, the
-    settings of this machine. It is a failure if the consumer refuses to use the link, else a warning."""
+    The link has a problem if the consumer reports that the link misses the consumer's own requirements
+    (`report.problem`), or if the report misses `transfer`, the requirements on the machine where the doctor runs. A
+    problem is a failure if the consumer refuses hand-offs over this link (`report.refused`), otherwise a warning."""
     summary = f"{pair}  {report.link_type}  {report.gbps:.2f} GB/s  ({report.evidence or 'no evidence'})"
     problem = report.problem or _problem(report, transfer)
     figures = {

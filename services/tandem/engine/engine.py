@@ -41,10 +41,12 @@ class Engine:
     several times per second; it carries out the returned effects. Up to `plan_depth` plans may be open, that is begun
     and not finished.
 
-    `handoff` holds the times of leases and pulls. `model_fingerprint` becomes part of the block hashes. `block_bytes`
-    is the size of a KV block and only converts blocks to bytes in reports. Without `speculation` a step samples at most
-    one token of each sequence. Counted since the start: `num_preempted` preemptions of sequences, `num_generated`
-    sampled tokens. `draining`: `start_drain` was called.
+    `pool`: this worker's KV blocks. `limits`: what a step may hold at most. `handoff`: how long a lease lasts without
+    renewal, and after how long a pull without progress or a read that does not end is given up. `model_fingerprint`
+    becomes part of the block hashes. `block_bytes`: size of a KV block, used only to convert blocks to bytes in
+    reports. Without `speculation` a step samples at most one token of each sequence. Attributes counted since the
+    start: `num_preempted` preemptions of sequences, `num_generated` sampled tokens. `draining`: `start_drain` was
+    called.
     """
 
     def __init__(
@@ -375,7 +377,8 @@ class Engine:
         return self._scheduler.pacer
 
     def drained(self) -> DrainResult:
-        """Return how many jobs and leases are left, and how many choices have migrated or were requeued."""
+        """Return the progress of a drain: how many choices and leases are left, and how many choices have migrated or
+        were requeued."""
         return DrainResult(self.num_live, self._drain_migration.num_migrated, self._drain_migration.num_requeued)
 
     @property
@@ -395,7 +398,8 @@ class Engine:
         return len(self._producer) > 0 or len(self._consumer) > 0 or self._consumer.num_reads > 0
 
     def live_jobs(self) -> list[JobKey]:
-        """Return the keys of all choices, of all jobs, that have not ended."""
+        """Return the keys of all live choices, that is those that were accepted and have not ended; a job has one key
+        per choice."""
         return self._jobs.keys()
 
     def load(self) -> WorkerLoad:

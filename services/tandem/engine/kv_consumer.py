@@ -156,22 +156,24 @@ class Pull:
         return min(self.num_offered, num_allowed)
 
     def num_final_blocks(self, block_size: int) -> int:
-        """Count the blocks of the `num_computed` tokens, for use after the last announcement; of a remote prefix at
-        most the requested number."""
+        """Return how many leading blocks hold the `num_computed` tokens, local ones included; of a remote prefix at
+        most the requested number. Valid only after the last announcement."""
         num_blocks = max(self.num_hits, -(-self.num_computed // block_size))
         return min(num_blocks, len(self.blocks)) if self.is_prefix_fetch else num_blocks
 
     def read(self, first: int, num_blocks: int) -> None:
-        """Record that `num_blocks` blocks from index `first` on were read, and update `num_ready`; reads may end in any
-        order."""
+        """Record that the `num_blocks` blocks from block index `first` on have been read, and raise `num_ready` to the
+        first block that is still missing. Reads may end in any order."""
         self._ahead[first] = num_blocks
         while self.num_ready in self._ahead:
             self.num_ready += self._ahead.pop(self.num_ready)
 
     def times(self, outcome: PullOutcome, num_local: int, now: float, block_size: int, block_bytes: int) -> PullTimes:
-        """Return the record of a pull that ends at `now` with its first `num_local` blocks local.
+        """Return the record of this pull for reports, with `outcome`, when it ends at `now`.
 
-        `block_size`: tokens per block; `block_bytes`: bytes per block.
+        `num_local`: how many leading blocks of the sequence are in this worker's memory at the end; those that were
+        here before the pull (`num_hits`) do not count as read. `block_size`: tokens per block; `block_bytes`: bytes per
+        block.
         """
         num_blocks = num_local - self.num_hits
         return PullTimes(

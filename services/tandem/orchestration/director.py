@@ -49,25 +49,34 @@ PROBE_TIMEOUT_S = 30.0
 
 
 class KnownWorkers(Protocol):
-    """The workers that one gateway knows, ranked for placement with what is on its way to each."""
+    """Rank the workers of one gateway by load for its director, and count the load that the director's placements add.
+
+    The load of a worker includes the prompt tokens and decodes of requests that are placed there but whose jobs the
+    worker has not accepted yet (`add_inflight`, `add_inflight_job`), so that many placements in a row do not all choose
+    one worker.
+    """
 
     @property
     def routing(self) -> Routing: ...
 
     def candidates(self) -> WorkerRanking:
-        """Return the ranking that requests are placed among; it changes as workers do."""
+        """Return the ranking of live workers among which requests are placed. It is updated in place as workers and
+        their load change; callers do not change it."""
         ...
 
     def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """Count prompt tokens of a request at a worker that has not accepted its job yet; 0 removes the count."""
+        """Count `num_tokens` prompt tokens of a request as load of a worker until the worker has accepted or rejected
+        its job; 0 removes the request. Does nothing where the worker is gone."""
         ...
 
     def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
-        """Count what a job decodes at a worker until it has answered."""
+        """Count a job as one of the sequences that a worker decodes, until the worker has accepted or rejected the job.
+        Does nothing for a prefill job or where the worker is gone."""
         ...
 
     def measured(self, placement: Placement, pulled: KVReceived) -> None:
-        """Record how fast KV moved between the two workers of a placement, as the consumer reports in `pulled`."""
+        """Update the estimated throughput of the link from the prefill to the decode worker of `placement`. `pulled`:
+        the bytes that the decode worker has read from the prefill worker, and the seconds that it read."""
         ...
 
 
@@ -178,14 +187,15 @@ class RequestDirector:
         return self._queue.queue
 
     def num_queued(self) -> Mapping[Lane, int]:
-        """Count the requests that wait for a place, by lane."""
+        """Count the requests that wait to be placed on workers, link probes included, by lane; all lanes are keys."""
         found = dict.fromkeys(Lane, 0)
         for open_request in self.requests():
             found[open_request.state.request.lane] += open_request.is_queued
         return found
 
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
-        """Count the open requests of clients by tenant and by whether they wait for a place."""
+        """Count the open requests of clients by (tenant, whether the request waits to be placed on workers). Link
+        probes do not count."""
         of_clients = [open_request for open_request in self.requests() if open_request.fixed_placement is None]
         return Counter((open_request.state.request.tenant, open_request.is_queued) for open_request in of_clients)
 
@@ -194,11 +204,13 @@ class RequestDirector:
         return self._queue.breaker.states(now)
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
-        """Return the choices that a worker is to report on, and the index of each one's next token."""
+        """Return (key, index of its next token) for each choice about which `worker` has to send events to this
+        gateway."""
         return [position for open_request in self._open.values() for position in open_request.state.positions(worker)]
 
     def check(self) -> None:
-        """Raise AssertionError where the queue and the open requests disagree."""
+        """Raise AssertionError where the queue and the open requests disagree, or the queue contradicts itself. For
+        tests."""
         self.queue.check()
         for request in self._queue.known():
             assert request in self._open, f"{request} has a place in the queue and is not open"

@@ -49,11 +49,12 @@ INTERVALS_HELD = 3
 
 
 class Program:
-    """The parts of one planner program, connected to each other: stores, actuator, decision loop, metrics endpoint.
+    """Connect the parts of one planner program: stores, actuator, decision loop, Lease and metrics endpoint.
 
-    Call `listen`, then `run`, or `claim` and `loop.once` for a single decision, and `stop` at the end. `me`: name of
-    this planner. `on_plan` is called with the report of each decision. Raises TandemError if a Kubernetes cluster is to
-    be scaled and there is no access to one."""
+    To run until a signal, call `listen`, then `run`, then `stop`. For a single decision, call `claim`, then
+    `loop.once`, then `stop`. `me`: name of this planner, under which it holds the Lease and publishes targets.
+    `on_plan` is called with the report of each decision. Raises TandemError if a Kubernetes cluster is to be scaled and
+    there is no access to it."""
 
     def __init__(self, config: Config, me: PlannerId, on_plan: Callable[[PlanReport], None]) -> None:
         self._config = config
@@ -81,22 +82,28 @@ class Program:
             self.endpoint.start()
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Make a decision every interval until `stopped` is set.
+        """Make a decision every interval until `stopped` is set. If decisions are to be applied under a Kubernetes
+        Lease, keep trying to hold it meanwhile.
 
-        Decisions are made, but not applied, while another planner leads."""
+        While another planner leads, decisions are made and reported but not applied. A decision that fails is logged.
+        """
         async with asyncio.TaskGroup() as tasks:
             if self._leadership is not None and self._config.planner.mode == "act":
                 tasks.create_task(self._leadership.run(stopped), name="leadership")
             tasks.create_task(self.loop.run(stopped), name="planner")
 
     async def claim(self) -> None:
-        """Try once to take the Lease, so that a single decision may be applied.
+        """Try once to take or renew the Kubernetes Lease that makes this planner the leader, because only a leader's
+        decision is applied.
 
-        Does nothing if the planner only explains or the actuator uses no Lease. A failure is logged, not raised."""
+        Does nothing if the planner's mode is explain or its actuator uses no Lease. Does not wait for a Lease that
+        another planner holds. A failure is logged, not raised."""
         if self._leadership is not None and self._config.planner.mode == "act":
             await asyncio.to_thread(self._leadership.look)
 
     async def stop(self) -> None:
+        """Give up the Lease if this planner holds it, close the metrics endpoint and all connections, and send the last
+        traces and metrics, for at most `FLUSH_S` seconds."""
         if self._leadership is not None:
             await asyncio.to_thread(self._leadership.resign)
         await self.actuator.close()

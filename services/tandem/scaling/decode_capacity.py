@@ -29,22 +29,25 @@ class DecodeDemand:
 
 
 def step_s(worker: WorkerCapacity, batch: float, context: float) -> float:
-    """Return the seconds of a step that decodes `batch` sequences of `context` tokens each."""
+    """Return the seconds that `worker` takes for a step that decodes `batch` sequences, each of which attends to
+    `context` tokens."""
     alone = worker.cost.predict(StepFeatures())
     return alone + batch * _each_s(worker, context)
 
 
 def is_in_reach(worker: WorkerCapacity, context: float, itl_s: float) -> bool:
-    """Return whether a step with a single sequence takes at most `itl_s` seconds; if not, no number of workers meets
-    the target."""
+    """Return whether `worker` decodes a single sequence of `context` tokens in a step of at most `itl_s` seconds; if
+    not, no number of workers meets the target."""
     return worker.cost.base_s + _each_s(worker, context) <= itl_s
 
 
 def largest_batch(worker: WorkerCapacity, context: float, itl_s: float | None) -> int:
-    """Return the most sequences that one worker can decode at a time; at least 1.
+    """Return the most sequences of `context` tokens each (prompt and output so far, on average) that one worker can
+    decode at a time; at least 1.
 
-    A step with them takes at most `itl_s` seconds (ignored where not even one sequence achieves that), their KV fits
-    into the worker's blocks, and they are at most `max_num_seqs`.
+    They are at most `max_num_seqs`, and their KV fits into the share `KV_SHARE` of the worker's blocks. A step that
+    decodes all of them takes at most `itl_s` seconds; this limit does not apply where `itl_s` is None or a step of even
+    one sequence takes longer.
     """
     num_blocks = max(1.0, context / worker.block_size)
     max_batch = min(float(worker.max_num_seqs), KV_SHARE * worker.num_blocks / num_blocks)
@@ -68,11 +71,12 @@ def mean_batch(worker: WorkerCapacity, demand: DecodeDemand, num_workers: int) -
 def decode_workers(
     worker: WorkerCapacity, demand: DecodeDemand, itl_s: float | None, tolerated: float, headroom: float
 ) -> tuple[int, float]:
-    """Return the fewest workers that the demand needs, and how many sequences all of them decode at a time on average.
+    """Return (the fewest workers that the demand needs, how many sequences all of them together decode at a time on
+    average); (0, 0.0) without demand.
 
-    `itl_s`: target for the time between two tokens; None: no target. The mean batch leaves the fraction `headroom` of
-    the largest batch free. With random variation, more sequences than fit are there for at most the fraction
-    `tolerated` of the time.
+    `itl_s`: target for the time between two tokens, in seconds; None: no target. `headroom`: fraction of the largest
+    batch that the mean batch leaves free. `tolerated`: fraction of the time during which, by random variation, there
+    may be more sequences than fit.
     """
     if demand.rate * demand.num_steps <= 0:
         return 0, 0.0

@@ -70,8 +70,8 @@ class ReplicaTargets:
         self._deployed = Script(self._redis, "deployed")
 
     async def publish(self, record: TargetRecord) -> PlannerId:
-        """Publish a target unless another planner is the leader for this model, and return the leader: the caller, if
-        the target was stored. The target expires after TTL_S.
+        """Store the target `record` unless another planner is the leader for its model, and return the leader: the
+        caller itself if the target was stored. The target expires after `TTL_S` seconds unless it is published again.
         """
         arguments: list[Argument] = [record.planner, record.to_json(), round(TTL_S * 1000), self._hold_ms]
         leader = await self._publish(self._keys(record.model), arguments)
@@ -92,14 +92,17 @@ class ReplicaTargets:
             return None
 
     async def publish_deployed(self, model: str, role: str, serve: ServeId, number: int) -> None:
-        """Publish that the Ray Serve instance `serve` intends to run `number` workers of a role; expires after
-        `DEPLOYED_TTL_S`.
+        """Publish that the Ray Serve instance `serve` intends to run `number` workers of a model in `role`; the number
+        expires after `DEPLOYED_TTL_S` seconds unless it is published again.
         """
         arguments: list[Argument] = [f"{role} {serve}", number, round(DEPLOYED_TTL_S * 1000)]
         await self._deployed(self._deployed_keys(model), arguments)
 
     async def deployed(self, model: str) -> dict[str, dict[ServeId, int]]:
-        """Return, by role, how many workers each Ray Serve instance intends to run; roles without any are left out."""
+        """Return how many workers of a model each Ray Serve instance intends to run, as role -> instance id -> number.
+
+        The numbers are those of `publish_deployed` that have not expired; a role without any is left out. The id
+        `OLDER_SERVE` stands for an instance of an older version of Tandem."""
         flat = await self._deployed(self._deployed_keys(model), [""])
         older = await self._redis.execute("MGET", *self._older_keys(model))
         found: dict[str, dict[ServeId, int]] = {

@@ -47,24 +47,26 @@ class WorkerRegistry:
         self._unreadable: frozenset[bytes] = frozenset()
 
     async def publish(self, record: WorkerRecord) -> str | None:
-        """Register a worker or renew its entry, and return the role that was set for it, empty if none. Returns None,
-        and changes nothing, where a later incarnation has registered the same worker id.
+        """Register a worker or renew its entry, and return the role that an operator or planner has set for it with
+        `set_role`, empty if none. Returns None, and changes nothing, while a later incarnation of the worker id is
+        registered.
 
-        Each call sends the whole record, so that a registry that has lost its data gets it back. `record.role` is
-        stored only in that case; otherwise the role in the registry stays.
+        Each call sends the whole record. If the registry has no entry of this incarnation, because the entry has
+        expired or Redis has lost its data, `record.role` becomes the role, unless another is stored. Otherwise
+        `record.role` is ignored.
         """
         ttl_ms = round(self.ttl_s * 1000)
         is_held, role = await self._publish(self._keys, [*_ids(record.worker), record.to_json(), ttl_ms, record.role])
         return str(role.decode(errors="replace")) if is_held else None
 
     async def set_role(self, worker: WorkerRef, role: str) -> bool:
-        """Set the role by which routers use this incarnation, until its entry expires. Returns False where it has no
-        entry.
+        """Set the role in which routers use this incarnation of a worker; the role expires with the worker's entry.
+        Returns False, and changes nothing, where this incarnation has no entry.
         """
         return bool(await self._role(self._keys, [*_ids(worker), role]))
 
     async def withdraw(self, worker: WorkerRef) -> bool:
-        """Remove the entry of this incarnation. Returns False where it has none."""
+        """Remove the entry of this incarnation of a worker and return True. Returns False where it has none."""
         return bool(await self._withdraw(self._keys, _ids(worker)))
 
     async def list(self) -> tuple[WorkerRecord, ...]:

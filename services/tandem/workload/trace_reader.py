@@ -36,19 +36,23 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 def replay(
     path: Path, seed: int, count: int | None = None, speedup: float = 1.0, salt: str = ""
 ) -> Iterator[ScheduledRequest]:
-    """Return an iterator over the requests of a trace file, due at their recorded times divided by `speedup`.
+    """Return an iterator over the requests of a trace file, due at their recorded times divided by `speedup`; the first
+    is due at 0 s.
 
-    The first is due at 0 s. `count`: how many requests, None for all. `seed`, `salt`: from which tokens that the trace
-    does not contain are generated. Raises TandemError(INVALID_REQUEST) that names the line. The call raises it if the
-    file cannot be read, its format is unknown or it holds fewer than `count` requests; the iterator raises it at a bad
-    line, or one that is due before the line above it."""
+    `count`: how many requests, None for all. What the trace does not contain, such as token ids, is generated from
+    `seed` and `salt`. Raises TandemError(INVALID_REQUEST), which names the file or line. The call raises it if the file
+    cannot be read, its format is unknown, or it holds fewer than `count` requests, or none where `count` is None. The
+    iterator raises it at a line that cannot be read, or that is due before the line above it."""
     return _scheduled(entries(path, count), seed, speedup, salt)
 
 
 def entries(path: Path, count: int | None = None) -> Iterator[TraceEntry]:
-    """Return an iterator over the first `count` entries of a trace file, or all if that is None.
+    """Return an iterator over the first `count` entries of a trace file, in file order, or over all entries if `count`
+    is None.
 
-    Raises TandemError(INVALID_REQUEST) as `replay` does."""
+    Raises TandemError(INVALID_REQUEST), which names the file or line. The call raises it if the file cannot be read,
+    its format is unknown, or it holds fewer than `count` entries, or no entry where `count` is None. The iterator
+    raises it at a line that cannot be read, or that is due before the line above it."""
     trace_format = _detect_format(path)
     needed = 1 if count is None else count
     num_held = sum(1 for _ in islice(_lines(path), trace_format.has_header, trace_format.has_header + needed))

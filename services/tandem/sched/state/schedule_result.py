@@ -68,11 +68,12 @@ class ScheduleResult:
 class StepRecord:
     """Prediction and measurement of one executed step.
 
+    - `number`: that of the step's plan; `features`: the work from which its time was predicted.
     - `predicted_s`, `measured_s`: seconds from the start of planning to the delivery of the results.
     - `target_s`: the strictest ITL target, in seconds, of the sequences that decoded; 0: none.
     - `num_budget_tokens`: the prompt tokens that the step was allowed to compute.
     - `num_preempted`: sequences preempted while it was planned; `has_failed`: a slice of it failed.
-    - `num_drafted`: guessed tokens, which `features` counts as prefill tokens.
+    - `num_drafted`: draft tokens of speculative decoding in the step, which `features` counts as prefill tokens.
     """
 
     number: int
@@ -100,11 +101,13 @@ class SequenceUpdate:
       started, on the worker that computed it.
     - `tokens`: newly sampled tokens, from output position `first_index` on; `scores`: log probabilities of prompt
       tokens, from prompt position `first_scored` on; `digests`: checksums of blocks that became complete.
-    - `finish`, `handed_over`, `error`: the sequence has ended if one of them is set: by itself, because another worker
-      continues it, or by a failure of kind `error_kind`.
+    - The sequence has ended on this worker if one of these is set: `finish` (it is complete), `handed_over` (another
+      worker continues it), `error` (it failed, with kind `error_kind`).
     - `first_tokens`: the tokens that a prefill hands over, one per choice of its job.
-    - `branches`: for a job of several choices, one update per choice that has not ended before, from its first sampled
-      tokens (or its failure) on. Tokens and finish reasons are then those of the branches.
+    - `branches`: empty but in one case. One sequence stands for all choices of a job until the step that samples their
+      first tokens, or in which they end without any; the update for that step has one branch per choice that had not
+      ended before. Each branch has the token and the end of its choice. `tokens` of the update itself is then empty,
+      and its `finish` set only if all choices have finished.
     """
 
     job: Job
@@ -124,7 +127,7 @@ class SequenceUpdate:
 
     @property
     def parts(self) -> tuple[SequenceUpdate, ...]:
-        """Return one update per choice: `branches`, or this update where there are none."""
+        """Return one update per choice: `branches`, or only this update where `branches` is empty."""
         return self.branches or (self,)
 
     @property
@@ -138,5 +141,5 @@ class SequenceUpdate:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the sequence has ended on this worker."""
+        """Return whether the sequence has ended on this worker: it is complete, was handed over, or has failed."""
         return self.finish is not None or self.handed_over or self.error is not None

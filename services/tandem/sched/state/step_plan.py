@@ -21,7 +21,7 @@ PrefixBlock = tuple[BlockId, int]
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to sample the next token of a choice from the logits of a slice's last known token, and further tokens from
-    the guesses after it.
+    the guesses (draft tokens of speculative decoding) after it.
 
     - A guess whose token equals the token just sampled is right, and one more token is sampled after it; sampling ends
       at the first wrong guess.
@@ -55,8 +55,8 @@ class ScheduledSlice:
     - `blocks`: the KV blocks of positions `[0, start + num_tokens)`; `digest_blocks`: those of them that are complete
       after this slice and of which a checksum is to be computed, because another worker reads them.
     - `sampling`: how to sample from the result; None: no token is sampled.
-    - `num_drafted`: the last `num_drafted` tokens are guesses. One more token is sampled than guesses are right; the KV
-      of wrong guesses is stale until later slices overwrite it.
+    - `num_drafted`: the last `num_drafted` tokens are guesses (draft tokens of speculative decoding). One more token is
+      sampled than guesses are right; the KV of wrong guesses is stale until later slices overwrite it.
     - `scored`: the prompt tokens at positions `[start + 1, start + 1 + len(scored))`, whose log probabilities are to be
       returned with `num_top` alternatives each.
     """
@@ -75,12 +75,12 @@ class ScheduledSlice:
 
     @property
     def num_certain(self) -> int:
-        """Count the slice's tokens without guesses."""
+        """Count the slice's tokens without its draft tokens (`num_drafted`)."""
         return self.num_tokens - self.num_drafted
 
     @property
     def stop(self) -> int:
-        """Return the position after the last token."""
+        """Return the position after the slice's last token, draft tokens included."""
         return self.start + self.num_tokens
 
 
@@ -106,12 +106,12 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Count the tokens of all slices, guesses included."""
+        """Count the tokens that the step computes in all slices, draft tokens of speculative decoding included."""
         return sum(s.num_tokens for s in self.slices)
 
     @property
     def num_drafted(self) -> int:
-        """Count the guesses in all slices."""
+        """Count the draft tokens of speculative decoding in all slices."""
         return sum(s.num_drafted for s in self.slices)
 
     @property
@@ -133,8 +133,8 @@ class StepPlan:
 class SliceResult:
     """Outcome of one slice.
 
-    - `tokens`: the sampled tokens in order: at most `1 + num_drafted`, all but the last of which were guessed right; or
-      one per choice.
+    - `tokens`: the sampled tokens in order: at most `1 + num_drafted`, all but the last of which equal the slice's
+      draft tokens; or one per choice where `Sampling.num_choices` is above 1.
     - `digests`: checksums of the slice's `digest_blocks`; `scores`: log probabilities of its `scored` tokens.
     - `error`: why the slice could not be computed, None where it was; `error_kind` is its kind.
     - `is_complete`: the grammar allows no further token after these; no end-of-sequence token was sampled.

@@ -21,10 +21,11 @@ because the answer would not change a decision."""
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The cheapest deployment of one kind that meets the targets.
+    """The cheapest deployment of one kind that meets the targets, found in a simulation and tested in a second one.
 
-    `first`: its result with the first seed. `second`: its result with another seed and more requests. `num_added`:
-    workers that were added because `second` missed a target with fewer."""
+    `recipe`: the deployment without its `numbers` of workers, which has one number per pool. `first`: result with the
+    first seed, before workers were added. `second`: result of the final numbers with another seed and more requests.
+    `num_added`: workers that were added because `second` missed a target with fewer."""
 
     recipe: DeploymentKind
     numbers: tuple[int, ...]
@@ -57,8 +58,9 @@ class Never:
 class Plan:
     """Result of a search.
 
-    `best`: the cheapest deployment of each kind that meets the targets. `tried`: all simulations with the first seed,
-    in order. `never`: the recipes that were ruled out without simulation."""
+    `best`: for each kind, "mixed" or "split", its cheapest deployment that meets the targets; a kind without one is
+    left out. `tried`: all simulations with the first seed, in order. `never`: the recipes that were ruled out without
+    simulation."""
 
     best: dict[Kind, Found] = field(default_factory=dict)
     tried: list[tuple[DeploymentKind, tuple[int, ...], SloResult]] = field(default_factory=list)
@@ -66,22 +68,23 @@ class Plan:
 
     @property
     def winner(self) -> Found | None:
-        """The cheapest deployment, None when none meets the targets. A confirmed one precedes an unconfirmed one; at
-        equal costs the mixed one is chosen."""
+        """The cheaper deployment in `best`, None when `best` is empty. One that met the targets also in its second
+        simulation precedes one that did not; at equal costs the mixed one is chosen."""
         return min(
             self.best.values(), key=lambda f: (not f.is_confirmed, f.cost, KINDS.index(f.recipe.kind)), default=None
         )
 
     @property
     def runner_up(self) -> Found | None:
-        """The best deployment of the other kind than the winner's; None when there is none."""
+        """The deployment in `best` that is not the winner: the split one if the winner is mixed, the mixed one if it is
+        split. None when `best` has fewer than two."""
         winner = self.winner
         return next((f for f in self.best.values() if winner is not None and f.recipe.kind != winner.recipe.kind), None)
 
     @property
     def nearest(self) -> SloResult | None:
-        """The result with the least margin, the worst percentile divided by its target, among the runs that were
-        simulated to their end; None when there is none."""
+        """The result that is closest to meeting the targets, or meets them best, among the simulations that ran to
+        their end: the one whose worst ratio of a percentile to its target is least. None when none ran to its end."""
         whole = [verdict for *_, verdict in self.tried if verdict.margin is not None]
         return min(whole, key=lambda verdict: verdict.margin or 0.0, default=None)
 
@@ -89,8 +92,9 @@ class Plan:
 class CapacityPlanner:
     """Search the cheapest numbers of workers by simulation and keep every result in `plan`.
 
-    `found`: the demand of the workload of `slo_target`. `confirmation`: the same targets with another seed and more
-    requests. `on_progress`: called with a text before each simulation."""
+    `slo_target`: the workload and the targets. `found`: the demand of that workload. `confirmation`: the same targets
+    with another seed and more requests. `max_gpus`: the most accelerators of a deployment. `on_progress`: called with a
+    text before each simulation."""
 
     def __init__(
         self,
@@ -109,8 +113,8 @@ class CapacityPlanner:
         self.plan = Plan()
 
     def find(self, recipes: Iterable[DeploymentKind]) -> Plan:
-        """Return the plan with the best deployment of both kinds. Recipes with cheaper bounds are tried first, so that
-        dearer ones than the best known need no simulation."""
+        """Search all recipes and return the plan with the best deployment of each kind, mixed and split. Recipes with
+        lower cost bounds are tried first, so that those that cost more than the best known need no simulation."""
         bounded = self._bounded(recipes)
         other = math.inf
         for kind in KINDS:
@@ -128,8 +132,10 @@ class CapacityPlanner:
     def cheapest(
         self, recipe: DeploymentKind, low: tuple[int, ...], below: float = math.inf
     ) -> tuple[DeploymentKind, tuple[int, ...]] | None:
-        """Return the recipe with the least-cost numbers of workers that meet the targets; None when none do with at
-        most `max_gpus` accelerators and for less than `below`."""
+        """Return the recipe with the numbers of workers that meet the targets at the least cost; None when none do with
+        at most `max_gpus` accelerators and for less than `below`.
+
+        `low`: lower bound of each pool's number of workers. `below`: a cost, in the unit of `DeploymentKind.cost`."""
         limit = min(self._max_gpus * recipe.prices[0] / recipe.degrees[0], below * (1 - 1e-9))
         if recipe.cost(low) > limit:
             return None

@@ -15,7 +15,8 @@ from tandem.workload.scheduled_request import ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Tokens of one request. `num_fresh`: prompt tokens that are in no shared prefix with an earlier request."""
+    """Tokens of one request, which belongs to `group`. `num_fresh`: the prompt tokens that must be computed, because
+    they are in no prefix shared with an earlier request."""
 
     group: str
     num_fresh: int
@@ -39,9 +40,10 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadDemand:
-    """Demand of a whole workload, as a lower bound: follow-up turns are left out, and prefix caches keep everything.
+    """Lower bound of what a whole workload demands: later turns of conversations are left out, and prefix caches keep
+    everything.
 
-    `lasts_s`: seconds between the first and the last arrival."""
+    `needs`: one per request. `lasts_s`: seconds between the first and the last arrival."""
 
     needs: tuple[Need, ...]
     lasts_s: float
@@ -60,8 +62,10 @@ class WorkloadDemand:
 
 
 def demand(requests: Sequence[ScheduledRequest], block_size: int, *, has_cache: bool) -> WorkloadDemand:
-    """Return the demand of a workload; without `has_cache` every prompt token counts as fresh. Raises ValueError
-    without requests."""
+    """Return the demand of a workload: the tokens of each request, and the seconds over which the requests arrive.
+
+    `has_cache`: prompt blocks of `block_size` tokens that an earlier request has as well need not be computed again;
+    without it every prompt token counts as fresh. Raises ValueError when `requests` is empty."""
     if not requests:
         raise ValueError("the workload has no request")
     seen: set[bytes] = set()
@@ -72,11 +76,13 @@ def demand(requests: Sequence[ScheduledRequest], block_size: int, *, has_cache: 
 
 
 def least_workers(prefill: WorkerSpec | None, decode: WorkerSpec | None, found: WorkloadDemand, slo: Slo) -> int:
-    """Return a lower bound of the workers that compute the prompts (kind `prefill`), the decodes (`decode`) or both.
+    """Return a lower bound of the number of workers that compute the workload `found` within the targets `slo`; at
+    least 1.
 
-    The work must be done during the arrivals and the time that the targets leave after the last one; work without a
-    target gives no bound. Its time is that of one step with everything, which is a lower bound because each further
-    step reads the weights again."""
+    With `prefill` they compute the prompts, with `decode` the output tokens, with both everything; None leaves that
+    work to other workers. The work must be done between the first arrival and the latest time that the targets allow
+    after the last arrival; work without a target gives no bound. Its time is that of one step with everything, which is
+    a lower bound because each further step reads the weights again."""
     bounds = [1]
     if prefill is not None and slo.ttft_s is not None:
         bounds.append(_workers(prefill.step_time(found.prefill), found.lasts_s + slo.ttft_s))
@@ -91,8 +97,12 @@ def least_workers(prefill: WorkerSpec | None, decode: WorkerSpec | None, found: 
 def why_never(
     prefill: WorkerSpec, decode: WorkerSpec, found: WorkloadDemand, slo: Slo, percentile: float
 ) -> str | None:
-    """Return why no number of such workers meets the targets: prompts or tokens that take too long even without other
-    load; None when there is no such reason."""
+    """Return the reason why no number of workers of these kinds meets the targets `slo` for the workload `found`; None
+    when no such reason is known.
+
+    A reason is a group of requests of which more than (100 - `percentile`) % of the prompts take longer than the TTFT
+    target, or of the output tokens longer than the ITL target, even on a worker with no other load. `prefill`,
+    `decode`: the worker that computes prompts, and the one that decodes."""
     for group in sorted({need.group for need in found.needs}):
         needs = [need for need in found.needs if need.group == group]
         allowed = (1 - percentile / 100) * len(needs)

@@ -43,8 +43,11 @@ SLICE_SLOTS = 1 << 16
 
 
 class KVEventPublisher:
-    """Write the KV events of one worker to the prefix index in Redis, so that gateways know its cached blocks. Owns
-    `writer` and closes it."""
+    """Write the KV events of one worker to the prefix index in Redis in batches, so that gateways know which blocks it
+    has cached.
+
+    The caller passes events to `on_kv_events` and runs `run` as a task. Owns `writer` and closes it at the end of
+    `run`."""
 
     def __init__(self, writer: IndexWriter, worker: WorkerRef, log: KVEventLog, capacity: int, clock: Clock) -> None:
         """Create the publisher; `run` publishes. `log`: numbers the events and keeps those that wait. `capacity`:
@@ -64,12 +67,16 @@ class KVEventPublisher:
         self._covered: int | None = None
 
     def on_kv_events(self, facts: Sequence[KVFact]) -> None:
-        """Queue KV events, oldest first, and return without waiting; may be called from any one thread."""
+        """Queue KV events (blocks stored, evicted or offloaded), oldest first, to be published by `run`; returns
+        without waiting.
+
+        May be called from a thread other than the event loop's, but always from the same one, so that events stay in
+        order."""
         self._inbox.append(facts)
 
     async def run(self) -> None:
-        """Publish until cancelled, then remove the worker from the prefix index if Redis is reachable, and close the
-        writer."""
+        """Publish queued events every `BATCH_S` seconds until cancelled (`RETRY_S` while Redis is unreachable). Then
+        remove the worker from the prefix index, if Redis is reachable, and close the writer."""
         try:
             while True:
                 await asyncio.sleep(BATCH_S if self._is_reachable else RETRY_S)
@@ -80,8 +87,9 @@ class KVEventPublisher:
             await self._writer.close()
 
     async def turn(self) -> None:
-        """Publish all events that wait, and a snapshot of all cached blocks where one is needed. While Redis is
-        unreachable the events go on waiting; nothing is raised."""
+        """Publish all queued events once, and a snapshot of all cached blocks where Redis has none, events were
+        dropped, many events followed the last one, or a gateway has requested one. While Redis is unreachable the
+        events stay queued; StoreUnavailable is not raised."""
         while self._inbox:
             self._facts.add(self._inbox.popleft())
         try:

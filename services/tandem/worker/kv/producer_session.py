@@ -108,7 +108,8 @@ class ProducerSession:
         return f"<session with {self.source}, {len(self._active)} followed, {self._num_failures} failures in a row>"
 
     def carry_out(self, effect: SourceEffect) -> None:
-        """Add an effect of the engine to the next message to the source, and return without waiting."""
+        """Queue an effect of the engine for this session's source; it is sent with the next message. Returns without
+        waiting."""
         match effect:
             case FollowHandoff(_, key, prefix_request):
                 self._active[key] = prefix_request
@@ -126,16 +127,19 @@ class ProducerSession:
         self._wake.set()
 
     def reconnect(self) -> None:
-        """End the present connection and open a new one, because the transport has lost the source. Returns without
-        waiting."""
+        """End the present stream to `source` and connect again, because the transport has lost its connection to
+        `source`. Returns without waiting; `run` reconnects, or ends the session where no hand-off is active."""
         self._is_lost = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep the session connected, with new attempts after failures, until no hand-off has been active for a while
-        or the source counts as lost, which is reported to the engine.
+        """Connect to the source and exchange messages, with new attempts after failures, until the session is not
+        needed or the source is lost.
 
-        There is no await between the last check for active hand-offs and the return, so that no request is lost.
+        Returns when no hand-off was active for `IDLE_S` seconds, or none is active when the connection breaks. Also
+        returns when the source is gone, does not answer `NUM_FIRST_TRIES` first attempts, or stays unreachable for as
+        long as a lease lasts; it is then reported to the engine as lost. There is no await between the last check for
+        active hand-offs and the return, so that no request is lost.
         """
         while True:
             is_broken = True
