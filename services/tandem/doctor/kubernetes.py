@@ -75,7 +75,7 @@ def required_permissions(config: Config) -> tuple[Permission, ...]:
 
 
 def check_review(permissions: Sequence[Permission], namespace: str, post: Post) -> Finding:
-    """Ask the API server for each permission and report those that are denied."""
+    """Let the API server review each permission, and report those that are denied."""
     denied: list[Permission] = []
     for permission in permissions:
         try:
