@@ -28,8 +28,8 @@ from tandem.stores.redis_health import RedisHealth
 _ANSWER_S = 2.0
 """In seconds; on a healthy server every command of Tandem is faster."""
 _STALL_GRACE_S = 0.05
-"""Time after a deadline to read a reply that arrived while this process did not run (it was stopped, or its host took
-the core away)."""
+"""Least time after a deadline to read a reply that arrived while this process did not run (it was stopped, or its host
+took the core away)."""
 _CLUSTER = "+cluster"
 _FAILURES = (RedisError, RedisClusterException, OSError, AttributeError)
 """Exceptions that the library raises for a failed command. It raises AttributeError where the failure of another
@@ -82,7 +82,9 @@ class RedisClient:
         num_cancels = task.cancelling() if task is not None else 0
         try:
             async with asyncio.timeout(None) as deadline:
-                timer = asyncio.get_running_loop().call_later(self.answer_s, _expire, deadline)
+                loop = asyncio.get_running_loop()
+                due_s = loop.time() + self.answer_s
+                timer = loop.call_at(due_s, _expire, deadline, due_s, self.answer_s)
                 try:
                     yield replies
                 finally:
@@ -117,8 +119,10 @@ class RedisClient:
             await self.aclose()
 
 
-def _expire(deadline: asyncio.Timeout) -> None:
-    deadline.reschedule(asyncio.get_running_loop().time() + _STALL_GRACE_S)
+def _expire(deadline: asyncio.Timeout, due_s: float, longest_s: float) -> None:
+    """Let `deadline` pass later by as much as this call is late, at least `_STALL_GRACE_S` and at most `longest_s`."""
+    now = asyncio.get_running_loop().time()
+    deadline.reschedule(now + min(max(now - due_s, _STALL_GRACE_S), longest_s))
 
 
 def _retry() -> Retry:
