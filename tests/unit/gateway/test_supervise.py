@@ -23,6 +23,7 @@ from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.fairness_sync import FairnessSync
 from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.gateway.tenants.tenants_watch import TenantsWatch, read_tenants
+from tandem.gateway.workers.pool_events import PlacementsChanged
 from tandem.orchestration import director
 from tandem.orchestration.director import deadline_error
 from tandem.wire.worker_codec import decode_update
@@ -208,3 +209,25 @@ async def test_a_worker_whose_update_could_not_be_applied_sends_it_again(
     worker.publish(token(key, 0), Finished(key, FinishReason.STOP, 1, 0))
     assert await collect(request) == [0]
     assert_logged_once(caplog, "worker m@")
+
+
+async def test_a_worker_whose_positions_could_not_be_found_is_watched_at_the_next_try(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig.dispatch.director, "positions", FailsOnce(rig.dispatch.director.positions))
+    await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+
+
+async def test_an_event_that_cannot_be_processed_delays_no_other(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.running()
+    key = request.state.key
+    monkeypatch.setattr(rig.dispatch.director, "place_queued", FailsOnce(rig.dispatch.director.place_queued))
+    rig.fleet._events.put_nowait(PlacementsChanged())
+    worker.publish(token(key, 0), Finished(key, FinishReason.STOP, 1, 0))
+    assert await collect(request) == [0]
+    assert_logged_once(caplog, "cannot process PlacementsChanged")

@@ -165,7 +165,10 @@ class RequestDriver:
 
     async def _read_pool_events(self) -> float:
         async for event in self._fleet.events():
-            self.on_pool_event(event)
+            try:
+                self.on_pool_event(event)
+            except Exception:  # of one worker; those of all others are read on
+                log.exception("cannot process %s of the worker pool", type(event).__name__)
         return 0.0
 
     def on_pool_event(self, event: PoolEvent) -> None:
@@ -183,8 +186,12 @@ class RequestDriver:
             case WorkerLost(worker, reason):
                 self._execute(self.director.on_worker_lost(worker, reason, now))
             case PositionsRequested(worker, reply):
-                if not reply.done():
+                if reply.done():
+                    return
+                try:
                     reply.set_result(self.director.positions(worker))
+                except Exception as error:
+                    reply.set_exception(error)  # the link tries again
             case ProbeDue(pair, model):
                 self._spawn(self._fleet.record_probe(pair, self._probe(Placement(*pair), model)), self._probes)
             case PlacementsChanged():

@@ -97,7 +97,9 @@ class WorkerPool:
                     if report.events or report.freed is not None:
                         yield report
                 case LinkBroken(link, reason):
-                    self._on_broken(link, reason)
+                    # Not behind queued events, among which the worker may already be back and ask for its positions.
+                    if lost := self._on_broken(link, reason):
+                        yield lost
                 case _:
                     yield event
 
@@ -271,7 +273,7 @@ class WorkerPool:
             known = self._links.get(ref.id)
             if known is None or ref.incarnation > known.ref.incarnation or (known.is_gone and ref != known.ref):
                 if known is not None:
-                    self._drop(known, "the worker restarted")
+                    self._events.put_nowait(self._drop(known, "the worker restarted"))
                 self._links[ref.id] = WorkerLink(
                     self._gateway, ref, self._texts, self._clock, self._config, self._trust, self._events
                 )
@@ -279,7 +281,7 @@ class WorkerPool:
                     await known.close()
         for link in [x for x in self._links.values() if x.ref.id not in listed and x.is_gone]:
             del self._links[link.ref.id]
-            self._drop(link, "gone")
+            self._events.put_nowait(self._drop(link, "gone"))
             await link.close()
         self._assign_roles(refs)
 
@@ -298,16 +300,18 @@ class WorkerPool:
         link = update.link
         may_take_more = link.apply(update)
         self._on_view_change(link)
-        if update.reports:
+        is_known = self._find(link.ref) is link
+        if update.reports and is_known:
             self._on_link_reports(link.ref, update.reports)
-        return WorkerReported(link.ref, update.events, link.require_view() if may_take_more else None)
+        return WorkerReported(link.ref, update.events, link.require_view() if may_take_more and is_known else None)
 
-    def _on_broken(self, link: WorkerLink, reason: str) -> None:
+    def _on_broken(self, link: WorkerLink, reason: str) -> WorkerLost | None:
         is_lost = link.on_broken()
         self._on_view_change(link)
-        if is_lost and self._find(link.ref) is link:
-            log.warning("worker %s is lost: %s", link.ref, reason)
-            self._drop(link, reason)
+        if not is_lost or self._find(link.ref) is not link:
+            return None
+        log.warning("worker %s is lost: %s", link.ref, reason)
+        return self._drop(link, reason)
 
     def _on_view_change(self, link: WorkerLink) -> None:
         """Update the ranking from a link's view, and probe the pairs of a worker that has become live.
@@ -335,13 +339,13 @@ class WorkerPool:
             self._recently_live[link.model.name] = (link.model, self._clock.now() + self._config.no_worker_wait_s)
         self._live.discard(link.ref)
 
-    def _drop(self, link: WorkerLink, reason: str) -> None:
-        """Remove a worker from pairs and ranking, and report that its jobs are lost."""
+    def _drop(self, link: WorkerLink, reason: str) -> WorkerLost:
+        """Remove a worker from pairs and ranking; return the event that its jobs are lost."""
         self.pairs.drop(link.ref)
         self._mark_not_live(link)
         self.routing.links.forget(link.ref)
         self._ranking.remove(link.ref)
-        self._events.put_nowait(WorkerLost(link.ref, reason))
+        return WorkerLost(link.ref, reason)
 
     def _probe_pairs(self) -> None:
         """Have test blocks moved between prefill and decode workers that are due for a probe by `PairRegistry`."""
