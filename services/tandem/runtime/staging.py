@@ -51,14 +51,14 @@ class Staged:
 class Staging:
     """Sends the inputs of each step to the device in one copy, through buffers that it owns on both sides.
 
-    A step may be staged once the step that was staged `NUM_BUFFERS` calls before it has finished. `num_words`: first
-    size of a buffer in 64-bit words; buffers grow as needed."""
+    A step may be staged once the step that was staged `NUM_BUFFERS` calls before it has finished. Buffers grow as
+    needed."""
 
-    def __init__(self, stream: DeviceStream, block_size: int, num_words: int = FIRST_WORDS) -> None:
+    def __init__(self, stream: DeviceStream, block_size: int) -> None:
         self._stream = stream
         self._block_size = block_size
         self._turn = 0
-        self._make(num_words)
+        self._make(FIRST_WORDS)
 
     def stage(self, slices: Sequence[PreparedSlice], digests: Sequence[tuple[BlockId, int]]) -> Staged:
         """Start the copy of a step's inputs to the device and return the device tensors; does not wait for the copy.

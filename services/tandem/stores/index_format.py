@@ -3,7 +3,7 @@
 An entry of a shard's stream: version, incarnation, number of its first event, length of the worker's id, the id, and
 the events as words. A snapshot: version, incarnation, the number of events that it includes, the number of blocks that
 the worker can hold, and the words of the blocks that it holds. Integers are little-endian, a word is 8 bytes
-(`kv.prefix_word`). An event ("fact" in names of fields) states that a block was stored or evicted.
+(`kv.kv_event_codec`). An event ("fact" in names of fields) states that a block was stored or evicted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class IndexSnapshot(NamedTuple):
     """Hold the blocks that one worker process caches after the first `number` of its KV events.
 
     `incarnation`: that of the worker. `capacity`: how many blocks the worker can hold. `words`: one 64-bit word for
-    each block (`kv.prefix_word`), in no particular order.
+    each block (`kv.kv_event_codec`), in no particular order.
     """
 
     incarnation: Incarnation

@@ -7,7 +7,7 @@ Every command has one key, so Redis Cluster may put each key on any node:
     {namespace:index:w:ID}:want    "incarnation:number": a gateway requests a snapshot of at least that many events
 
 Events are numbered, so writing an entry twice does no harm: an entry that may have been lost is written again. Readers
-(`gateway.prefix_index_client`) apply events and snapshots; this module only moves them.
+(`gateway.prefix.prefix_index_client`) apply events and snapshots; this module only moves them.
 """
 
 from __future__ import annotations

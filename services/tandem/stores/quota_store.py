@@ -1,8 +1,7 @@
 """Keep the tenants' quotas in Redis, shared by all gateways.
 
-The Lua script `quota` implements `admission.quota.QuotaBook`, which documents each operation. It uses the clock of the
-Redis server alone: gateways' clocks differ, and the fastest of them would refill everybody's buckets too early.
-"""
+The Lua script `quota` implements `admission.quota.TenantQuota`, which documents each operation. It uses the clock of
+the Redis server alone: gateways' clocks differ, and the fastest of them would refill everybody's buckets too early."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class TransferThread(KVTransfer):
         self._inbox: queue.SimpleQueue[Command | _Signal] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_open = True
-        self._thread = threading.Thread(target=self._run, name="tandem-mover", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tandem-transfer", daemon=True)
         self._helper = threading.Thread(target=self._help, name="tandem-digests", daemon=True)
         self._core_avoidance = CoreAvoidance()
 

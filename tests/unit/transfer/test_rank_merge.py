@@ -293,7 +293,7 @@ class JointMachine(RuleBasedStateMachine):
                 self.take(self.merger.events.popleft())
 
     def take(self, event: Event) -> None:
-        assert self.end is None, "MoverStopped is the last word"
+        assert self.end is None, "TransferStopped is the last word"
         match event:
             case ReadDone(id) | ReadFailed(id):
                 peer = self.open_orders.pop(id)

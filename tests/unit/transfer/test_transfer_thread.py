@@ -143,7 +143,7 @@ def test_only_the_movers_thread_touches_the_transport(mover, transport, events) 
     assert tested.error is None
     assert mover.stop(GUARD_S)
     assert take(events) == TransferStopped(None)
-    assert transport.threads == {"tandem-mover"}
+    assert transport.threads == {"tandem-transfer"}
     assert transport.num_entered == 1
 
 

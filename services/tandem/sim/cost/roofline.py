@@ -43,7 +43,7 @@ class Efficiency:
 
 SERVING = Efficiency(compute=0.58, overhead_s=1.5e-3, sum_s=8e-6)
 """Efficiency of a serving engine with captured CUDA graphs. `compute`: the share that TensorRT-LLM 1.0's published
-throughput of Llama needs, see `report.fidelity`. `overhead_s`: vLLM 0.21 on an H100 takes 6.48 ms per token of
+throughput of Llama needs, see `fidelity`. `overhead_s`: vLLM 0.21 on an H100 takes 6.48 ms per token of
 Llama-3.1-8B in fp16 with one sequence, of which reading the weights takes 5.0 ms (a public concurrency sweep of May
 2026). `sum_s` is an assumption."""
 

@@ -12,7 +12,6 @@ from tandem.sim.planner.slo_check import SloResult, SloTarget
 from tandem.sim.planner.workload_demand import WorkloadDemand
 
 KINDS: tuple[Kind, ...] = ("mixed", "split")
-Try = Callable[[Deployment], SloResult]
 MOST_REPAIRS = 2
 MOST_TIMES = 4
 """The kind that is searched second may cost at most so many times as much as the first; beyond that the search stops,

@@ -52,12 +52,11 @@ def simulate_elastic(
     autoscaler: Autoscaler,
     requests: Iterable[ScheduledRequest],
     slo: Slo,
-    look: Callable[[SimCluster, LatencyStats], None] | None = None,
     on_ended: Callable[[ClientTrace], None] | None = None,
 ) -> ElasticRun:
     """Run a workload to its end on a new cluster whose size `autoscaler` sets, and return the result.
 
-    `on_ended` is called with the trace of each request at its end, then `look` with the cluster and its statistics.
+    `on_ended` is called with the trace of each request at its end.
     Raises ValueError when there is no request, and AssertionError when requests, reads or KV blocks are left over."""
     cluster, tally, meter = SimCluster(spec), LatencyStats(slo), Meter(slo)
     operator = AutoscaledCluster(cluster, elastic, autoscaler, meter)
@@ -67,8 +66,6 @@ def simulate_elastic(
         meter.ended(trace)
         if on_ended is not None:
             on_ended(trace)
-        if look is not None:
-            look(cluster, tally)
 
     cluster.run(requests, ended, sent=meter.sent, computed=meter.computed)
     cluster.check()

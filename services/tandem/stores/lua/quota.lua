@@ -1,4 +1,4 @@
--- Reserve, renew or settle quota of one tenant, exactly as QuotaBook in admission/quota.py does.
+-- Reserve, renew or settle quota of one tenant, exactly as TenantQuota in admission/quota.py does.
 -- KEYS[1] hash: requests, tokens: levels of the buckets in 1/60,000, empty without a limit; at: their time, in
 --         milliseconds
 -- KEYS[2] hash: id of an open reservation -> requests, tokens charged, tokens used
