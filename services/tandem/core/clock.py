@@ -1,4 +1,7 @@
-"""Read the time; the only file that does so, because code below the drivers takes time as an argument."""
+"""Define the clock and read the machine's time; all other deciding code takes the time as an argument.
+
+No other module calls `time`, so that tests and the simulator can replace the clock.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Source of the time: `now` returns monotonic seconds from an arbitrary origin. Tests and the simulator pass their
-    own."""
+    """Source of monotonic time: `now` returns seconds from an arbitrary origin.
+
+    Tests and the simulator pass clocks of their own.
+    """
 
     def now(self) -> float: ...
 

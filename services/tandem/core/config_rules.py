@@ -1,4 +1,6 @@
-"""List the rules of settings that their types cannot express: rules of text, and of several settings together."""
+"""Check settings against the rules that their types cannot express: formats of text, and conditions on several
+settings.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Violation = tuple[str, str]
 
 
 def violations(config: Config) -> list[Violation]:
-    """Return the rules that the settings break, each with the setting it concerns; empty where all are kept."""
+    """Return every rule that the settings break, with the name of the setting and a text for people; empty if none is
+    broken.
+    """
     return [
         *_model_violations(config),
         *_engine_violations(config),

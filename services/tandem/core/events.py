@@ -64,8 +64,11 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenRun:
-    """Consecutive output tokens of a choice from position `first_index` on, as ids without log probabilities; the
-    choice goes on after them."""
+    """Report consecutive output tokens of a choice from output position `first_index` on, as ids without log
+    probabilities.
+
+    The choice has not ended with them.
+    """
 
     key: JobKey
     first_index: int
@@ -76,9 +79,9 @@ class TokenRun:
 class Finished:
     """Report that a choice of a job ended successfully.
 
-    With `reason=None` only this job's part is done and another job ends the request: the job is a `PrefillJob` that
-    handed over its KV, or a `ResumeJob` whose source already sampled the last token. `num_output_tokens` includes those
-    of earlier attempts; `num_cached_tokens` were prefix-cache hits.
+    With `reason=None` only this job is done and another job ends the choice: the job is a `PrefillJob` that handed over
+    its KV, or a `ResumeJob` whose source had already sampled the last token. `num_output_tokens` includes those of
+    earlier attempts; `num_cached_tokens` were prefix-cache hits.
     """
 
     key: JobKey
@@ -145,8 +148,10 @@ TerminalEvent = Finished | Failed | Cancelled
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A block is in device memory and can be found by its hash; `parent`, the block before it (None for the first one),
-    was stored earlier."""
+    """Report that a KV block is in device memory and can be found by its hash.
+
+    `parent`: hash of the block before it in the prefix, which was stored earlier; None for a first block.
+    """
 
     hash: BlockHash
     parent: BlockHash | None
@@ -154,15 +159,17 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockEvicted:
-    """The last copy of a block on this worker, in device or host memory, was evicted."""
+    """Report that the last copy of a KV block on this worker, in device or host memory, was evicted."""
 
     hash: BlockHash
 
 
 @dataclass(frozen=True, slots=True)
 class BlockOffloaded:
-    """The last copy of a block in device memory was evicted and a copy in host memory remains. A later `BlockStored`
-    reports that the block is in device memory again."""
+    """Report that the last copy of a KV block in device memory was evicted and a copy in host memory remains.
+
+    A later `BlockStored` reports that the block is in device memory again.
+    """
 
     hash: BlockHash
 

@@ -31,10 +31,10 @@ OPEN_TENANT = TenantId("open")
 
 
 class JobKey(NamedTuple):
-    """Identifies one attempt at one choice of a request; when an attempt arrives, smaller attempts at the choice are
-    ended.
+    """Identifies one attempt at one choice of a request.
 
-    A tuple, because it is hashed several times for every token.
+    When a worker gets an attempt, it ends all attempts at the same choice with a smaller number. A tuple, because it is
+    hashed several times for every token.
     """
 
     request: RequestId
@@ -59,8 +59,10 @@ class WorkerRef:
 
 @dataclass(frozen=True, slots=True, order=True)
 class HandoffKey:
-    """Identifies one attempt at a hand-off of KV between two workers; when an attempt is opened, smaller ones are
-    ended."""
+    """Identifies one attempt at a hand-off of KV between two workers.
+
+    When an attempt is opened, all attempts at the same hand-off with a smaller number are ended.
+    """
 
     handoff: HandoffId
     attempt: int

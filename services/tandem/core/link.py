@@ -13,7 +13,7 @@ LINK_TYPES: tuple[LinkType, ...] = get_args(LinkType)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
-    """Measurement of how fast the reporting worker reads the memory of the worker `source`.
+    """Measured speed and type of the link over which the reporting worker reads the memory of the worker `source`.
 
     - `num_bytes`, `seconds`: the read with the best bandwidth so far.
     - `evidence`: how `link_type` was determined, as text for people.

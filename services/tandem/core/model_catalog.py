@@ -1,6 +1,6 @@
 """List the shapes of published models under the field names of their config.json, without weights or tokenizers.
 
-Serves code that needs shapes without files: the simulator's roofline and models of random weights.
+The simulator's roofline and models of random weights need shapes without files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Summarize a distribution in bounded memory: exact for few values, then as a DDSketch within 0.5 %."""
+"""Summarize a distribution of numbers in bounded memory, and return its percentiles within 0.5 %.
+
+Up to some thousand values are kept and give exact percentiles; beyond that the sketch is a DDSketch.
+"""
 
 from __future__ import annotations
 
@@ -136,8 +139,10 @@ class QuantileSketch:
         return [(self._inside(value), number) for (_, value), number in zip(ends, counts, strict=True) if number]
 
     def curve(self, points: int = 200) -> list[tuple[float, float]]:
-        """Return (value, fraction of values up to it) for `points` + 1 equally spaced fractions from 0 to 1, for a
-        chart; empty when the sketch is empty."""
+        """Return the cumulative distribution for a chart: `points` + 1 pairs (value, fraction of values up to it).
+
+        The fractions are equally spaced from 0 to 1. Empty when the sketch is empty.
+        """
         if not self.count:
             return []
         shares = [index / points for index in range(points + 1)]

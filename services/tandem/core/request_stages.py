@@ -34,7 +34,7 @@ class Stage(Enum):
 
 
 class JobStages(NamedTuple):
-    """Where the time of a job before its first sampled token went, in seconds of its worker's clock.
+    """Division of a job's time before its first sampled token into stages, in seconds of its worker's clock.
 
     The fields are the stages of `Stage`. A job that reads its KV from another worker has no prefill: `decode_s` is the
     time of its first step.

@@ -17,16 +17,18 @@ class Distance(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where a worker is, as labels that the operator sets: its machine, rack and zone. An empty label equals no
-    other."""
+    """Location of a worker, as labels that the operator sets: machine, rack and zone; an empty label equals no other
+    label.
+    """
 
     host: str = ""
     rack: str = ""
     zone: str = ""
 
     def distance(self, other: Topology) -> Distance:
-        """Return the distance to another location, by the narrowest label that both share; FAR where they share
-        none."""
+        """Return the distance to another location, by the narrowest label that both share (machine, rack, zone); FAR if
+        none.
+        """
         if self.host and self.host == other.host:
             return Distance.HOST
         if self.rack and self.rack == other.rack:

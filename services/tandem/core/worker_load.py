@@ -1,4 +1,5 @@
-"""Define what a worker reports about its load, and what a prompt would wait for there."""
+"""Define the load report of a worker (`WorkerLoad`), and compute from it whether the worker would accept another
+prompt."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ def prompt_size(num_tokens: int) -> int:
 
 
 def no_larger(num_tokens: int, lane: Lane, by_lane: Sequence[int], by_size: Sequence[int]) -> int:
-    """Return the value of `by_size` for a lane and the size class of `num_tokens`, or that of `by_lane` where there is
-    none.
+    """Select the figure of a load report that covers the prompts competing with a prompt of `num_tokens` tokens in
+    `lane`.
 
-    Pass `lane_tokens` and `size_tokens` of a `WorkerLoad`, or `lane_longest` and `size_longest`.
+    That is the entry of `by_size` for the lane and the prompt's size class; where `by_size` is empty, or the prompt is
+    in the largest class, it is the entry of `by_lane` for the lane. Pass `lane_tokens` and `size_tokens` of a
+    `WorkerLoad`, or `lane_longest` and `size_longest`.
     """
     size = prompt_size(num_tokens)
     return by_size[lane * len(PROMPT_SIZES) + size] if by_size and size < len(PROMPT_SIZES) else by_lane[lane]
@@ -35,22 +38,22 @@ gateways have that long to send more."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """Load report of a worker, for routers.
+    """Load report that a worker sends to gateways, for routing.
 
-    - `num_running`, `num_waiting`: sequences with and without KV blocks. `num_queued_tokens`: known tokens accepted and
-      not computed yet.
-    - `num_free_blocks`: KV blocks that nothing holds, cached blocks included; `num_leased_blocks`: those that other
-      workers may read; `num_reserved_blocks`: those kept for KV that is to be read from other workers.
+    - `num_running`, `num_waiting`: sequences with and without KV blocks. `num_queued_tokens`: tokens of accepted
+      prompts that are not computed yet.
+    - `num_free_blocks`: KV blocks without a holder, cached blocks included; `num_leased_blocks`: blocks that other
+      workers may read; `num_reserved_blocks`: blocks kept free for KV that will be read from other workers.
     - `num_drafted_tokens`, `num_accepted_tokens`: speculated tokens, and how many of them were right, since the start
       of the worker, as all further counters. `num_steps_over_target`: steps that could not be planned to end within the
       latency target of the sequences they decode. `num_remote_hit_tokens`: tokens whose KV was read from other workers'
       prefix caches. `num_prefill_tokens`, `num_decode_tokens`: tokens of all steps; a change of these two alone causes
       no report.
     - `lane_tokens`: for each lane the queued tokens of this lane and all more urgent ones; `lane_longest`: the tokens
-      of the longest prompt among them. `size_tokens`, `size_longest`: the same for prompts of at most PROMPT_SIZES[0]
-      tokens, [1], and so on, lane by lane; empty: not reported.
-    - `num_horizon_tokens`: tokens of prompts that the worker accepts in addition to the longest prompt of a size class,
-      in this class and below; 0: any number.
+      of the longest prompt among them. `size_tokens`, `size_longest`: the same counts, lane by lane, over the prompts
+      of at most PROMPT_SIZES[0] tokens, at most PROMPT_SIZES[1], and so on; empty: not reported.
+    - `num_horizon_tokens`: the queue limit, in tokens of queued prompts without the longest one; larger size classes
+      than that of the prompt to accept do not count. 0: no limit.
     - `number`: rises with every change while the worker lives. Reports arrive over several streams, and the one with
       the greatest number is the newest.
     """
@@ -86,12 +89,12 @@ class WorkerLoad:
         return self.competing_tokens(num_tokens, lane, inflight) <= self.num_horizon_tokens
 
     def competing_tokens(self, num_tokens: int, lane: Lane, inflight: Sequence[int] = ()) -> int:
-        """Return how many tokens count against `num_horizon_tokens` once the worker has accepted a prompt of
-        `num_tokens` tokens.
+        """Return how many tokens would count against the queue limit `num_horizon_tokens` if the worker accepted a
+        prompt of `num_tokens` tokens.
 
-        These are the tokens of the new prompt, of the `inflight` prompts (sent and not in the report yet) and of the
-        queued prompts in this lane and more urgent ones, without prompts of a larger size class and without the longest
-        prompt.
+        Counted are the new prompt, the `inflight` prompts (sent and not in the report yet), and the queued prompts in
+        this lane and more urgent ones. Prompts of a larger size class and the longest of all these prompts do not
+        count.
         """
         inflight = [size for size in inflight if prompt_size(size) <= prompt_size(num_tokens)]
         num_queued = no_larger(num_tokens, lane, self.lane_tokens, self.size_tokens) + sum(inflight)
@@ -115,7 +118,8 @@ class WorkerLoad:
 
 
 def num_competing_tokens(num_tokens: int, num_queued: int, num_longest: int) -> int:
-    """Return how many tokens count against the horizon of a worker after it accepts a prompt of `num_tokens` tokens.
+    """Return how many tokens count against a worker's queue limit (`num_horizon_tokens`) once it accepts a prompt of
+    `num_tokens` tokens.
 
     `num_queued`: tokens queued before; `num_longest`: those of the longest queued prompt. The longest prompt does not
     count, so that a single long prompt neither keeps shorter prompts of its class out nor is itself refused.
@@ -125,7 +129,7 @@ def num_competing_tokens(num_tokens: int, num_queued: int, num_longest: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """Progress of a drain.
+    """Progress of the drain of one worker.
 
     `num_left`: choices and leases that are left. `num_migrated`: choices that went on at other workers with their KV.
     `num_requeued`: choices that failed as DRAINING, to be computed anew by another worker.
@@ -138,12 +142,12 @@ class DrainResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counts of all that a worker's engine holds.
+    """Numbers of blocks, sequences, leases and pulls that a worker's engine holds; tests check them for leaks.
 
-    When the engine is idle all are zero, except the first three and `num_host_blocks`: blocks that are only in host
-    memory, from which a prefix-cache hit loads them. `num_table_blocks`: blocks of sequences, once per sequence;
-    `num_reading_blocks`: blocks into which KV is being read; `num_quarantined_blocks`: blocks held because a failed
-    read may still write.
+    When the engine is idle, all are zero except `num_blocks`, `num_free_blocks`, `num_cached_blocks` and
+    `num_host_blocks`, the blocks that are only in host memory, from which a prefix-cache hit loads them.
+    `num_table_blocks`: blocks of sequences, once per sequence; `num_reading_blocks`: blocks into which KV is being
+    read; `num_quarantined_blocks`: blocks held because a failed read may still write.
     """
 
     num_blocks: int = 0
