@@ -147,19 +147,21 @@ class BlockPool:
         return self._index.leading(hashes)
 
     def num_free_needed(self, hashes: Sequence[BlockHash], num_blocks: int) -> int:
-        """Count the free blocks that a new table of `num_blocks` blocks would take. Cached blocks of `hashes` that it
-        would share count only if they are free now."""
+        """Count the free blocks that a new table of `num_blocks` blocks would take.
+
+        Cached blocks of `hashes`, which the table would share, count only if no one holds them now. The table would
+        take fresh blocks for all others.
+        """
         num_hits = self.count_hits(hashes)
         hits = (self._index.newest(block_hash) for block_hash in hashes[:num_hits])
         return num_blocks - sum(1 for block in hits if block is not None and not self._is_free(block))
 
     def share(self, table: BlockTable, hashes: Sequence[BlockHash]) -> int:
-        """Fill an empty table with the leading cached blocks of `hashes` and return their number.
+        """Fill an empty table with the cached blocks of the leading `hashes`, and return their number.
 
-        Blocks that only host memory holds are replaced by fresh device blocks, and the copies into them are queued. Of
-        several device blocks with one hash the one cached last is taken, because its parents were released last. The
-        caller must make sure that enough blocks are free, see `num_free_needed`. Raises ValueError for a table that has
-        blocks.
+        A block that only host memory holds gets a fresh device block, and a copy into it is queued. Of several device
+        blocks with one hash the one cached last is taken, because its parents were released last. The caller must make
+        sure that enough blocks are free, see `num_free_needed`. Raises ValueError for a table that has blocks.
         """
         if len(table):
             raise ValueError("only an empty table can share a prefix")
@@ -198,12 +200,12 @@ class BlockPool:
         table.num_published = source.num_published
 
     def make_exclusive(self, table: BlockTable, index: int) -> tuple[BlockId, BlockId] | None:
-        """Replace the shared block at position `index` of a table by a fresh one (copy-on-write), and return (shared
-        block, fresh block), between which the caller must have the content copied.
+        """Replace the shared block at position `index` of a table by a fresh one, for copy-on-write; return (shared
+        block, fresh block).
 
-        The shared block has a COPY holder until the caller ends it by `drop` or `end_copies`. Returns None, with
-        nothing changed, when no block is free. Raises AssertionError when no other table has the block, or its hash is
-        published.
+        The caller must have the content copied from the first to the second. Until then the shared block has a COPY
+        holder, which the caller ends by `drop` or `end_copies`. Returns None, with nothing changed, when no block is
+        free. Raises AssertionError when no other table has the block, or its hash is published.
         """
         assert self.is_shared(table, index) and index >= table.num_published, f"{table!r} owns block {index} already"
         if not len(self._free):
@@ -267,8 +269,11 @@ class BlockPool:
         self._let_go(blocks, self._counts(holder))
 
     def end_copies(self, spills: Sequence[Offload], fills: Sequence[Onload]) -> None:
-        """Release what the copies of a step held, once the engine has committed the step: the blocks of its offloads
-        (`spills`, device to host) and the host slots of its offloads and onloads (`fills`, host to device)."""
+        """Release the blocks and host slots that the copies of a step held, once the engine has committed the step.
+
+        `spills`: its copies from device to host memory, which held a block and a slot each. `fills`: its copies from
+        host to device memory, which held a slot each.
+        """
         self.drop([block for block, _ in spills], Holder.COPY)
         self.host.end_copies(spills, fills)
 

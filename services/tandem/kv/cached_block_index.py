@@ -1,5 +1,4 @@
-"""Record which device blocks hold the content of which prefix hash, and in which order blocks with the same hash were
-added."""
+"""Record which device blocks hold the content of which prefix hash."""
 
 from __future__ import annotations
 
@@ -9,9 +8,11 @@ from tandem.core.ids import BlockHash, BlockId
 
 
 class CachedBlockIndex:
-    """Find device blocks by prefix hash, and the hash of a device block. A block has a hash from the moment its content
-    is computed, or its copy from host memory is queued, until the block is reused. Several blocks may have the same
-    hash."""
+    """Find device blocks by prefix hash, and the hash of a device block.
+
+    A block has a hash from the moment its content is computed, or its copy from host memory is queued, until the block
+    is reused. Several blocks may have the same hash; they are kept in the order in which they were added.
+    """
 
     __slots__ = ("_hashes", "_newest", "_older", "_parents")
 

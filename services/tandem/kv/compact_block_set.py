@@ -1,8 +1,9 @@
-"""Hold the blocks of one worker by short hash, with their memory tier, in little memory.
+"""Hold the blocks that one worker caches, by short hash and with their memory tier, in little memory.
 
-The set is an open-addressing table of 64-bit words (`kv.kv_event_codec`) with linear probing: short hashes are bits of
-a hash, so the low bits of a short hash give its slot. A set of Python integers takes 70 bytes per block, this one 13 to
-27, and a lookup takes four times as long (`python -m loadtest index`).
+The set is an open-addressing table with linear probing. Its entries are the 64-bit words of `kv.kv_event_codec`: 62
+bits of a block's hash (the short hash) and two bits of tier. The low bits of the short hash give the slot. A set of
+Python integers takes 70 bytes per block, this one 13 to 27, and a lookup takes four times as long (`python -m loadtest
+index`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _MIN_SLOTS = 16
 
 
 class PrefixChain:
-    """Give the short hashes of one prompt's blocks by position, computed on first use.
+    """Compute the short hashes of one prompt's blocks by position, each on its first use.
 
     `hashes`: hashes of all blocks of the prompt. `stride`: the prefix index holds only the `stride`-th, `2 *
     stride`-th, ... block. Positions count these indexed blocks from 1, and `len` is their number.
@@ -44,8 +45,11 @@ class PrefixChain:
 
 
 class CompactBlockSet:
-    """Map short hashes of blocks to memory tiers. `capacity`: number of blocks for which the table has room before it
-    must grow; growing takes some 0.3 us for each block in the set."""
+    """Map short hashes of blocks to memory tiers.
+
+    `capacity`: number of blocks for which the table has room before it must grow; growing takes some 0.3 us for each
+    block in the set.
+    """
 
     __slots__ = ("_mask", "_most", "_num", "_slots")
 
@@ -63,13 +67,12 @@ class CompactBlockSet:
         return 0
 
     def leading(self, chain: PrefixChain, least: int, most: int, ends: Sequence[int]) -> tuple[int, int]:
-        """Count the leading blocks of `chain`, at most `most`, that the set holds in tier `least` or better; return the
-        count and the tier of the last of these blocks (GONE for none).
+        """Count how many leading blocks of a prompt, at most `most`, the set holds in tier `least` or better.
 
-        The search is a bisection: first among `ends` (ascending positions, at least one, where the cached beginnings of
-        this prompt end on other workers), then right behind the end that was found, then between the bounds. Device
-        memory may have holes, which a bisection may miss. The body of `tier` is inlined here, because calls would take
-        most of the lookup time.
+        Returns (count, tier of the last of these blocks, GONE for none). The search is a bisection: first among `ends`,
+        the ascending positions (at least one) where the cached beginnings of this prompt end on other workers; then
+        directly behind the end that was found; then between the bounds. A block that is missing before others that are
+        held may be overlooked. The body of `tier` is inlined here, because calls would take most of the lookup time.
         """
         slots, mask, short_hashes = self._slots, self._mask, chain.short_hashes
         # Invariant: the block at `low` (0: none) is held, the block at `high` is not.

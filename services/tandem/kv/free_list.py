@@ -19,8 +19,10 @@ LEAST_STALE = 64
 
 
 class FreeList:
-    """Hand out the free blocks in the order of reuse. All of `ids` are free at first; the blocks `[0, num_used)` were
-    taken at least once."""
+    """Keep the ids of free blocks in the order of reuse.
+
+    All of `ids` are free at first; the blocks `[0, num_used)` were taken at least once.
+    """
 
     def __init__(self, ids: Sequence[BlockId]) -> None:
         self._ids = ids

@@ -72,8 +72,10 @@ class Announcement:
 
 
 class LeaseState(Enum):
-    """States of a lease on the producer's side. In RELEASED the consumer has given the blocks up, in EXPIRED the time
-    of the lease has ended; both are final."""
+    """States of a lease, the producer's side of a hand-off.
+
+    RELEASED (the consumer has given the blocks up) and EXPIRED (the time of the lease has ended) are final.
+    """
 
     RESERVED = auto()
     """The prefill is accepted and has no blocks yet."""
@@ -107,8 +109,11 @@ LEASE_TABLE: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
 
 
 class PullState(Enum):
-    """States of a pull, the consumer's read of one hand-off. READY and FREED are final; in FREED the pull was given up
-    and no read writes to its local blocks any more."""
+    """States of a pull, the consumer's read of the KV of one hand-off.
+
+    READY and FREED are final. In FREED the consumer has given the pull up and no read writes to its local blocks any
+    more.
+    """
 
     WAITING = auto()
     """The consumer has no free blocks for the KV yet, or the producer has not announced any block."""

@@ -1,5 +1,4 @@
-"""Own which host slot holds the copy of which block, and which copies between host and device memory the next plan
-makes.
+"""Keep evicted KV blocks in host memory: which host slot holds which block, and which copies the next step makes.
 
 A hash has a slot in one of two states. *Sole*: no device block holds the content, and a prefix hit copies it back.
 *Spare*: the content was copied back or computed again, and the host copy is kept as long as no other block needs the
@@ -73,15 +72,16 @@ class HostBlockPool:
         return len(self._sole)
 
     def __contains__(self, block_hash: BlockHash) -> bool:
-        """Return whether the hash is sole."""
+        """Return whether a host slot holds the content of `block_hash` and no device block does."""
         return block_hash in self._sole
 
     def keep(self, block_hash: BlockHash, parent: BlockHash | None, block: BlockId) -> OffloadDecision:
-        """Decide what happens to a hash when `block`, the last device block with its content, is about to be reused.
+        """Decide whether the content of `block` goes to host memory, when this last device block with its hash is to be
+        reused.
 
         The hash gets a slot in host memory and a copy is queued, unless a slot still has the content. When copies of
-        uncommitted steps use all slots, the hash is lost, with all hashes that follow it in their chains and are only
-        in host memory. `parent` is the hash of the block before it, None for a first block.
+        uncommitted steps use all slots, the hash is lost, together with the hashes that follow it in their prefixes and
+        are only in host memory. `parent` is the hash of the block before it, None for a first block.
         """
         facts: list[KVFact] = []
         if block_hash in self._spare:
@@ -105,9 +105,11 @@ class HostBlockPool:
             self._spare[block_hash] = None
 
     def claim(self, hashes: Iterable[BlockHash]) -> list[HostSlot]:
-        """Return the host slots of `hashes`, whose content is about to be copied back to device memory, and protect
-        them from reuse until `end_copies` for the step that makes the copies. Raises KeyError for a hash without a
-        slot."""
+        """Return the host slots of `hashes`, and protect the slots from reuse.
+
+        The caller is about to copy their content back to device memory; the protection ends with `end_copies` for the
+        step that makes the copies. Raises KeyError for a hash without a slot.
+        """
         slots = []
         for block_hash in hashes:
             slots.append(self._slots[block_hash])

@@ -1,4 +1,4 @@
-"""Number the KV events of one worker, queue them until they are published, and keep the set of blocks they amount to.
+"""Number the KV events of one worker, queue them until they are published, and keep the set of blocks that results.
 
 Events keep the pool's order, and a pool publishes a block after its parent and evicts it before its parent. So the set
 of blocks after any number of events holds the parents of all its blocks.
@@ -70,8 +70,11 @@ class KVEventLog:
             self.acknowledge(self.end)
 
     def waiting(self, most: int, after: int = 0) -> KVEventBatch:
-        """Return the oldest events that are not published yet, at most `most`, after skipping the first `after`; the
-        batch may be empty."""
+        """Return a batch of the oldest events that are not published yet.
+
+        The batch has at most `most` events after the first `after` unpublished ones, which are skipped; it may be
+        empty.
+        """
         return KVEventBatch(self._first + after, self._waiting[after : after + most])
 
     def acknowledge(self, end: int) -> None:

@@ -1,4 +1,4 @@
-"""Define the order of a KV block's axes and the size of its parts; no other module depends on the order.
+"""Define the order of the axes of a KV block and the size of its parts; no other module depends on this order.
 
 A block is one contiguous piece of memory over all layers, heads outermost, so that one block is one transfer descriptor
 and a range of heads is a byte range:
@@ -82,14 +82,18 @@ class KVLayout:
 
     @property
     def num_probe_blocks(self) -> int:
-        """Return how many blocks of known content a pool of this layout has for bandwidth probes to read, see
-        `KVRegion`."""
+        """Return the number of blocks of known content that each pool has, so that peers can read them to measure
+        bandwidth.
+
+        `KVRegion` says where they are.
+        """
         return min(max(PROBE_BYTES // self.block_bytes, _PROBE_BLOCKS.start), _PROBE_BLOCKS.stop - 1)
 
     @property
     def probe_bytes(self) -> int:
-        """Return the bytes of all blocks that a pool has for bandwidth probes: those that peers read, and as many that
-        the own probes write."""
+        """Return the bytes of a pool's blocks for bandwidth probes: those that peers read, and as many that its owner's
+        own probes write.
+        """
         return 2 * self.num_probe_blocks * self.block_bytes
 
     @property
@@ -155,11 +159,11 @@ class KVRegion:
 
 @dataclass(frozen=True, slots=True)
 class ModelFingerprint:
-    """Everything that KV content depends on besides tokens; workers exchange blocks only if their fingerprints have the
-    same `digest`.
+    """Everything besides tokens that the content of a KV block depends on.
 
-    `rope`: parameters of the rotary position embedding. `block_size`: tokens of a block. `arithmetic`: names of GPU,
-    libraries and number of ranks, set only where KV must be equal bit for bit, else empty.
+    Workers exchange blocks only if their fingerprints have the same `digest`. `rope`: parameters of the rotary position
+    embedding. `block_size`: tokens of a block. `arithmetic`: names of GPU, libraries and number of ranks, set only
+    where KV must be equal bit for bit, else empty.
     """
 
     weights_digest: str
