@@ -118,8 +118,10 @@ class Scheduler:
         return self.state.by_key[key].num_remote_prefix_blocks > 0
 
     def on_prefix_ready(self, key: JobKey) -> None:
-        """Let a job start that waited for its remote prefix, whether the prefix was fetched or given up; it computes
-        what is not in the prefix cache."""
+        """Let a job start that waited for its remote prefix, whether or not the prefix could be fetched.
+
+        The job computes what is not in the prefix cache.
+        """
         seq = self.state.by_key[key]
         seq.may_start = True
         seq.num_remote_prefix_blocks = 0
@@ -191,8 +193,8 @@ class Scheduler:
         return progress
 
     def run(self, limit: int) -> DecodeRun | None:
-        """Return the next plans, at most `limit`, as long as all are decodes of the same sequences; None where the next
-        plan is not.
+        """Forecast the next plans, at most `limit`, that are all decodes of the same sequences; None if the next plan
+        is not.
 
         Changes nothing. The result is void after any other call that changes the scheduler.
         """
@@ -207,8 +209,9 @@ class Scheduler:
         """Plan and commit the first steps of a run, as many as tokens were sampled of each sequence; return these
         tokens.
 
-        `sampled` has the token ids of each sequence in the order of `run.seqs`. The step-time model learns nothing.
-        Raises ValueError when a plan is open or `run` does not begin with the next plan.
+        `run`: the plans that the method `run` returned. `sampled` has the token ids of each sequence in the order of
+        `run.seqs`. The step-time model learns nothing. Raises ValueError when a plan is open or `run` does not begin
+        with the next plan.
         """
         if self.state.open_plans or run.number != self.state.num_plans:
             raise ValueError(f"a run from plan {run.number} on, but the next is {self.state.num_plans}")
@@ -268,7 +271,9 @@ class Scheduler:
         )
 
     def demand(self) -> BlockDemand:
-        """Return how many free blocks new leases and remote prefix fetches must leave for sequences here."""
+        """Return the free blocks that sequences here may need soon; new leases and remote prefix fetches must leave
+        them free.
+        """
         return BlockDemand(len(self.state.running), self.state.num_reserved, self.state.largest_reservation)
 
     def tables(self) -> Iterator[BlockTable]:

@@ -1,6 +1,6 @@
-"""Choose the prefill budget of each step, and learn from measured step times.
+"""Choose the prefill budget of each step, the prompt tokens it may compute, and learn from measured step times.
 
-Time comes from the caller; which prompts use the budget is decided in `prefill_sharing`.
+The caller passes the time; `prefill_sharing` decides which prompts use the budget.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class PrefillBudget:
 
 
 class StepBudget:
-    """Choose how many prompt tokens a step has under a latency target, so that the number does not change with every
-    noise.
+    """Choose the number of prompt tokens of each step under a latency target, with few changes despite noisy
+    measurements.
 
     The number is one of a fixed list of sizes, `rungs`: LEAST_TOKENS times 1, 1.5, 2, 3, 4, 6, 8, ..., and
-    `max_tokens`. It falls as soon as a step affords less, because a step over its target is noticed, and rises only
+    `max_tokens`. It falls as soon as a step affords less, because clients notice a step over its target, and rises only
     after a larger size has fitted with a margin for PATIENCE steps. `num_moves` counts the changes.
     """
 
@@ -108,8 +108,11 @@ class StepBudget:
 
 
 def ladder(max_tokens: int) -> tuple[int, ...]:
-    """Return the sizes for `StepBudget`, ascending up to and including `max_tokens`, which may be less than
-    LEAST_TOKENS."""
+    """Return the step sizes among which a `StepBudget` chooses, in tokens, ascending.
+
+    They are LEAST_TOKENS times 1, 1.5, 2, 3, 4, 6, 8, ... below `max_tokens`, and `max_tokens` itself, which may be
+    less than LEAST_TOKENS.
+    """
     powers = (LEAST_TOKENS << shift for shift in range((max_tokens // LEAST_TOKENS).bit_length()))
     steps = [rung for power in powers for rung in (power, power * 3 // 2) if rung < max_tokens]
     return (*steps, max_tokens)
@@ -145,10 +148,10 @@ class StepSizer:
         self._num_budget_tokens = 0
 
     def budget_for(self, decodes: StepFeatures, num_tokens: int, target_s: float) -> PrefillBudget:
-        """Return what the step that is being planned may spend on prompts, in addition to its `decodes`.
+        """Return the tokens and seconds that the next step may spend on prompts, in addition to its `decodes`.
 
-        This is at most `num_tokens` tokens, and under a latency target of `target_s` seconds (0: none) at most the time
-        that the decodes leave.
+        These are at most `num_tokens` tokens and, under a latency target of `target_s` seconds (0: none), at most the
+        time that the decodes leave.
         """
         self._target_s = target_s
         self._num_budget_tokens = num_tokens

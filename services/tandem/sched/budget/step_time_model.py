@@ -1,9 +1,9 @@
 """Fit the step-time model `t = a + b*prefill_tokens + c*decode_seqs + d*decode_context + e*pairs` online.
 
-Weighted least squares with exponential forgetting (`MEMORY`), non-negative coefficients, and a weak pull towards the
-start-up calibration. Residuals are relative, because the noise of a shared machine is multiplicative. A change that
-slows the whole machine, such as a neighbour that takes half of it, is followed within about ten steps by one factor on
-all coefficients (`level` in `observe`), and later by the coefficients themselves.
+Weighted least squares with exponential forgetting (`MEMORY`), non-negative coefficients, and a weak preference for the
+coefficients measured at start-up. Residuals are relative, because the noise of a shared machine is multiplicative. A
+change that slows the whole machine, such as another process that takes half of it, is followed within about ten steps
+by one factor on all coefficients (`level` in `observe`), and later by the coefficients themselves.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _TYPICAL = (
 
 
 def features(slices: Iterable[ScheduledSlice]) -> StepFeatures:
-    """Return what a plan with these slices computes, as input of the step-time model."""
+    """Return the `StepFeatures` of a plan with these slices: the counts from which the step-time model predicts its
+    time.
+    """
     num_tokens = num_seqs = context = pairs = 0
     for piece in slices:
         start, length = piece.start, piece.num_tokens
@@ -67,7 +69,7 @@ def features(slices: Iterable[ScheduledSlice]) -> StepFeatures:
 
 
 class StepCostModel:
-    """Predict step times, and fit the prediction to each measured step.
+    """Predict step times, and improve the prediction with each measured step.
 
     `cost` is the current fit. `published`, which gateways receive, follows `cost` only when predictions change by the
     fraction PUBLISH_CHANGE; it is None until a step or a calibration was measured. `noise` is the standard deviation of
@@ -140,7 +142,7 @@ class StepCostModel:
 
 
 def fit(samples: Sequence[tuple[StepFeatures, float]], shape: StepCost, ridge: float) -> StepCost:
-    """Return the coefficients that explain measured steps, pairs of (step, seconds), with the least relative error.
+    """Return the coefficients with the least relative error over measured steps, given as pairs (step, seconds).
 
     Where the steps do not determine a coefficient, it keeps the proportions of `shape`, which counts as much as `ridge`
     steps. Raises ZeroDivisionError without samples.

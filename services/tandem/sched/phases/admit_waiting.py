@@ -23,13 +23,12 @@ def startable(state: SchedulerState) -> Iterator[Sequence]:
 
 
 def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
-    """Start waiting sequences that got a part of the prefill budget, in order, and allocate blocks to pulls; add all to
-    `builder`.
+    """Start waiting sequences that got a part of the prefill budget, in order, and allocate blocks to pulls.
 
-    The first sequence without room ends admission, so that no sequence is overtaken for ever. Sequences that wait for
-    another worker do not hold back others. Leases end only when their consumers get room, so a sequence that waits for
-    leases must not hold back a pull: a prefill that may not lease its blocks yet holds back other prefills, and any
-    other sequence that is too large holds back all but pulls.
+    Adds all of them to `builder`. The first sequence without room ends admission, so that no sequence is overtaken for
+    ever. There are three exceptions. A sequence that waits for another worker holds back no other. A prefill that may
+    not lease its blocks yet holds back only other prefills. Any other sequence that is too large holds back all but
+    pulls: leases end only when their consumers get room, so a sequence that waits for leases must not hold back a pull.
     """
     may_compute = True
     may_prefill = True

@@ -24,8 +24,9 @@ from tandem.sched.state.step_plan import ScheduledSlice, SliceResult
 
 
 def shares_tail(seq: Sequence, pool: BlockPool) -> bool:
-    """Return whether the block into which a sequence writes next is partly filled and shared with another sequence, so
-    that it must be copied first."""
+    """Return whether the block into which a sequence writes next must be copied first: it is partly filled and another
+    sequence shares it.
+    """
     index, num_filled = divmod(seq.num_planned, pool.block_size)
     return num_filled > 0 and pool.is_shared(seq.table, index)
 
@@ -33,12 +34,12 @@ def shares_tail(seq: Sequence, pool: BlockPool) -> bool:
 def fork_update(
     seq: Sequence, sampled: Many[SampledToken], digests: tuple[BlockDigest, ...]
 ) -> tuple[SequenceUpdate, list[Sequence]]:
-    """Return the update of a job of several choices after its first sampled tokens, and one new sequence for each
-    choice that goes on here. Changes nothing.
+    """Return the update of a job of several choices after its first tokens were sampled, and a new sequence for each
+    choice that this worker continues.
 
-    `seq` stands for all choices until now. `sampled` has one token per choice of the job, also for choices that have
-    ended; it is empty where the request samples nothing or a grammar allows no token. `digests` are those of the
-    finished slice. A choice of a `PrefillJob` does not go on here, because it is handed over.
+    Changes nothing. `seq` stands for all choices until now. `sampled` has one token per choice of the job, also for
+    choices that have ended; it is empty where the request samples nothing or a grammar allows no token. `digests` are
+    those of the finished slice. A choice of a `PrefillJob` is not continued here, because it is handed over.
     """
     job, facts = seq.job, (seq.num_computed, seq.num_cached, seq.num_output)
     parts: list[SequenceUpdate] = []
@@ -72,7 +73,8 @@ def fork_sequence(seq: Sequence, going_on: Many[Sequence], pool: BlockPool, num_
     """Turn a sequence that stands for several choices into the first sequence of `going_on`, and share its blocks with
     the next `num_seats` of them.
 
-    `going_on` is the result of `fork_update`. The rest wait without blocks, as preempted sequences do.
+    `going_on`: the sequences that `fork_update` returned. Those after the first `num_seats` + 1 wait without blocks, as
+    preempted sequences do.
     """
     pool.trim(seq.table, blocks_for(seq.num_computed, pool.block_size))
     for other in going_on[1 : 1 + num_seats]:

@@ -1,4 +1,4 @@
-"""Forecast a run of identical decode-only steps, and commit many of them at once.
+"""Forecast a series of identical decode-only steps, called a run, and commit many of them at once.
 
 Where no waiting sequence may start, all running sequences decode, and no latency target limits the steps, `plan` and
 `commit` only advance each sequence by one token until a sequence ends, a block is missing, or a new event arrives.
@@ -48,9 +48,10 @@ class DecodeRun:
 def forecast(
     number: int, limit: int, seqs: Sequence[Seq], pool: BlockPool, limits: SchedulerLimits
 ) -> DecodeRun | None:
-    """Return the decode plans from number `number` on that differ only in their tokens, at most `limit`.
+    """Return the next decode-only plans, from number `number` on and at most `limit`, if they differ only in their
+    tokens.
 
-    The run also ends where a new block could be allocated only after a copy to host memory. It assumes that no other
+    The series also ends where a new block could be allocated only after a copy to host memory. It assumes that no other
     sequence starts meanwhile. Returns None where the next plan is not decode-only, or samples the last token of a
     sequence or one that might be the last.
     """
@@ -75,8 +76,8 @@ def forecast(
 def advance(run: DecodeRun, seqs: Sequence[Seq], sampled: Sequence[Sequence[int]], pool: BlockPool) -> list[TokenRun]:
     """Apply the first plans of a run, as many as tokens were sampled of each sequence; return these tokens.
 
-    `seqs` are the sequences of the run and `sampled` the token ids of each, in the same order. Raises ValueError when
-    the lists have different lengths or more tokens than the run has plans.
+    `seqs` are the sequences of `run` and `sampled` the token ids of each, in the same order. Raises ValueError when the
+    lists have different lengths or more tokens than the run has plans.
     """
     num_steps = len(sampled[0])
     if not 0 < num_steps <= run.num_steps or any(len(ids) != num_steps for ids in sampled):

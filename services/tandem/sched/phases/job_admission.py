@@ -43,20 +43,22 @@ class _RejectedJob(NamedTuple):
 
 
 class RejectedJobs:
-    """Keep capacity for jobs that were rejected for lack of room, so that smaller jobs do not overtake them.
+    """Keep capacity free for jobs that were rejected for lack of room, so that smaller jobs do not overtake them.
 
     A sequence that ends frees room for one other. A job that needs the room of several would find none while smaller
-    jobs take whatever becomes free, above all where these are sent by other gateways, which do not know about it.
-    Therefore the capacity that a rejected job lacks is kept from smaller jobs while it is submitted again at least
-    every PATIENCE_S seconds. Jobs are ordered by their first rejection. Times are seconds of the caller's clock.
+    jobs take whatever becomes free, above all where other gateways, which do not know about it, send them. Therefore
+    the capacity that a rejected job lacks is kept from smaller jobs while the job is submitted again at least every
+    PATIENCE_S seconds. Jobs are ordered by their first rejection. Times are seconds of the caller's clock.
     """
 
     def __init__(self) -> None:
         self._jobs: dict[_Name, _RejectedJob] = {}
 
     def put(self, job: Job, lacks: Capacity, now: float) -> None:
-        """Record the rejection of a job at `now`. `lacks`: its whole need of each resource that was short, 0 for the
-        other."""
+        """Record that `job` was rejected at `now`, and the capacity that it `lacks`.
+
+        `lacks` has the job's whole need of each resource that was short, and 0 for a resource that was not.
+        """
         self._jobs[_name(job)] = _RejectedJob(lacks, now)
 
     def remove(self, job: Job) -> None:
@@ -65,8 +67,7 @@ class RejectedJobs:
         self._jobs.pop(_name(job), None)
 
     def ahead(self, job: Job, need: Capacity, now: float) -> Capacity:
-        """Return the capacity that a job with this `need` must leave: what larger jobs lacked that were rejected before
-        it.
+        """Return the capacity that a job with this `need` must leave free for larger jobs that were rejected before it.
 
         Forgets jobs that were not submitted again within PATIENCE_S seconds.
         """
@@ -96,11 +97,11 @@ def _name(job: Job) -> _Name:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedCapacity:
-    """What the jobs that a worker has accepted hold or have reserved, in KV blocks.
+    """KV blocks and seats that the accepted jobs of a worker hold or have reserved.
 
     - `num_blocks`: blocks of the whole pool; `num_leased`: those that other workers may read.
-    - `reservations`: blocks of each accepted pull that has none yet; `prefills`: blocks that each waiting prefill
-      needs.
+    - `reservations`: the blocks reserved for each accepted pull that holds none yet; `prefills`: the blocks that each
+      waiting prefill needs.
     - `num_seqs`: seats (places of `max_num_seqs`) of all sequences that run, are pulled or have a reservation.
     """
 
@@ -171,9 +172,10 @@ def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: i
 
 
 def check_prefill(need: int, held: ReservedCapacity) -> None:
-    """Raise TandemError (OVERLOADED) if a prefill of `need` blocks could have to wait for the reservation of a pull.
+    """Raise TandemError (OVERLOADED) if a prefill of `need` blocks might have to wait until a pull uses its
+    reservation.
 
-    It may have to wait for leases to end. `held`: what the accepted jobs hold.
+    Such a wait could deadlock two workers; a wait for leases to end is allowed. `held`: what the accepted jobs hold.
     """
     largest = max(held.reservations, default=0)
     if need + largest > held.num_blocks:
@@ -184,18 +186,20 @@ def check_prefill(need: int, held: ReservedCapacity) -> None:
 
 
 def lacking(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> Capacity:
-    """Return what a pull lacks: each part of `need` that does not fit in addition to all leases and reservations, in
-    full; 0 for a part that fits."""
+    """Return the capacity that a new pull lacks beside all leases and reservations.
+
+    A resource of `need` that does not fit is returned in full, one that fits as 0. `held`: what the accepted jobs hold.
+    """
     is_short = held.num_leased + sum(held.reservations) + need.num_blocks > held.num_blocks
     has_no_seat = held.num_seqs + need.num_seats > limits.max_num_seqs
     return Capacity(need.num_blocks * is_short, need.num_seats * has_no_seat)
 
 
 def check_reservation(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> None:
-    """Raise TandemError (OVERLOADED) if a pull cannot reserve what it needs, in blocks and seats.
+    """Raise TandemError (OVERLOADED) if a new pull cannot reserve the blocks and seats of `need`.
 
-    It can if `need` fits in addition to all leases and reservations, so that the blocks can be used without the end of
-    any lease, and leaves enough blocks of the pool for the largest waiting prefill.
+    Two conditions must hold. `need` fits in addition to all leases and reservations, so that the blocks become free
+    without the end of any lease. And the reservations leave enough blocks of the pool for the largest waiting prefill.
     """
     if any(lacking(need, held, limits)):
         raise _overloaded(

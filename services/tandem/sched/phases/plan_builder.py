@@ -1,4 +1,6 @@
-"""Hold one plan while it is built: its slices, and what is left of its budgets."""
+"""Collect the parts of one plan while it is built: its slices, copies and starts, and what is left of its token
+budgets.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,11 @@ class PlanBuilder:
         self._prefill_tokens = split_budget(list(self._prompts.values()), prefill_budget)
 
     def has_prefill_budget(self, seq: Sequence) -> bool:
-        """Return whether a sequence got a part of the prefill budget; True while the budget has not been split."""
+        """Return whether a sequence got a part of the prefill budget; True as long as the budget has not been split."""
         return self._prefill_tokens is None or seq.id in self._prefill_tokens
 
     def redistribute_prefill_budget(self) -> None:
-        """Give the budget that waiting prompts did not use to the prompts that run already; nothing happens if it was
+        """Give the budget that waiting prompts did not use to prompts that run already; do nothing if the budget was
         not split."""
         if self._prefill_tokens is None:
             return

@@ -23,7 +23,7 @@ from tandem.sched.state.step_plan import ScheduledSlice
 
 
 def plan_decodes(state: SchedulerState, builder: PlanBuilder, ready: Iterable[Sequence]) -> None:
-    """Add one token of each decoding sequence of `ready` to the plan, except of those that were preempted meanwhile."""
+    """Add one token of each decoding sequence of `ready` to the plan; skip sequences that were preempted meanwhile."""
     for seq in ready:
         if seq.num_remaining == 1 and seq.status is Status.RUNNING:
             plan_slice(state, builder, seq)
@@ -37,8 +37,7 @@ def plan_prefills(state: SchedulerState, builder: PlanBuilder, started: Iterable
 
 
 def plan_slice(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> None:
-    """Add the next chunk or token of a running sequence to the plan; do nothing if the budget or the blocks do not
-    allow one."""
+    """Add the next prompt chunk or output token of a running sequence to the plan, if budget and blocks allow it."""
     num_tokens = builder.chunk_of(seq, seq.num_remaining)
     if num_tokens == 0:
         return
@@ -108,8 +107,8 @@ def make_room(state: SchedulerState, builder: PlanBuilder, seq: Sequence, num_bl
     """Give a sequence `num_blocks` blocks, and a copy of its last block if that is shared; return whether there was
     room.
 
-    Preempts sequences for it, the youngest first, none older than `seq`, and possibly `seq` itself (then returns
-    False).
+    Preempts other sequences for it, the youngest first, none older than `seq`. If that is not enough it preempts `seq`
+    itself and returns False.
     """
     while not (state.pool.grow(seq.table, num_blocks) and _own_tail(state, builder, seq)):
         victim = _victim(state, builder, seq)

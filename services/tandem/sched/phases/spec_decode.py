@@ -57,8 +57,9 @@ class Speculation:
                 num_spare -= _append(builder, state.pool, seq, guesses)
 
     def learn(self, seq: Sequence, num_drafted: int, num_sampled: int) -> None:
-        """Record the result of a slice: with `num_drafted` guesses it yielded `num_sampled` tokens, one more than were
-        right."""
+        """Adapt to the result of a slice with `num_drafted` guesses: `num_sampled` tokens, one more than guesses were
+        right.
+        """
         if num_drafted:
             num_accepted = min(num_drafted, max(0, num_sampled - 1))
             self.num_drafted += num_drafted

@@ -1,5 +1,5 @@
-"""Compute how many accepted prompt tokens a worker has still to prefill, and check whether it may accept one more
-prompt.
+"""Compute the prompt tokens that a worker has accepted and still has to prefill, and check whether it may accept
+another prompt.
 
 Functions of sequences and limits; the caller keeps the sequences.
 """
@@ -93,10 +93,11 @@ def _cumulative_totals(
 
 
 def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
-    """Raise TandemError (OVERLOADED) if the prompt of a new sequence exceeds the prefill horizon and has to wait at its
-    gateway.
+    """Raise TandemError (OVERLOADED) if the worker has too many queued prompt tokens to accept the prompt of a new
+    sequence.
 
-    `held`: the backlog without the sequence. Prefix-cache hits are not counted, since they need no prefill.
+    The prompt then waits at its gateway. `held`: the backlog without the sequence, with the limit `num_horizon_tokens`.
+    Prefix-cache hits are not counted, since they need no prefill.
     """
     seq.num_hits_seen = pool.count_hits(seq.reusable(pool.block_size))
     num_tokens = num_queued(seq, pool.block_size)

@@ -1,5 +1,6 @@
-"""Define the scheduler's limits, what follows from them (the size of a chunk, the limit on leases), and how many KV
-blocks and sequence seats a job needs."""
+"""Define the scheduler's limits, and compute from them chunk sizes, the limit on leases, and the KV blocks and sequence
+seats that a job needs.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +93,8 @@ def prefill_need(job: Job, block_size: int) -> int:
 
 
 def num_seats(job: Job, limits: SchedulerLimits) -> int:
-    """Return how many sequences (seats of `max_num_seqs`) of a job must fit at a time: one per choice, up to half of
-    the worker's seats.
+    """Return how many sequences of a job must fit at a time (seats of `max_num_seqs`): one per choice, up to half of
+    all seats.
 
     Further choices may wait, since otherwise the job would wait for an idle worker.
     """
@@ -101,10 +102,11 @@ def num_seats(job: Job, limits: SchedulerLimits) -> int:
 
 
 def pull_need(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> int:
-    """Return the number of blocks that a pull reserves, at most `num_blocks`, the size of the pool.
+    """Return the number of blocks to reserve for a pull, at most `num_blocks`, the size of the pool.
 
-    These are the blocks of the known tokens and one more per choice with a seat, so that decoding can begin. KV of
-    another attempt may be that of a sequence that is still running, so GROWTH_BLOCKS are added for it.
+    These are the blocks of the known tokens and one more per choice with a seat, so that decoding can begin. A job
+    whose KV another attempt has computed may continue a sequence that still runs elsewhere, so GROWTH_BLOCKS are added
+    for it.
     """
     num_choices, known = num_seats(job, limits), job.num_known_tokens
     limit = blocks_for(len(job.request.prompt_tokens) + job.request.sampling.max_tokens, block_size)

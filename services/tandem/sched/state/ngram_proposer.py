@@ -1,6 +1,7 @@
 """Propose draft tokens for speculative decoding from a sequence's own tokens, without a model.
 
-A guess costs one row of a step and cannot change the output: it counts only if the model samples the same token.
+A guess makes the step compute one token more and cannot change the output: it counts only if the model samples the same
+token.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ class Proposer(Protocol):
     """
 
     def propose(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """Return up to `max_tokens` ids that may follow `tokens`, or none. In a later call `tokens` has the same
-        beginning, and may be longer."""
+        """Return up to `max_tokens` token ids that may follow `tokens`; empty if there is no guess.
+
+        Later calls pass the same `tokens`, possibly with more tokens appended.
+        """
         ...
 
 

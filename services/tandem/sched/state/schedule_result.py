@@ -17,13 +17,13 @@ from tandem.sched.state.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class PullAllocated:
-    """Report that the pull of a `ResumeJob` got blocks: those of `table`, which only the pull changes until its KV has
-    arrived.
+    """Report that the pull of a `ResumeJob` got blocks, those of `table`, which nothing but the pull changes until its
+    KV has arrived.
 
     The first `num_hit_blocks` hold their content already (prefix-cache hits), or will once the open plans have copied
     it from host memory. Blocks `[num_hit_blocks, num_known_blocks)` are to be read from the producer, and the rest is
-    for tokens still to be sampled. The open plans may still copy the old content of blocks to host memory, before which
-    nothing may be written to them, see `BlockPool.is_copied`. `key`: the first choice of the job.
+    for tokens still to be sampled. The open plans may still copy the old content of blocks to host memory; until then
+    nothing may be written to these blocks, see `BlockPool.is_copied`. `key`: the first choice of the job.
     """
 
     key: JobKey
@@ -88,8 +88,9 @@ class StepRecord:
 
     @property
     def is_planned_over_target(self) -> bool:
-        """Return whether the step was predicted to take longer than its target, because even the least work was too
-        much."""
+        """Return whether the step was predicted to exceed its latency target, because even the smallest step would
+        have.
+        """
         return 0 < self.target_s < self.predicted_s
 
 
@@ -104,10 +105,10 @@ class SequenceUpdate:
     - The sequence has ended on this worker if one of these is set: `finish` (it is complete), `handed_over` (another
       worker continues it), `error` (it failed, with kind `error_kind`).
     - `first_tokens`: the tokens that a prefill hands over, one per choice of its job.
-    - `branches`: empty but in one case. One sequence stands for all choices of a job until the step that samples their
-      first tokens, or in which they end without any; the update for that step has one branch per choice that had not
-      ended before. Each branch has the token and the end of its choice. `tokens` of the update itself is then empty,
-      and its `finish` set only if all choices have finished.
+    - `branches`: one update per choice of a job of several choices, in the step that samples their first tokens or in
+      which they end without any; empty in all other steps. Until then one sequence stands for all choices. A branch has
+      the token and the end of its choice; `tokens` of the update itself is then empty, and its `finish` is set only if
+      all choices have finished.
     """
 
     job: Job

@@ -1,6 +1,7 @@
 """Own the sequences of one worker: their queues, their keys, the blocks reserved for pulls, and the open plans.
 
-The phases of a step are functions over this state. They read its queues freely, and change them only by its verbs.
+The phases of a step are functions over this state. They read its queues freely, and change them only through its
+methods.
 """
 
 from __future__ import annotations
@@ -107,8 +108,9 @@ class SchedulerState:
         self.waiting.add(seq)
 
     def start(self, seq: Sequence, num_computed: int) -> None:
-        """Move a waiting sequence to the running ones. Its table holds blocks already, with the KV of `num_computed`
-        tokens."""
+        """Move a waiting sequence to the running ones; its table already holds blocks with the KV of `num_computed`
+        tokens.
+        """
         self.waiting.remove(seq)
         seq.num_computed = num_computed
         seq.was_started = True
@@ -143,7 +145,7 @@ class SchedulerState:
     def replace_by_branches(self, seq: Sequence, ended: Iterable[JobKey], others: Iterable[Sequence]) -> None:
         """Record that a running sequence of several choices was forked into one sequence per choice.
 
-        `seq` is the sequence of one choice by now; `others` are the further new sequences, each RUNNING or WAITING.
+        `seq` now stands for one choice; `others` are the new sequences of the other choices, each RUNNING or WAITING.
         `ended`: the keys of all choices that were open before the fork.
         """
         for key in ended:

@@ -131,8 +131,9 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Count the tokens, those included that open plans sample, whose KV is neither computed nor planned; 1 for a
-        decode."""
+        """Count the tokens whose KV is neither computed nor planned, including tokens that open plans sample; 1 for a
+        decode.
+        """
         return len(self.tokens) + self.num_pending - self.num_computed - self.num_in_flight
 
     @property
@@ -185,8 +186,9 @@ class Sequence:
         return tuple(SampledToken(token) for token in self.tokens[self.num_prompt + index :])
 
     def finish_reason(self) -> FinishReason | None:
-        """Return why the choice ends with its last token; None if it goes on. For `max_tokens=0` the prompt itself is
-        the end."""
+        """Return why the choice ends with its last token; None if it has not ended. For `max_tokens=0` the prompt is
+        the end.
+        """
         sampling = self.job.request.sampling
         if self.num_output and self.tokens[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
@@ -201,15 +203,18 @@ class Sequence:
         return self.num_prompt - 1
 
     def scored_in(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return the prompt tokens whose log probabilities follow from computing positions `[start, stop)`: those one
-        position later. Empty where none are requested or all are known."""
+        """Return the prompt tokens whose log probabilities follow from computing positions `[start, stop)`.
+
+        These are the tokens one position later. Empty where none are requested or all are known.
+        """
         if self.num_scored >= self.num_to_score:
             return ()
         return self.job.request.prompt_tokens[start + 1 : stop + 1]
 
     def narrow_to(self, branch: Sequence) -> None:
-        """Turn this sequence, which stands for several choices, into that of the one choice of `branch`; it keeps its
-        blocks and progress."""
+        """Reduce this sequence, which stands for several choices, to the one choice of `branch`, keeping its blocks and
+        progress.
+        """
         self.job = branch.job
         self.key = branch.key
         self.choices = branch.choices

@@ -11,7 +11,9 @@ from tandem.core.slo import Slo
 
 @dataclass(frozen=True, slots=True)
 class LaneSlo:
-    """Latency targets of one lane: seconds to the first token and between two tokens; 0 means no target."""
+    """Latency targets of one lane (priority class), in seconds: to the first token and between two tokens; 0: no
+    target.
+    """
 
     ttft_s: float = 0.0
     itl_s: float = 0.0

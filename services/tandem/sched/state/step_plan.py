@@ -28,7 +28,7 @@ class Sampling:
     - `index`: position of the first sampled token in the choice's output. With `params.seed` and `choice` it determines
       the random numbers; each further token has the next index.
     - `prompt`, `output`: all tokens before the first sampled one, set only where `params.needs_history`.
-    - `num_choices`: above 1, one token is sampled from the same logits for each choice in `[choice, choice +
+    - `num_choices`: if above 1, one token is sampled from the same logits for each choice in `[choice, choice +
       num_choices)`, and the slice has no guesses.
     """
 
@@ -121,7 +121,7 @@ class StepPlan:
 
     @property
     def host_slots(self) -> tuple[HostSlot, ...]:
-        """Return the host slot of each copy to host memory or back."""
+        """Return the host slot of each copy to or from host memory, once per copy."""
         return (*(slot for _, slot in self.spills), *(slot for slot, _ in self.fills))
 
     def __str__(self) -> str:
