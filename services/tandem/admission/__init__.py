@@ -1,8 +1,9 @@
-"""Floor 2, admission: whether a tenant may send a request now, and which waiting request is sent next.
+"""Floor 2, admission: decide whether a tenant may send a request now, and which waiting request is sent to workers
+next.
 
 `request_queue.RequestQueue` orders the requests of one gateway, with a `fair_queue.FairQueue` per model and a
 `tenant_queue.TenantQueue` per tenant and lane. `quota.TenantQuota` keeps one tenant's quota in memory, with the rules
 that the quota in Redis follows. `tenant_policy` applies a tenant's limits to a request, `ttft_predictor` rejects
-requests that would be too late, and `api_keys` formats and parses keys. Clocks and stores are the caller's. Read
+requests that would be too late, and `api_keys` formats and parses keys. Callers pass the time and own the stores. Read
 `request_queue` and `quota` first.
 """

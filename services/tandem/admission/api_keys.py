@@ -17,8 +17,7 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def key_text(secret: bytes) -> str:
-    """Return the API key made from `secret`, which must be KEY_BYTES random bytes; raises ValueError for another
-    length."""
+    """Format `secret`, KEY_BYTES random bytes, as an API key; raise ValueError for another length."""
     if len(secret) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(secret)}")
     return KEY_PREFIX + base64.urlsafe_b64encode(secret).rstrip(b"=").decode("ascii")

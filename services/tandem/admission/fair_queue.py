@@ -56,8 +56,10 @@ class FairQueue:
     # ---- requests
 
     def push(self, key: RequestId, item: QueueItem) -> int:
-        """Add a waiting request, and return the number of its position, which `put_back` needs. Raises AssertionError
-        when `key` waits already."""
+        """Add a waiting request, and return its position number, which `put_back` needs.
+
+        Raises AssertionError when `key` waits already.
+        """
         flow = self._flow(item.flow_key)
         if not flow.waiting:
             flow.counter = max(flow.counter, self._virtual[item.lane])
@@ -66,9 +68,9 @@ class FairQueue:
         return self._num_pushed
 
     def put_back(self, key: RequestId, item: QueueItem, number: int, credit: int) -> None:
-        """Let a request that was popped wait again at its old position, and undo the charge to its tenant.
+        """Return a request that was popped to its old position in the queue, and undo the charge to its tenant.
 
-        `number` is what `push` returned for it, `credit` what `pop` returned.
+        `number` is what `push` returned for the request, `credit` what `pop` returned.
         """
         self._flow(item.flow_key).restore_credit(credit)
         self.charge(item.flow_key, -item.num_tokens)
@@ -97,8 +99,10 @@ class FairQueue:
         return None
 
     def pop(self, key: RequestId) -> int:
-        """Remove a waiting request because it is sent now, and charge its tokens to its tenant. Returns the number that
-        `put_back` needs as `credit`. Raises KeyError when it does not wait."""
+        """Remove a waiting request because it is sent now, and charge its tokens to its tenant.
+
+        Returns the number that `put_back` needs as `credit`. Raises KeyError when the request does not wait.
+        """
         flow_key = self._flow_key_of.pop(key)
         flow = self._flows[flow_key]
         num_tokens = flow.waiting[key].item.num_tokens
@@ -111,14 +115,14 @@ class FairQueue:
     # ---- counters
 
     def charge(self, flow_key: FlowKey, num_tokens: int) -> None:
-        """Add tokens that this gateway has served to the counter of a tenant in a lane; negative tokens undo an earlier
+        """Add `num_tokens` served by this gateway to the counter of a tenant in a lane; a negative number undoes a
         charge."""
         self._served[flow_key] = self._served.get(flow_key, 0) + num_tokens
         self.add_to_counter(flow_key, num_tokens)
 
     def served(self) -> Mapping[FlowKey, int]:
-        """Return the tokens that this gateway has served since it started, by tenant and lane, to be reported to other
-        gateways."""
+        """Return the tokens that this gateway has served since it started, by tenant and lane; gateways report them to
+        each other."""
         return self._served
 
     def add_to_counter(self, flow_key: FlowKey, num_tokens: int) -> None:
@@ -130,15 +134,20 @@ class FairQueue:
             self._rank(flow)
 
     def counter(self, flow_key: FlowKey) -> float:
-        """Return the counter of a tenant in a lane: served tokens / weight. Only differences between counters are
-        meaningful."""
+        """Return the fairness counter of a tenant in a lane: tokens served divided by the tenant's weight.
+
+        Only differences between counters are meaningful.
+        """
         return self._flow(flow_key).counter
 
     # ---- prediction and overflow
 
     def num_ahead(self, item: QueueItem) -> int:
-        """Return the prompt tokens of waiting requests that would be sent before the request `item` if it arrived now
-        and no other did. The cost grows with the number of tenants and of size classes of the request's own tenant."""
+        """Return the prompt tokens of waiting requests that would be sent before a new request `item`, if no other
+        arrived.
+
+        The cost grows with the number of tenants and of size classes of the request's own tenant.
+        """
         own_flow = self._flows.get(item.flow_key)
         counter = self._virtual[item.lane] if own_flow is None or not own_flow.waiting else own_flow.counter
         if own_flow is not None:
@@ -156,10 +165,11 @@ class FairQueue:
         return int(num_ahead)
 
     def fullest(self) -> RequestId | None:
-        """Return the request to drop when too many wait; None when none waits.
+        """Return the request to drop when too many wait: the newest one of the tenant with the most waiting requests /
+        weight.
 
-        That is the newest request, in its least urgent lane, of the tenant with the most waiting requests / weight; of
-        equals the tenant that is last by name.
+        It is taken from that tenant's least urgent lane; of equal tenants the last by name is chosen. None when none
+        waits.
         """
         flows = [flow for flow in self._flows.values() if flow.waiting]
         if not flows:

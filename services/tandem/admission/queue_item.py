@@ -10,7 +10,7 @@ from tandem.core.lane import Lane
 
 
 class FlowKey(NamedTuple):
-    """Key of a fairness counter and of a tenant's queue: one tenant in one lane."""
+    """Key of a tenant's queue and of its fairness counter: one tenant in one lane."""
 
     lane: Lane
     tenant: TenantId

@@ -1,4 +1,4 @@
-"""Account for one tenant's quotas: two token buckets and the open reservations; the clock is the caller's.
+"""Account for one tenant's quotas: two token buckets and the open reservations. The caller passes the time.
 
 Defines the meaning of `stores/lua/quota.lua`, with which gateways share one tenant's quota in Redis; a gateway that
 cannot reach Redis keeps a `TenantQuota` of its own. A reservation takes the tokens that a request is estimated to use.
@@ -23,28 +23,29 @@ REQUESTS, TOKENS, CONCURRENCY = "requests_per_minute", "tokens_per_minute", "con
 
 
 class QuotaLimits(NamedTuple):
-    """Limits of a tenant's quota; a limit of 0 means that there is none."""
+    """Limits of a tenant's quota: requests and tokens per minute, and open requests at a time; 0 means no limit."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     max_concurrency: int = 0
 
     def share(self, parts: int) -> QuotaLimits:
-        """Return the limits divided by `parts`, each at least 1, because 0 would mean no limit; absent limits stay
-        absent."""
+        """Return these limits divided by `parts`, each at least 1; a limit of 0, which means no limit, stays 0."""
         return QuotaLimits(*(max(1, limit // parts) if limit else 0 for limit in self))
 
 
 class Levels(NamedTuple):
-    """What is left in a tenant's buckets of requests and of tokens, in units of `1 / token_bucket.UNIT` request or
-    token; None where there is no limit."""
+    """Remaining requests and tokens in a tenant's two buckets, in units of `1 / token_bucket.UNIT` request or token.
+
+    None where there is no limit.
+    """
 
     requests: int | None = None
     tokens: int | None = None
 
 
 class Reservation(NamedTuple):
-    """A demand to reserve `requests` requests and `tokens` tokens of a tenant's quota.
+    """A reservation of `requests` requests and `tokens` tokens of a tenant's quota, as a gateway demands it.
 
     `id` must be unique over all gateways and all time. `force`: grant it even beyond the limits, because the tokens
     have been used already.
@@ -59,8 +60,9 @@ class Reservation(NamedTuple):
 class ReservationResult(NamedTuple):
     """Outcome of a reservation, with the bucket `levels` after it.
 
-    `refused`: the name of the limit that is exceeded, or "" when it is granted. `wait_ms`: milliseconds until that
-    bucket would suffice if no other request takes from it; 0 for the limit on concurrency, where the time is unknown.
+    `refused`: the name of the limit that is exceeded; "" when the reservation is granted. `wait_ms`: milliseconds until
+    the bucket of that limit would suffice if no other request takes from it; 0 for the limit on concurrency, where the
+    time is unknown.
     """
 
     levels: Levels
@@ -98,8 +100,10 @@ class TenantQuota:
         self._limits = QuotaLimits()
 
     def reserve(self, request: Reservation, limits: QuotaLimits, now_ms: int, ttl_ms: int) -> ReservationResult:
-        """Reserve all that `request` demands or nothing; the result contains which. An `id` that is open already is
-        granted again without taking more."""
+        """Reserve all that `request` demands, or nothing if a limit would be exceeded.
+
+        An `id` that is open already is granted again without taking more.
+        """
         now = self._advance(limits, now_ms, ttl_ms)
         if request.id in self.open:
             return ReservationResult(self.levels)

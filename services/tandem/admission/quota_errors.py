@@ -1,4 +1,4 @@
-"""Make the errors of requests that their tenant's quotas refuse."""
+"""Build the errors for requests that a tenant's quota does not allow."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _WORDS = {
 
 
 def exceeds_limit_error(limits: QuotaLimits, num_tokens: int) -> TandemError:
-    """Return the INVALID_REQUEST error for a prompt of `num_tokens`, more than the tenant's tokens per minute. It is
-    not a 429, because clients would retry, and the prompt can never be admitted."""
+    """Return the INVALID_REQUEST error for a prompt of `num_tokens`, more than the tenant's tokens per minute.
+
+    It is not a 429, because clients would retry, and the prompt can never be admitted.
+    """
     message = f"the prompt has {num_tokens} tokens, and this key may use {limits.tokens_per_minute} per minute"
     return TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason=TOKENS)
 

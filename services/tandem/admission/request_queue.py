@@ -1,4 +1,5 @@
-"""Own the requests of one gateway from admission to end, in a fair queue for each model, and their charges."""
+"""Order the requests of one gateway that wait for workers, with a fair queue for each model, and charge their
+tenants."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ LEARNING = 0.1
 
 
 class ModelFlow(NamedTuple):
-    """Key of the served tokens that gateways report to each other: one model, and one tenant in one lane."""
+    """Key of the token counts that gateways report to each other: one model, and one tenant in one lane."""
 
     model: str
     flow_key: FlowKey
@@ -40,11 +41,11 @@ class _QueueEntry:
 
 class RequestQueue:
     """Order the requests of one gateway that wait to be sent, with a fair queue per model, and charge tenants for what
-    is served. `max_queued`: how many may wait.
+    is served.
 
-    A request has an entry from `enter` until `leave`, whether it waits or was sent. A prompt is charged with the tokens
-    that it probably has to compute, estimated from the cached fractions of its tenant's recent prompts in its lane; the
-    charge is corrected when the request has ended.
+    `max_queued`: how many may wait. The queue knows a request from `enter` until `leave`, whether it waits or was sent.
+    A prompt is charged with the tokens that it probably has to compute, estimated from the cached fractions of its
+    tenant's recent prompts in its lane; the charge is corrected when the request has ended.
     """
 
     def __init__(self, max_queued: int) -> None:
@@ -65,8 +66,10 @@ class RequestQueue:
     # ---- one request, from arrival to end
 
     def item_for(self, request: Request, weight: float) -> QueueItem:
-        """Return the queue item of a request that arrives now, with the prompt tokens that it would be charged; it is
-        not added. `weight` is its tenant's."""
+        """Return the queue item of a request that arrives now, with the prompt tokens that it would be charged.
+
+        Does not add the request. `weight` is that of its tenant.
+        """
         flow_key = FlowKey(request.lane, request.tenant)
         num_tokens = max(1, round(len(request.prompt_tokens) * self._uncached.get(flow_key, 1.0)))
         return QueueItem(
@@ -74,8 +77,10 @@ class RequestQueue:
         )
 
     def enter(self, request: Request, item: QueueItem) -> RequestId | None:
-        """Add a waiting request with the item that `item_for` returned. Returns the request that the caller should drop
-        because too many wait, possibly the new one itself; None when there is room."""
+        """Add a waiting request; return the request to drop because too many wait, or None when there is room.
+
+        The request to drop may be the new one. `item`: the result of `item_for`.
+        """
         queue = self._queues.setdefault(request.model, FairQueue())
         number = queue.push(request.id, item)
         self._entries[request.id] = _QueueEntry(
@@ -96,11 +101,10 @@ class RequestQueue:
         self._num_waiting -= 1
 
     def put_back(self, request: RequestId) -> None:
-        """Let a sent request wait again at its old position, because its workers rejected or lost it; does nothing when
-        it waits already or is unknown.
+        """Return a sent request to its old position in the queue, because its workers rejected or lost it.
 
-        A request that has produced output counts as one token while it waits, so that it goes before others; its real
-        cost is charged when it is sent.
+        Does nothing when the request waits already or is unknown. A request that has produced output counts as one
+        token while it waits, so that it goes before others; its real cost is charged when it is sent.
         """
         entry = self._entries.get(request)
         if entry is not None and entry.is_sent:
@@ -112,8 +116,10 @@ class RequestQueue:
             self._num_waiting += 1
 
     def withdraw(self, request: RequestId) -> None:
-        """Mark a waiting request as sent, because nothing of it has to be sent any more; does nothing when it does not
-        wait."""
+        """Mark a waiting request as sent although nothing is sent, because none of its choices needs a worker any more.
+
+        Does nothing when the request does not wait.
+        """
         entry = self._entries.get(request)
         if entry is not None and not entry.is_sent:
             self.send(request)
@@ -152,14 +158,17 @@ class RequestQueue:
         return None if queue is None else queue.first()
 
     def charged(self, request: RequestId) -> int:
-        """Return the prompt tokens of a request that will probably be computed: those charged if it was sent, otherwise
-        the estimate at its arrival. Raises KeyError when it is unknown."""
+        """Return the prompt tokens of a request that will probably be computed. Raises KeyError when the request is
+        unknown.
+
+        For a sent request these are the tokens charged, for a waiting one the estimate at its arrival.
+        """
         entry = self._entries[request]
         return entry.num_charged if entry.is_sent else entry.num_expected
 
     def num_ahead(self, model: str, item: QueueItem) -> int:
-        """Return the prompt tokens of requests for `model` that would be sent before the request `item` if it arrived
-        now."""
+        """Return the prompt tokens of requests for `model` that would be sent before a new request `item`, if no other
+        arrived."""
         queue = self._queues.get(model)
         return 0 if queue is None else queue.num_ahead(item)
 

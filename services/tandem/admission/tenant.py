@@ -40,7 +40,7 @@ class Tenant:
         return QuotaLimits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrency)
 
     def may_use(self, *names: str) -> bool:
-        """Return whether the tenant may use a model that clients may call by any of these names.
+        """Return whether the tenant may use a model, of which `names` are all the names that clients may use.
 
         Callers report a forbidden model as not found: another error would reveal that the model exists.
         """

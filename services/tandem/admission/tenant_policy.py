@@ -1,4 +1,4 @@
-"""Apply a tenant's limits to a request: prompt length, lane and cache salt. Quotas and models are checked elsewhere.
+"""Apply a tenant's limits to a request: prompt length, lane and cache salt. Other modules check quotas and models.
 
 Response times reveal which prompts are in a shared prefix cache. So block hashes begin with a salt per tenant
 (`kv.hashing`), and one tenant's prompts never hit another's blocks. The salt is not secret and need not be: it derives
@@ -34,8 +34,7 @@ def apply_tenant_policy(request: Request, tenant: Tenant) -> Request:
 
 
 def cache_salt(tenant: Tenant, chosen: str = "") -> str:
-    """Return the salt with which the block hashes of a tenant's request begin, so that only requests with equal salts
-    share cached prefixes.
+    """Return the salt for the block hashes of a tenant's request; only requests with equal salts share cached prefixes.
 
     `chosen`: a text from the client that separates its prefixes further. The salt is empty only for tenants with public
     prefixes, if the client chose nothing.

@@ -85,8 +85,11 @@ class TenantQueue:
         return oldest if self.credit >= self.waiting[oldest].item.num_tokens else self._by_size[0].key
 
     def take(self, key: RequestId) -> int:
-        """Remove a waiting request because it is sent, and return by how much `credit` has changed, which
-        `restore_credit` takes if the request has to wait again. Raises KeyError when it does not wait."""
+        """Remove a waiting request because it is sent, and return by how much `credit` has changed.
+
+        Pass the result to `restore_credit` if the request has to wait again. Raises KeyError when the request does not
+        wait.
+        """
         before = self.credit
         num_tokens = self.waiting[key].item.num_tokens
         if key != self._by_age[0].key:
@@ -101,8 +104,10 @@ class TenantQueue:
         self.credit = max(0, self.credit - credit)
 
     def remove(self, key: RequestId) -> None:
-        """Remove a waiting request, leaving `credit` as it is unless no other waits. Raises KeyError when it does not
-        wait."""
+        """Remove a waiting request that is not sent; `credit` changes only if no other request waits.
+
+        Raises KeyError when the request does not wait.
+        """
         item, number = self.waiting.pop(key)
         del self._by_age[bisect_left(self._by_age, _ByAge(item.priority, number, key))]
         del self._by_size[bisect_left(self._by_size, _BySize(item.priority, item.num_tokens, number, key))]
@@ -115,13 +120,15 @@ class TenantQueue:
             self.credit = 0
 
     def end(self, key: RequestId) -> float:
-        """Return the value that `counter` would have once the waiting request `key` was sent. Raises KeyError when it
-        does not wait."""
+        """Return the value that `counter` would have after sending the waiting request `key`.
+
+        Raises KeyError when the request does not wait.
+        """
         return self.counter + self.waiting[key].item.num_tokens / self.weight
 
     def num_ahead(self, item: QueueItem) -> int:
-        """Return the estimated number of tokens of waiting requests that would be sent before the request `item` if it
-        arrived now and no other request did.
+        """Return the estimated tokens of waiting requests that would be sent before a new request `item`, if no other
+        arrived.
 
         Counted are all requests of more urgent priority, and of the same priority those that are not longer, plus the
         longer ones that would be sent meanwhile because they are older. Lengths are compared after rounding down to
@@ -135,7 +142,8 @@ class TenantQueue:
         return not_longer + min(longer, not_longer + self.credit)
 
     def newest(self) -> RequestId:
-        """Return the newest request of the least urgent priority. Raises IndexError when none waits."""
+        """Return the newest of the waiting requests with the least urgent priority. Raises IndexError when none
+        waits."""
         return self._by_age[-1].key
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Compute levels of a token bucket in whole numbers; keeps no state and reads no clock.
+"""Compute levels of a token bucket in whole numbers; the caller keeps the state and passes the time.
 
 A bucket holds a minute's worth and fills evenly. Its level is counted in units of 1/60,000: then a limit of L per
 minute adds exactly L units per millisecond, without fractions or rounding drift. A level may be negative: a debt, which
@@ -20,7 +20,11 @@ def capacity(limit: int) -> int:
 
 
 def refill(level: int, limit: int, elapsed_ms: int) -> int:
-    """Return the level of a bucket `elapsed_ms` after it was `level`, at most that of a full bucket; both in units."""
+    """Return the level of a bucket that was at `level` `elapsed_ms` milliseconds ago, at most that of a full bucket; in
+    units.
+
+    `limit`: the bucket's limit per minute.
+    """
     return min(capacity(limit), level + limit * elapsed_ms)
 
 

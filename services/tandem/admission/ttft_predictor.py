@@ -1,4 +1,5 @@
-"""Predict the time to first token of a prompt that is admitted now, and make the error when it is too long."""
+"""Predict the time to first token of a prompt that is admitted now, and build the error for a prompt that would be
+late."""
 
 from __future__ import annotations
 
@@ -34,15 +35,18 @@ class PrefillWorkerLoad:
 
     @property
     def rate(self) -> float:
-        """Return the prompt tokens per second that the worker computes in full steps at the beginning of prompts."""
+        """Return the prompt tokens per second that the worker computes in full steps of prompts without previous
+        context."""
         step_s = self.seconds(self.num_step_tokens)
         return self.num_step_tokens / step_s if step_s > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class TtftForecast:
-    """Predicted time to first token of a prompt: `wait_s` in the queues of gateway and worker, `prefill_s` for its own
-    computation."""
+    """Predicted time to first token of a prompt, in two parts.
+
+    `wait_s`: seconds in the queues of gateway and worker. `prefill_s`: seconds of the prompt's own computation.
+    """
 
     wait_s: float
     prefill_s: float
@@ -53,11 +57,11 @@ class TtftForecast:
 
 
 def forecast(prefillers: Sequence[PrefillWorkerLoad], num_ahead: int, num_tokens: int) -> TtftForecast | None:
-    """Predict the time to first token of a prompt with `num_tokens` to compute, behind `num_ahead` prompt tokens in the
-    gateway's queue. Returns None when `prefillers` is empty.
+    """Predict the time to first token of a prompt with `num_tokens` to compute; None when `prefillers` is empty.
 
-    The prediction ignores requests that arrive later and overtake this one, capacity for decoding, and that attention
-    takes longer in long prompts, so it is rather too short than too long.
+    `prefillers`: the workers that may compute it. `num_ahead`: prompt tokens before it in the gateway's queue. The
+    prediction ignores requests that arrive later and overtake this one, capacity for decoding, and that attention takes
+    longer in long prompts, so it is rather too short than too long.
     """
     if not prefillers:
         return None
