@@ -24,11 +24,10 @@ NUM_BY_HITS = 8
 
 
 class PrefillCandidate(NamedTuple):
-    """A worker that may compute the prompt.
+    """A worker that may compute the prompt of a request, and the workers that may decode after it.
 
-    `decode_workers` may decode after it; `worker` itself is its only one in a placement on a single worker.
-    `prefix_sources` are other workers whose device memory holds more of the prompt than `worker` has cached, from which
-    it may fetch that prefix.
+    `decode_workers`: only `worker` itself in a placement on a single worker. `prefix_sources`: other workers whose
+    device memory holds more of the prompt than `worker` has cached, from which it may fetch that prefix.
     """
 
     worker: WorkerView
@@ -158,8 +157,11 @@ class Shortlist:
 
 
 def why_no_pair(candidates: WorkerRanking, model: str) -> tuple[str, bool]:
-    """Return why no prefill worker of `model` can be paired with a decode worker, and whether that may change soon,
-    because a link between two of them is not known to have failed."""
+    """Return a reason why no prefill worker of `model` can be paired with a decode worker, and whether that may change
+    soon.
+
+    It may change soon when some link between two of them has not failed a test yet.
+    """
     consumers = list(candidates.decode_workers(model))
     pairs = [(p.ref, d.ref) for p in candidates.prefill_workers(model) for d in consumers if _may_pair(p, d)]
     if not pairs:

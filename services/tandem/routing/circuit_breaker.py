@@ -1,8 +1,8 @@
-"""Exclude workers whose jobs keep failing, with one circuit breaker per worker; the clock is the caller's.
+"""Exclude workers whose jobs keep failing from new requests, with one circuit breaker per worker (Nygard, Release It!).
 
-A circuit breaker per worker (Nygard, Release It!): after `NUM_FAILURES` in a row the worker is excluded for a back-off;
-then one request is its trial, which closes the breaker or opens it for twice as long. Where no other worker is left,
-trials continue during the back-off, one each `FIRST_BACKOFF_S`, because an unhealthy worker is better than none.
+After `NUM_FAILURES` in a row the worker is excluded for a back-off time; then one request is its trial, which closes
+the breaker or opens it for twice as long. Where no other worker is left, trials continue during the back-off, one each
+`FIRST_BACKOFF_S`, because an unhealthy worker is better than none. Callers pass the time.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _Record:
 class CircuitBreakers:
     """Decide which workers get no new requests because their jobs keep failing, with a breaker for each worker.
 
-    The caller reports attempts, failures and successes, and leaves out the workers of `excluded`. Workers without a
-    failure since their last success use no memory. `now` is in seconds of the caller's clock.
+    The caller reports attempts, failures and successes, and sends nothing to the workers of `excluded`. Workers without
+    a failure since their last success use no memory. `now` is in seconds of the caller's clock.
     """
 
     def __init__(self) -> None:
@@ -72,8 +72,7 @@ class CircuitBreakers:
         self._records.pop(worker, None)
 
     def on_attempt(self, workers: Iterable[WorkerRef], now: float) -> None:
-        """Record that a request is sent to these workers, which is the trial of each of them that has been excluded
-        before.
+        """Record that a request is sent to these workers; for a worker that was excluded before it is the trial.
 
         After a trial begins, the worker gets no other request for its back-off time, or for `FIRST_BACKOFF_S` where no
         other worker is left. Workers that were never excluded are ignored.
@@ -98,8 +97,10 @@ class CircuitBreakers:
         return {worker for worker, record in self._records.items() if record.until > now}
 
     def resting(self, now: float) -> Set[WorkerRef]:
-        """Return the workers that get no new request at the time `now` even when no other worker is left, because they
-        failed or were tried less than `FIRST_BACKOFF_S` ago."""
+        """Return the workers that get no new request at the time `now`, not even when no other worker is left.
+
+        They failed or were tried less than `FIRST_BACKOFF_S` ago.
+        """
         return {worker for worker, record in self._records.items() if record.rests_until > now}
 
     def states(self, now: float) -> dict[WorkerId, BreakerState]:

@@ -66,7 +66,7 @@ class PrefillCost:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """Cost of decoding on `worker`, which lacks the KV of `num_lacking` prompt tokens.
+    """Cost of decoding on `worker`, which does not have the KV of `num_lacking` prompt tokens.
 
     `decode_s`: weighted seconds of all output tokens, including by how much they slow down the worker's other
     sequences. `prompts_s`: weighted seconds of computing the prompts that are queued on the worker. `room_s`:
@@ -82,8 +82,10 @@ class DecodeCost:
 
 @dataclass(frozen=True, slots=True)
 class PairCost:
-    """Cost of one placement: `prefill` and `decode` on one worker or two. `transfer_s`: cost of moving the KV between
-    the two in seconds; 0 when they are the same worker."""
+    """Cost of one placement: of the prefill on one worker and of the decode on the same or another worker.
+
+    `transfer_s`: cost of moving the KV between the two, in seconds; 0 when they are the same worker.
+    """
 
     prefill: PrefillCost
     decode: DecodeCost
@@ -148,7 +150,7 @@ def decode_cost(speed: WorkerSpeed, request: RoutingRequest) -> DecodeCost:
 
 
 def transfer_s(producer: PrefillCost, consumer: DecodeCost, links: LinkBandwidth) -> float:
-    """Return the cost in seconds of transferring the KV that the consumer lacks from the producer.
+    """Return the cost in seconds of transferring the KV that the consumer does not have from the producer.
 
     Blocks of one chunk are read while the next chunk is computed. So only the last chunk delays the request, or more
     where the link is slower than the computation; the hidden rest is weighted by `OVERLAPPED_WEIGHT`.

@@ -1,4 +1,4 @@
-"""Keep a prefix table in step with the KV events of workers; reading the event streams is left to the caller.
+"""Keep a prefix table in step with the KV events of workers; the caller reads the event streams.
 
 The KV events of each incarnation of a worker are numbered. Events that continue the known sequence are applied, known
 events are skipped, and events behind a gap wait for a snapshot that covers the gap. Until then the table keeps its old
@@ -23,8 +23,10 @@ MAX_POSITIONS = 1 << 16
 
 
 class WorkerKVEvents(NamedTuple):
-    """A batch of consecutive KV events, `facts`, of one incarnation of a worker. An empty batch gives only the number
-    of the next event."""
+    """A batch of consecutive KV events, `facts`, of one incarnation of a worker.
+
+    An empty batch says only which number the next event will have.
+    """
 
     worker: WorkerId
     incarnation: Incarnation
@@ -32,8 +34,10 @@ class WorkerKVEvents(NamedTuple):
 
 
 class EventPosition(NamedTuple):
-    """Number of the next event of one incarnation of a worker, so that all events before `end` have been received,
-    whether they were applied or not."""
+    """Position in the KV event stream of one worker: the number `end` of the next event of one incarnation.
+
+    All events before `end` have been received, whether or not they were applied.
+    """
 
     incarnation: Incarnation
     end: int
@@ -76,8 +80,7 @@ class KVIndexer:
         self._positions: dict[WorkerId, EventPosition] = {}
 
     def set_workers(self, workers: Collection[WorkerRef]) -> list[WorkerRef]:
-        """Set the live workers, and return the former ones that are not among them, whose blocks are dropped from the
-        table.
+        """Set the live workers, drop the blocks of former ones from the table, and return these former workers.
 
         A restarted worker counts as a new one. A new worker needs a snapshot unless its events are received from the
         first on.
@@ -93,11 +96,11 @@ class KVIndexer:
         return gone
 
     def take(self, entry: WorkerKVEvents) -> None:
-        """Apply a batch of events to the table; those already applied, and those of workers that are not live, are
-        skipped.
+        """Apply a batch of a worker's KV events to the table.
 
-        Batches of one incarnation must arrive in order, but may be repeated or missing. A batch behind a gap is kept
-        until `load` is called with a snapshot that covers the gap.
+        Events that were applied before, and events of workers that are not live, are skipped. Batches of one
+        incarnation must arrive in order, but may be repeated or missing. A batch behind a gap is kept until `load` is
+        called with a snapshot that covers the gap.
         """
         self._record_position(entry)
         stream = self._streams.get(entry.worker)

@@ -1,4 +1,4 @@
-"""Estimate the bandwidth between two workers from completed pulls; reads no clock."""
+"""Estimate the bandwidth between two workers from completed pulls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Measured:
 
 
 class LinkBandwidth:
-    """Estimate at which bandwidth one worker reads KV from another, from the completed reads of that pair.
+    """Estimate the bandwidth with which one worker reads KV from another, from the completed reads of that pair.
 
     A pair that has not read yet gets the estimate for its distance (same host, rack, zone, or further), and a distance
     without measurements the constant in `PRIOR_BANDWIDTH`.

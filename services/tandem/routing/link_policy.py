@@ -1,4 +1,4 @@
-"""Decide whether a link meets its requirements and which peers a worker probes; pure functions.
+"""Decide whether a link meets its requirements, and which peers a worker probes; pure functions.
 
 `transfer.require` applies only where the transport is possible. RDMA is not required within one machine, where shared
 memory is faster; cuda_ipc is required between GPU memory on one machine, shared_memory between host memory on one

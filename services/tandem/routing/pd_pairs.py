@@ -1,8 +1,8 @@
-"""Track between which workers KV may move, as one gateway knows it: pairs to be tested, usable pairs, refused pairs.
+"""Track, for one gateway, between which workers KV may move: pairs to be tested, usable pairs, refused pairs.
 
-NUM_PEERS of each zone are tested for each worker with a request. A pair that is not tested becomes usable once both of
-its ends have moved a block with some peer, and is judged by its own transfers from then on. Times are seconds of the
-caller's clock.
+A test sends a request through both workers. Each worker is tested with NUM_PEERS peers of each zone. A pair that is not
+tested becomes usable once both of its ends have moved a block with some peer, and is judged by its own transfers from
+then on. Times are seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ PROBE_RETRY_S = 5.0
 
 
 class PairRegistry:
-    """Record between which prefill and decode workers KV may move, and choose the pairs to test. `mode` is
-    `gateway.disaggregation`.
+    """Record between which prefill and decode workers KV may move, and choose the pairs to test.
 
-    `linked`: pairs that may be used. `failed`: pairs that may not, each with the time at which it is tested again.
-    `suspected`: failed pairs that have moved blocks before. `refused`: failed pairs whose link misses its requirements,
-    each with the problem; they are not tested again. No pair is both linked and failed. These collections change in
-    place.
+    `mode` is `gateway.disaggregation`. `linked`: pairs that may be used. `failed`: pairs that may not, each with the
+    time at which it is tested again. `suspected`: failed pairs that have moved blocks before. `refused`: failed pairs
+    whose link misses its requirements, each with the problem; they are not tested again. No pair is both linked and
+    failed. These collections change in place.
     """
 
     def __init__(self, mode: str) -> None:
@@ -86,8 +85,11 @@ class PairRegistry:
         self._testing.discard(pair)
 
     def suspect(self, workers: Set[WorkerRef], now: float) -> list[Pair]:
-        """Mark the linked pairs whose workers are both in `workers`, and return them, because KV between them may have
-        been lost. They may not be used until a further test, which is due at `now`, succeeds."""
+        """Mark the linked pairs of which both workers are in `workers` as failed, and return them.
+
+        KV between these workers may have been lost. A further test, which is due at `now`, must succeed before the
+        pairs are used again.
+        """
         pairs = [pair for pair in self.linked if workers >= set(pair)]
         for pair in pairs:
             self._fail(pair, now)
@@ -95,8 +97,10 @@ class PairRegistry:
         return pairs
 
     def on_link_report(self, consumer: WorkerRef, report: LinkReport) -> bool:
-        """Store a consumer's report on its link from `report.source`. Returns True when the report makes the pair
-        refused, or ends its refusal."""
+        """Store a consumer's report on its link from `report.source`.
+
+        Returns True when the report makes the pair refused, or makes a refused pair usable again.
+        """
         pair = (report.source, consumer)
         self._reports[pair] = report
         was_refused = pair in self.refused
@@ -116,8 +120,8 @@ class PairRegistry:
         return Counter((report.link_type, not report.problem) for report in list(self._reports.values()))
 
     def problem(self) -> str | None:
-        """Return a text for people about one link that misses its requirements and how many others do; None when none
-        does."""
+        """Return a text for people that describes one link that misses its requirements and counts the others; None if
+        none does."""
         bad = [(pair, report) for pair, report in list(self._reports.items()) if report.problem]
         if not bad:
             return None

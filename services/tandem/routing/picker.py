@@ -1,8 +1,9 @@
 """Pick one of several placements whose costs are known.
 
-Gateways see the same reports, some milliseconds old. If each took the cheapest, all would take the same; so among
-placements of nearly the same cost the cheaper of two sampled ones is taken (Mitzenmacher, "The Power of Two Choices in
-Randomized Load Balancing", 2001). The sample depends on the request's key only: equal views give equal placements.
+Gateways see the same reports, some milliseconds old. If each took the cheapest placement, all would choose the same
+workers; so among placements of nearly the same cost the cheaper of two sampled ones is taken (Mitzenmacher, "The Power
+of Two Choices in Randomized Load Balancing", 2001). The sample depends on the request's key only: equal views give
+equal placements.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def margin_s(best: PairCost) -> float:
 
 
 def pick(offers: Sequence[PairCost], request: RoutingRequest) -> PickResult:
-    """Return the cheapest of the placements `offers`, or one of those that cost nearly as little.
+    """Return the cheapest of the placements `offers`, or one that costs nearly as little.
 
-    Among nearly equal ones, requests of one session get the same one, chosen by hash; other requests get the cheaper of
-    two sampled by the request's key. `offers` must not be empty.
+    Among nearly equal placements, requests of one session get the same one, chosen by hash; other requests get the
+    cheaper of two that are sampled by the request's key. `offers` must not be empty.
     """
     totals = [offer.total_s for offer in offers]
     least_s, best = min(zip(totals, offers, strict=True), key=lambda entry: (entry[0], _name(entry[1])))

@@ -21,10 +21,12 @@ class RemotePrefixSource(NamedTuple):
 class Placement:
     """The workers that a request is sent to; `prefill` and `decode` may be the same worker.
 
-    `prefix`: the first blocks of the prompt that are fetched from another worker's cache; None: nothing is fetched.
-    `fallback`: why the request could not be placed on two workers as it should. `why`: why one worker was cheaper than
-    two. `picked`: the predicted cost; None under other policies than cost. `other`: the cheapest placement on two
-    workers when this one is on one, or the reverse; None unless both were compared.
+    - `prefix`: the first blocks of the prompt that are fetched from another worker's cache; None: nothing is fetched.
+    - `fallback`: why the request could not be split between two workers although it should have been.
+    - `why`: why one worker was cheaper than two.
+    - `picked`: the predicted cost; None under other policies than cost.
+    - `other`: the cheapest placement on two workers when this one is on one, or the reverse; None unless both were
+      compared.
     """
 
     prefill: WorkerRef
@@ -41,7 +43,7 @@ class Placement:
 
     @property
     def path(self) -> str:
-        """Return how the request was placed, as the response reports it: "remote" for two workers, else "local" or
+        """Return where the request runs, as the response reports it: "remote" on two workers, else "local" or
         "fallback" with the reason."""
         if self.is_remote:
             return "remote"
@@ -88,8 +90,10 @@ def _cost_as_json(cost: PairCost) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class NoPlacement:
-    """The result when no worker can take the request now. `reason` is a text for people; `may_pass`: usable workers
-    exist, so that waiting may help."""
+    """Report that no worker can take the request now.
+
+    `reason`: a text for people. `may_pass`: usable workers exist, so that waiting may help.
+    """
 
     reason: str
     may_pass: bool

@@ -1,4 +1,5 @@
-"""Order workers by simple policies, as baselines for the cost policy."""
+"""Order workers by simple policies (random, round robin, least loaded, longest prefix), as baselines for the cost
+policy."""
 
 from __future__ import annotations
 

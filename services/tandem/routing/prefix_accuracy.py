@@ -1,4 +1,4 @@
-"""Compare predicted prefix hits with those that workers report.
+"""Compare predicted prefix hits with those that workers report, and find workers whose index entries are wrong.
 
 A single short hit is expected, because KV events arrive some milliseconds late. A worker whose hits fall short
 repeatedly holds other blocks than the index says.
@@ -15,8 +15,11 @@ SUSPECT_AFTER = 3
 
 
 class Prediction(NamedTuple):
-    """A predicted prefix hit: `worker` holds `num_tokens` tokens of a prompt, beginning after the first `num_before`,
-    which are fetched from another worker. Both numbers are multiples of `block_size`, in tokens."""
+    """A predicted prefix hit: `worker` holds `num_tokens` tokens of a prompt after its first `num_before` tokens.
+
+    The first `num_before` tokens are fetched from another worker. Both numbers are multiples of `block_size`, in
+    tokens.
+    """
 
     worker: WorkerRef
     num_tokens: int
@@ -27,10 +30,11 @@ class Prediction(NamedTuple):
 def predict(
     worker: WorkerRef, num_blocks: int, num_prompt_tokens: int, block_size: int, num_before: int = 0
 ) -> Prediction:
-    """Return the prediction for a prefix of `num_blocks` blocks, the first `num_before` of which come from another
-    worker.
+    """Build the prediction that `worker` holds the first `num_blocks` blocks of a prompt, except for the first
+    `num_before`.
 
-    The last token of a prompt is always computed, so a block that contains it does not count.
+    Those are fetched from another worker. The last token of a prompt is always computed, so a block that contains it
+    does not count.
     """
     most = (num_prompt_tokens - 1) // block_size
     before = min(num_before, most)

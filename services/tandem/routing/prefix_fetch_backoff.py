@@ -1,4 +1,4 @@
-"""Exclude links over which prefix fetches failed recently; the clock is the caller's.
+"""Exclude links over which prefix fetches failed recently from further fetches. Callers pass the time.
 
 A link that no hand-off uses is not probed, for example between two prefill workers. Where such a link is down, each
 prefix fetch over it delays its prompt until the worker's timeout, so the link is excluded for longer and longer, until
@@ -27,7 +27,8 @@ class _Record:
 
 
 class PrefixFetchBackoff:
-    """Decide over which links, as (producer, consumer), no prefix is fetched because recent fetches failed.
+    """Decide over which links no prefix is fetched, because recent fetches failed; a link is a pair (producer,
+    consumer).
 
     Links without a failure since their last success use no memory. `now` is in seconds of the caller's clock.
     """

@@ -17,8 +17,11 @@ from tandem.kv.kv_event_codec import DEVICE, HOST, encode_event
 
 
 class PrefixHit(NamedTuple):
-    """How many of a prompt's first blocks a worker holds: `num_blocks` in device or host memory, and the first
-    `num_device_blocks` of these in device memory. Both are hints, because KV events arrive some milliseconds late."""
+    """How many leading blocks of a prompt a worker holds.
+
+    `num_blocks`: in device or host memory; the first `num_device_blocks` of them are in device memory. Both numbers are
+    hints, because KV events arrive some milliseconds late.
+    """
 
     num_blocks: int
     num_device_blocks: int

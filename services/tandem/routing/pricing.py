@@ -1,4 +1,4 @@
-"""Compute the cost of each shortlisted placement."""
+"""Compute the predicted cost of each shortlisted placement of one request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.routing.worker_view import WorkerView
 
 
 def price(candidates: Sequence[PrefillCandidate], request: RoutingRequest, links: LinkBandwidth) -> list[PairCost]:
-    """Return the cost of every candidate as prefill worker with each of its decode workers.
+    """Return the cost of every prefill candidate together with each of its decode workers.
 
     Costs are in seconds if every compared worker has reported how long its steps take; otherwise all get the same
     nominal speed, so that in effect token counts are compared. `links` gives the bandwidths for transfers.

@@ -22,7 +22,7 @@ NUM_SOURCES = 2
 class RemotePrefixPlan:
     """A fetch of the first `num_blocks` blocks, or `num_tokens` tokens, of a prompt from the cache of `producer`.
 
-    `num_read`: those of the tokens that the consumer does not hold and therefore reads. `read_s`: seconds from now
+    `num_read`: how many of the tokens are read, because the consumer does not hold them. `read_s`: seconds from now
     until they have been read.
     """
 
@@ -36,7 +36,8 @@ class RemotePrefixPlan:
 def plan_remote_prefix(
     source: WorkerSpeed, reader: WorkerSpeed, request: RoutingRequest, links: LinkBandwidth
 ) -> RemotePrefixPlan:
-    """Predict the fetch of those prompt blocks that the worker `source` holds in device memory by the worker `reader`.
+    """Predict how long the worker `reader` takes to fetch the prompt blocks that the worker `source` has in device
+    memory.
 
     Workers handle messages only between their steps: the source when it gets the request; the reader when it gets the
     response and when the data is complete, each at the end of a further step while it has prompts to compute.

@@ -1,6 +1,7 @@
 """Choose the workers of one request: filter, predict the cost of each placement, pick; keeps no state.
 
-A worker that would refuse the prompt now is compared too: where it is worth waiting for, nothing is placed.
+A worker that would refuse the prompt now is compared too: if waiting for it costs less than any other worker, the
+request is not placed.
 """
 
 from __future__ import annotations
@@ -80,9 +81,11 @@ def place_undivided(
     excluded: Set[WorkerRef] = frozenset(),
     routing: Routing = BY_COST,
 ) -> Placement | NoPlacement:
-    """Choose one worker for a whole request that `place` would split; `reason`, why it is not split, becomes the
-    placement's `fallback`. Workers in `excluded` are left out. Returns NoPlacement when no worker can take the request
-    now."""
+    """Choose one worker for a whole request that `place` would split between two.
+
+    `reason`, why it is not split, becomes the placement's `fallback`. Workers in `excluded` are left out. Returns
+    NoPlacement when no worker can take the request now.
+    """
     if not candidates.pools(request.model).total():
         return NoPlacement("no live worker serves the model", may_pass=False)
     search = _PlacementSearch(candidates.without(excluded), request, routing)

@@ -17,8 +17,10 @@ receive."""
 
 
 class CachedTokens(NamedTuple):
-    """Prompt tokens that a worker has cached: `num_tokens` in device or host memory, `num_device_tokens` of them in
-    device memory."""
+    """Number of prompt tokens that a worker has cached.
+
+    `num_tokens`: in device or host memory; `num_device_tokens` of them are in device memory.
+    """
 
     num_tokens: int
     num_device_tokens: int
@@ -52,8 +54,8 @@ class RoutingRequest:
         return max(self.num_prompt, self.num_tokens)
 
     def held(self, worker: WorkerView) -> CachedTokens:
-        """Return the prompt tokens that the worker has cached: whole blocks, and never the whole prompt, because its
-        last token is always computed."""
+        """Return the prompt tokens that the worker has cached: whole blocks without the block of the last token, which
+        is always computed."""
         hit = None if self.hits is None else self.hits.get(worker.ref)
         if hit is None or not worker.block_size:
             return CachedTokens(0, 0)

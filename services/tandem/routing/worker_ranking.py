@@ -100,15 +100,14 @@ class _ModelWorkers:
 
 
 class WorkerRanking:
-    """Rank the workers of each model that take new work by rising load, for each role; reading only the first few is
-    cheap.
+    """Rank the workers of each model by rising load, for each role, so that reading the first few is cheap.
 
-    `linked`: (prefill, decode) pairs between which KV may move. `unlinked`: pairs whose test failed. `refused`: those
-    of `unlinked` whose link misses its requirements. A pair in none of these is untested. The caller owns the three and
-    may change them.
+    Contains only workers that take new work. `linked`: (prefill, decode) pairs between which KV may move. `unlinked`:
+    pairs whose test failed. `refused`: those of `unlinked` whose link misses its requirements. A pair in none of these
+    is untested. The caller owns the three and may change them.
 
-    The rankings returned are iterators. Until one is closed, nothing may be changed and the same one not be opened
-    again.
+    The rankings returned are iterators. Until an iterator is closed, nothing may be changed, and the same ranking must
+    not be opened again.
     """
 
     def __init__(self, linked: Set[Pair], unlinked: Set[Pair], refused: Set[Pair] = frozenset()) -> None:
@@ -140,8 +139,8 @@ class WorkerRanking:
             self._by_model[model].remove(ref)
 
     def without(self, absent: Set[WorkerRef]) -> WorkerRanking:
-        """Return a view of this ranking in which the workers `absent` do not appear; later changes of either appear in
-        both."""
+        """Return a view of this ranking without the workers in `absent`; later changes of the ranking or of `absent`
+        appear in it."""
         if not absent:
             return self
         ranking = copy(self)

@@ -44,15 +44,17 @@ class WorkerSpeed:
 
     @property
     def next_s(self) -> float:
-        """Return the seconds of the step after the current one; 0 when there is nothing to compute in it."""
+        """Return the seconds of the step after the current one; 0 when that step will have nothing to compute."""
         if not self.num_left:
             return self.base_s if self.worker.num_decoding else 0.0
         return self.base_s + min(self.num_left, self.worker.num_step_tokens) * self.token_s
 
     @property
     def left_s(self) -> float:
-        """Return the total seconds of all steps after the current one that the queued prompts need, or of one step when
-        only decoding sequences are left."""
+        """Return the seconds of all steps after the current one that the queued prompts need.
+
+        When only decoding sequences are left, these are the seconds of one step.
+        """
         if not self.num_left:
             return self.next_s
         return self.num_steps(self.num_left) * self.base_s + self.num_left * self.token_s
@@ -63,11 +65,10 @@ class WorkerSpeed:
         return -(-num_tokens // self.worker.num_step_tokens)
 
     def wait_s(self, num_tokens: int, lane: Lane) -> float:
-        """Return by how many seconds the first token of a new prompt in `lane`, with `num_tokens` to compute, is later
-        than on an idle worker.
+        """Return how many seconds later than on an idle worker the first token of a new prompt would be.
 
-        That is the rest of the current step, and the computation of other prompts until the end of the prompt's last
-        step.
+        The prompt, in `lane` and with `num_tokens` to compute, waits for the rest of the current step and for the
+        computation of other prompts until the end of its own last step.
         """
         if not self.num_left:
             return self.rest_s

@@ -1,4 +1,4 @@
-"""Define what a router knows of one worker, frozen at one moment, and the costs by which it ranks workers."""
+"""Define what a router knows of one worker at one moment, and the costs by which it ranks workers."""
 
 from __future__ import annotations
 
@@ -77,11 +77,10 @@ class WorkerView:
         return self.load.num_running + self.load.num_waiting + self.num_inflight
 
     def num_ahead(self, num_tokens: int, lane: Lane) -> int:
-        """Return the prompt tokens that the worker will compute before a new prompt in `lane`, with `num_tokens` to
-        compute, is done.
+        """Return the prompt tokens of other requests that the worker will compute before a new prompt is done.
 
-        Longer prompts share steps with the new one (`sched.prefill_sharing`), so they count for no more tokens than it
-        has.
+        The new prompt is in `lane` and has `num_tokens` to compute. Longer prompts share steps with it
+        (`sched.prefill_sharing`), so each counts for no more than `num_tokens`.
         """
         load = self.load
         if not load.lane_tokens:
