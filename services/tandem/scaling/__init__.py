@@ -1,4 +1,4 @@
-"""Decide how many prefill and decode workers there should be; pure: no clock, no I/O, no randomness.
+"""Decide how many prefill and decode workers one model needs; pure: no clock, no I/O, no randomness.
 
 `scaler.Scaler` is the entry point: `decide` takes the `ClusterState` of one moment and returns a `Decision`, which the
 planner or the simulator carries out. `forecast` predicts demand; `queueing` and `burst_replay` compute the prefill

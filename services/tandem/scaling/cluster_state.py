@@ -12,11 +12,12 @@ Role = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What requests of one model were counted in an interval of `seconds`, over all gateways.
+    """Counts of one model's requests in an interval of `seconds`, over all gateways.
 
     - `num_requests`, `num_input_tokens`: counted on arrival.
-    - All other fields are counted later and averaged over the `num_served` requests that had a first token, because
-      rejected requests show nothing about output lengths (None: not counted, and averages are over arrivals).
+    - All other fields are counted later, and averages of them are over the `num_served` requests that had a first
+      token, because rejected requests show nothing about output lengths. `num_served` of None: not counted, and
+      averages are over arrivals.
     - `num_cached_tokens`: input tokens found in prefix caches.
     - `num_prefill_pairs`: sum over prompts of the (token computed, token it attends to) pairs, as in `StepFeatures`;
       None: not counted.
@@ -49,7 +50,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """Workers of one role by state: serving requests, starting, or draining."""
+    """Number of workers of one role by state: serving requests, starting, or draining."""
 
     num_serving: int = 0
     num_starting: int = 0
@@ -57,7 +58,7 @@ class PoolState:
 
     @property
     def num_kept(self) -> int:
-        """Return the number of workers that are serving or starting."""
+        """Return the number of workers that serve or start, without those that drain."""
         return self.num_serving + self.num_starting
 
 

@@ -9,7 +9,7 @@ from tandem.scaling.cluster_state import Role
 
 
 class ReplicaTarget(NamedTuple):
-    """Number of workers that each role should have, starting ones included, draining ones not."""
+    """Number of workers that each role should have; workers that start count, workers that drain do not."""
 
     prefill: int
     decode: int

@@ -1,5 +1,7 @@
-"""Compute how many sequences a worker decodes within the latency target and its KV blocks, and how many workers the
-demand needs."""
+"""Compute how many sequences a worker can decode at a time, and how many decode workers a demand needs.
+
+A worker's batch is limited by the latency target and by its KV blocks.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,11 @@ def step_s(worker: WorkerCapacity, batch: float, context: float) -> float:
 
 
 def is_in_reach(worker: WorkerCapacity, context: float, itl_s: float) -> bool:
-    """Return whether `worker` decodes a single sequence of `context` tokens in a step of at most `itl_s` seconds; if
-    not, no number of workers meets the target."""
+    """Return whether `worker` can meet a target of `itl_s` seconds between tokens at all, with one sequence of
+    `context` tokens.
+
+    If it cannot, no number of workers meets the target.
+    """
     return worker.cost.base_s + _each_s(worker, context) <= itl_s
 
 
@@ -58,10 +63,10 @@ def largest_batch(worker: WorkerCapacity, context: float, itl_s: float | None) -
 
 
 def mean_batch(worker: WorkerCapacity, demand: DecodeDemand, num_workers: int) -> float:
-    """Return the mean number of sequences that each of `num_workers` workers decodes at a time; infinity where the
-    demand exceeds what the workers can compute.
+    """Return the mean number of sequences that each of `num_workers` workers decodes at a time.
 
-    By Little's law a batch holds the sequence steps that arrive during one step, and larger batches make longer steps.
+    Infinity where the demand exceeds what the workers can compute. By Little's law a batch holds the sequence steps
+    that arrive during one step, and larger batches make longer steps.
     """
     steps_per_s = demand.rate * demand.num_steps / num_workers
     idle_share = 1 - steps_per_s * _each_s(worker, demand.context)
@@ -71,12 +76,12 @@ def mean_batch(worker: WorkerCapacity, demand: DecodeDemand, num_workers: int) -
 def decode_workers(
     worker: WorkerCapacity, demand: DecodeDemand, itl_s: float | None, tolerated: float, headroom: float
 ) -> tuple[int, float]:
-    """Return (the fewest workers that the demand needs, how many sequences all of them together decode at a time on
-    average); (0, 0.0) without demand.
+    """Return the fewest workers that the demand needs, and how many sequences they decode together at a time on
+    average.
 
-    `itl_s`: target for the time between two tokens, in seconds; None: no target. `headroom`: fraction of the largest
-    batch that the mean batch leaves free. `tolerated`: fraction of the time during which, by random variation, there
-    may be more sequences than fit.
+    Returns (0, 0.0) without demand. `itl_s`: target for the time between two tokens, in seconds; None: no target.
+    `headroom`: fraction of the largest batch that the mean batch leaves free. `tolerated`: fraction of the time during
+    which, by random variation, there may be more sequences than fit.
     """
     if demand.rate * demand.num_steps <= 0:
         return 0, 0.0

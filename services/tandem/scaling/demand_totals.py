@@ -1,4 +1,7 @@
-"""Count the demand of one model at one gateway, as gateways report it to planners and as the simulator counts it."""
+"""Count the demand of one model at one gateway.
+
+Gateways report these counts to planners; the simulator counts the same.
+"""
 
 from __future__ import annotations
 

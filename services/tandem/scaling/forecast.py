@@ -30,8 +30,10 @@ class Sample(NamedTuple):
 
 
 class History:
-    """Keep the demand of the last `window_s` seconds, and return it as a sum or as samples. The last interval is always
-    kept."""
+    """Keep the demand of the last `window_s` seconds, and return it as a sum or as samples.
+
+    The last interval is kept even if it is older.
+    """
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -62,10 +64,10 @@ _LEAST_PAIRS = 6
 
 
 def expected_level(samples: Sequence[Sample], ahead_s: float) -> float:
-    """Return the rate per second to expect within `ahead_s` seconds, for needs that react to the mean.
+    """Return the rate per second to expect within `ahead_s` seconds, for capacities that depend on the mean rate.
 
-    This is the higher value of a line through the samples, at the last sample and `ahead_s` later; the mean when the
-    samples span less than `ahead_s`.
+    A line is fitted through the samples; the result is its higher value at the last sample and `ahead_s` seconds later,
+    or the mean when the samples span less than `ahead_s`.
     """
     if sum(sample.seconds for sample in samples) < ahead_s:
         return _mean(samples)
@@ -75,8 +77,8 @@ def expected_level(samples: Sequence[Sample], ahead_s: float) -> float:
 def expected_rate(samples: Sequence[Sample], ahead_s: float) -> float:
     """Return the rate per second to provide for, when a new worker needs `ahead_s` seconds to start.
 
-    This is the trend `ahead_s` ahead, or the highest past rate over that time if it is higher: a burst that is shorter
-    than a worker's start is over before a worker started for it serves.
+    This is the higher of the trend `ahead_s` seconds ahead and the highest past rate over a stretch of that length. A
+    burst that is shorter is over before a worker started for it serves.
     """
     return max(trend(samples, ahead_s), busiest(samples, ahead_s))
 
@@ -103,8 +105,10 @@ def trend(samples: Sequence[Sample], ahead_s: float) -> float:
 
 
 def busiest(samples: Sequence[Sample], stretch_s: float) -> float:
-    """Return the highest rate per second over consecutive samples that span `stretch_s` seconds or slightly more; the
-    mean where all samples together span less."""
+    """Return the highest rate per second over consecutive samples that span `stretch_s` seconds or slightly more.
+
+    Returns the mean where all samples together span less.
+    """
     best = 0.0
     first = 0
     seconds = 0.0
@@ -122,11 +126,11 @@ def busiest(samples: Sequence[Sample], stretch_s: float) -> float:
 
 
 def dispersion(samples: Sequence[Sample]) -> float:
-    """Return how bursty arrivals are: variance divided by mean of the counts in neighbouring samples, from 1 to
+    """Return how bursty arrivals are: variance divided by mean of the counts in adjacent samples, from 1 to
     MOST_DISPERSION.
 
-    1 is a Poisson process, and is returned for too few samples; bursts give more. Neighbours are compared, so that a
-    slowly changing rate does not count as a burst.
+    1 is a Poisson process, and is returned for too few samples; bursts give more. Adjacent samples are compared, so
+    that a slowly changing rate does not count as a burst.
     """
     pairs = list(pairwise(samples))
     expected = sum(sample.amount + next_sample.amount for sample, next_sample in pairs)

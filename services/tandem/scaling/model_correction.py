@@ -1,4 +1,4 @@
-"""Learn a correction factor on a capacity model from the fraction of late requests."""
+"""Learn by which factor a capacity model finds too few workers, from the fraction of late requests."""
 
 from __future__ import annotations
 

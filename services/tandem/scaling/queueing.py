@@ -1,4 +1,4 @@
-"""Compute waiting times of work at several equal workers, by formulas of queueing theory.
+"""Compute how long work waits at several equal workers, by formulas of queueing theory.
 
 Erlang's formula for the probability of waiting, and Allen and Cunneen's approximation of G/G/k for how long: an
 exponential tail whose mean grows with the variability of arrivals and of service (A. O. Allen, "Probability, Statistics
@@ -41,8 +41,10 @@ class ServiceDemand:
 
 
 def erlang_c(num_workers: int, load: float) -> float:
-    """Return the probability that a job has to wait because all `num_workers` workers are busy; 1 where `load`, their
-    mean number of busy workers, is not below their number."""
+    """Return the probability that a job has to wait because all `num_workers` workers are busy (Erlang C formula).
+
+    `load`: the mean number of busy workers that the jobs need; the result is 1 where it is not below `num_workers`.
+    """
     if load >= num_workers:
         return 1.0
     blocked = 1.0

@@ -1,4 +1,4 @@
-"""Average the requests of a window and compute the work that one makes for a worker."""
+"""Average the requests of a time window, and compute how much work one request makes for a worker."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from tandem.scaling.queueing import ServiceDemand
 
 @dataclass(frozen=True, slots=True)
 class RequestProfile:
-    """Averages over the requests of a window: per request, the prompt tokens computed (`num_fresh`) and found in a
-    cache (`num_cached`), the (token computed, token it attends to) pairs, and the output tokens."""
+    """Averages per request over a time window.
+
+    These are the prompt tokens computed (`num_fresh`) and found in a cache (`num_cached`), the (token computed, token
+    it attends to) pairs, and the output tokens.
+    """
 
     num_fresh: float
     num_cached: float

@@ -1,4 +1,4 @@
-"""Decide how many workers of each role there should be, one observation after another, without acting on it."""
+"""Decide how many workers of each role one model should have, from successive observations of a cluster."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ def needed_beside_mixed(needed: ReplicaTarget, num_mixed: int) -> ReplicaTarget:
 
 
 def role_changes(current: ReplicaTarget, desired: ReplicaTarget, spare: ReplicaTarget) -> tuple[RoleChange, ...]:
-    """Return at most one change of role: from a role with too many workers to one that has fewer than desired; empty
-    where there is none.
+    """Return at most one change of role, from a role with too many workers to one that has fewer than desired.
 
-    `spare`: the serving workers of each role that it can lose.
+    Empty where there is none. `spare`: the serving workers of each role that it can lose.
     """
     from_prefill = min(spare.prefill, desired.decode - current.decode)
     from_decode = min(spare.decode, desired.prefill - current.prefill)
@@ -56,11 +55,11 @@ def role_changes(current: ReplicaTarget, desired: ReplicaTarget, spare: ReplicaT
 
 
 class StabilizationWindow:
-    """Delay the removal of workers of one role until fewer were enough for `hold_s` seconds.
+    """Delay the removal of workers of one role until fewer workers have been enough for `hold_s` seconds.
 
-    More workers are returned immediately. Fewer are returned only once the needs of `hold_s` seconds are known, and
-    then as many as the highest of these needs; a pause of more than `gap_s` seconds between needs restarts the window.
-    An oscillating need therefore keeps the number at its highest.
+    An increase takes effect immediately. A decrease takes effect only once the needs of `hold_s` seconds are known, and
+    then down to the highest of these needs; a pause of more than `gap_s` seconds between needs restarts the window. An
+    oscillating need therefore keeps the number at its highest.
     """
 
     def __init__(self, hold_s: float, gap_s: float) -> None:
