@@ -142,7 +142,8 @@ class DrainResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Numbers of blocks, sequences, leases and pulls that a worker's engine holds; tests check them for leaks.
+    """Numbers of blocks, sequences, leases and pulls that a worker's engine holds, for metrics and for checks against
+    leaks.
 
     When the engine is idle, all are zero except `num_blocks`, `num_free_blocks`, `num_cached_blocks` and
     `num_host_blocks`, the blocks that are only in host memory, from which a prefix-cache hit loads them.
