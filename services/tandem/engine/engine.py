@@ -1,4 +1,5 @@
-"""Plan and conclude the steps of one worker: scheduler, leases and pulls joined behind `begin` and `finish`.
+"""Combine the scheduler, the leases and the pulls of one worker into an engine that plans steps and applies their
+results.
 
 Every input (jobs, messages of peers, results, time) is a method call; everything that is to be done is returned as an
 effect. The engine does no I/O and reads no clock.
@@ -101,10 +102,10 @@ class Engine:
         return effects + [effect for key in tombstoned for effect in self.cancel(key, now)]
 
     def cancel(self, key: JobKey, now: float) -> list[Effect]:
-        """End one choice of a job, and the job with its last choice; the effects include `Cancelled`.
+        """End one choice of a job, and with its last choice the job; the effects include `Cancelled`.
 
-        The result is empty for a choice that is not live. If such a choice was never submitted here, it is rejected
-        when it arrives later.
+        The result is empty for a choice that is not live. If the choice was never submitted here, it is rejected when
+        it arrives later.
         """
         job = self._jobs.find(key)
         if job is None:
@@ -195,11 +196,11 @@ class Engine:
         return self._scheduler.run(limit)
 
     def finish_run(self, run: DecodeRun, sampled: Sequence[Sequence[int]]) -> list[TokenRun]:
-        """Apply the first steps of a run, and return the tokens of each sequence.
+        """Apply the first steps of a run, a series of identical decode steps, and return the tokens of each sequence.
 
         `sampled` has one list of token ids per sequence, in the order of `run.seqs`; all lists have the same length,
-        the number of steps to apply. No sequence ends in these steps. Raises ValueError when `run` is not the next run
-        of steps.
+        the number of steps to apply. No sequence ends in these steps. Raises ValueError when `run` is not the next
+        series of steps.
         """
         self.num_generated += sum(len(ids) for ids in sampled)
         return self._scheduler.commit_run(run, sampled)
@@ -227,8 +228,8 @@ class Engine:
         return self._producer.on_renew(keys, consumer, now)
 
     def request_remainder(self, key: HandoffKey, num_output_tokens: int) -> None:
-        """Let a migrating sequence sample one more token here and then hand it over, because its consumer has nearly
-        all of its KV.
+        """Stop a migrating sequence after one more token and hand it over, because its consumer has nearly all of its
+        KV.
 
         The consumer knows the first `num_output_tokens` output tokens already; the tokens after them are sent with the
         last announcement. Ignored for a key that is not such an offer.
@@ -238,8 +239,8 @@ class Engine:
     def release(self, key: HandoffKey, now: float, *, is_taken: bool = False) -> list[Effect]:
         """End the lease of a hand-off that its consumer does not need any more.
 
-        `is_taken`: the consumer has all that was offered; a sequence that has stopped here for the migration then ends,
-        while without it the sequence goes on here. A prefill that still computes for the lease ends.
+        `is_taken`: the consumer has all that was offered. A migrating sequence that has stopped here then ends; without
+        `is_taken` it continues here. A prefill that still computes for the lease ends.
         """
         if self._drain_migration.has(key):
             moved = self._drain_migration.released(key, now, is_taken=is_taken)
@@ -407,7 +408,8 @@ class Engine:
         return self._scheduler.load(draining=self.draining, num_remote_hit_tokens=self._consumer.num_prefix_tokens)
 
     def books(self) -> EngineStats:
-        """Return counts of all that the engine holds: blocks by holder, sequences, leases and pulls."""
+        """Return how many blocks each kind of holder has, and the numbers of sequences, leases and pulls, for metrics
+        and tests."""
         pool = self._pool
         return EngineStats(
             num_blocks=pool.num_blocks,

@@ -1,4 +1,4 @@
-"""Build the events that gateways receive when a job goes on or ends."""
+"""Build the events that a worker sends to gateways when a job progresses or ends."""
 
 from __future__ import annotations
 
@@ -86,8 +86,11 @@ def first_index(job: ResumeJob, message: Announcement) -> int:
 
 
 def validate_announcement(job: ResumeJob, message: Announcement) -> str | None:
-    """Return why a `ResumeJob` cannot continue from the tokens in its source's last announcement; None if it can, and
-    for every earlier announcement."""
+    """Check whether a `ResumeJob` can continue from the tokens in its source's last announcement; return the reason if
+    not.
+
+    Returns None if it can, and for every earlier announcement.
+    """
     num_sampled = len(message.first_tokens)
     if not num_sampled:
         return None

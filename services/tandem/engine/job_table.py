@@ -1,4 +1,4 @@
-"""Track which attempts of which choices are live, ended or tombstoned.
+"""Track which attempts at which choices are live, have ended, or were cancelled before they arrived (tombstones).
 
 A job may cover several choices, each of which ends by itself. The job key is the key of its first choice.
 """
@@ -14,7 +14,7 @@ from tandem.kv.expiring_dict import ExpiringDict
 
 
 class JobTable:
-    """Find jobs by choice, and decide which attempts at a choice are new, known or fenced.
+    """Find jobs by choice, and decide whether an attempt at a choice is new, known or fenced.
 
     At most one attempt per choice is live. The table remembers for `memory_s` seconds which choices have ended, and the
     fence of each choice: the greatest attempt that has ended or was cancelled. Attempts up to the fence are rejected.
@@ -45,7 +45,7 @@ class JobTable:
         return self.find(key) is not None or key in self._ended
 
     def fenced_by(self, key: JobKey) -> JobKey | None:
-        """Return the older live attempt at the same choice that `key` would end; None where there is none.
+        """Return the older live attempt at the same choice that `key` would end; None if there is none.
 
         Raises TandemError (CANCELLED) when a newer attempt is live, or when this attempt or a newer one has ended or
         was cancelled.
@@ -58,11 +58,11 @@ class JobTable:
         return self._older(key)
 
     def examine(self, job: Job) -> tuple[list[JobKey], list[JobKey]] | None:
-        """Return the keys of older live attempts that a new job ends, and those of its own choices that were cancelled
-        before it arrived; None if the job is known already.
+        """Return which choices a new job would end: older live attempts, and its own choices that were cancelled before
+        it arrived.
 
-        Changes nothing. Raises TandemError if the job is fenced, if all its choices were cancelled, or if it is live as
-        another kind of job.
+        The result is a pair of key lists, or None if the job is known already. Changes nothing. Raises TandemError if
+        the job is fenced, if all its choices were cancelled, or if it is live as another kind of job.
         """
         if any(type(live) is not type(job) for live in map(self.find, job.keys) if live is not None):
             raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already, as another kind of job")
@@ -80,8 +80,10 @@ class JobTable:
             self._live[key.request, key.choice] = job
 
     def end(self, key: JobKey, now: float) -> None:
-        """Remove a live choice, and the job with its last choice; raise the fence of the choice. Raises KeyError if it
-        is not live."""
+        """Remove a live choice, and with its last choice the job; attempts up to this one are rejected from now on.
+
+        Raises KeyError if the choice is not live.
+        """
         job = self._live.pop((key.request, key.choice))
         if not self.live_keys(job.key):
             del self._jobs[job.key]
@@ -89,8 +91,8 @@ class JobTable:
         self.tombstone(key, now)
 
     def tombstone(self, key: JobKey, now: float) -> None:
-        """Raise the fence of a choice to this attempt, so that the attempt and older ones are rejected for `memory_s`
-        seconds."""
+        """Reject this attempt at a choice and all older attempts for `memory_s` seconds, because it was cancelled
+        before it arrived."""
         choice = (key.request, key.choice)
         fence = self._fences.get(choice)
         self._fences.put(choice, key.attempt if fence is None else max(fence, key.attempt), now)

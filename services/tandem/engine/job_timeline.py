@@ -1,7 +1,7 @@
-"""Record when each live job did what, and return the record once, with the job's last choice.
+"""Record the times of each live job: acceptance, prompt chunks, KV transfer, first tokens and end.
 
-Times come from the caller. Decoded tokens are not recorded, only jobs that start and end, prompt chunks and first
-tokens, so a decode step costs nothing here.
+The record is returned once, when the last choice of the job ends. Times come from the caller. Decoded tokens are not
+recorded, so a decode step costs nothing here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PullOutcome = Literal["done", "cancelled", "failed"]
 
 
 class PrefillChunk(NamedTuple):
-    """Number of known tokens (prompt, or output of an earlier attempt) that one step computed for a job, and the step's
-    times.
+    """Known tokens (prompt, or output of an earlier attempt) that one step computed for a job, and the times of the
+    step.
 
     `planned_at` and `ended_at` are in seconds of the engine's clock. With two plans open, a step is planned while the
     step before it runs, so the times overlap.
@@ -46,12 +46,12 @@ _KINDS = {GenerateJob: "generate", PrefillJob: "prefill", ResumeJob: "resume"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullTimes:
-    """What a job read from another worker, and when; times are in seconds of the engine's clock.
+    """Sizes and times of what a job read from another worker; times are in seconds of the engine's clock.
 
     - `num_exposed_bytes`: how many of the `num_bytes` had not been read when the last announcement arrived.
     - `num_cached_tokens`: tokens that needed no reading, because they were in this worker's prefix cache.
-    - `first_announced_at`, `last_announced_at`: arrival of the source's first and last announcement; without any, when
-      the pull was opened.
+    - `first_announced_at`, `last_announced_at`: arrival of the source's first and last announcement; if there was none,
+      the time at which the pull was opened.
     - `ready_at`: when the last block was checked, or the pull was given up.
     - `busy_s`: seconds with at least one read in flight.
     """
@@ -70,14 +70,16 @@ class PullTimes:
 
     @property
     def exposed_s(self) -> float:
-        """Return the seconds from the source's last announcement to the end of reading, not hidden by computation at
-        the source; 0 where no block was read."""
+        """Return the seconds from the source's last announcement to the end of reading; 0 if no block was read.
+
+        Reading before that costs no time, because the source was still computing.
+        """
         return self.ready_at - self.last_announced_at if self.num_blocks else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class JobTimes:
-    """What the engine records of one job; complete, and not changed any more, once all choices of the job have ended.
+    """Times and results of one job; complete once all choices of the job have ended, and not changed after that.
 
     Times are the engine's `now`, in seconds.
 
@@ -88,7 +90,7 @@ class JobTimes:
     - `num_output`: tokens that the job sampled here, over all choices.
     - `chunks`: the steps that computed known tokens, at most MAX_CHUNKS; the last entry includes all later steps.
     - `pull`: the read of KV from another worker, if there was one.
-    - `error_kind`, `error`: why the job failed, where it did.
+    - `error_kind`, `error`: why the job failed; empty or None if it did not.
     - `live`, `firsts`: only for a live job: the choices that have not ended, and for each choice with a token the
       output index of the first token that it sampled here.
     """
@@ -156,7 +158,7 @@ def stages_of(job: Job, times: tuple[float, float, float], pull: PullTimes | Non
 
 
 class EndedChoice(NamedTuple):
-    """How a choice ended, and its number of output tokens, those of earlier attempts included."""
+    """Outcome of a choice, and its number of output tokens, including those of earlier attempts."""
 
     outcome: Outcome
     num_output: int = 0
@@ -168,7 +170,7 @@ _OUTCOMES: dict[ErrorKind, Outcome] = {ErrorKind.CANCELLED: "cancelled", ErrorKi
 
 
 def ended_choice(part: SequenceUpdate) -> EndedChoice:
-    """Return how a choice ended that the scheduler itself has ended: failed, finished, handed over or moved."""
+    """Return the outcome of a choice that the scheduler has ended: failed, finished, handed over or moved."""
     if part.error is not None:
         return EndedChoice("failed", part.num_output, part.error_kind, part.error)
     if not part.handed_over:
@@ -177,8 +179,10 @@ def ended_choice(part: SequenceUpdate) -> EndedChoice:
 
 
 def dropped_choice(num_output: int, kind: ErrorKind, reason: str, outcome: Outcome | None = None) -> EndedChoice:
-    """Return how a choice ends that the engine stops. Without `outcome` it follows from `kind`: cancelled, given back
-    (DRAINING) or failed."""
+    """Return the outcome of a choice that the engine stops before the scheduler ends it.
+
+    Without `outcome` the outcome follows from `kind`: cancelled, given back (DRAINING) or failed.
+    """
     outcome = outcome or _OUTCOMES.get(kind, "failed")
     return EndedChoice(outcome, num_output, kind, reason) if outcome == "failed" else EndedChoice(outcome, num_output)
 
@@ -276,7 +280,8 @@ class JobTimeline:
         return timer
 
     def check(self, job_keys: Iterable[JobKey]) -> None:
-        """Raise AssertionError unless exactly the jobs with these keys, all live jobs, have records."""
+        """Raise AssertionError unless there is a record for each of the jobs `job_keys`, which are all live jobs, and
+        no other."""
         assert {timer.job.key for timer in self._timers.values()} == set(job_keys), "timers and live jobs differ"
         assert self.awaiting_first_token.keys() <= self._timers.keys(), "an ended choice awaits its first token"
 

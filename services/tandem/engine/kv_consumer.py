@@ -1,4 +1,4 @@
-"""Own the consumer's side of every hand-off: which blocks are read from whom into which local blocks.
+"""Read the KV of hand-offs from other workers: which blocks are read from which worker into which local blocks.
 
 A read cannot be aborted, so the pool holds the blocks under a read until the transport reports that the read ended, or
 has proven that the connection to the peer is torn down as a whole. Times are seconds of the caller's clock.
@@ -115,7 +115,7 @@ class KVConsumer:
         - `cost`: predicts how long computing the prefix would take, after which the fetch is given up; None if not
           known yet.
 
-        A key that was used before is not fetched again either.
+        A prefix whose hand-off key was used before is not fetched again.
         """
         assert job.prefix is not None, f"{job.key} has no remote prefix"
         key, source = HandoffKey(job.prefix.handoff, job.attempt), job.prefix.source
@@ -152,7 +152,10 @@ class KVConsumer:
         return self._grant(pull, grant.num_hit_blocks, grant.num_known_blocks, now)
 
     def drop(self, job: Job, kind: ErrorKind, reason: str, now: float) -> list[ConsumerEffect]:
-        """Give up the pull of a job that ends for a reason of its own; return no effects if the job has no pull."""
+        """Give up the pull of a job that ends for another reason; return no effects if the job has no pull.
+
+        `kind` and `reason`: why the job ends.
+        """
         pull = self._by_job.get(job.key)
         return [] if pull is None else self._give_up(pull, kind, reason, now)
 
@@ -211,8 +214,11 @@ class KVConsumer:
     # ---- events of the transport
 
     def on_read_done(self, read_id: int, now: float) -> list[ConsumerEffect]:
-        """Record that all blocks of a read arrived with matching digests; complete the pull if it was the last one. An
-        unknown read is ignored."""
+        """Record that all blocks of a read arrived with matching digests, and complete the pull if this was its last
+        read.
+
+        An unknown read is ignored.
+        """
         read = self._reads.get(read_id)
         if read is None:
             return []
@@ -536,7 +542,7 @@ class KVConsumer:
 
 
 def prefix_fetch_limits(num_hits: int, num_blocks: int, block_size: int, cost: StepCost | None) -> tuple[float, float]:
-    """Return (seconds without progress, seconds in all) after which a remote prefix fetch is given up.
+    """Return the two time limits of a remote prefix fetch, in seconds: without progress, and in all.
 
     The blocks `[num_hits, num_blocks)` are fetched, of `block_size` tokens each. `cost` predicts how long computing
     them would take; None while that is unknown, and there is then no limit in all.

@@ -1,4 +1,4 @@
-"""Own the producer's side of every hand-off: which blocks are leased to whom and until when.
+"""Lease KV blocks to the consumers of hand-offs: which blocks are leased to which worker, and until when.
 
 A lease guarantees that its blocks keep their content, and a consumer reads until it learns that the lease is over. A
 lease that the producer itself ends is therefore held until the consumer releases it, or until the granted time is over.
@@ -227,10 +227,10 @@ class KVProducer:
     ) -> list[Effect]:
         """Send the announcements of a hand-off to `consumer`: all made so far immediately, later ones as they are made.
 
-        With a `prefix_request` the cached blocks that it names are leased first, as many as leave room for `demand`. A
-        hand-off that is not open yet is remembered with its consumer, and one that has ended is reported to it. A
-        follower whose `prefix_request` differs from the lease's is also notified of an end: it would publish blocks
-        under wrong hashes.
+        With a `prefix_request` the cached blocks that it names are leased first, as many as leave room for `demand`. If
+        the hand-off is not open yet, its consumer is remembered; if it has ended, the consumer is notified. A consumer
+        whose `prefix_request` differs from that of the lease is also notified of an end: it would publish blocks under
+        wrong hashes.
         """
         effects = [] if prefix_request is None else self._serve_prefix(key, prefix_request, demand, now)
         lease = self.find(key)
@@ -246,8 +246,8 @@ class KVProducer:
     def on_renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
         """Extend open leases to `now` plus the lease time; `now` is the time at which the producer answers.
 
-        The consumer is notified of each hand-off that has ended or is unknown. One that it follows and that is not open
-        yet is neither extended nor reported.
+        The consumer is notified of each hand-off that has ended or is unknown. A hand-off that the consumer follows and
+        that is not open yet is neither extended nor reported.
         """
         effects: list[Effect] = []
         for key in keys:
@@ -275,8 +275,10 @@ class KVProducer:
         return job
 
     def on_revoke(self, key: HandoffKey, now: float) -> tuple[JobKey | None, list[Effect]]:
-        """Withdraw a lease that the gateway does not need any more; return the job that computes for it, if any, and
-        the effects."""
+        """Withdraw a lease that the gateway does not need any more.
+
+        Returns the job that computes for the lease, if any, and the effects.
+        """
         lease = self.find(key)
         effects = self.withdraw(key, ErrorKind.KV_LOST, "its gateway does not need it any more", now)
         return None if lease is None else lease.job, effects
@@ -299,10 +301,10 @@ class KVProducer:
     # ---- time and books
 
     def on_tick(self, now: float) -> tuple[list[Lease], list[Effect]]:
-        """End all expired leases and free their blocks; return those that had not been withdrawn, and the notifications
-        of their consumers.
+        """End all expired leases and free their blocks.
 
-        Also forgets hand-offs that ended more than `memory_s` seconds ago.
+        Returns the expired leases that had not been withdrawn, and the notifications of their consumers. Also forgets
+        hand-offs that ended more than `memory_s` seconds ago.
         """
         self._forget(now)
         expired = [lease for lease in self if lease.expires_at <= now]
@@ -317,8 +319,8 @@ class KVProducer:
 
     @property
     def is_awaiting(self) -> bool:
-        """Return whether blocks will become free when a consumer releases a lease other than that of a migrating
-        sequence."""
+        """Return whether a consumer will free blocks by releasing a lease; leases of migrating sequences that go on do
+        not count."""
         return any(lease.state is LeaseState.WITHDRAWN or not lease.is_migrating for lease in self)
 
     def find(self, key: HandoffKey) -> Lease | None:

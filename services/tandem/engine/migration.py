@@ -52,19 +52,22 @@ class DrainMigration:
         return bool(self.not_worth_migrating()) or next(self._not_offered(), None) is not None
 
     def not_worth_migrating(self) -> list[JobKey]:
-        """Return the choices to requeue because they have no own KV here: waiting ones, and those whose KV is being
-        pulled. Empty before `has_begun`."""
+        """Return the choices to requeue because they have no KV of their own here, which are waiting ones and those
+        being pulled.
+
+        Empty before `has_begun`.
+        """
         if not self.has_begun:
             return []
         return [key for seq in chain(self._state.waiting, self._state.pulling.values()) for key in seq.keys]
 
     def blocking_jobs(self) -> list[JobKey]:
-        """Return the choice to requeue, in a list, when no step can be planned because migrating sequences hold all
-        blocks; empty if blocks will become free without it.
+        """Return the one choice to requeue when migrating sequences hold all blocks and no step can be planned.
 
-        A sequence that a consumer reads is not preempted. If such sequences hold all blocks, none of them can sample
-        the last token after which it is handed over; once the youngest is requeued, the others can. Blocks will become
-        free if a sequence has stopped here, or a lease waits for its release.
+        The list is empty if blocks will become free without it. A sequence that a consumer reads is not preempted. If
+        such sequences hold all blocks, none of them can sample the last token after which it is handed over; once the
+        youngest is requeued, the others can. Blocks will become free if a sequence has stopped here, or a lease waits
+        for its release.
         """
         if not self.has_begun or self._producer.is_awaiting:
             return []
@@ -88,10 +91,10 @@ class DrainMigration:
         return effects
 
     def follow(self, key: HandoffKey, now: float) -> None:
-        """Open the lease of an offer that a consumer has started to follow, and announce the blocks that are complete;
-        ignore other keys.
+        """Open the lease of an offer that a consumer has started to follow, and announce the blocks that are complete.
 
-        From now on completed blocks are digested, and the sequence is not preempted.
+        From now on completed blocks are digested, and the sequence is not preempted. Ignores a key that is not an
+        offer.
         """
         job = self._jobs.get(key)
         if job is None or self._producer.find(key) is not None:
@@ -126,11 +129,10 @@ class DrainMigration:
         return self._announce(key, self._state.by_key[part.key], part.digests)
 
     def released(self, key: HandoffKey, now: float, *, is_taken: bool) -> JobKey | None:
-        """End the lease of an offer. Return the choice if it has migrated, so that the caller ends it here; otherwise
-        return None, and the sequence goes on here.
+        """End the lease of an offer; return the choice if it has migrated, so that the caller ends it here, else None.
 
-        It has migrated when the consumer has taken all (`is_taken`) and the sequence had stopped. None also for a key
-        that is not an offer.
+        It has migrated when the consumer has taken all (`is_taken`) and the sequence had stopped; otherwise the
+        sequence goes on here. None also for a key that is not an offer.
         """
         job = self._jobs.get(key)
         if job is None:
@@ -157,7 +159,7 @@ class DrainMigration:
         return True
 
     def expired(self, key: HandoffKey) -> bool:
-        """Let the sequence go on here after the lease of its offer has ended; return False if `key` is not an offer."""
+        """Continue a sequence here whose offer's lease has ended; return False if `key` is not an offer."""
         job = self._jobs.get(key)
         if job is None:
             return False

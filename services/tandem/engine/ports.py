@@ -10,7 +10,7 @@ from tandem.sched.state.step_plan import StepPlan, StepResult
 
 
 class Executor(Protocol):
-    """Compute plans on a model; owns its weights and KV storage, and knows no jobs or sequences.
+    """Compute step plans on a model; owns the model's weights and the KV storage, and knows no jobs or sequences.
 
     Called from one thread at a time, with plans in the order of their numbers.
     """
@@ -41,10 +41,10 @@ class Executor(Protocol):
 
 
 class Pipeline(Protocol):
-    """Compute plans asynchronously, so that the next plan is made while one runs. Called from one thread at a time.
+    """Compute step plans asynchronously, so that the next plan can be made while one runs.
 
-    Every launched plan is collected once, in the order of launching. Up to the engine's `plan_depth` plans may be
-    launched and not collected.
+    Called from one thread at a time. Every launched plan is collected once, in the order of launching. Up to the
+    engine's `plan_depth` plans may be launched and not collected.
     """
 
     def launch(self, plan: StepPlan) -> None:

@@ -16,7 +16,7 @@ from tandem.kv.host_offload import Offload, Onload
 
 
 class RanksLost(DeviceLost):
-    """Raised when ranks of one model have diverged in what they computed, or when one of them is gone."""
+    """Raised when the ranks of one model have diverged in what they computed, or when a rank is gone."""
 
 
 @dataclass(frozen=True, slots=True)

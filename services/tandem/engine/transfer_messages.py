@@ -1,5 +1,9 @@
-"""Define how a worker is read by others, the commands to its transfer thread or process beside `StartRead` and
-`TearDownPeer`, and the events in answer, as frozen values."""
+"""Define the messages to and from a worker's transfer thread or process, and what other workers need to read its KV
+pool.
+
+Two further commands, `StartRead` and `TearDownPeer`, are effects of the engine (`engine.effects`). All are frozen
+values.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +70,9 @@ class SelfTest:
 
 @dataclass(frozen=True, slots=True)
 class SetPolling:
-    """Set how often the transfer thread polls the transport; `busy` means often.
+    """Set how often the transfer thread polls the transport; `busy`: often.
 
-    Busy is right while a lease is open on this worker, because peers may then read from it, and their reads over TCP
+    Set `busy` while a lease is open on this worker, because peers may then read from it, and their reads over TCP
     advance only when this worker polls.
     """
 
