@@ -1,6 +1,8 @@
-"""Floor 3, the life of requests at one gateway: admission, queueing, placement, attempts, retries and deadlines.
+"""Floor 3, orchestration: the life of requests at one gateway, from admission over queueing, placement and retries to
+the end.
 
 `director.RequestDirector` owns every open request; events go in, commands come out, and `now` is an argument. It
 performs no I/O and reads no clock, so the gateway drives it with asyncio and the simulator with its event queue.
-`request_state` is one request, `attempts` and `job_group` who works on it, `request_queue` who waits. Read `director`
-first, then `request_state`."""
+`request_state` is the state machine of one request, `attempts` and `job_group` track its jobs at workers, and
+`request_queue` holds the requests that wait. Read `director` first, then `request_state`.
+"""

@@ -1,5 +1,4 @@
-"""Track which workers work on a request: its job groups, their jobs and hand-offs. Events and the client are the
-caller's.
+"""Track the jobs and hand-offs of one request at workers, in job groups: choices that run together as one job.
 
 Attempt numbers are taken from one counter, so a job that is placed again has a new number, and a worker's message
 counts only when the worker's open job has that attempt.
@@ -30,11 +29,12 @@ BLAMED = frozenset({ErrorKind.KV_LOST, ErrorKind.INTERNAL})
 
 
 class Attempts:
-    """Run the choices of one request at workers: submit, requeue, hand over and cancel their jobs, in job groups.
-    `choices`: those that have not ended; the caller removes them. `handoff`: the prefix of all hand-off ids of this
-    request. `num_retries`: the most retries and migrations of any choice.
+    """Submit, requeue, hand over and cancel the jobs of one request at workers.
 
-    Methods return the commands to carry out, in order."""
+    `choices`: those that have not ended; the caller removes them. `handoff`: the prefix of all hand-off ids of this
+    request. `num_retries`: the most retries and migrations of any choice. Methods return the commands to carry out, in
+    order.
+    """
 
     def __init__(self, request: Request, handoff: HandoffId, choices: Mapping[int, Choice]) -> None:
         self.num_retries = 0
@@ -48,22 +48,25 @@ class Attempts:
 
     @property
     def phase(self) -> JobGroupPhase:
-        """The earliest phase of the job groups, in the order of `JobGroupPhase`; mostly there is one group."""
+        """Return the earliest phase of the request's job groups, in the order of `JobGroupPhase`; mostly there is one
+        group."""
         if len(self.job_groups) == 1:
             return self.job_groups[0].phase
         return min((job_group.phase for job_group in self.job_groups), key=lambda phase: phase.value)
 
     @property
     def ledger_phase(self) -> LedgerPhase:
-        """The phase to which the request's time counts: the latest of its job groups', so DECODE as long as one of them
-        decodes."""
+        """Return the phase to which the request's time counts.
+
+        It is the latest phase of the job groups, so DECODE as long as one of them decodes.
+        """
         if len(self.job_groups) == 1:
             return self.job_groups[0].ledger_phase
         return max((job_group.ledger_phase for job_group in self.job_groups), default=LedgerPhase.DELIVER)
 
     @property
     def key(self) -> JobKey:
-        """The key of the first open job, for logs; without an open job, a key of the last attempt."""
+        """Return the key of the first open job, for logs; without an open job, a key of the last attempt."""
         works = [work for job_group in self.job_groups for work in job_group.works]
         return works[0].job.key if works else JobKey(self._request.id, self._attempt, min(self._choices, default=0))
 
@@ -71,7 +74,8 @@ class Attempts:
         return tuple(dict.fromkeys(work.worker for job_group in self.job_groups for work in job_group.works))
 
     def keys(self, worker: WorkerRef) -> list[JobKey]:
-        """Return the keys of the choices that a worker may still report on, one key for each choice and job."""
+        """Return the keys of the choices about which a worker may still send events, one key for each choice and
+        job."""
         return [key for job_group in self.job_groups for work in job_group.at(worker) for key in work.keys]
 
     def seeks(self) -> list[FindConsumer]:
@@ -82,11 +86,13 @@ class Attempts:
         return self._job_group_of.get(choice)
 
     def is_open(self, worker: WorkerRef, attempt: int) -> bool:
-        """Return whether a job of this attempt is open at a worker, even if some of its choices have ended."""
+        """Return whether the job with the number `attempt` is open at a worker, even if some of its choices have
+        ended."""
         return any(job_group.find(worker, attempt) is not None for job_group in self.job_groups)
 
     def awaiting_reply(self, worker: WorkerRef, key: JobKey) -> JobGroup | None:
-        """Return the job group that waits for this worker's reply to this job; None when there is none."""
+        """Return the job group whose job `key` waits for this worker's reply (accepted or rejected); None when there is
+        none."""
         for job_group in self.job_groups:
             if (
                 job_group.unanswered is not None
@@ -101,8 +107,9 @@ class Attempts:
     def begin(self, job_group: JobGroup, placement: Placement) -> list[StateCommand]:
         """Submit a queued job group to the workers of a placement, to continue after the tokens that the client has.
 
-        For a split placement the decode worker gets its job first; the prefill worker gets its own once that is
-        accepted."""
+        For a split placement the decode worker gets its job first; the prefill worker gets its job once the decode
+        worker has accepted.
+        """
         job_group.move(JobGroupStep.PLACED)
         job_group.progress = LedgerPhase.FIRST
         first = min(job_group.choices)
@@ -126,8 +133,11 @@ class Attempts:
         return self._submit(job_group, placement.decode, job)
 
     def take_over(self, job_group: JobGroup, source: KVOffer, worker: WorkerRef) -> list[StateCommand]:
-        """Submit a job to `worker` that continues from the KV that `source` offers. KV of a prefill job is continued
-        with the same tokens as that job; KV of a draining worker, after the tokens that the client has."""
+        """Submit a job to `worker` that continues from the KV that `source` offers.
+
+        If a prefill job offers the KV, the new job has the same known tokens as that job; if a draining worker offers
+        it, the new job continues after the tokens that the client has.
+        """
         job_group.move(JobGroupStep.PLACED)
         first = min(job_group.choices)
         known = GenerateJob(
@@ -140,8 +150,11 @@ class Attempts:
         return self._submit(job_group, worker, job)
 
     def accepted(self, job_group: JobGroup) -> list[StateCommand]:
-        """Handle the acceptance of the unanswered job. If it was the decode half of a split placement, return the
-        submission of the prefill job; otherwise the job group is RUNNING and nothing is returned."""
+        """Record that a worker has accepted the job group's unanswered job.
+
+        If that was the decode job of a split placement, returns the submission of the prefill job; otherwise the job
+        group is RUNNING from now on and nothing is returned.
+        """
         assert job_group.unanswered is not None
         job, job_group.unanswered = job_group.unanswered.job, None
         if isinstance(job, ResumeJob) and not job.offer_attempt:
@@ -153,8 +166,10 @@ class Attempts:
         return []
 
     def done(self, job_group: JobGroup, work: WorkerJob, choice: int) -> list[StateCommand]:
-        """Record that a job has ended for a choice. The end implies acceptance, even if the reply to its Submit arrives
-        later."""
+        """Record that a job has ended for a choice; return further submissions, if any.
+
+        The end implies that the job was accepted, even if the reply to its submission arrives later.
+        """
         out = (
             self.accepted(job_group)
             if job_group.unanswered is work and job_group.phase is JobGroupPhase.STARTING
@@ -164,8 +179,10 @@ class Attempts:
         return out
 
     def undo(self, job_group: JobGroup) -> list[StateCommand]:
-        """Cancel all open jobs of a job group, release the lease of its offered KV, and forget both. A lease outlives
-        its prefill job, so it is released separately."""
+        """Cancel all open jobs of a job group and release the lease of its offered KV.
+
+        A lease outlives its prefill job, so it is released separately.
+        """
         out: list[StateCommand] = [CancelJob(work.worker, work.keys) for work in job_group.works]
         if job_group.source is not None:
             out.append(ReleaseLease(job_group.source.worker, job_group.source.offer))
@@ -175,8 +192,10 @@ class Attempts:
     # ---- transitions of job groups
 
     def requeue(self, job_group: JobGroup, requeue: Requeue) -> list[StateCommand]:
-        """Cancel a job group's jobs and return it to the queue, divided as `JobGroup.divide` requires. The next attempt
-        continues after the tokens that the client has."""
+        """Cancel a job group's jobs and return its choices to the queue, in groups as `JobGroup.divide` requires.
+
+        The next attempt continues after the tokens that the client has.
+        """
         out = self.undo(job_group)
         job_group.move(JobGroupStep.NO_ROOM)
         self._replace(
@@ -185,7 +204,7 @@ class Attempts:
         return [*out, requeue]
 
     def offered(self, job_group: JobGroup, choice: int, work: WorkerJob, offer: HandoffKey) -> list[StateCommand]:
-        """Handle the offer of a draining worker, which keeps sampling: look for a consumer for this choice alone."""
+        """Search a consumer for one choice whose draining worker offers its KV; the worker keeps sampling meanwhile."""
         source = KVOffer(work.worker, offer)
         if work.is_handed_off or job_group.source == source:
             return []
@@ -204,7 +223,7 @@ class Attempts:
         return [_seek(job_group)] if job_group.phase is JobGroupPhase.FINDING_CONSUMER else []
 
     def pulled(self, worker: WorkerRef, attempt: int) -> bool:
-        """Record that a worker has pulled the KV of its job; return False when no such job is open."""
+        """Record that a worker has read the KV of its job; return False when no such job is open."""
         has_pulled = False
         for job_group in self.job_groups:
             work = job_group.find(worker, attempt)
@@ -216,7 +235,10 @@ class Attempts:
         return has_pulled
 
     def retry_consumer(self, job_group: JobGroup, worker: WorkerRef, why: ErrorKind) -> list[StateCommand]:
-        """Look for another consumer of KV that is still offered. The worker is tried again only if it was full."""
+        """Search another consumer of KV that is still offered, because `worker` did not take it over.
+
+        The worker is tried again later only if it had no capacity.
+        """
         if why not in CAPACITY_ERRORS or why is ErrorKind.WORKER_LOST:
             job_group.unfit.add(worker)
         job_group.unanswered = None
@@ -224,7 +246,7 @@ class Attempts:
         return [_seek(job_group, {worker})]
 
     def note_scores(self) -> None:
-        """Reset the failure counts: prompt log probabilities are progress."""
+        """Reset the failure counts, because prompt log probabilities have arrived, which count as progress."""
         for job_group in self.job_groups:
             job_group.num_fruitless = 0
 
@@ -233,8 +255,7 @@ class Attempts:
         self.num_retries = max(self.num_retries, job_group.num_retries)
 
     def close(self, choice: int) -> list[StateCommand]:
-        """End the work on one choice: return the cancellations of its jobs. Raises KeyError when the choice has
-        ended."""
+        """End one choice, and return the cancellations of its jobs. Raises KeyError when the choice has ended."""
         job_group = self._job_group_of.pop(choice)
         job_group.choices.discard(choice)
         if not job_group.choices:

@@ -13,11 +13,12 @@ from tandem.core.request import Request, SamplingParams
 
 
 class Choice:
-    """Hold the tokens and the end of one choice. `tokens`: the ids that the client has, from which any worker can
-    continue; `finished`: the end as its worker reported it, None before.
+    """Hold the output tokens and the end of one choice, in the order in which the client gets them.
 
-    Tokens that arrive ahead of the next index are kept until the gap is filled, and an end is held back until all the
-    tokens that it counts have arrived."""
+    `tokens`: the ids that the client has, from which any worker can continue; `finished`: the end as its worker
+    reported it, None before. Tokens that arrive ahead of the next index are kept until the gap is filled, and an end is
+    held back until all the tokens that it counts have arrived.
+    """
 
     __slots__ = ("_early", "finished", "tokens")
 
@@ -31,13 +32,16 @@ class Choice:
         return len(self.tokens)
 
     def take(self, token: Token) -> None:
-        """Keep a token until `due` returns it. Both sides of a hand-off report the first token, and both sides of a
-        migration several; a token whose index the client already has is ignored."""
+        """Keep a token until `due` returns it; ignore a token whose index the client already has.
+
+        Tokens arrive twice: both workers of a hand-off report the first token, and both workers of a migration several.
+        """
         if token.index >= len(self.tokens):
             self._early[token.index] = token
 
     def due(self) -> list[Token]:
-        """Return the tokens that are next in order, empty when the next one is missing, and add them to `tokens`."""
+        """Return the tokens that the client gets next, in order, and add them to `tokens`; empty when the next one is
+        missing."""
         out: list[Token] = []
         while (token := self._early.pop(len(self.tokens), None)) is not None:
             out.append(token)
@@ -45,7 +49,8 @@ class Choice:
         return out
 
     def skip(self, first_index: int, ids: Iterable[int]) -> bool:
-        """Count consecutive ids if `first_index` is next. Returns False, and changes nothing, otherwise."""
+        """Add consecutive token ids to `tokens` if `first_index` is the next index; else return False and change
+        nothing."""
         if self._early or self.finished is not None or first_index != len(self.tokens):
             return False
         self.tokens.extend(iter(ids))
@@ -53,14 +58,16 @@ class Choice:
 
     @property
     def end(self) -> Finished | None:
-        """The end, once the client has all the tokens that it counts; None before."""
+        """Return the end of the choice, once the client has all the tokens that it counts; None before."""
         finished = self.finished
         return finished if finished is not None and len(self.tokens) >= finished.num_output_tokens else None
 
     def last_word(self, sampling: SamplingParams) -> FinishReason | None:
-        """Return why nothing may follow the tokens that the client has; None when something may.
+        """Return the finish reason if the tokens that the client has are complete by the sampling parameters; None if
+        not.
 
-        For a choice whose worker was lost between its last token and its end: no worker may sample one more.
+        Needed for a choice whose worker was lost after its last token and before its end: no worker may sample one
+        more.
         """
         if self.tokens and self.tokens[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
@@ -74,9 +81,11 @@ class Choice:
 
 
 class ClientState:
-    """Decide what the client of one request gets next, in order and each thing once. `choices`: those that have not
-    ended, by index. `num_cached`: prompt tokens that a prefix cache served, as reported by the first attempt that
-    sampled a token; None before."""
+    """Decide what the client of one request gets next, in order and each token or end once.
+
+    `choices`: those that have not ended, by index. `num_cached`: prompt tokens that a prefix cache served, as reported
+    by the first attempt that sampled a token; None before.
+    """
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -89,7 +98,7 @@ class ClientState:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that the client has, over all choices, ended ones included."""
+        """Return the number of output tokens that the client has, over all choices, including those that have ended."""
         return self._num_ended_tokens + sum(choice.next_index for choice in self.choices.values())
 
     @property
@@ -98,8 +107,11 @@ class ClientState:
         return self._num_scored >= self._num_to_score
 
     def take_scores(self, event: PromptLogprobs) -> PromptLogprobs | None:
-        """Return the prompt log probabilities of the event that the client does not have; None when it has all of them.
-        Raises TandemError(INTERNAL) when some are missing between those it has and the event's first."""
+        """Return the prompt log probabilities of the event that the client does not have yet; None when it has all of
+        them.
+
+        Raises TandemError(INTERNAL) when some are missing between those that the client has and the first of the event.
+        """
         num_known = self._num_scored + 1 - event.first_index
         if num_known < 0:
             raise TandemError(ErrorKind.INTERNAL, f"{-num_known} scores of the prompt are missing")
@@ -110,7 +122,7 @@ class ClientState:
         return PromptLogprobs(event.key, self._num_scored + 1 - len(fresh), fresh)
 
     def due(self, index: int) -> tuple[list[Token], Finished | None]:
-        """Return a choice's next tokens in order of index, and its end after the last.
+        """Return the next tokens of the choice `index` in order, and its end after the last token.
 
         Nothing is due before the prompt log probabilities, which may arrive later when another worker than the decode
         worker has them.
@@ -129,9 +141,11 @@ class ClientState:
         return due, replace(end, num_cached_tokens=self.num_cached)
 
     def restart(self, choices: Collection[int], attempt: int) -> list[int]:
-        """Drop what the client has not received of these choices, so that another attempt can continue them. Returns
-        those that already have their last token and lost only their end: each gets a `Finished` with the number
-        `attempt`, which `due` returns."""
+        """Drop what the client has not received of these choices, so that another attempt can continue them.
+
+        Returns the choices that already have their last token and lost only their end: each gets a `Finished` event
+        with the number `attempt`, which `due` returns.
+        """
         ended: list[int] = []
         for index in sorted(choices):
             choice = self.choices[index]
@@ -144,5 +158,5 @@ class ClientState:
         return ended
 
     def close(self, index: int) -> None:
-        """Remove a choice that has ended or of which the client needs no more."""
+        """Remove a choice that has ended or that the client needs no more."""
         self._num_ended_tokens += self.choices.pop(index).next_index

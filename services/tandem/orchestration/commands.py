@@ -1,4 +1,4 @@
-"""What the life of a request wants done, as frozen values."""
+"""Define the commands that the state machine of a request returns, as frozen values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from tandem.core.request import Job, Request
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Find workers for these choices of the request again, from its old position in the queue. `excluded`: workers that
-    rejected it since its last placement. `has_failed`: those workers had accepted it and then failed, so other workers
-    are preferred. `is_undivided`: its KV was lost in a hand-off more than once, so one worker runs prefill and decode
-    where the policy allows."""
+    """Place the waiting choices of the request again, from the request's old position in the queue.
+
+    `excluded`: workers that rejected it since its last placement. `has_failed`: those workers had accepted it and then
+    failed, so other workers are preferred. `is_undivided`: its KV was lost in a hand-off more than once, so one worker
+    runs prefill and decode where the policy allows.
+    """
 
     excluded: frozenset[WorkerRef]
     has_failed: bool = False
@@ -25,9 +27,12 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class FindConsumer:
-    """Find a worker that takes over the KV that `source` offers of `choice` and of the choices in its job group.
-    `excluded`: workers that rejected it a moment ago; `unfit`: workers that must not be asked. It bypasses the request
-    queue."""
+    """Find a worker that takes over the KV which the worker `source` offers of `choice` and the other choices of its
+    job group.
+
+    `excluded`: workers that rejected it a moment ago; `unfit`: workers that must not be tried. The search bypasses the
+    request queue.
+    """
 
     choice: int
     source: WorkerRef
@@ -64,9 +69,12 @@ class ReleaseLease:
 
 @dataclass(frozen=True, slots=True)
 class EndRequest:
-    """End the request; there is exactly one of these for each request. `outcome`: the error, or the `Finished` of its
-    last choice. `usage`: the tokens that count against the tenant's quota, None where no worker began the request. When
-    this program itself failed, the outcome's `__cause__` is that exception."""
+    """End the request; there is exactly one such command for each request.
+
+    `outcome`: the error, or the `Finished` of its last choice. `usage`: the tokens that count against the tenant's
+    quota, None where no worker began the request. When this program itself failed, the outcome's `__cause__` is that
+    exception.
+    """
 
     request: RequestId
     outcome: Finished | TandemError
@@ -84,8 +92,10 @@ class PromptComputed:
 
 @dataclass(frozen=True, slots=True)
 class KVMoved:
-    """Report that `num_bytes` of KV were copied from `source` to `consumer`. `is_prefix`: as a remote prefix fetch;
-    otherwise as a hand-off."""
+    """Report that `num_bytes` of KV were copied from `source` to `consumer`.
+
+    `is_prefix`: the copy was a remote prefix fetch; otherwise it was a hand-off.
+    """
 
     source: WorkerRef
     consumer: WorkerRef

@@ -60,23 +60,33 @@ class KnownWorkers(Protocol):
     def routing(self) -> Routing: ...
 
     def candidates(self) -> WorkerRanking:
-        """Return the ranking of live workers among which requests are placed. It is updated in place as workers and
-        their load change; callers do not change it."""
+        """Return the ranking of live workers for placements, which is updated in place as workers and their load
+        change.
+
+        Callers do not change it.
+        """
         ...
 
     def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """Count `num_tokens` prompt tokens of a request as load of a worker until the worker has accepted or rejected
-        its job; 0 removes the request. Does nothing where the worker is gone."""
+        """Count `num_tokens` prompt tokens of a request as load of a worker, until the worker accepts or rejects its
+        job.
+
+        0 removes the request. Does nothing where the worker is gone.
+        """
         ...
 
     def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
-        """Count a job as one of the sequences that a worker decodes, until the worker has accepted or rejected the job.
-        Does nothing for a prefill job or where the worker is gone."""
+        """Count a job among the sequences that a worker decodes, until the worker accepts or rejects the job.
+
+        Does nothing for a prefill job or where the worker is gone.
+        """
         ...
 
     def measured(self, placement: Placement, pulled: KVReceived) -> None:
-        """Update the estimated throughput of the link from the prefill to the decode worker of `placement`. `pulled`:
-        the bytes that the decode worker has read from the prefill worker, and the seconds that it read."""
+        """Update the estimated bandwidth of the link from the prefill to the decode worker of `placement`.
+
+        `pulled`: the bytes that the decode worker has read from the prefill worker, and the seconds that it took.
+        """
         ...
 
 
@@ -87,13 +97,16 @@ def probe_request(request: RequestId, model: str) -> Request:
 
 
 class OpenRequest:
-    """One open request: its state, the ledger of its time, and its deadlines.
+    """One open request: its state machine, the account of its time (`ledger`), and its deadlines.
 
-    Times are seconds of the director's clock. `progress_at`: when a worker last reported on it; `delivered_at`: when
-    its client last got something new, at first its admission; `deadline`: when its client gives up, None without one.
-    `prefill_s`: the least seconds that its prompt takes. `predicted`: how much of its prompt each worker should have
-    cached, empty once the worker that computes it has reported. `fixed_placement`: the workers of a link probe, which
-    is never routed; None for a client's request. `has_begun`: a worker has accepted it and computes it, or did."""
+    - Times are seconds of the director's clock. `progress_at`: when a worker last reported on it; `delivered_at`: when
+      its client last got something new, at first its admission; `deadline`: when its client gives up, None without one.
+    - `prefill_s`: the least seconds that its prompt takes.
+    - `predicted`: how much of its prompt each worker should have cached, empty once the worker that computes it has
+      reported.
+    - `fixed_placement`: the workers of a link probe, which is not routed; None for a client's request.
+    - `has_begun`: a worker has accepted it and computes it, or did.
+    """
 
     __slots__ = (
         "deadline", "delivered_at", "fixed_placement", "has_begun", "ledger", "predicted", "prefill_s", "progress_at",
@@ -121,7 +134,7 @@ class OpenRequest:
 
     @property
     def workers(self) -> Sequence[WorkerId]:
-        """The workers of its last placement, the one that computes its prompt first."""
+        """Return the workers of the request's last placement, first the one that computes its prompt."""
         placement = self.state.placement
         return () if placement is None else tuple(dict.fromkeys((placement.prefill.id, placement.decode.id)))
 
@@ -145,7 +158,7 @@ class OpenRequest:
 
 
 class AdmittedRequest(NamedTuple):
-    """A request that was admitted, and the commands to carry out now, one of which may already end it."""
+    """A request that was admitted, and the commands to carry out now, which may already include its end."""
 
     open_request: OpenRequest
     commands: list[Command]
@@ -183,7 +196,7 @@ class RequestDirector:
 
     @property
     def queue(self) -> RequestQueue:
-        """The queue of admitted requests, with the tokens that each was charged."""
+        """Return the queue of admitted requests, with the tokens that were charged for each."""
         return self._queue.queue
 
     def num_queued(self) -> Mapping[Lane, int]:
@@ -200,11 +213,11 @@ class RequestDirector:
         return Counter((open_request.state.request.tenant, open_request.is_queued) for open_request in of_clients)
 
     def breakers(self, now: float) -> Mapping[WorkerId, BreakerState]:
-        """Return the circuit breakers of the workers that have failed since their last success."""
+        """Return the state of the circuit breaker of each worker that has failed since its last success."""
         return self._queue.breaker.states(now)
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
-        """Return (key, index of its next token) for each choice about which `worker` has to send events to this
+        """Return (key, index of the next token) for each choice about which `worker` still has to send events to this
         gateway."""
         return [position for open_request in self._open.values() for position in open_request.state.positions(worker)]
 
@@ -249,7 +262,8 @@ class RequestDirector:
         return AdmittedRequest(open_request, out)
 
     def probe(self, request: Request, placement: Placement, now: float) -> AdmittedRequest:
-        """Send a `probe_request` through two given workers, once, past queue and router, for at most `PROBE_TIMEOUT_S`.
+        """Send a `probe_request` through two given workers once, without queue and router, for at most
+        `PROBE_TIMEOUT_S`.
 
         At its end `state.pulled` shows whether KV has moved between them.
         """
@@ -265,7 +279,7 @@ class RequestDirector:
         return self._decide(request, lambda open_request: open_request.state.cancelled(), now)
 
     def finish(self, request: RequestId, choice: int, now: float) -> list[Command]:
-        """End one choice of which the client needs no more; does nothing where the choice or its request has ended."""
+        """End one choice that the client needs no more; does nothing where the choice or its request has ended."""
         out = self._decide(request, lambda open_request: open_request.state.finished(choice), now)
         open_request = self._open.get(request)
         if open_request is not None and not open_request.is_queued:
@@ -312,10 +326,11 @@ class RequestDirector:
         return out
 
     def on_tokens(self, worker: WorkerRef, key: JobKey, first_index: int, ids: Sequence[int], now: float) -> bool:
-        """Count consecutive tokens of one choice in one call, and return whether they can be delivered.
+        """Record consecutive tokens of one choice in one call, and return whether they can be delivered.
 
-        True: the caller delivers all of them. False: nothing has changed, and the caller passes each to
-        `on_worker_events`."""
+        True: the caller delivers all of them to the client. False: nothing has changed, and the caller passes each
+        token to `on_worker_events`. `ids`: the token ids from output position `first_index` on.
+        """
         open_request = self._open.get(key.request)
         if open_request is None or not open_request.state.streamed(worker, key, first_index, ids):
             return False
@@ -376,8 +391,11 @@ class RequestDirector:
         ]
 
     def on_timer(self, now: float) -> list[Command]:
-        """End or retry overdue requests, search again for workers that take over, and place waiting requests. Call it
-        every `TICK_S`."""
+        """End or retry overdue requests, repeat searches for workers that take over offered KV, and place waiting
+        requests.
+
+        Call it every `TICK_S`.
+        """
         out: list[Command] = []
         for open_request in self.requests():
             self._apply(open_request, partial(self._timed_out, open_request, now), now, out)
@@ -558,9 +576,11 @@ class RequestDirector:
 
 
 def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:
-    """Return the error that ends a request whose client's deadline is `left_s` seconds away, or None when it may go on.
+    """Return the error for a request that cannot be answered before its client's deadline, or None when it can.
 
-    `prefill_s`: the least seconds that its prompt still takes. A request that cannot be answered in time ends now."""
+    `left_s`: seconds until the deadline. `prefill_s`: the least seconds that the prompt still takes. The error is
+    DEADLINE when the deadline has passed, else SLO_MISS.
+    """
     if left_s <= 0:
         return TandemError(ErrorKind.DEADLINE, "the client's deadline has passed", reason="deadline")
     if left_s < prefill_s:
@@ -572,10 +592,12 @@ def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:
 def queue_timeout_error(
     config: GatewayConfig, since: float, no_worker_since: float | None, now: float, why: Callable[[], str]
 ) -> TandemError | None:
-    """Return the error that ends a request that waits for workers, NO_WORKER, or None when it may wait on.
+    """Return the NO_WORKER error for a request that has waited too long for workers, or None when it may continue to
+    wait.
 
     `since`: when it arrived or its client got its last token; `no_worker_since`: when the last worker that could serve
-    it was lost, None while there is one. Both are seconds of one clock. `why` returns what it waits for."""
+    it was lost, None while there is one. Both are seconds of one clock. `why` returns what it waits for.
+    """
     if now - since >= config.queue_timeout_s:
         waited_s = config.queue_timeout_s
     elif no_worker_since is not None and now - max(since, no_worker_since) >= config.no_worker_wait_s:

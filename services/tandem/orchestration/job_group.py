@@ -67,8 +67,11 @@ PHASE_TABLE: dict[tuple[JobGroupPhase, JobGroupStep], JobGroupPhase] = {
 
 @dataclass(eq=False, slots=True)
 class WorkerJob:
-    """A job that was submitted to a worker. `choices`: those that it may still report on. `is_handed_off`: another
-    worker has pulled its KV, so the loss of this job has no effect."""
+    """A job that was submitted to a worker and has not ended.
+
+    `choices`: those about which the job may still send events. `is_handed_off`: another worker has read its KV, so the
+    loss of this job has no effect.
+    """
 
     worker: WorkerRef
     job: Job
@@ -80,14 +83,16 @@ class WorkerJob:
 
     @property
     def keys(self) -> tuple[JobKey, ...]:
-        """The keys of the choices that the job may still report on, in order."""
+        """Return the keys of the choices about which the job may still send events, in order."""
         return tuple(map(self.key_of, sorted(self.choices)))
 
 
 @dataclass(frozen=True, slots=True)
 class KVOffer:
-    """An offer of a job group's KV that no worker has pulled yet, by the `prefill` job that computes it or, None, by a
-    draining worker that keeps decoding."""
+    """An offer of a job group's KV that no worker has read yet.
+
+    `prefill`: the job that computes the KV; None if a draining worker offers it and keeps decoding.
+    """
 
     worker: WorkerRef
     offer: HandoffKey
@@ -98,14 +103,15 @@ class JobGroup:
     """Hold the choices that run as one job, and the open jobs of the workers that run them (`works`).
 
     - `unanswered`: the submitted job that its worker has neither accepted nor rejected; None without one.
-    - `source`: the KV offer that no worker has pulled yet; None without one.
+    - `source`: the KV offer that no worker has read yet; None without one.
     - `num_fruitless`: attempts that failed since the last progress, which is a token with the index `progress_at` or a
       later one.
     - `num_retries`: retries and migrations so far.
     - `prefix`: the remote prefix of the last placement.
     - `unfit`: workers that failed to take over the offered KV and are not tried again.
     - `progress`: progress of the last placement: FIRST before any token, HANDOVER while only the prefill worker has
-      sampled a token for another worker, DECODE from then on."""
+      sampled a token for another worker, DECODE from then on.
+    """
 
     __slots__ = (
         "choices",
@@ -136,8 +142,11 @@ class JobGroup:
 
     @property
     def ledger_phase(self) -> LedgerPhase:
-        """The phase to which the group's time counts. A group that has sampled tokens still counts as decoding while a
-        worker is searched or reserved that takes over."""
+        """Return the phase to which the group's time counts in the request's `PhaseLedger`.
+
+        A group that has sampled tokens still counts as decoding while the gateway searches or reserves a worker that
+        takes over.
+        """
         match self.phase:
             case JobGroupPhase.ENDED:
                 return LedgerPhase.DELIVER
@@ -148,8 +157,10 @@ class JobGroup:
         return self.progress
 
     def move(self, step: JobGroupStep) -> None:
-        """Take a step of PHASE_TABLE. Raises RuntimeError, and changes nothing, for a step that the table does not
-        list."""
+        """Change `phase` by a step, as PHASE_TABLE defines.
+
+        Raises RuntimeError, and changes nothing, for a step that the table does not list.
+        """
         if (self.phase, step) not in PHASE_TABLE:
             raise RuntimeError(f"{self!r} cannot take {step.name}")
         self.phase = PHASE_TABLE[self.phase, step]
@@ -166,7 +177,7 @@ class JobGroup:
         return [work for work in self.works if work.worker == worker]
 
     def leave(self, work: WorkerJob, choice: int) -> None:
-        """Record that a job will report no more on a choice, and remove the job when that was its last."""
+        """Record that a job sends no more events about a choice, and remove the job after its last choice."""
         work.choices.discard(choice)
         if not work.choices:
             self.drop(work)
@@ -177,28 +188,31 @@ class JobGroup:
             self.unanswered = None
 
     def is_worked_on(self, choice: int) -> bool:
-        """Return whether a worker may still report on a choice or offers its KV, or the group is queued."""
+        """Return whether a choice may still progress: a worker may send events about it or offers its KV, or the group
+        is queued."""
         offered = (
             self.phase is JobGroupPhase.FINDING_CONSUMER and self.source is not None and self.source.prefill is not None
         )
         return offered or self.phase is JobGroupPhase.QUEUED or any(choice in work.choices for work in self.works)
 
     def note_token(self, index: int) -> None:
-        """Record that the client has the token with this index; a token at `progress_at` or later resets
-        `num_fruitless`."""
+        """Record that the client has the token `index`; resets `num_fruitless` if it is at `progress_at` or later."""
         if index >= self.progress_at:
             self.num_fruitless = 0
 
     def streamed(self, work: WorkerJob, index: int) -> None:
-        """Record a token that a job sampled and the client has: `drew` and `note_token` in one call, for speed."""
+        """Record a token that a job sampled and that the client has: `drew` and `note_token` in one call, for speed."""
         if self.progress is not LedgerPhase.DECODE:
             self.drew(work, index)
         if index >= self.progress_at:
             self.num_fruitless = 0
 
     def drew(self, work: WorkerJob, index: int) -> None:
-        """Record that a job sampled the token `index`, and update `progress`. The first token of a job that takes over
-        repeats the last one sampled elsewhere, so it is no sign of decoding."""
+        """Record that a job sampled the token `index`, and update `progress`.
+
+        The first token of a job that takes over repeats the last one sampled elsewhere, so it does not show that the
+        worker decodes.
+        """
         job = work.job
         if isinstance(job, GenerateJob) or (isinstance(job, ResumeJob) and index > len(job.output_tokens)):
             self.progress = LedgerPhase.DECODE
@@ -207,12 +221,14 @@ class JobGroup:
 
     @property
     def is_source_open(self) -> bool:
-        """Whether a draining worker offers the group's KV and still samples its tokens."""
+        """Return whether a draining worker offers the group's KV and still samples its tokens."""
         return self.source is not None and self.source.prefill is None and bool(self.at(self.source.worker))
 
     def split(self, choice: int) -> JobGroup:
-        """Move a choice to a new job group, in the same phase, and return that group. Each job with this choice is
-        divided between the two groups."""
+        """Move a choice to a new job group in the same phase, and return that group.
+
+        Each job with this choice is divided between the two groups.
+        """
         part = JobGroup((choice,), self.num_fruitless, self.num_retries)
         part.phase, part.progress_at = self.phase, self.progress_at
         part.prefix, part.progress = self.prefix, self.progress
@@ -223,7 +239,7 @@ class JobGroup:
         return part
 
     def divide(self, num_tokens: Mapping[int, int]) -> list[JobGroup]:
-        """Return the job groups as which the choices continue without workers.
+        """Return the job groups in which the choices continue after their workers are gone.
 
         Each choice that has tokens continues alone. The others stay together as far as no other choice lies between
         them, because a job covers consecutive choices. `num_tokens`: tokens of each choice of the request that has not
@@ -244,9 +260,11 @@ class JobGroup:
         return [JobGroup(group, self.num_fruitless, self.num_retries) for group in groups]
 
     def take(self, offer: HandoffKey, consumer: WorkerJob) -> bool:
-        """Record that `consumer` has pulled all KV of `offer`, and mark the group's other jobs as handed off; does
-        nothing where `offer` is not the group's current one. Returns whether the KV came from a draining worker, so
-        whether this was a migration."""
+        """Record that `consumer` has read all KV of `offer`, and mark the group's other jobs as handed off.
+
+        Returns whether this was a migration, because the KV came from a draining worker. Does nothing where `offer` is
+        not the group's current offer.
+        """
         if self.source is None or self.source.offer != offer:
             return False
         has_moved = self.source.prefill is None

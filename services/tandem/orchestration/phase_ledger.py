@@ -1,4 +1,4 @@
-"""Account for one request's time, stage by stage; the clock is the caller's.
+"""Divide the time of one request into stages; the caller passes the time.
 
 By the gateway's clock the request is in one of seven consecutive phases, whose times add up to its total whatever
 happens. Two of the phases are spent at workers, whose reports divide them further. What the reports leave of such a
@@ -18,10 +18,10 @@ MAX_MOVES = 64
 
 
 class LedgerPhase(IntEnum):
-    """Phases of a request; the values are list indices.
+    """Phases of a request at its gateway, in order; the values are list indices.
 
     FIRST: workers have the request, and the first token is awaited. HANDOVER: the first token has arrived, and the KV
-    is on its way to the worker that samples the second. OVER: time no longer counts.
+    is on its way to the worker that samples the second. OVER: the request has ended, and time no longer counts.
     """
 
     RECEIVE = 0
@@ -57,11 +57,12 @@ class StageSeconds(NamedTuple):
 
 
 class PhaseLedger:
-    """Count how much time one request spends in each phase. Times are seconds of the gateway's clock; `began_at`: when
-    the request arrived.
+    """Count how much time one request spends in each phase.
 
-    `phase` is the current phase, read-only for callers. `moves` are the first `MAX_MOVES` phase changes, each the phase
-    that was entered and its time; also read-only."""
+    Times are seconds of the gateway's clock; `began_at`: when the request arrived. `phase`: the current phase,
+    read-only for callers. `moves`: the first `MAX_MOVES` phase changes, each with the phase that was entered and the
+    time; read-only.
+    """
 
     __slots__ = ("_job_stages", "_lost", "_seconds", "_since", "began_at", "moves", "phase")
 
@@ -75,11 +76,12 @@ class PhaseLedger:
         self.moves: list[tuple[LedgerPhase, float]] = []
 
     def move(self, phase: LedgerPhase, now: float) -> None:
-        """Add the time since the last move to the phase that ends, and enter `phase`; does nothing once the phase is
+        """Enter `phase`, and add the time since the last change to the phase that ends; does nothing once the phase is
         OVER.
 
         When the request returns to the queue before it decodes, its time with the workers counts as prefill or
-        transfer, because no worker will report on it."""
+        transfer, because no worker will report on it.
+        """
         if self.phase is LedgerPhase.OVER:
             return
         spent = max(0.0, now - self._since)
@@ -94,7 +96,8 @@ class PhaseLedger:
     def add_job_stages(self, attempt: int, stages: JobStages) -> None:
         """Record the stages that a job of an attempt reports with its first sampled token.
 
-        Its choices wait in parallel, and each of two jobs reports its own part, so the maximum of each stage counts.
+        The job's choices wait in parallel, and each of the two jobs of an attempt reports its own part, so the maximum
+        of each stage counts.
         """
         known = self._job_stages.get(attempt, JobStages())
         self._job_stages[attempt] = JobStages(*map(max, known, stages))

@@ -1,8 +1,8 @@
-"""Admit, order and place the requests that wait at a gateway. The clock is the caller's; workers are known through
-their ranking.
+"""Admit, order and place the requests that wait at a gateway.
 
-Only the first request of each model is tried, so a request without a placement costs one search per change, however
-many wait behind it. It stays first: only requests that precede it in the queue's order overtake it.
+The caller passes the time and a ranking of the workers. Only the first request of each model is tried, so a request
+without a placement costs one search per change, however many wait behind it. It stays first: only requests that precede
+it in the queue's order overtake it.
 """
 
 from __future__ import annotations
@@ -39,20 +39,26 @@ REFUSAL_BACKOFF_S = 0.1
 
 
 class Prefixes(Protocol):
-    """A mirror of the prefix index: which worker holds which blocks."""
+    """Look up in a copy of the prefix index which worker holds which KV blocks."""
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
-        """Return what each worker holds of a chain of blocks; workers that hold nothing are left out."""
+        """Return how many leading blocks of a prompt each worker holds; workers that hold none are left out.
+
+        `hashes`: the hashes of the prompt's blocks.
+        """
         ...
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
-        """Compare a prediction with the number of prompt tokens that were found in a cache."""
+        """Compare a predicted prefix hit with the number of prompt tokens that the worker found in its cache."""
         ...
 
 
 class Dispatchable(NamedTuple):
-    """A request that is first in the queue, and the workers that it goes to. `predicted`: how much of its prompt each
-    worker should have cached: the one that computes it, and the one from which a prefix is read."""
+    """A request that is sent to workers now, because it is first in the queue, and its placement.
+
+    `predicted`: how much of its prompt should be cached on the worker that computes it, and on the worker from which a
+    prefix is read.
+    """
 
     request: RequestId
     placement: Placement
@@ -61,10 +67,14 @@ class Dispatchable(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTerms:
-    """Settings of one request for queueing and placement. `weight`: its tenant's share of the queue; `policy`: its
-    tenant's disaggregation mode, None for the configured one; `timeout_s`: seconds until its client's deadline, None
-    without one; `hashes`: of its prompt's full blocks, empty where they are not known; `session`: requests of one
-    session prefer one worker."""
+    """Settings of one request for queueing and placement.
+
+    - `weight`: its tenant's share of the queue.
+    - `policy`: its tenant's disaggregation mode; None: the configured one.
+    - `timeout_s`: seconds until its client's deadline; None: no deadline.
+    - `hashes`: hashes of its prompt's full blocks; empty where they are not known.
+    - `session`: requests of one session prefer one worker.
+    """
 
     weight: float = 1.0
     timeout_s: float | None = None
@@ -91,9 +101,11 @@ class _QueuedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResult:
-    """Result of an admission. `leaves`: the request that must end with `error` because the queue is full, which may be
-    the new request itself; None when there is room. `prefill_s`: predicted minimum seconds of the new request's own
-    prefill, 0 where unknown."""
+    """Result of the admission of a request.
+
+    `leaves`: the request that must end with `error` because the queue is full, which may be the new request itself;
+    None when there is room. `prefill_s`: predicted minimum seconds of the new request's own prefill, 0 where unknown.
+    """
 
     leaves: RequestId | None = None
     error: TandemError | None = None
@@ -101,8 +113,11 @@ class AdmissionResult:
 
 
 class PlacementQueue:
-    """Queue admitted requests and choose workers for the first of each model; knows a request from `admit` until
-    `leave`. `roster`: the ranked workers. `prefixes`: None where no prefix index is kept."""
+    """Queue admitted requests, and choose workers for the first request of each model.
+
+    Knows a request from `admit` until `leave`. `roster`: the ranked workers. `prefixes`: None where no prefix index is
+    kept.
+    """
 
     def __init__(
         self, roster: WorkerRanking, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS,
@@ -124,9 +139,11 @@ class PlacementQueue:
         self._num_turns = 0
 
     def admit(self, request: Request, terms: RequestTerms = NO_TERMS) -> AdmissionResult:
-        """Queue a request. Raises TandemError(SLO_MISS), without queueing it, when its first token is predicted to
-        miss its target or deadline and early rejection is on. When the queue is full, the result names the request
-        to end."""
+        """Queue a request; the result names the request to end when the queue is full.
+
+        Raises TandemError(SLO_MISS), without queueing it, when its first token is predicted to miss its target or
+        deadline and early rejection is on.
+        """
         item = self.queue.item_for(request, terms.weight)
         queued = _QueuedRequest(
             _routing_request(request, terms.session),
@@ -150,7 +167,7 @@ class PlacementQueue:
         return AdmissionResult(leaves, queue_full(self._config.max_queued, self._expect(item, queued)), prefill_s)
 
     def next(self, now: float) -> Dispatchable | None:
-        """Return the request to send now and its placement; None when the first of every model must wait.
+        """Return the next request to send, with its placement; None when the first request of every model must wait.
 
         The request leaves the queue, so call this until it returns None.
         """
@@ -161,8 +178,10 @@ class PlacementQueue:
         return None
 
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
-        """Remove a request that has ended; does nothing when it is unknown. `num_cached`: its prompt tokens that were
-        in a prefix cache, to correct its tenant's charge; None when unknown."""
+        """Remove a request that has ended; does nothing when it is unknown.
+
+        `num_cached`: its prompt tokens that were in a prefix cache, to correct its tenant's charge; None when unknown.
+        """
         self.queue.leave(request, num_cached)
         self._requests.pop(request, None)
 
@@ -171,17 +190,17 @@ class PlacementQueue:
         return self._requests.keys()
 
     def why(self, model: str, now: float) -> str:
-        """Return a text for error messages: what the first request of the model waits for."""
+        """Return what the first waiting request of the model waits for, as text for error messages."""
         outcome, excluded = self._why.get(model), self.breaker.why(now)
         return "; ".join(filter(None, ("its turn" if outcome is None else outcome.reason, excluded)))
 
     def hopeless_since(self, model: str) -> float | None:
-        """Return the time since when no worker, not even a full one, exists for the model's first request; None when
-        one does."""
+        """Return since when no worker, not even a full one, exists for the model's first request; None when one
+        does."""
         return self._hopeless_since.get(model)
 
     def pick_consumer(self, model: str, search: FindConsumer, now: float) -> WorkerRef | None:
-        """Return a worker that continues from an offer, without queueing; None when there is none now."""
+        """Choose a worker that takes over the KV of an offer, without queueing; None when there is none now."""
         self.refused(search.excluded, now)
         unfit, failing = search.unfit | self._full(now), self.breaker.excluded(now)
         consumer = pick_migration_target(self._roster.without(unfit | failing), model, search.source)
@@ -210,7 +229,7 @@ class PlacementQueue:
         self._full_until.update(dict.fromkeys(workers, now + REFUSAL_BACKOFF_S))
 
     def failed(self, request: RequestId, requeue: Requeue) -> None:
-        """Record that workers failed a request, so that it prefers others from now on; does nothing when it has
+        """Record that workers failed a request, so that it prefers other workers from now on; does nothing when it has
         ended."""
         queued = self._requests.get(request)
         if queued is not None:
@@ -218,8 +237,10 @@ class PlacementQueue:
             queued.is_undivided |= requeue.is_undivided
 
     def may_go_on(self, view: WorkerView) -> bool:
-        """Return whether a waiting request may be placed now that a worker reports more capacity; False when none
-        waits."""
+        """Return whether a worker that reports more capacity makes it possible that a waiting request is placed.
+
+        False when none waits.
+        """
         if not len(self.queue):
             return False
         if self._full_until.pop(view.ref, None) is not None:

@@ -1,4 +1,4 @@
-"""Implement the state machine of one request from its admission to its one end, without I/O or clock.
+"""Implement the state machine of one request from its admission to its end, without I/O or clock.
 
 The choices run as one job or as several, each with its own phase (`orchestration.job_group`). Every choice has its own
 tokens and its own end, and the client may end one before the others; the request ends with the last. When workers are
@@ -40,9 +40,10 @@ class RequestState:
     """Decide the next commands for one request. Each handler returns the commands to carry out, in order; after the
     end, none.
 
-    Up to `max_retries` attempts may fail in a row without progress, which is a new token or prompt log probability for
-    the client; for a split request, a token beyond the prefill's. `placement`: its last one. `pulled`: the last report
-    that its KV has arrived at a worker. `attempts` is read-only for callers."""
+    Up to `max_retries` attempts may fail in a row without progress. Progress is a new token or prompt log probability
+    for the client; for a split request, a token beyond the one that the prefill worker samples. `placement`: the last
+    one. `pulled`: the last report that the request's KV has arrived at a worker. `attempts` is read-only for callers.
+    """
 
     def __init__(self, request: Request, handoff: HandoffId, max_retries: int = 4) -> None:
         self.request = request
@@ -71,23 +72,24 @@ class RequestState:
 
     @property
     def path(self) -> str:
-        """The text that the client gets about where it ran, such as `remote;retries=1`; empty before the first
+        """Return where the request ran, as the response reports it, such as `remote;retries=1`; empty before the first
         placement."""
         path = "" if self.placement is None else self.placement.path
         return f"{path};retries={self.num_retries}" if self.num_retries else path
 
     @property
     def num_delivered(self) -> int:
-        """Return the tokens that the client has, of all choices."""
+        """Return the output tokens that the client has, over all choices."""
         return self._client_state.num_tokens
 
     @property
     def num_cached(self) -> int | None:
-        """The prompt tokens that a prefix cache served, as reported by the first attempt that sampled; None before."""
+        """Return the prompt tokens that a prefix cache served, as reported by the first attempt that sampled a token;
+        None before."""
         return self._client_state.num_cached
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
-        """Return the choices that a worker is to report on, each with the index of its next token."""
+        """Return the choices about which a worker still has to send events, each with the index of its next token."""
         return [(key, self._choices[key.choice].next_index) for key in self.attempts.keys(worker)]
 
     def workers(self) -> tuple[WorkerRef, ...]:
@@ -95,13 +97,13 @@ class RequestState:
         return self.attempts.workers()
 
     def seeks(self) -> list[FindConsumer]:
-        """Return the searches for a worker that takes over."""
+        """Return the searches for workers that take over offered KV, one for each job group without a consumer."""
         return self.attempts.seeks()
 
     # ---- placing
 
     def placed(self, placement: Placement) -> list[StateCommand]:
-        """Submit all queued job groups to the workers of a placement. Raises RuntimeError when none is queued."""
+        """Submit all queued job groups to the workers of a placement. Raises RuntimeError when no group is queued."""
         queued = [job_group for job_group in self.attempts.job_groups if job_group.phase is JobGroupPhase.QUEUED]
         if not queued:
             raise RuntimeError(f"{self!r} cannot take PLACED")
@@ -109,8 +111,12 @@ class RequestState:
         return [command for job_group in queued for command in self.attempts.begin(job_group, placement)]
 
     def consumer_found(self, choice: int, worker: WorkerRef | None) -> list[StateCommand]:
-        """Handle the result of a FindConsumer; None: no worker can take over now. A draining worker keeps decoding and
-        the search is repeated; KV that was only prefilled is recomputed."""
+        """Hand the offered KV of `choice` over to the worker that a FindConsumer has found; None: no worker can take
+        over now.
+
+        Without a worker, KV of a draining worker stays offered, because that worker keeps decoding and the search is
+        repeated; KV of a prefill worker is recomputed elsewhere.
+        """
         job_group = self.attempts.of(choice)
         if job_group is None or job_group.phase is not JobGroupPhase.FINDING_CONSUMER or job_group.source is None:
             return []
@@ -119,7 +125,7 @@ class RequestState:
         return [] if job_group.source.prefill is None else self._requeue(job_group, Requeue(frozenset()))
 
     def accepted(self, worker: WorkerRef, key: JobKey) -> list[StateCommand]:
-        """Handle a worker's acceptance of the job `key`."""
+        """Record that a worker has accepted the job `key`."""
         return (
             self.attempts.accepted(job_group)
             if (job_group := self.attempts.awaiting_reply(worker, key)) is not None
@@ -127,10 +133,10 @@ class RequestState:
         )
 
     def refused(self, worker: WorkerRef, key: JobKey, error: TandemError) -> list[StateCommand]:
-        """Handle a worker's refusal, or failure to reply: requeue the request, or look for another consumer of a
-        draining worker's offer.
+        """Handle a worker's rejection of the job `key`, or its failure to reply.
 
-        An error that waiting does not cure ends the request.
+        The request is requeued, or another consumer is searched for KV that is still offered. An error that waiting
+        does not cure ends the request.
         """
         job_group = self.attempts.awaiting_reply(worker, key)
         if job_group is None or job_group.unanswered is None:
@@ -156,8 +162,10 @@ class RequestState:
     # ---- what workers report
 
     def reported(self, worker: WorkerRef, event: JobEvent) -> list[StateCommand]:
-        """Handle a worker's event. Events of a job that is not open here are ignored; the prompt's log probabilities
-        and KV belong to all choices."""
+        """Apply one event that a worker sends about a job; events of a job that is not open are ignored.
+
+        Prompt log probabilities and the arrival of KV concern all choices of the job.
+        """
         if isinstance(event, PromptLogprobs):
             return self._take_scores(event) if self.attempts.is_open(worker, event.key.attempt) else []
         if isinstance(event, KVReceived):
@@ -183,8 +191,10 @@ class RequestState:
                 return self._take_cancel(job_group, work, choice)
 
     def streamed(self, worker: WorkerRef, key: JobKey, first_index: int, ids: Sequence[int]) -> bool:
-        """Count consecutive tokens at once, as `reported` would one by one. Returns whether the client gets them all
-        now, as it nearly always does; otherwise nothing has changed, and the tokens are to be reported one by one."""
+        """Record consecutive tokens of one choice at once, and return whether the client gets all of them now.
+
+        That is nearly always so. False: nothing has changed, and each token must be passed to `reported`.
+        """
         job_group = self.attempts.of(key.choice)
         work = None if job_group is None or not self._client_state.is_scored else job_group.find(worker, key.attempt)
         if job_group is None or work is None or key.choice not in work.choices:
@@ -194,16 +204,21 @@ class RequestState:
         return has_them
 
     def worker_lost(self, worker: WorkerRef, reason: str) -> list[StateCommand]:
-        """Handle the loss of a worker. A worker that has handed everything over has no effect; before all workers have
-        accepted their jobs, only the placement is lost."""
+        """Continue the choices of a lost worker elsewhere, or end the request when its retries are used up.
+
+        The loss of a worker that has handed everything over has no effect. Before all workers have accepted their jobs,
+        the loss does not count as a failed attempt.
+        """
         error = TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} was lost: {reason}")
         return [
             command for job_group in list(self.attempts.job_groups) for command in self._lose(job_group, worker, error)
         ]
 
     def stalled(self, reason: str) -> list[StateCommand]:
-        """Count a failed attempt for every job group that has open jobs, and requeue it or end the request. `reason`:
-        the error text."""
+        """Count a failed attempt for every job group that has open jobs, and requeue the group or end the request.
+
+        `reason`: the error text.
+        """
         out: list[StateCommand] = []
         for job_group in list(self.attempts.job_groups):
             workers = frozenset(work.worker for work in job_group.works)
@@ -217,11 +232,11 @@ class RequestState:
     # ---- ends by this side
 
     def cancelled(self) -> list[StateCommand]:
-        """End the request because the client has disconnected or needs no more."""
+        """End the request because the client has disconnected or needs no more output."""
         return self._end(TandemError(ErrorKind.CANCELLED, "cancelled by the client"))
 
     def finished(self, index: int) -> list[StateCommand]:
-        """End one choice of which the client needs no more; does nothing if it has ended."""
+        """End one choice that the client needs no more; does nothing if it has ended."""
         if index not in self._choices:
             return []
         return self._close(index) if len(self._choices) > 1 else self.cancelled()
@@ -374,7 +389,7 @@ class RequestState:
 
 
 def retries_exhausted_error(error: TandemError, num_attempts: int) -> TandemError:
-    """Return the final error of a request whose last attempt failed with `error`."""
+    """Return the final error of a request whose last allowed attempt failed with `error`."""
     if num_attempts == 1:
         return error
     return TandemError(error.kind, f"{error.message}; {num_attempts} attempts in a row came to nothing")
