@@ -43,7 +43,7 @@ class _Stored(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandRecord:
-    """Hold the counts that one gateway process reports to planners, by model.
+    """Counts that one gateway process reports to planners, by model.
 
     `totals`: counts since the process started. `backlog`: requests that wait for a placement now. `lived_s`: seconds
     that the process had been counting when it published the record; infinite where an older version wrote it. `age_s`:
@@ -97,8 +97,9 @@ class DemandStore:
         self._unreadable: frozenset[bytes] = frozenset()
 
     async def publish(self, record: DemandRecord) -> None:
-        """Replace the record of its gateway. After StoreUnavailable nothing is lost, because the next record has the
-        same totals.
+        """Replace the demand record of the gateway that `record` names.
+
+        After StoreUnavailable nothing is lost, because the next record has the same totals.
         """
         await self._publish(self._keys, [record.gateway, record.to_json(), self._ttl_ms])
 

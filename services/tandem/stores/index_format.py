@@ -1,8 +1,8 @@
 """Encode and decode the values that the prefix index keeps in Redis.
 
-An entry of a shard's stream: version, incarnation, number of its first event, length of the worker's id, the id, and
-the events as words. A snapshot: version, incarnation, the number of events that it includes, the number of blocks that
-the worker can hold, and the words of the blocks that it holds. Integers are little-endian, a word is 8 bytes
+An entry of a stream: version, incarnation, number of its first event, length of the worker's id, the id, and the events
+as words. A snapshot: version, incarnation, the number of events that it includes, the number of blocks that the worker
+can hold, and the words of the blocks that it holds. Integers are little-endian, a word is 8 bytes
 (`kv.kv_event_codec`). An event ("fact" in names of fields) states that a block was stored or evicted.
 """
 
@@ -24,7 +24,7 @@ _SNAPSHOT = struct.Struct("<BQQQ")
 
 
 class IndexFormatError(Exception):
-    """Report bytes that are no stream entry or snapshot of the prefix index that this version can read."""
+    """Raised for bytes that are no stream entry or snapshot of the prefix index that this version can read."""
 
 
 class IndexSnapshot(NamedTuple):

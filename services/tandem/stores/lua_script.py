@@ -1,4 +1,4 @@
-"""Call Lua scripts on a Redis server by their hash. All keys of one call must share a hash slot."""
+"""Call Lua scripts on a Redis server by their hash."""
 
 from __future__ import annotations
 

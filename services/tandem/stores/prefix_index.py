@@ -3,7 +3,7 @@
 Every command has one key, so Redis Cluster may put each key on any node:
 
     {namespace:index:SHARD}        stream of the events of a shard's workers, trimmed to about `MAX_ENTRIES`
-    {namespace:index:w:ID}:blocks  snapshot of a worker's blocks, written by that worker alone; lapses with it
+    {namespace:index:w:ID}:blocks  snapshot of a worker's blocks, written by that worker alone; expires without it
     {namespace:index:w:ID}:want    "incarnation:number": a gateway requests a snapshot of at least that many events
 
 Events are numbered, so writing an entry twice does no harm: an entry that may have been lost is written again. Readers
@@ -70,8 +70,9 @@ class IndexWriter:
         self._request_key = _request_key(namespace, worker.id)
 
     async def append(self, entries: Sequence[WorkerKVEvents]) -> None:
-        """Append entries to the stream in order. After StoreUnavailable, the first few of them may have been written;
-        writing an entry again does no harm.
+        """Append entries to the stream of this worker's shard, in order.
+
+        After StoreUnavailable, the first few of them may have been written; writing an entry again does no harm.
         """
         async with _pipeline(self._redis, "XADD") as pipe:
             for entry in entries:
@@ -84,11 +85,10 @@ class IndexWriter:
         await self._redis.execute("SET", self._snapshot_key, pack_snapshot(snapshot), "PX", _ms(SNAPSHOT_TTL_S))
 
     async def renew(self) -> int | None:
-        """Extend the life of the snapshot by SNAPSHOT_TTL_S, and return how many events a snapshot must include to
-        satisfy the gateway that requested one.
+        """Extend the life of the snapshot by SNAPSHOT_TTL_S, and return how many events the next snapshot must include.
 
-        Returns 0 where no gateway requests a snapshot of this worker process, and None where there is no snapshot to
-        extend, so that a new one must be written.
+        That number comes from a gateway that requested a snapshot; it is 0 where no gateway requests one of this worker
+        process. Returns None where there is no snapshot to extend, so that a new one must be written.
         """
         async with _pipeline(self._redis, "PEXPIRE") as pipe:
             pipe.pexpire(self._snapshot_key, _ms(SNAPSHOT_TTL_S))
@@ -123,12 +123,11 @@ class IndexReader:
         self._has_unreadable = False
 
     async def read(self) -> tuple[list[WorkerKVEvents], bool]:
-        """Return the entries that were appended since the last call, at most `READ_ENTRIES` of each stream, and whether
-        more may be there. Does not wait for entries.
+        """Return the entries appended since the last call, and whether more may be there; does not wait for entries.
 
-        Entries of one worker are in order; those that this version cannot read are left out. After StoreUnavailable,
-        the next call starts with the oldest entries that exist, because another server with other stream positions may
-        answer by then.
+        At most `READ_ENTRIES` of each stream are returned. Entries of one worker are in order; those that this version
+        cannot read are left out. After StoreUnavailable, the next call starts with the oldest entries that exist,
+        because another server with other stream positions may answer by then.
         """
         try:
             async with _pipeline(self._redis, "XREAD") as pipe:

@@ -1,6 +1,6 @@
 """Send commands to one Redis server or a Redis Cluster, with a deadline for each command and health tracking.
 
-The connections, their retries, slots, MOVED, ASK and failover are the library's. `RedisClient` adds three things. Every
+The Redis library handles connections, retries, slots, MOVED, ASK and failover. `RedisClient` adds three things. Every
 command ends within `answer_s`, whatever it waits for: name resolution, a connection, a handshake, a retry, another
 node. Its result is reported to a `RedisHealth`, and each failure is a `StoreUnavailable`. And connections to a server
 that has become a replica are closed, since the address may lead to the new primary by now.
@@ -37,10 +37,9 @@ command has closed the connection to which this one is about to write."""
 
 
 class StoreUnavailable(Exception):
-    """Report that Redis did not answer or refused a command, which may have been executed or not. The caller may retry
-    later.
+    """Raised when Redis did not answer or refused a command; the command may have been executed or not.
 
-    `__cause__` is the Redis library's exception, with a message for operators.
+    The caller may retry later. `__cause__` is the Redis library's exception, with a message for operators.
     """
 
 
@@ -62,20 +61,21 @@ class RedisClient:
         self._store = store
 
     async def execute(self, *command: Any) -> Any:
-        """Send one command and return its reply. Raises StoreUnavailable where there is none within `answer_s` seconds,
-        or Redis refuses.
+        """Send one command and return its reply.
+
+        Raises StoreUnavailable when no reply arrives within `answer_s` seconds, or Redis refuses the command.
         """
         async with self.command_scope(str(command[0])):
             return await self.redis.execute_command(*command)
 
     @asynccontextmanager
     async def command_scope(self, command: str) -> AsyncGenerator[list[Any], None]:
-        """Run commands of the library's client `redis` in a `with` block, which must end within `answer_s` seconds;
-        report the result to `health` under the name `command`.
+        """Run commands of the Redis library's client in a `with` block, which must end within `answer_s` seconds.
 
-        Raises StoreUnavailable where a command in the block fails. A block that runs a pipeline without raising on
-        errors may add the replies to the list that `with` yields: at the end, errors in that list are replaced by
-        StoreUnavailable, and the first one is reported to `health`.
+        The result is reported to `health` under the name `command`. Raises StoreUnavailable where a command in the
+        block fails. A block that runs a pipeline without raising on errors may add the replies to the list that `with`
+        yields: at the end, errors in that list are replaced by StoreUnavailable, and the first one is reported to
+        `health`.
         """
         replies: list[Any] = []
         task = asyncio.current_task()

@@ -37,8 +37,9 @@ class RedisHealth:
         return next((text for text, _ in self._failing.values()), None)
 
     def answered(self, store: str, command: str) -> None:
-        """Record that a command of a store succeeded. This ends only the failure of the same command, because reads may
-        succeed while writes fail.
+        """Record that a command of a store succeeded, which ends an earlier failure of the same command.
+
+        Failures of other commands stay, because reads may succeed while writes fail.
         """
         if not self._failing:
             return

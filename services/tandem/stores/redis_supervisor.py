@@ -29,11 +29,10 @@ _TERM_S = 3.0
 
 
 def main(socket_path: str, log_path: str, command: list[str]) -> int:
-    """Run the server until standard input or the server ends, or a signal arrives, and return its exit status; 1 where
-    it cannot be started.
+    """Run the server until standard input or the server ends, or a signal arrives; return its exit status.
 
-    `command` starts the server, which listens at `socket_path` and logs to `log_path`. The directory of the socket is
-    deleted at the end.
+    The status is 1 where the server cannot be started. `command` starts the server, which listens at `socket_path` and
+    logs to `log_path`. The directory of the socket is deleted at the end.
     """
     try:
         return _supervise(socket_path, log_path, command)

@@ -29,10 +29,10 @@ class Registration(Enum):
 
 
 class Heartbeat:
-    """Keep one worker's entry in the registry: publish `record` three times per time to live of the entry.
+    """Keep one worker's entry in the registry: publish `record` three times within the entry's time to live.
 
     `state`: the result of the last heartbeat. `on_role` is called at each successful heartbeat with the role by which
-    routers use the worker: the one that was set for it, or its pool where none was.
+    routers use the worker: the one that an operator or planner has set, else the role of its pool.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Publish through Redis how many workers of each role a planner has decided on, and how many each Ray Serve deploys.
+"""Publish through Redis how many workers of each role a planner has decided on, and how many each Ray Serve instance
+deploys.
 
 One planner at a time is the leader: the first that publishes, until it has not published for a while. Several Ray Serve
-instances may run workers of one model, as during an upgrade to a new cluster: each publishes the number that it
-intends to run, under its own id.
+instances may run workers of one model, as during an upgrade to a new cluster: each publishes the number that it intends
+to run, under its own id.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ ROLES = ("prefill", "decode", "mixed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRecord:
-    """Hold how many workers of one model a planner has decided on.
+    """Numbers of workers of one model that a planner has decided on.
 
-    `planner`: the planner that publishes it. `replicas`: number by the role with which workers were started; a worker
+    `planner`: the planner that publishes them. `replicas`: number by the role with which workers were started; a worker
     whose role was changed later still counts under its first role. `reasons`: text for operators.
     """
 
@@ -70,8 +71,10 @@ class ReplicaTargets:
         self._deployed = Script(self._redis, "deployed")
 
     async def publish(self, record: TargetRecord) -> PlannerId:
-        """Store the target `record` unless another planner is the leader for its model, and return the leader: the
-        caller itself if the target was stored. The target expires after `TTL_S` seconds unless it is published again.
+        """Store the target `record` unless another planner is the leader for its model; return the leader.
+
+        The leader is the caller itself if the target was stored. The target expires after `TTL_S` seconds unless it is
+        published again.
         """
         arguments: list[Argument] = [record.planner, record.to_json(), round(TTL_S * 1000), self._hold_ms]
         leader = await self._publish(self._keys(record.model), arguments)
@@ -92,8 +95,9 @@ class ReplicaTargets:
             return None
 
     async def publish_deployed(self, model: str, role: str, serve: ServeId, number: int) -> None:
-        """Publish that the Ray Serve instance `serve` intends to run `number` workers of a model in `role`; the number
-        expires after `DEPLOYED_TTL_S` seconds unless it is published again.
+        """Publish that the Ray Serve instance `serve` intends to run `number` workers of a model in `role`.
+
+        The number expires after `DEPLOYED_TTL_S` seconds unless it is published again.
         """
         arguments: list[Argument] = [f"{role} {serve}", number, round(DEPLOYED_TTL_S * 1000)]
         await self._deployed(self._deployed_keys(model), arguments)

@@ -38,11 +38,12 @@ class ServiceCounters:
         self._is_first = True
 
     async def exchange(self, served: Iterable[tuple[ModelFlow, int]]) -> list[tuple[ModelFlow, int]]:
-        """Publish this gateway's totals `served` (tokens by model, lane and tenant), and return what the other gateways
-        have served since the last exchange.
+        """Publish how many tokens this gateway has served, and return what other gateways have served since the last
+        exchange.
 
-        The first exchange returns nothing, because what was served before this gateway started does not matter here.
-        Raises StoreUnavailable; the next exchange then includes what this one would have returned.
+        `served`: totals since this gateway started, by model, lane and tenant. The first exchange returns nothing,
+        because what was served before this gateway started does not matter here. Raises StoreUnavailable; the next
+        exchange then includes what this one would have returned.
         """
         arguments: list[str | int] = [self._gateway, _encode(served), round(TTL_S * 1000)]
         flat = await self._script(self._keys, arguments)

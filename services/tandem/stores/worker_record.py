@@ -1,4 +1,7 @@
-"""Define the record that a worker publishes in the registry, and its JSON form. It has no load figures."""
+"""Define the record that a worker publishes in the registry, and its JSON form.
+
+Load figures are not part of it; gateways get these from the worker itself.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ increase, since readers skip unknown fields."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """Describe one worker process to gateways: who it is, what it serves and where it runs.
+    """Description of one worker process for gateways: its identity, what it serves and where it runs.
 
     `pool`: the role (prefill, decode or mixed) with which it was started. `role`: the role that an operator or planner
     has set for this incarnation, empty if none; the registry stores it separately. `fingerprint`: hash over weights,

@@ -47,13 +47,11 @@ class WorkerRegistry:
         self._unreadable: frozenset[bytes] = frozenset()
 
     async def publish(self, record: WorkerRecord) -> str | None:
-        """Register a worker or renew its entry, and return the role that an operator or planner has set for it with
-        `set_role`, empty if none. Returns None, and changes nothing, while a later incarnation of the worker id is
-        registered.
+        """Register a worker or renew its entry, and return the role that `set_role` has set for it, empty if none.
 
-        Each call sends the whole record. If the registry has no entry of this incarnation, because the entry has
-        expired or Redis has lost its data, `record.role` becomes the role, unless another is stored. Otherwise
-        `record.role` is ignored.
+        Returns None, and changes nothing, while a later incarnation of the worker id is registered. Each call sends the
+        whole record. If the registry has no entry of this incarnation, because the entry has expired or Redis has lost
+        its data, `record.role` becomes the role, unless another is stored. Otherwise `record.role` is ignored.
         """
         ttl_ms = round(self.ttl_s * 1000)
         is_held, role = await self._publish(self._keys, [*_ids(record.worker), record.to_json(), ttl_ms, record.role])
@@ -61,6 +59,7 @@ class WorkerRegistry:
 
     async def set_role(self, worker: WorkerRef, role: str) -> bool:
         """Set the role in which routers use this incarnation of a worker; the role expires with the worker's entry.
+
         Returns False, and changes nothing, where this incarnation has no entry.
         """
         return bool(await self._role(self._keys, [*_ids(worker), role]))
