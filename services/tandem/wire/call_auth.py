@@ -34,8 +34,9 @@ _CALL, _TRANSPORT = b"tandem call\0", b"tandem transport\0"
 
 
 class AuthFailure(Enum):
-    """Name the reason for which a call is refused; the value is text for the log of the worker and is not sent to the
-    caller.
+    """Reasons for which a call is refused.
+
+    The value is text for the log of the worker and is not sent to the caller.
     """
 
     MISSING = "it carries no signature"
@@ -48,7 +49,7 @@ class AuthFailure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallToken:
-    """Hold the signed content of a call's header.
+    """Signed content of a call's header.
 
     `who`: the sender's name, for logs only, since any holder of the secret can claim any name. `sent_ms`: the time of
     sending, milliseconds since the epoch. `incarnation`: that of the worker for which the call is meant. `nonce`:
@@ -86,7 +87,7 @@ def headers_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> list[bytes
 
 
 def prove(nonce: bytes, transport: bytes, secret: bytes) -> bytes:
-    """Return a MAC by which a worker proves to its caller that it knows the secret.
+    """Compute the MAC by which a worker proves to its caller that it knows the cluster's secret.
 
     `nonce`: that of the call. `transport`: the bytes of the reply that the MAC covers.
     """
@@ -110,7 +111,7 @@ class CallCheck:
         self._nonces = _Nonces(max_nonces)
 
     def judge(self, headers: Sequence[bytes], method: str, secrets: Sequence[bytes], now: float) -> AuthFailure | None:
-        """Return the reason to refuse a call, or None to accept it, and then remember its nonce.
+        """Return the reason to refuse a call; None: the call is accepted, and its nonce is remembered.
 
         `headers`: the signature headers of the call. `secrets`: those with which it may be signed. `now`: seconds since
         the epoch.

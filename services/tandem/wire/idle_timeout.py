@@ -1,4 +1,4 @@
-"""Limit the duration of each wait of a stream with one timer for many waits."""
+"""Limit how long each wait of a stream may take, with one timer for many waits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class IdleTimeout:
     wait, because one timer serves many waits.
 
     Time in which this process did not run (it was stopped, or its host gave the core to others) does not count, up to
-    `seconds` for each wait: a message that arrived in that time can still be read. It is noticed when the timer runs
-    more than `STALL_S` late.
+    `seconds` for each wait: a message that arrived in that time can still be read. Such a time is noticed when the
+    timer runs more than `STALL_S` late.
     """
 
     __slots__ = ("_due", "_extension_left_s", "_loop", "_seconds", "_timeout", "_timer")

@@ -22,9 +22,9 @@ MAX_TRACEPARENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Hold a job with the gateway that sends it and the worker incarnation for which it is meant.
+    """A job, the gateway that sends it, and the worker incarnation for which it is meant.
 
-    `gateway`: the job's tokens go into the Watch stream of this gateway.
+    The worker sends the job's tokens on the Watch stream of this gateway.
     """
 
     gateway: GatewayId

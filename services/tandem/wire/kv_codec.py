@@ -31,10 +31,10 @@ def require(ok: object, message: str) -> None:
 
 
 def same_fields(source: object, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields `names` of `source` by name, for an object whose fields have the same names in Python and
-    protobuf.
+    """Return the attributes `names` of `source` as a dictionary, to build an object with the same field names.
 
-    Slower than naming each field: do not use it for objects that are converted once per token.
+    Used where fields have the same names in Python and protobuf. Slower than naming each field: do not use it for
+    objects that are converted once per token.
     """
     return {name: getattr(source, name) for name in names}
 
@@ -62,8 +62,9 @@ def decode_handoff_key(message: pb.HandoffKey) -> HandoffKey:
 
 
 def encode_pull_remainder(key: HandoffKey, num_output_tokens: int) -> pb.PullRemainder:
-    """Encode a consumer's request for the rest of a migrating sequence, of which it has `num_output_tokens` output
-    tokens.
+    """Encode a consumer's request that the producer stops a migrating sequence and sends the rest of it.
+
+    `num_output_tokens`: output tokens of the sequence that the consumer has.
     """
     return pb.PullRemainder(key=encode_handoff_key(key), num_output_tokens=num_output_tokens)
 
@@ -139,10 +140,10 @@ def encode_peer(peer: TransportPeer) -> pb.TransportPeer:
 
 
 def decode_peer(message: pb.TransportPeer) -> TransportPeer:
-    """Decode how a worker's KV memory is read: its layout, and the transport agent and memory region of each rank.
+    """Decode a worker's KV layout, and the transport agent and memory region of each of its ranks.
 
-    Raises TandemError(INVALID_REQUEST) where it is malformed or the size of a region's blocks does not match the
-    layout. Does not check that the ranks together hold every KV head.
+    Raises TandemError(INVALID_REQUEST) where the message is malformed or the size of a region's blocks does not match
+    the layout. Does not check that the ranks together hold every KV head.
     """
     layout = decode_layout(message.layout)
     ranks = tuple(_decode_rank(rank, layout) for rank in message.ranks)

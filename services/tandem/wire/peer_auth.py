@@ -41,9 +41,7 @@ _SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
 
 
 class Signed(NamedTuple):
-    """Hold the signature of one call: the metadata to send with it, and its nonce, over which the reply to `Describe`
-    has a proof.
-    """
+    """Signature of one call: the metadata to send with it, and its nonce, which the reply to `Describe` must prove."""
 
     metadata: tuple[tuple[str, bytes], ...]
     nonce: bytes
@@ -53,8 +51,8 @@ class PeerAuth:
     """Authenticate the calls between this program and the others of its cluster, as a client and as a server.
 
     Makes channels, signing stubs and servers from `secret` (the cluster's shared secret) and `tls`; where one is None,
-    calls are not signed or not encrypted. `who` names this program in the logs of others. `wall` returns seconds since
-    the epoch.
+    calls are not signed or not encrypted. `who` names this program in the logs of other programs. `wall` returns
+    seconds since the epoch.
     """
 
     def __init__(
@@ -125,8 +123,9 @@ class PeerAuth:
         return Signed(((HEADER, sign_token(token, method, self._secret.current(now)[0])),), nonce)
 
     def require_proof(self, nonce: bytes, reply: worker_pb2.DescribeReply) -> None:
-        """Raise TandemError(UNAUTHENTICATED) unless the reply proves that its sender knows the secret. `nonce` is that
-        of the call; a secret must be configured.
+        """Raise TandemError(UNAUTHENTICATED) unless the reply proves that its sender knows the secret.
+
+        `nonce` is that of the call; a secret must be configured.
         """
         assert self._secret is not None
         covered, now = _bytes_of(reply), self._wall()
@@ -156,8 +155,9 @@ class PeerAuth:
         return server.add_secure_port(address, self._tls.server_credentials())
 
     def sign_reply(self, metadata: Any, reply: worker_pb2.DescribeReply) -> None:
-        """Add to a reply of `Describe` the proof that this worker knows the secret; `metadata` is that of the call.
-        Does nothing without a secret or where the call has no valid header.
+        """Add to a reply of `Describe` the proof that this worker knows the secret.
+
+        `metadata` is that of the call. Does nothing without a secret or where the call has no valid header.
         """
         token = parse_token(next(iter(headers_of(metadata)), b""))
         if self._secret is not None and token is not None:

@@ -24,10 +24,9 @@ Signature = tuple[int, ...]
 
 def parse_secrets(content: bytes, name: str) -> tuple[bytes, ...]:
     """Return the secrets in the content of a file: its lines that are not blank, without white space around them.
-    `name` is the file's name in errors.
 
-    Raises TandemError(INVALID_REQUEST) for no secret, more than MAX_SECRETS or a short one; the message contains no
-    secret.
+    `name` is the file's name in errors. Raises TandemError(INVALID_REQUEST) for no secret, more than MAX_SECRETS or a
+    short one; the message contains no secret.
     """
     found = tuple(line.strip() for line in content.splitlines() if line.strip())
     if not 1 <= len(found) <= MAX_SECRETS:
@@ -38,9 +37,8 @@ def parse_secrets(content: bytes, name: str) -> tuple[bytes, ...]:
 
 
 def signature(*paths: Path) -> Signature:
-    """Return a value that changes when one of the paths leads to another file or the content of a file changes; ()
-    where a file is missing.
-    """
+    """Return a value that changes when one of the files is replaced or its content changes; () where a file is
+    missing."""
     try:
         stats = [path.stat() for path in paths]
     except OSError:
@@ -49,8 +47,9 @@ def signature(*paths: Path) -> Signature:
 
 
 class SecretFile:
-    """Hold the cluster's secrets, and read them again when their file changes. A file that cannot be used is logged,
-    and the secrets stay as they were.
+    """Hold the cluster's secrets, and read them again when their file changes.
+
+    A file that cannot be used is logged, and the secrets stay as they were.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,7 +60,8 @@ class SecretFile:
         self._looked_at: float | None = None
 
     def current(self, now: float) -> tuple[bytes, ...]:
-        """Return the secrets: sign with the first, accept each. Checks the file first, at most every `LOOK_S` seconds.
+        """Return the secrets: sign with the first, accept each. Checks the file for changes, at most every `LOOK_S`
+        seconds.
 
         `now`: seconds of some clock, the same in all calls.
         """
@@ -72,9 +72,9 @@ class SecretFile:
         return self._secrets
 
     def look(self) -> bool:
-        """Check the file without waiting for `LOOK_S`, and return whether the secrets have changed.
+        """Check the file for changes at once, and return whether the secrets have changed.
 
-        For a signature that matches none of the secrets: its sender may have read a new file earlier.
+        Call it for a signature that matches none of the secrets: its sender may have read a new file earlier.
         """
         before = self._secrets
         seen = signature(self._path)

@@ -22,8 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 class Pems(NamedTuple):
-    """Hold the content of the three TLS files in PEM format: this program's private key and certificate, and the
-    certificate of the cluster's CA.
+    """Content of the three TLS files in PEM format.
+
+    These are this program's private key, its certificate, and the certificate of the cluster's CA.
     """
 
     key: bytes
@@ -66,13 +67,16 @@ class TlsFiles:
         return self._pems
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Return the credentials of a client for one channel, which uses this certificate until it is closed."""
+        """Return a client's credentials for one channel; the channel uses the present certificate until it is
+        closed."""
         pems = self.current()
         return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return the credentials of a server, which use the current files for each new connection and require a client
-        certificate. Open connections are not affected.
+        """Return a server's credentials, which require a client certificate and use the current files for each new
+        connection.
+
+        Open connections are not affected when the files change.
         """
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._served),

@@ -146,10 +146,10 @@ def _encode_end(event: TerminalEvent) -> pb.JobEnd:
 
 
 def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
-    """Return the job events in a message of a Watch stream: received KV, prompt log probabilities and offered
-    migrations, then tokens by job in the order of their indices, then the ends of jobs.
+    """Return the job events in a message of a Watch stream.
 
-    Raises TandemError(INVALID_REQUEST) where the message is malformed.
+    Their order is: received KV, prompt log probabilities and offered migrations, then tokens by job in the order of
+    their indices, then the ends of jobs. Raises TandemError(INVALID_REQUEST) where the message is malformed.
     """
     events: list[JobEvent] = [_decode_pulled(pulled) for pulled in message.pulled]
     events += [_decode_scores(scores) for scores in message.scores]
@@ -253,12 +253,12 @@ def decode_step_cost(message: pb.StepCost) -> StepCost:
 
 
 def encode_books(books: EngineStats) -> pb.Books:
-    """Encode the counts of what a worker's engine holds."""
+    """Encode the numbers of blocks, sequences, leases and pulls that a worker's engine holds."""
     return pb.Books(**same_fields(books, _STATS))
 
 
 def decode_books(message: pb.Books) -> EngineStats:
-    """Decode the counts of what a worker's engine holds."""
+    """Decode the numbers of blocks, sequences, leases and pulls that a worker's engine holds."""
     return EngineStats(**same_fields(message, _STATS))
 
 
