@@ -24,11 +24,12 @@ Protocol = Literal["grpc", "http/protobuf"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtelSettings:
-    """Hold the settings of OpenTelemetry that Tandem itself uses.
+    """Settings of OpenTelemetry that Tandem itself uses.
 
-    `traces`, `metrics`: the exporters of the signal; empty where neither its exporter variable nor an endpoint is set,
-    or the SDK is disabled. `metrics_interval_s`: seconds between two exports of metrics, each of which may take
-    `metrics_timeout_s`. `max_spans`: how many ended spans may wait to be sent."""
+    `traces`, `metrics`: names of the exporters of spans and of metrics; empty where neither the exporter variable nor
+    an endpoint is set, or the SDK is disabled. `metrics_interval_s`: seconds between two exports of metrics, each of
+    which may take `metrics_timeout_s`. `max_spans`: how many ended spans may wait to be sent.
+    """
 
     traces: tuple[Exporter, ...]
     metrics: tuple[Exporter, ...]

@@ -1,4 +1,4 @@
-"""Own what leaves one process: its metrics, its traces, and the threads that send them."""
+"""Set up and close everything that one process sends out: its metrics, its traces, and the threads that send them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ class Telemetry:
 
     @classmethod
     def start(cls, service: str, instance: str, max_values: int) -> Self:
-        """Set up metrics, spans and their exporters from the `OTEL_*` variables, and return them.
+        """Set up metrics, spans and their exporters from the `OTEL_*` variables, and return them as one `Telemetry`.
 
         `service` is the program's name, `instance` distinguishes processes of that program; `OTEL_SERVICE_NAME` and
         `OTEL_RESOURCE_ATTRIBUTES` have precedence. `max_values`: see `Metrics`. Raises TandemError(INVALID_REQUEST)
-        naming a variable with an invalid value."""
+        naming a variable with an invalid value.
+        """
         _forget_empty_variables()
         settings = read_otel(os.environ)
         metrics = Metrics(max_values)

@@ -28,11 +28,12 @@ logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
 
 
 class Trace(NamedTuple):
-    """Hold this process's part of the trace of one request.
+    """This process's part of the trace of one request.
 
     `span`: the root span of this process, which records nothing where the trace is not sampled. `id`: the trace's id as
     32 hexadecimal digits; empty where it is not sampled. `traceparent`: the header to pass on to other programs, which
-    names `span`; where nothing is traced here, the client's own header, empty if it sent none."""
+    names `span`; where nothing is traced here, the client's own header, empty if it sent none.
+    """
 
     span: Span
     id: str

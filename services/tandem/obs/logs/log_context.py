@@ -10,10 +10,12 @@ from types import TracebackType
 
 
 class InRequest:
-    """Make all log lines within a `with` block, and in tasks started there, name one request, until the block ends.
+    """Name one request in all log lines that are written within a `with` block, and in tasks started there, until it
+    ends.
 
     `request_id` is the client's label of the request. `trace_id` and `span_id` are hexadecimal; empty until `traced`
-    sets them."""
+    sets them.
+    """
 
     __slots__ = ("request_id", "span_id", "trace_id")
 

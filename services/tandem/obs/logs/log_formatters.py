@@ -27,10 +27,11 @@ _WORD = re.compile(r"[!#-<>-~]+")
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """Return the argument `extra` of a logging call, so that the log line has these fields; a JSON encoder must accept
+    """Build the argument `extra` of a logging call, so that the log line has these fields; a JSON encoder must accept
     the values.
 
-    A field such as `request_id` replaces that of the running request; None removes it."""
+    A field such as `request_id` replaces that of the running request; None removes it.
+    """
     return {"fields": values}
 
 
@@ -39,8 +40,10 @@ OF_ANOTHER = fields(request_id=None, trace_id=None, span_id=None)
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Return the message of a record with its arguments inserted; where these do not fit, return both unformatted
-    instead of raising."""
+    """Return the message of a log record with its arguments inserted.
+
+    Where the arguments do not fit the message, both are returned unformatted, without an exception.
+    """
     try:
         return record.getMessage()
     except Exception:

@@ -1,4 +1,4 @@
-"""Write formatted log records to a stream."""
+"""Write formatted log records to a stream, in whole lines."""
 
 from __future__ import annotations
 

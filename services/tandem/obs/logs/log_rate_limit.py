@@ -1,10 +1,11 @@
-"""Drop log lines of which too many are alike, and log how many were dropped.
+"""Drop log lines when too many are alike, and log how many were dropped.
 
 Below ERROR, lines are alike that come from one logger with one message before its arguments are inserted. ERROR lines
 are alike only where the text and the exception are the same: many places log what they were given as "%s", where only
 the text distinguishes two failures. Since every request might then fail with a line of its own, all ERROR lines of a
 logger share a second, wide limit: a disk or terminal that is too slow for a flood of tracebacks would delay the
-requests that do not fail."""
+requests that do not fail.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _ADMITTED = "is_admitted"
 
 
 class LogRate(NamedTuple):
-    """Define a limit on log lines of one kind: `burst` lines immediately, then `per_s` lines per second."""
+    """Limit on the log lines of one kind: `burst` lines immediately, then `per_s` lines per second."""
 
     burst: float
     per_s: float
@@ -72,10 +73,11 @@ class _Bucket:
 
 
 class LogLimit(logging.Filter):
-    """Drop log records of which too many are alike, and write summaries of the dropped ones to `handlers`. Thread-safe.
+    """Drop log records when too many are alike, and write summaries of the dropped ones to `handlers`. Thread-safe.
 
     The filter must be added to each of `handlers`, all of which get the same records. `num_dropped`: records dropped
-    since the start."""
+    since the start.
+    """
 
     def __init__(self, clock: Clock, handlers: Sequence[logging.Handler]) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class LogLimit(logging.Filter):
         return is_admitted
 
     def flush(self) -> None:
-        """Write a summary for each kind of line of which some were dropped since its last summary."""
+        """Write a summary for each kind of line of which records were dropped since its last summary."""
         with self._lock:
             summaries = self._summaries(math.inf)
         self._write(summaries)

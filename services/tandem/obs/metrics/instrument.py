@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """Distinguish metrics: a COUNTER only grows, a GAUGE is read at each collection, a HISTOGRAM counts values by
+    """Kind of a metric: a COUNTER only grows, a GAUGE is read at each collection, a HISTOGRAM counts values by
     bucket."""
 
     COUNTER = "counter"

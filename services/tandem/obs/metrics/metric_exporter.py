@@ -23,7 +23,8 @@ class MetricSender:
     """Collect `metrics` every `interval_s` seconds and send them through each of `exporters`, from a thread that starts
     immediately.
 
-    `resource` describes this process to the receiver. Call `stop`, then `join`."""
+    `resource` describes this process to the receiver. To end it, call `stop`, then `join`.
+    """
 
     def __init__(
         self, metrics: Metrics, resource: Resource, exporters: Sequence[MetricExporter], interval_s: float

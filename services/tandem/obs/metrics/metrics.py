@@ -1,7 +1,8 @@
-"""Count metrics of one process.
+"""Count the metrics of one process.
 
 Made for hot paths: counting per token costs a list access, where an OpenTelemetry record costs fifteen times that. One
-thread at a time may write a series; any thread may collect."""
+thread at a time may write a series; any thread may collect.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,10 @@ Values = tuple[str, ...]
 
 
 class Exemplar(NamedTuple):
-    """Hold one recorded value of a histogram bucket with the hexadecimal id of the trace in which it occurred. `at`:
-    seconds since the epoch."""
+    """One recorded value of a histogram bucket, with the hexadecimal id of the trace in which it occurred.
+
+    `at`: seconds since the epoch.
+    """
 
     value: float
     trace: str
@@ -77,8 +80,10 @@ class HistogramSeries:
         self.sum += sum(values)
 
     def record_traced(self, value: float, trace: str, at: float) -> None:
-        """Count one value, which becomes its bucket's exemplar; `trace` is the hexadecimal id of its trace, empty where
-        there is none. `at`: seconds since the epoch."""
+        """Count one value as `record` does, and keep it as its bucket's exemplar.
+
+        `trace`: hexadecimal id of its trace; empty: the value is only counted. `at`: seconds since the epoch.
+        """
         bucket = bisect_left(self._bounds, value)
         self.counts[bucket] += 1
         self.sum += value
@@ -88,7 +93,7 @@ class HistogramSeries:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """Hold a copy of one histogram series, with the fields of `HistogramSeries`."""
+    """Copy of one histogram series, with the fields of `HistogramSeries`."""
 
     counts: tuple[int, ...]
     sum: float
@@ -102,8 +107,8 @@ class HistogramSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """Hold the current values of all series of one metric, by attribute values: HistogramSnapshots for a histogram,
-    numbers otherwise."""
+    """Current values of all series of one metric, by attribute values: HistogramSnapshots for a histogram, else
+    numbers."""
 
     instrument: Instrument
     points: Mapping[Values, float | HistogramSnapshot]
@@ -155,8 +160,10 @@ class Histogram(_Metric[HistogramSeries]):
 class Metrics:
     """Create the metrics of one process and collect their values.
 
-    Clients and operators choose the values of some attributes (`OPEN_ATTRIBUTES`). Of these, values after the first
-    `max_values` are counted together as `OTHER`, so that clients cannot create any number of series."""
+    Clients and operators choose the values of some attributes (`OPEN_ATTRIBUTES`). The first `max_values` values of
+    such an attribute have series of their own; later ones are counted together as `OTHER`, so that clients cannot
+    create any number of series.
+    """
 
     def __init__(self, max_values: int = 100) -> None:
         self._max_values = max_values
@@ -180,8 +187,11 @@ class Metrics:
         return metric
 
     def watch(self, instrument: Instrument, read: Callable[[], Mapping[Values, float]]) -> None:
-        """Register a gauge, or a counter that its owner counts. `read` returns its values by attribute values; it is
-        called at each collection, on any thread. Raises ValueError for a name that is registered already."""
+        """Register a gauge, or a counter that its owner counts, whose values are read at each collection.
+
+        `read` returns the values by attribute values, and may be called on any thread. Raises ValueError for a name
+        that is registered already.
+        """
         self._add(instrument, lambda: MetricFamily(instrument, self._merged(instrument, read())))
 
     def collect(self) -> list[MetricFamily]:

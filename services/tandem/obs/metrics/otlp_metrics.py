@@ -1,6 +1,7 @@
 """Convert collected metrics to the data model of OpenTelemetry's SDK, which its exporters take.
 
-The SDK cannot observe a histogram that is counted outside of it."""
+The SDK's own instruments are not used, because they cannot export a histogram that is counted outside of the SDK.
+"""
 
 from __future__ import annotations
 

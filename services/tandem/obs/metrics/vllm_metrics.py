@@ -71,8 +71,9 @@ def vllm_aliases(families: Sequence[MetricFamily]) -> list[MetricFamily]:
     """Compute the metrics under vLLM's names from the collected `families`, and return those whose source is among
     them.
 
-    Their series are by model: that of the source's series where it has one, otherwise the model that this worker
-    serves."""
+    Each alias has one series per model. The model is that of the source's series, or, where these name none, the model
+    that this worker serves.
+    """
     by_name = {family.instrument.name: family for family in families}
     info = by_name.get(on.WORKER_INFO.name)
     served = next((values[_INFO_MODEL] for values in info.points), "") if info is not None else ""
