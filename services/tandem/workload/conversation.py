@@ -1,4 +1,4 @@
-"""Generate the requests of one conversation, turn by turn, as a function of names."""
+"""Generate the requests of one conversation, one after the other; the same arguments give the same requests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Generates the requests of one client: a single one, or a conversation in which each builds on the one before.
+    """Generate the requests of one client: a single one, or a conversation in which each builds on the one before.
 
     `opening` returns the first request; its `follow` builds the next. `id`: request id; in a conversation of several
     requests the number of the request, from 1, is appended. `group`: class of the requests. `names`: seed of the random
     numbers, and what distinguishes the client. `salt`: additionally seeds the token ids, so another salt gives other
-    texts of the same lengths."""
+    texts of the same lengths.
+    """
 
     id: str
     group: RequestClass

@@ -1,5 +1,7 @@
-"""Define distributions of token counts: ranges, log-normal distributions and quantiles, as functions of a position in
-[0, 1)."""
+"""Define distributions of token counts (ranges, log-normal distributions, quantiles) and return lengths from them.
+
+A length is a function of a position in [0, 1).
+"""
 
 from __future__ import annotations
 
@@ -66,9 +68,11 @@ def require(lengths: Lengths) -> None:
 
 
 def length_at(lengths: Lengths, at: float) -> int:
-    """Return the length, at least 1, below which the fraction `at` of all lengths is.
+    """Return the quantile `at` of a distribution: the length, at least 1, below which the fraction `at` of all lengths
+    is.
 
-    `at` is in [0, 1); a uniformly random `at` gives a random length of the distribution."""
+    `at` is in [0, 1); a uniformly random `at` gives a random length of the distribution.
+    """
     match lengths:
         case LogNormal(median, sigma, low, high):
             normal = NormalDist().inv_cdf(max(at, 2.0**-54))

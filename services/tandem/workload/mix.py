@@ -59,9 +59,10 @@ def scheduled_requests(
 
 
 def poisson(groups: Sequence[RequestClass], seed: int, count: int, rate: float) -> Iterator[ScheduledRequest]:
-    """Return the first `count` requests of a mix of `groups` with Poisson arrivals of `rate` requests per second.
+    """Generate the first `count` requests of a mix of `groups` with Poisson arrivals of `rate` requests per second.
 
-    See `scheduled_requests`, of which this is a shorthand."""
+    A shorthand for `scheduled_requests`.
+    """
     return scheduled_requests(Mix(tuple(groups), Poisson()), seed, count, rate)
 
 

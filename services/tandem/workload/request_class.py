@@ -49,12 +49,15 @@ def _cumulative_weights(num_documents: int, zipf: float) -> tuple[float, ...]:
 class RequestClass:
     """Class of requests with equal distributions of lengths, tenant and lane.
 
-    `name`: the class in reports. `share`: fraction of all requests, not counting later turns. `prompt`: a request's own
-    tokens, after `prefix`. `output`: tokens to generate. `priority`: lower runs first in its `lane`. `turns`: requests
-    of a conversation; each later one is due an exponentially distributed time of mean `think_s` seconds after the end
-    of the one before it, and repeats that one's prompt and output before its own tokens. `arrivals`: the class's own
-    arrival process, independent of the other classes; None: it shares the mix's. Raises ValueError for impossible
-    values."""
+    - `name`: the class in reports. `share`: fraction of all requests, not counting later turns of conversations.
+    - `prompt`: a request's own tokens, after `prefix`. `output`: tokens to generate. `priority`: lower runs first in
+      its `lane`.
+    - `turns`: requests of a conversation; each later one is due an exponentially distributed time of mean `think_s`
+      seconds after the end of the one before it, and repeats that one's prompt and output before its own tokens.
+    - `arrivals`: the class's own arrival process, independent of the other classes; None: it shares the mix's.
+
+    Raises ValueError for impossible values.
+    """
 
     name: str
     share: float

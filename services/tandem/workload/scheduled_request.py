@@ -16,11 +16,13 @@ Follow = Callable[[Sequence[int], float], "ScheduledRequest"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """A request to be sent `due_s` seconds after the start of the run, whether or not earlier requests have ended.
+    """A request to be sent `due_s` seconds after the start of a load test or simulation, whether or not earlier
+    requests have ended.
 
     `group`: its class in reports. `tenant`: empty for the open tenant. `follow`: builds the client's next request in
     the same conversation, due after the end of this one; None if this is the last. `session`: requests of one session
-    prefer one worker. `timeout_s`: seconds from its arrival after which the client gives up; None if it does not."""
+    prefer one worker. `timeout_s`: seconds from its arrival after which the client gives up; None if it does not.
+    """
 
     request: Request
     group: str

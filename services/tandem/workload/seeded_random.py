@@ -1,6 +1,6 @@
 """Generate random numbers as functions of names; stateless, so that the order of calls does not change a number.
 
-The first name is the seed of the run, the others identify the number.
+The first name is the seed of the whole workload, the others identify the number.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ from tandem.workload import seeded_random
 
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
-    """A recorded prompt of which not the tokens are known, but an id for each block; equal ids stand for equal tokens.
+    """A recorded prompt of which only an id for each block is known; equal ids stand for equal tokens.
 
     `num_tokens`: length of the prompt. `ids`: one for each block. `size`: tokens of a block; the last one may be
-    shorter. Raises ValueError unless there is one id for each block."""
+    shorter. Raises ValueError unless there is one id for each block.
+    """
 
     num_tokens: int
     ids: tuple[int, ...]

@@ -20,9 +20,10 @@ def refused(place: str, what: str) -> TandemError:
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML loader for plain values that refuses a duplicate key, where YAML would silently take the second.
+    """YAML loader for plain values that refuses a duplicate key, where YAML would silently take the second value.
 
-    It raises yaml.YAMLError for one."""
+    It raises yaml.YAMLError for a duplicate key.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [str(key.value) for key, _ in node.value]
@@ -106,7 +107,7 @@ class Field:
         return self.value
 
     def made(self, make: Callable[[], Value]) -> Value:
-        """Return `make()`, converting a ValueError that it raises into a TandemError that names this field's place."""
+        """Return `make()`; convert a ValueError that it raises into a TandemError that names this field's place."""
         try:
             return make()
         except ValueError as error:
