@@ -1,9 +1,8 @@
 """Execute step plans asynchronously on a device: one copy to the device starts a step, one copy back ends it.
 
-Two steps may be in flight. A slice
-that is chained to the previous step takes its input token from that step's samples on the device, so that the next step
-is planned before the token is known. `TorchExecutor` is the reference: hidden rows and samples agree with it up to the
-order of sums.
+Two steps may be in flight. A slice that is chained to the previous step takes its input token from that step's samples
+on the device, so that the next step is planned before the token is known. `TorchExecutor` is the reference: hidden rows
+and samples agree with it up to the order of sums.
 
 Memory ordering: a step's writes may be read after `collect`, which waits for the event behind the step's last write, so
 blocks that are announced to other workers are complete. A block that a transport writes is planned only after the host

@@ -1,4 +1,4 @@
-"""Hold what the synchronous and the asynchronous executor share: model, cache, checks of slices, prompt scores."""
+"""Implement what the synchronous and the asynchronous executor share: model, cache, checks of slices, prompt scores."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan
 class BaseExecutor:
     """Base class of both executors: it checks the slices of a step plan and computes prompt log probabilities.
 
-    A slice is what a plan computes of one sequence. An executor stores the KV cache, but of the sequences only the last
-    sampled token of those in the last two steps. `max_model_len`: longest sequence in tokens; a slice beyond it yields
-    an error. Without `grammars` a slice whose sampling has a grammar yields an error."""
+    A slice is what a plan computes of one sequence. An executor stores the KV cache, and for the sequences of the last
+    two steps their last sampled token; it knows nothing else of sequences. `max_model_len`: longest sequence in tokens;
+    a slice beyond it yields an error. Without `grammars` a slice whose sampling has a grammar yields an error.
+    """
 
     def __init__(
         self, model: CausalModel, cache: KVCache, max_model_len: int, grammars: GrammarMasks | None = None

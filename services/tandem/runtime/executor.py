@@ -1,8 +1,8 @@
 """Execute step plans synchronously on a decoder and its KV pool.
 
-A slice that cannot be computed
-yields an error and leaves the other slices alone: slices are checked before the step, and when a whole step fails its
-slices run one by one. Running a slice again is harmless, since it writes the same KV to the same slots.
+A slice that cannot be computed yields an error and leaves the other slices alone: slices are checked before the step,
+and when a whole step fails its slices run one by one. Running a slice again is harmless, since it writes the same KV to
+the same slots.
 """
 
 from __future__ import annotations

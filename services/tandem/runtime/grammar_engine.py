@@ -67,12 +67,13 @@ class LlguidanceMasks:
     def allowed(self, seq: SeqId, grammar: Grammar, output: Sequence[int], stop_ids: frozenset[int]) -> torch.Tensor:
         """Return which tokens may follow `output` in the sequence `seq`, as bool `[vocab_size]`.
 
-        `output`: all tokens that the sequence has sampled. `stop_ids`: the request's stop tokens. End tokens are the
-        model's end-of-sequence tokens among `stop_ids`, or all of `stop_ids` if none of those is among them; they are
-        allowed where the grammar may end. Without `stop_ids` the model's end-of-sequence tokens are allowed only where
-        no other token is. No token is allowed where the output is complete and there is no end token. Raises ValueError
-        for a grammar that does not compile, that `output` violates or that allows neither a token nor an end here, and
-        TandemError(INVALID_REQUEST) when this mask takes more work than one token may."""
+        `output`: all tokens that the sequence has sampled. `stop_ids`: the request's stop tokens. Where the grammar may
+        end, the end tokens are allowed: the model's end-of-sequence tokens among `stop_ids`, or all of `stop_ids` if it
+        contains none of them. Without `stop_ids` the model's end-of-sequence tokens are allowed only where no other
+        token is. No token is allowed where the output is complete and there is no end token. Raises ValueError for a
+        grammar that does not compile, that `output` violates or that allows neither a token nor an end here, and
+        TandemError(INVALID_REQUEST) when this mask takes more work than one token may.
+        """
         length = len(output)
         while length and output[length - 1] in self._textless_ids:
             length -= 1
@@ -88,9 +89,11 @@ class LlguidanceMasks:
         return torch.from_numpy(allowed)
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile a grammar before its first use and cache it, so that no step waits up to half a second for that.
+        """Compile a grammar before its first use and cache it, so that no step waits up to half a second for the
+        compilation.
 
-        May be called from any thread. Never raises: for an invalid grammar `allowed` raises."""
+        May be called from any thread. Never raises: for an invalid grammar `allowed` raises.
+        """
         with contextlib.suppress(ValueError):
             self._compile(grammar)
 
@@ -102,7 +105,7 @@ class LlguidanceMasks:
 
     @property
     def num_cached(self) -> tuple[int, int]:
-        """Return how many compiled grammars are cached, and of how many sequences the matching state is cached."""
+        """Return how many compiled grammars are cached, and for how many sequences the matching state is cached."""
         return len(self._compiled), len(self._walks)
 
     def _end_ids_of(self, stop_ids: frozenset[int]) -> list[int]:

@@ -49,9 +49,10 @@ class BatchArrays:
     sampled_rows: list[int]
 
     def batch(self, longs: Sequence[torch.Tensor], shorts: Sequence[torch.Tensor]) -> Batch:
-        """Build the batch from the lists after their conversion to tensors.
+        """Build the batch from these lists after their conversion to tensors.
 
-        `longs` and `shorts` are the lists of the same names as int64 and int32 tensors, in the same order."""
+        `longs` and `shorts` are the lists of the same names as int64 and int32 tensors, in the same order.
+        """
         tokens, positions, slots = longs
         starts, lens, tables = shorts
         attention = AttentionBatch(starts, lens, tables.view(len(lens), -1), self.num_decodes, self.max_rows)

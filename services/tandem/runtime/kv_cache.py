@@ -129,9 +129,10 @@ class KVCache:
         return self.digest_own_on_device(blocks, indices)
 
     def digest_here(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return what `digest` returns, for only the heads that this rank holds.
+        """Return what `digest` returns, for only the KV heads that this rank holds.
 
-        It runs on the `aside` stream, so it may be called concurrently with steps, for blocks that no step writes."""
+        It runs on the `aside` stream, so it may be called concurrently with steps, for blocks that no step writes.
+        """
         with self._aside.running():
             return unsigned(self.digest_own_on_device(*self._places(blocks, indices)))
 

@@ -1,4 +1,5 @@
-"""Read the tensors of one decoder layer from a model's weights, projections that read the same input as one matrix."""
+"""Read the tensors of one decoder layer from a model's weights; projections that read the same input become one
+matrix."""
 
 from __future__ import annotations
 

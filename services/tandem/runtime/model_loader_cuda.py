@@ -40,9 +40,10 @@ def load_cuda(
     grammars: GrammarMasks | None,
     rank_context: RankContext,
 ) -> AsyncExecutor:
-    """Load this rank's part of the model on its GPU and return the executor; to be called on the first or only rank.
+    """Load this rank's part of the model on its GPU and return the executor. Called on the first or only rank.
 
-    Raises TandemError when there is no usable GPU, its kernels are missing, or its memory is too small."""
+    Raises TandemError when there is no usable GPU, its kernels are missing, or its memory is too small.
+    """
     device = open_cuda(rank_context.shard.rank)
     with _explained_out_of_memory(device):
         decoder, cache, kernels, stream = _load(device, directory, config, model, engine, rank_context)

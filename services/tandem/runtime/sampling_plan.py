@@ -17,14 +17,19 @@ _GREEDY = Filters(0.0, 0, 1.0, float("-inf"))
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """Which samples of a step the device takes and which the host, and the parameters of the device's samples.
+    """Assignment of the samples of a step to device and host, with the parameters of the device's samples.
 
-    Row numbers index `Batch.sampled_rows`. `picks`: row of each device sample. `whole`: integer parameters of the
-    device samples, one list each for top_k, seed, choice and index. `real`: their float parameters, one list each for
-    temperature, top_p and log_min_p; see `contract.SamplingRows`. `host_rows`: rows that the host samples from.
-    `on_host`: sequences that the host samples. `first`: for each sequence, the index of its first sample in `picks`, or
-    of its first row in `host_rows` if it is in `on_host`. `single`: for each sequence with exactly one sample, taken on
-    the device, its index in `picks`; the next step may take this token as its input."""
+    Row numbers index `Batch.sampled_rows`.
+
+    - `picks`: row of each device sample.
+    - `whole`: integer parameters of the device samples, one list each for top_k, seed, choice and index. `real`: their
+      float parameters, one list each for temperature, top_p and log_min_p; see `contract.SamplingRows`.
+    - `host_rows`: rows that the host samples from. `on_host`: sequences that the host samples.
+    - `first`: for each sequence, the index of its first sample in `picks`, or of its first row in `host_rows` if it is
+      in `on_host`.
+    - `single`: for each sequence with exactly one sample, taken on the device, its index in `picks`; the next step may
+      take this token as its input.
+    """
 
     picks: list[int] = field(default_factory=list)
     whole: list[list[int]] = field(default_factory=list)

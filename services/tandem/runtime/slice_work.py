@@ -60,9 +60,10 @@ class SliceLimits:
 
 
 class LastTokens:
-    """Last sampled token of each sequence, from which a chained slice continues.
+    """Keep the last sampled token of each sequence, from which a chained slice continues.
 
-    Only sequences in one of the last two step results are kept; `get` returns None for any other, and for a failed one.
+    Only sequences in one of the last two step results are kept; `get` returns None for all other sequences, and for one
+    whose last slice failed.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,8 @@ class LastTokens:
     def remember(self, results: Sequence[SliceResult]) -> frozenset[SeqId]:
         """Store the last token of each result of a step; a failed slice removes its sequence's token.
 
-        Returns the sequences of this and the previous step, the only ones that a later plan may continue."""
+        Returns the sequences of this step and the previous one, because only these may be continued by a later plan.
+        """
         named = frozenset(result.seq for result in results)
         recent = self._previous | named
         self._last = {seq: token for seq, token in self._last.items() if seq in recent}
@@ -98,7 +100,7 @@ def partly_filled(piece: ScheduledSlice, block_size: int) -> tuple[BlockId, ...]
 
 
 def blocks_to_digest(piece: ScheduledSlice) -> list[tuple[BlockId, int]]:
-    """List the blocks of a slice that are to be digested for a handoff, each with its index in the prompt."""
+    """List the blocks of a slice that must be digested for a handoff, each with its index in the prompt."""
     if not piece.digest_blocks:
         return []
     index_of = {block: i for i, block in enumerate(piece.blocks)}

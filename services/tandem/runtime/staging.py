@@ -31,10 +31,12 @@ class Staged:
     """Inputs of one step on the device, valid until the next step is staged.
 
     Tensors are int64 except in `sampling`. `batch`: inputs of the forward pass, None where the step has no slices.
-    `sampling_plan`: who samples what, on the host. `sampled_rows`, `picks`, `host_rows`: see `Batch` and
-    `SamplingPlan`. `sampling`: parameters of the device samples. `chained_rows`: rows of the batch whose input token is
-    a sample of the previous step. `chained_samples`: for each of them the index of that sample among the previous
-    step's device samples. `digest_blocks`: blocks to digest. `digest_indices`: their indices in their prompts."""
+    `sampling_plan`: which samples the device and the host take; this value is in host memory. `sampled_rows`, `picks`,
+    `host_rows`: see `Batch` and `SamplingPlan`. `sampling`: parameters of the device samples. `chained_rows`: rows of
+    the batch whose input token is a sample of the previous step. `chained_samples`: for each of them the index of that
+    sample among the previous step's device samples. `digest_blocks`: blocks to digest. `digest_indices`: their indices
+    in their prompts.
+    """
 
     batch: Batch | None
     sampling_plan: SamplingPlan

@@ -33,8 +33,9 @@ class Packing(StrEnum):
 def pack(config: DecoderConfig, checkpoint: Checkpoint, packing: Packing) -> Named:
     """Yield all packed tensors of a model as (name, tensor).
 
-    Each is taken from the checkpoint when the iterator reaches it. Raises TandemError when a tensor is missing or of
-    the wrong shape."""
+    Each tensor is taken from the checkpoint when the iterator reaches it. Raises TandemError when a tensor is missing
+    or of the wrong shape.
+    """
     table = (config.vocab_size, config.hidden_size)
     checkpoint.drop(".rotary_emb.inv_freq")
     for i in range(config.layers):

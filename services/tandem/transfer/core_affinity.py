@@ -25,7 +25,9 @@ class CoreAvoidance:
 
     def keep(self, thread: int) -> None:
         """Exclude the caller's current core from those on which `thread`, a native thread id of this process, may run.
-        Called again, it acts only if the caller has changed cores since. Does not raise."""
+
+        A later call acts only if the caller runs on another core by then. Does not raise.
+        """
         if self._current_core is None or not hasattr(os, "sched_setaffinity"):
             return
         core = self._current_core()

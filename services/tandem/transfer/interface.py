@@ -15,8 +15,10 @@ from tandem.transfer.memory_pool import MemoryPool
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """One block to be copied by a read: from block `remote` of the peer's pool to block `local` of this rank's pool,
-    with those KV heads that the local pool holds."""
+    """One block to be copied by a read: from block `remote` of the peer's pool to block `local` of this rank's pool.
+
+    Only the KV heads that the local pool holds are copied.
+    """
 
     remote: BlockId
     local: BlockId
@@ -37,11 +39,11 @@ class PeerError(Exception):
 
 
 class Transport(Protocol):
-    """Read blocks of peers' pools into the local pool. Once `enter_thread` was called, only the thread that called it
-    uses the transport, except for `describe`.
+    """Read blocks of peers' pools into the local pool.
 
-    No worker writes into another worker's memory. A read cannot be aborted: its local blocks are safe to reuse only
-    once `poll` returned DONE or FAILED, `disconnect` returned True, or `close` returned.
+    Once `enter_thread` was called, only the thread that called it uses the transport, except for `describe`. No worker
+    writes into another worker's memory. A read cannot be aborted: its local blocks are safe to reuse only once `poll`
+    returned DONE or FAILED, `disconnect` returned True, or `close` returned.
     """
 
     @property
@@ -50,8 +52,10 @@ class Transport(Protocol):
         ...
 
     def enter_thread(self) -> None:
-        """Prepare the calling thread to use the transport; it is the only one to do so from then on. Another thread may
-        have created the transport."""
+        """Prepare the calling thread to use the transport; from then on no other thread may use it.
+
+        Another thread may have created the transport.
+        """
         ...
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
@@ -68,8 +72,7 @@ class Transport(Protocol):
         ...
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        """Tear down a peer with all its reads; return True if it is proven that none of these reads writes to local
-        memory any more.
+        """Tear down a peer with all its reads; return True if none of these reads can write to local memory any more.
 
         The caller may call again until the result is True. Until then the peer accepts no new reads, and its open reads
         still make progress. Returns True for a peer that is not connected.
@@ -83,10 +86,9 @@ class Transport(Protocol):
         ...
 
     def post_self_test(self) -> int:
-        """Start a read of a few bytes of the transport's own memory, outside the pool, and return a handle for `poll`,
-        which returns FAILED when the bytes did not arrive intact.
+        """Start a read of a few bytes of the transport's own memory, outside the pool, and return a handle for `poll`.
 
-        Raises PeerError when the read cannot be started.
+        `poll` returns FAILED when the bytes did not arrive intact. Raises PeerError when the read cannot be started.
         """
         ...
 
@@ -106,11 +108,10 @@ class Transport(Protocol):
 
 
 class KVTransfer(Protocol):
-    """Accept commands (connect a peer, read, cancel, tear down) from any thread and carry them out in order, on one
-    rank or on all ranks of a worker.
+    """Carry out commands (connect a peer, read, cancel, tear down) in order, on one rank or on all ranks of a worker.
 
-    Results go, in order, as events to the `on_event` that the transfer was opened with. The last event is
-    TransferStopped.
+    Any thread may send commands. Results go, in order, as events to the `on_event` that the transfer was opened with.
+    The last event is TransferStopped.
     """
 
     def start(self) -> None: ...
@@ -121,8 +122,10 @@ class KVTransfer(Protocol):
         ...
 
     def halt(self) -> None:
-        """Begin to stop and return without waiting: open reads end, then the transport is closed. Also works on a
-        transfer that was not started; a second call does nothing."""
+        """Begin to stop, and return without waiting: open reads end, then the transport is closed.
+
+        Also works on a transfer that was not started; a second call does nothing.
+        """
         ...
 
     def join(self, timeout_s: float) -> bool:

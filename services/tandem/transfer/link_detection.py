@@ -68,8 +68,11 @@ class TransferSample:
 
 
 def detect_link_type(sample: TransferSample, ends: LinkEndpoints) -> tuple[LinkType, str]:
-    """Infer the type of the link that a read used; return the type, "unknown" if the counters do not show it, and a
-    sentence for people with the figures that it was inferred from."""
+    """Infer the type of the link that a read used, from the network counters of this machine.
+
+    Returns the type, "unknown" if the counters do not show it, and a sentence for people with the figures that it was
+    inferred from.
+    """
     if ends.transport == "local":
         return "shared_memory", "the local transport reads the other process's memory"
     network, rdma = (_risen(sample, kind) for kind in ("network", "rdma"))

@@ -97,10 +97,10 @@ class _Test:
 class RankEventMerger:
     """Turn each command for a worker into commands for its ranks, and the ranks' events into one event per command.
 
-    The caller passes commands to `submit` and events to `on_event`, and after each call takes the results out of
-    `commands`, pairs of rank and command to be sent, and `events`, the merged events. Each rank must answer commands in
-    their order and report TransferStopped last. `is_over`: a rank has stopped, so the caller must halt all ranks and
-    submit no further command.
+    The caller passes commands to `submit` and events to `on_event`. After each call it takes the results out of
+    `commands`, which are pairs of rank and command to be sent, and out of `events`, the merged events. Each rank must
+    answer commands in their order and report TransferStopped last. `is_over`: a rank has stopped, so the caller must
+    halt all ranks and submit no further command.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -359,8 +359,10 @@ class MultiRankTransfer(KVTransfer):
                 transfer.halt()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the transfers of all ranks have ended, up to `timeout_s` seconds for each rank. Returns False when
-        one is still running."""
+        """Wait until the transfers of all ranks have ended, up to `timeout_s` seconds for each rank.
+
+        Returns False when a rank is still running.
+        """
         have_ended = [transfer.join(timeout_s) for transfer in self._ranks]
         return all(have_ended)
 

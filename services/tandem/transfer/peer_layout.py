@@ -15,8 +15,10 @@ from tandem.transfer.memory_pool import MemoryPool
 
 
 class CopyRefused(PeerError):
-    """Raised when a read names a block that does not exist in one of the two pools, or no block. Nothing was read, and
-    the peer's other reads go on."""
+    """Raised when a read names no block, or a block that does not exist in one of the two pools.
+
+    Nothing was read, and the peer's other reads go on.
+    """
 
 
 @dataclass(frozen=True, slots=True)

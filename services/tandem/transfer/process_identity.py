@@ -12,8 +12,11 @@ _START_TIME_FIELD = 22
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identify one process, also after its pid was reused. `host` is equal only for processes that can address each
-    other by pid (`host_identity`); `start_ticks` is the start time of the process in clock ticks since boot."""
+    """Identity of a process that stays unique when its pid is reused.
+
+    `host` is equal only for processes that can address each other by pid (`host_identity`); `start_ticks` is the start
+    time of the process in clock ticks since boot.
+    """
 
     host: str
     pid: int
@@ -26,8 +29,10 @@ def this_process() -> ProcessIdentity:
 
 
 def host_identity() -> str:
-    """Return a text made of the kernel's boot id and the pid namespace; in processes with equal texts, a pid names the
-    same process."""
+    """Return a text made of the kernel's boot id and the pid namespace.
+
+    In two processes with equal texts, a pid names the same process.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 

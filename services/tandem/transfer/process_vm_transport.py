@@ -112,7 +112,7 @@ class ProcessVmTransport:
         self._links[peer.life] = link
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        """Forget the peer, which may be unknown. Always returns True, because no read outlives `post_read`."""
+        """Forget the peer, which need not be connected. Always returns True, because no read outlives `post_read`."""
         self._links.pop(peer.life, None)
         return True
 

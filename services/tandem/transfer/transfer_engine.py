@@ -1,4 +1,5 @@
-"""Decide what the transfer thread posts, polls, checks and reports; `transfer_thread` calls the engine in a loop.
+"""Decide which reads the transfer thread posts, polls, checks and reports; `transfer_thread` calls the engine in a
+loop.
 
 The engine is the only user of its transport. It owns no thread and does not wait.
 """
@@ -45,11 +46,11 @@ Its digest takes a tenth of a millisecond, as long as the post of another part.
 
 @dataclass(slots=True, eq=False)
 class ReadPart:
-    """The part of a read that one post to the transport carries: the copies `[start, stop)` of the read, in the order
-    in which the read takes them.
+    """The part of a read that one post to the transport carries.
 
-    `wrong`: index in the read of the first block whose digest differs from the producer's; None when all match or
-    nothing was checked yet. `defect`: the exception that the digest function raised instead.
+    It holds the copies `[start, stop)` of the read, in the order in which the read takes them. `wrong`: index in the
+    read of the first block whose digest differs from the producer's; None when all match or nothing was checked yet.
+    `defect`: the exception that the digest function raised.
     """
 
     start: int
@@ -96,7 +97,7 @@ class ReadTask:
         return not (self.waiting or self.open or self.num_checking)
 
     def places(self, part: ReadPart) -> Sequence[int]:
-        """Return, for each copy of `part`, its index in the read request."""
+        """Return the index in the read request of each copy of `part`."""
         return self._sequence[part.start : part.stop]
 
     def copies(self, part: ReadPart) -> Sequence[BlockCopy]:
@@ -146,8 +147,7 @@ Check = tuple[ReadTask, ReadPart]
 
 
 class DigestChecks:
-    """Check the digests of received parts of reads, on the transfer thread or on a helper thread, and hold the checks
-    that wait, run and are done.
+    """Check the digests of received parts of reads, on the transfer thread or on a helper thread.
 
     `digest`: computes the digests of local blocks. `heads`: range of the model's KV heads that the local pool holds, by
     which the matching numbers are taken from the producer's digests. `num_open`: checks whose result `take` has not
@@ -166,7 +166,7 @@ class DigestChecks:
         return not self._waiting.empty()
 
     def share(self, check: Check) -> None:
-        """Queue a check, which the helper thread (`help`) or a later `work` does."""
+        """Queue a check for the helper thread (`help`) or a later call of `work`."""
         self.num_open += 1
         self._waiting.put(check)
 
@@ -186,8 +186,8 @@ class DigestChecks:
             self._do(check)
 
     def help(self, on_done: Callable[[], None]) -> None:
-        """Serve as the body of the helper thread: do queued checks, and call `on_done` after each, until `close` is
-        called."""
+        """Do queued checks until `close` is called, as the body of the helper thread; call `on_done` after each
+        check."""
         while (check := self._waiting.get()) is not None:
             self._do(check)
             on_done()
@@ -197,8 +197,10 @@ class DigestChecks:
         self._waiting.put(None)
 
     def take(self) -> list[Check]:
-        """Return the checks that were done since the last call, each with the result in `wrong` of its part. Raises the
-        exception that the digest function raised, if it did."""
+        """Return the checks that were done since the last call, each with the result in `wrong` of its part.
+
+        Raises the exception of the digest function if it raised one.
+        """
         done: list[Check] = []
         while not self._done.empty():
             check = self._done.get()
@@ -270,8 +272,8 @@ class TransferEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a read or self-test is open, or a peer may read from this worker at any moment; the owner then
-        polls often."""
+        """Return whether a read or self-test is open, or a peer may read from this worker; the owner then polls
+        often."""
         return self._leases_open or bool(self._tasks) or self._test is not None
 
     @property
@@ -282,8 +284,8 @@ class TransferEngine:
 
     @property
     def is_drained(self) -> bool:
-        """Return whether the engine waits for nothing: no posted part, no check, and no disconnected peer whose reads
-        may go on."""
+        """Return whether nothing is in progress: no posted part, no check, and no disconnected peer whose reads may go
+        on."""
         is_checking = bool(self._arrived) or self.checks.num_open > 0
         return not (self._lingering or is_checking or any(task.open for task in self._tasks.values()))
 
@@ -305,8 +307,10 @@ class TransferEngine:
                 self._leases_open = busy
 
     def turn(self) -> list[Event]:
-        """Post, poll and check once each, and return the events since the last call, in order. Does not wait for a read
-        to end."""
+        """Do one round of work without waiting for a read to end, and return the events since the last call, in order.
+
+        A round posts at most one part of a read, polls the open parts, and checks at most one received part.
+        """
         if self._tasks or self._arrived or self.checks.num_open:
             self._check_arrived()
             self._post_next()
@@ -318,8 +322,10 @@ class TransferEngine:
         return self._take_events()
 
     def cancel_all(self, reason: str) -> None:
-        """Fail all read requests with the reason given, so that no part is posted any more; the caller goes on with
-        `turn`, which polls the open parts, until `is_drained`."""
+        """Fail all read requests with `reason`, so that no further part is posted.
+
+        The caller then calls `turn`, which polls the open parts, until `is_drained`.
+        """
         for task in self._tasks.values():
             task.fail(FailureKind.STOPPED, reason)
 

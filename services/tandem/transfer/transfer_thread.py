@@ -40,12 +40,12 @@ class _Signal(Enum):
 
 
 class TransferThread(KVTransfer):
-    """Run the transfer of one rank: accept commands from any thread, carry them out in order on a thread of its own,
-    and pass events in order to `on_event` on that thread.
+    """Run the transfer of one rank on a thread of its own, which carries out commands from any thread in order.
 
-    `on_event` must not block or raise. From `start` on only this thread uses `transport`; this thread and its helper
-    thread call `digest`, which computes the digests of local blocks, concurrently. `max_post_bytes`: most bytes that
-    one post to the transport reads. TransferStopped is the last event.
+    Events are passed in order to `on_event` on that thread; `on_event` must not block or raise. From `start` on only
+    this thread uses `transport`; this thread and its helper thread call `digest`, which computes the digests of local
+    blocks, concurrently. `max_post_bytes`: most bytes that one post to the transport reads. TransferStopped is the last
+    event.
     """
 
     def __init__(
@@ -81,8 +81,10 @@ class TransferThread(KVTransfer):
             self._inbox.put(command)
 
     def halt(self) -> None:
-        """Begin to stop and return without waiting: open reads end, then the transport is closed and the thread ends.
-        Works also before `start`; a second call does nothing."""
+        """Begin to stop, and return without waiting: open reads end, then the transport is closed and the thread ends.
+
+        Also works before `start`; a second call does nothing.
+        """
         with self._lock:
             if self._is_open:
                 self._is_open = False

@@ -34,9 +34,10 @@ from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quanti
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Linear layer in floating point: call it with rows `[T, in]` for rows `[T, out]`.
+    """Linear layer in floating point: called with rows `[T, in]`, it returns rows `[T, out]`.
 
-    `product` computes it. `weight` is `[out, in]`, `bias` `[out]` or None."""
+    `product` computes it. `weight` is `[out, in]`, `bias` `[out]` or None.
+    """
 
     product: Product
     weight: torch.Tensor
@@ -48,10 +49,11 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Int8Linear:
-    """Linear layer with int8 weights: call it with rows `[T, in]`, which it rounds to int8, for rows `[T, out]`.
+    """Linear layer with int8 weights: called with rows `[T, in]`, which it rounds to int8, it returns rows `[T, out]`.
 
     `weight` is int8 `[out, in]`. `scales` `[out, groups]`: factor of each group of adjacent components of a weight row.
-    `bias` is `[out]` or None."""
+    `bias` is `[out]` or None.
+    """
 
     weight: torch.Tensor
     scales: torch.Tensor
@@ -63,10 +65,11 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class Int4Linear:
-    """Linear layer with 4-bit weights: call it with rows `[T, in]`, which it rounds to int8, for rows `[T, out]`.
+    """Linear layer with 4-bit weights: called with rows `[T, in]`, which it rounds to int8, it returns rows `[T, out]`.
 
     `weight`: 4-bit codes of a matrix `[out, in]` with the scales and offsets that restore its values. `bias` is `[out]`
-    or None."""
+    or None.
+    """
 
     weight: Codes
     bias: torch.Tensor | None = None

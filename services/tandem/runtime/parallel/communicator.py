@@ -1,4 +1,5 @@
-"""Define the collectives that the ranks of one model use in a step; the base class is that of one rank."""
+"""Define the collectives that the ranks of one model use in a step; the base class implements them for a single
+rank."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ class Communicator:
         return number
 
     def abort(self) -> None:
-        """Make a collective that another thread waits in raise; no collective is possible afterwards. Never raises."""
+        """Make a collective that another thread waits for raise CollectiveFailed; no collective is possible afterwards.
+
+        Never raises.
+        """
 
 
 ALONE = Communicator()

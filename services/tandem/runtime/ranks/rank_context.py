@@ -23,5 +23,6 @@ class RankContext:
 
     @property
     def followers(self) -> FollowerCommands | None:
-        """Return a channel to the other ranks if this is the first of several; None on another rank or a single one."""
+        """Return a channel to the other ranks if this is the first of several ranks; None on any other rank or a single
+        rank."""
         return None if self.send_command is None else FollowerCommands(self.send_command, self.communicator)
