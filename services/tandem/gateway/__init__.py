@@ -1,9 +1,10 @@
-"""Floor 5, the gateway: the process that clients call over HTTP or gRPC. It sends their requests to workers as jobs and
-streams the output back, and imports neither torch nor a model.
+"""Run the gateway (import layer 5): the process that clients call over HTTP or gRPC.
 
-A request enters by `http` or `grpc`, is parsed in `openai`, authenticated in `tenants`, answered by `serving`, and run
-by `orchestration` on the workers of `workers`. `main` composes the program, `app` the ASGI application. Read
-`http.openai_routes`, `serving.completions` and `orchestration.driver` first, in this order."""
+It sends their requests to workers as jobs and streams the output back, and imports neither torch nor a model. A request
+enters by `http` or `grpc`, is parsed in `openai`, authenticated in `tenants`, answered by `serving`, and run by
+`orchestration` on the workers of `workers`. `main` composes the program, `app` the ASGI application. Read
+`http.openai_routes`, `serving.completions` and `orchestration.driver` first, in this order.
+"""
 
 import os
 

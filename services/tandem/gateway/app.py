@@ -60,8 +60,10 @@ _UNSERVED: Mapping[str, Sequence[str]] = {
 
 
 class GatewayApp:
-    """ASGI 3 application of the gateway, for any ASGI server or middleware: it routes requests to their handlers and
-    turns every error into a response. `answers`: its CompletionService, which the gRPC server uses too."""
+    """ASGI 3 application of the gateway: it routes requests to their handlers and turns every error into a response.
+
+    Runs under any ASGI server or middleware. `answers`: its CompletionService, which the gRPC server uses too.
+    """
 
     def __init__(
         self,
@@ -74,11 +76,12 @@ class GatewayApp:
         targets: LatencyTargets = NO_TARGETS,
         clock: Clock | None = None,
     ) -> None:
-        """Make the application over a dispatcher.
+        """Build the application; it sends requests to `dispatch`.
 
-        `observers`: receive the record of every request that has ended. `clock`: the dispatcher's; the system's by
-        default. `telemetry`: by default metrics that only `/metrics` exports, and no traces. `targets`: latency targets
-        by lane; metrics and records count what misses them."""
+        `observers`: receive the record of every request that has ended. `clock`: that of the dispatcher; None: the
+        system's. `telemetry`: None: metrics that only `/metrics` exports, and no traces. `targets`: latency targets by
+        lane; metrics and records count what misses them.
+        """
         telemetry = telemetry or Telemetry(Metrics())
         self._encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
         self._measures = RequestMetrics(telemetry.metrics, targets)

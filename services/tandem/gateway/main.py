@@ -66,10 +66,11 @@ many takes some milliseconds."""
 
 
 class Tenancy:
-    """Own the authenticator and the quotas that the setting `gateway.auth` selects.
+    """The authenticator and the quotas that the setting `gateway.auth` selects.
 
     `shared_quotas`: the same object as `quotas` where tenants have limits; None with `auth: off`, where nothing is
-    limited and `start` and `stop` do nothing."""
+    limited and `start` and `stop` do nothing.
+    """
 
     def __init__(self, gateway: GatewayId, config: Config, clock: Clock, health: RedisHealth) -> None:
         """Read the tenants file, unless `gateway.auth` is off. Raises TandemError(INVALID_REQUEST) for a file that

@@ -1,5 +1,8 @@
 """Keep the console's history: the records of the last ended requests, and sums of the last minutes by lane and by
-tenant. All of it is bounded; callers pass the time."""
+tenant.
+
+All of it is bounded. Callers pass the time.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ _QUANTILES = (0.5, 0.99)
 
 
 class Numbered(NamedTuple):
-    """Record of an ended request. `number`: counts the ended requests of this gateway, from 1 on."""
+    """Record of an ended request, with its number.
+
+    `number`: counts the ended requests of this gateway, from 1 on.
+    """
 
     number: int
     record: RequestRecord
@@ -63,9 +69,12 @@ class Tally(RequestCounts):
 
 
 class LaneFigures(Tally):
-    """Sums and distributions over ended requests. `longest_gap_s`: longest time between two tokens of a choice in any
-    of them. `first_s`: seconds to the first token, for each request that had one. `token_s`: mean seconds between two
-    tokens, for each request that had two."""
+    """Sums and distributions over ended requests.
+
+    `longest_gap_s`: longest time between two tokens of a choice, over all these requests. `first_s`: seconds to the
+    first token, for each request that had one. `token_s`: mean seconds between two tokens, for each request that had
+    two.
+    """
 
     longest_gap_s: float = 0.0
     first_s: QuantileSketch = msgspec.field(default_factory=partial(QuantileSketch, exact=_NUM_EXACT))
@@ -92,9 +101,11 @@ Figures = TypeVar("Figures", bound=Tally)
 
 @dataclass(slots=True)
 class Slice(Generic[Figures]):
-    """Figures of the requests that ended in one slice of time, by lane or by tenant. `index`: the slice is `[index *
-    width, (index + 1) * width)` on the gateway's clock, in seconds, with a width of SLICE_S or TENANT_SLICE_S.
-    `number`: of the last request that ended in the slice, as in Numbered."""
+    """Figures of the requests that ended in one slice of time, by lane or by tenant.
+
+    `index`: the slice is `[index * width, (index + 1) * width)` on the gateway's clock, in seconds, with a width of
+    SLICE_S or TENANT_SLICE_S. `number`: of the last request that ended in the slice, as in Numbered.
+    """
 
     index: int
     number: int = 0
@@ -126,8 +137,10 @@ class ConsoleState:
         tenants.setdefault(name, Tally()).add(record)
 
     def records(self, since: int, tenant: str | None) -> list[Numbered]:
-        """Return the kept records with a number greater than `since`, the newest first; those of one tenant, or with
-        None of all."""
+        """Return the kept records with a number greater than `since`, the newest first.
+
+        `tenant`: return only the records of this tenant; None: those of all tenants.
+        """
         num_new = max(0, self.number - since)
         found = islice(reversed(self._records), num_new)
         return [each for each in found if tenant is None or each.record.tenant == tenant]
@@ -151,8 +164,11 @@ class ConsoleState:
         return self._recent[1]
 
     def tenants(self, now: float) -> dict[str, Tally]:
-        """Return, by name, the sums of each tenant of which requests ended in the last NUM_TENANT_SLICES slices of
-        TENANT_SLICE_S seconds."""
+        """Return the sums of each tenant over the last NUM_TENANT_SLICES slices of TENANT_SLICE_S seconds, by tenant
+        name.
+
+        Tenants without an ended request in that time are left out.
+        """
         first = int(now // TENANT_SLICE_S) - NUM_TENANT_SLICES + 1
         found: dict[str, Tally] = {}
         for name, tally in (item for part in self._tenants if part.index >= first for item in part.figures.items()):

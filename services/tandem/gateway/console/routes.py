@@ -1,6 +1,7 @@
-"""Serve the console: its page, the page's assets and the state that it shows.
+"""Serve the console: its page, the page's assets and the state that the page shows.
 
-Its exchanges do not count as requests in metrics, and it keeps no text of prompts or outputs."""
+Requests for the console do not count in metrics, and the console keeps no text of prompts or outputs.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,10 @@ _MAX_QUERY = 256
 
 
 class Console:
-    """Serve the console over HTTP. As a RequestObserver it keeps the records of ended requests for it. `snapshot`:
-    returns the current state of the gateway. `clock`: the gateway's."""
+    """Serve the console over HTTP, and keep the records of ended requests that it shows, as a RequestObserver.
+
+    `snapshot`: returns the current state of the gateway. `clock`: the gateway's.
+    """
 
     def __init__(self, snapshot: Callable[[], GatewaySnapshot], authenticator: Authenticator, clock: Clock) -> None:
         self._snapshot = snapshot

@@ -17,8 +17,11 @@ _VERSION = version("tandem")
 def take_snapshot(
     life: GatewayId, dispatcher: RequestDriver, fleet: WorkerPool, clock: Clock, began_at: float
 ) -> GatewaySnapshot:
-    """Return the state of a gateway and its workers now. `life`: the gateway's name, unique to one run of the process.
-    `began_at`: when the gateway started, in seconds on `clock`."""
+    """Return the present state of a gateway and its workers.
+
+    `life`: the gateway's name, unique to one run of the process. `began_at`: when the gateway started, in seconds on
+    `clock`.
+    """
     return GatewaySnapshot(
         life=life,
         version=_VERSION,

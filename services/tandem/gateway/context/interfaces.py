@@ -1,6 +1,7 @@
 """Define the interfaces through which the HTTP and gRPC front ends use the dispatcher, quotas, prefixes and keys.
 
-The only implementation here is the one that checks nothing, `AllowAll`."""
+The only implementation here is `AllowAll`, an authenticator that checks nothing.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ class TokenStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScrapeTarget:
-    """Name the address, host:port, at which Prometheus reads one worker's own metrics."""
+    """Address, host:port, at which Prometheus reads one worker's own metrics."""
 
     address: str
     worker: WorkerId
@@ -131,8 +132,10 @@ class RequestDispatcher(Protocol):
         ...
 
     def problem(self) -> str | None:
-        """Return a sentence on what is wrong between workers, such as a missing link; None where nothing is. Such a
-        problem does not make `ready` report the gateway as not ready."""
+        """Return a sentence on what is wrong between workers, such as a missing link; None where nothing is wrong.
+
+        `ready` may report the gateway as ready in spite of such a problem.
+        """
         ...
 
     def num_live(self) -> Mapping[Pool, int]:
@@ -164,8 +167,10 @@ not cached, and output tokens. None: no worker has begun the request."""
 
 
 class QuotaEntry(Protocol):
-    """Hold the tokens that one admitted request has reserved in its tenant's quotas. The owner must call `close`,
-    however the request ends."""
+    """The tokens that one admitted request has reserved in its tenant's quotas.
+
+    The owner must call `close`, however the request ends.
+    """
 
     @property
     def rate_limits(self) -> Mapping[str, str]:
@@ -178,8 +183,10 @@ class QuotaEntry(Protocol):
         ...
 
     def close(self) -> None:
-        """End the reservation with the use that the meter returns now; unused tokens go back to the tenant. A second
-        call does nothing."""
+        """End the reservation with the use that the meter returns now, and return unused tokens to the tenant.
+
+        A second call does nothing.
+        """
         ...
 
 
@@ -219,8 +226,11 @@ class Authenticator(Protocol):
         ...
 
     def problem(self) -> str | None:
-        """Return a sentence on what is wrong with the known keys, such as a tenants file that does not parse; None
-        where nothing is. The last keys that were read stay in use."""
+        """Return a sentence on what is wrong with the known keys, such as a tenants file that does not parse; None if
+        nothing is.
+
+        The last keys that could be read stay in use.
+        """
         ...
 
 

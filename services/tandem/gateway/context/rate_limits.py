@@ -1,4 +1,4 @@
-"""Describe what a tenant may still use of its rate limits, as response headers, and with a refusal."""
+"""Tell clients what is left of their tenant's rate limits, in response headers and in errors."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 class BackgroundLoop:
     """Call `step` again and again in one task, from `start` to `stop`.
 
-    A step returns the seconds until the next one. A step that raises is logged with `work`, the name of what the loop
-    does, and the next one follows after `PAUSE_S` seconds."""
+    A step returns the seconds until the next step. If a step raises, the exception is logged with `work`, the name of
+    what the loop does, and the next step follows after `PAUSE_S` seconds.
+    """
 
     def __init__(self, work: str, step: Callable[[], Awaitable[float]]) -> None:
         self._work = work
@@ -31,7 +32,7 @@ class BackgroundLoop:
         self._task = asyncio.create_task(self._run(), name=self._work)
 
     async def stop(self) -> None:
-        """Cancel the step that runs and wait until it has ended; does nothing before `start`."""
+        """Cancel the step in progress and wait until it has ended; does nothing before `start`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -25,10 +25,11 @@ DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
 
 
 class GrpcCall:
-    """Hold one gRPC call: read its metadata, and send its initial metadata, its messages and its status.
+    """Read the metadata of one gRPC call, and send its initial metadata, its messages and its status.
 
     `metadata`: by name, without binary values; of several entries with one name the first. `request_id`: the client's
-    label, or a new one, as over HTTP."""
+    label, or a new one, as over HTTP.
+    """
 
     __slots__ = ("_context", "_opened", "metadata", "request_id")
 
@@ -41,9 +42,11 @@ class GrpcCall:
         self.request_id = label_of(self.metadata.get("x-request-id"))
 
     async def write(self, reply: Message, stalled_client_s: float) -> None:
-        """Send one message of a stream; returns when gRPC has accepted it. Raises CANCELLED when the client reads
-        nothing for `stalled_client_s` seconds, so that the request ends; gRPC then keeps the call's status in its send
-        buffer, behind the unread messages."""
+        """Send one message of a stream; return when gRPC has accepted it.
+
+        Raises CANCELLED when the client reads nothing for `stalled_client_s` seconds, so that the request ends; gRPC
+        then keeps the call's status in its send buffer, behind the unread messages.
+        """
         try:
             async with asyncio.timeout(stalled_client_s):
                 await self._context.write(reply)

@@ -1,4 +1,4 @@
-"""Serve grpc.health.v1 by the readiness of the dispatcher."""
+"""Serve grpc.health.v1, the health protocol of gRPC, with the readiness of the dispatcher as status."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Translate the requests of inference.proto into the JSON bodies of the HTTP API, whose parser then checks them, so
-that both front ends accept and refuse the same.
+"""Translate the requests of inference.proto into the JSON bodies of the HTTP API.
 
-A field of a message is the body's field of the same name; `x_json` is `x` as JSON text; absent and empty fields are
-left out. `_SHAPES` has the messages whose structure differs from the JSON."""
+The parser of the HTTP API then checks the bodies, so that both front ends accept and refuse the same. A field of a
+message is the body's field of the same name; `x_json` is `x` as JSON text; absent and empty fields are left out.
+`_SHAPES` has the messages whose structure differs from the JSON.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +34,10 @@ one."""
 
 
 def body_of(request: Message, kind: type[Body], *, stream: bool = False) -> Body:
-    """Translate a request message into a body of type `kind`. `stream`: value of the body's field `stream`. Raises
-    INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
+    """Translate a request message into a body of type `kind`, and return the body.
+
+    `stream`: value of the body's field `stream`. Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does.
+    """
     fields: dict[str, Any] = {"stream": True} if stream else {}
     if kind in _REQUIRED_LISTS:
         fields[_REQUIRED_LISTS[kind]] = []

@@ -109,8 +109,10 @@ class Exchange(Request):
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with a JSON body. `content`: a struct or a list of structs, which is encoded, or bytes of
-    JSON."""
+    """Return a response with a JSON body.
+
+    `content`: a struct or a list of structs, which is encoded, or bytes of JSON.
+    """
     body = content if isinstance(content, bytes) else msgspec.json.encode(content)
     return Response(body, status, headers, "application/json")
 
@@ -127,8 +129,9 @@ def error_response(error: TandemError, headers: Mapping[str, str] | None = None)
 def refusal(error: TandemError) -> tuple[float | None, str | None]:
     """Return the seconds after which a client should retry, and the name of the limit that was exceeded.
 
-    An error with status 429 or 503 is a refusal; where it gives no time or no limit, DEFAULT_RETRY_S and the name of
-    its kind are returned. For any other error the limit is None, and the time is None unless the error gives one."""
+    An error with status 429 or 503 is a refusal; if it names no time or no limit, DEFAULT_RETRY_S or the name of its
+    kind is returned instead. For any other error the limit is None, and the time is None unless the error names one.
+    """
     if error.kind.http not in _REFUSALS:
         return error.retry_after_s, None
     retry_after_s = DEFAULT_RETRY_S if error.retry_after_s is None else error.retry_after_s
@@ -136,9 +139,11 @@ def refusal(error: TandemError) -> tuple[float | None, str | None]:
 
 
 def error_headers(error: TandemError) -> dict[str, str]:
-    """Return the headers of an error: `x-ratelimit-*` where a tenant's rate limit refused the request, and
-    `retry-after` (whole seconds) and `x-tandem-reject-reason` (the exceeded limit) from `refusal`, where these are not
-    None."""
+    """Return the headers of an error response.
+
+    These are `x-ratelimit-*` where a tenant's rate limit refused the request, and `retry-after` (whole seconds) and
+    `x-tandem-reject-reason` (the exceeded limit) from `refusal`, where these are not None.
+    """
     headers = dict(error.rate_limits) if isinstance(error, RateLimitedError) else {}
     retry_after_s, reject_reason = refusal(error)
     if retry_after_s is not None:

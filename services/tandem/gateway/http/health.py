@@ -38,8 +38,11 @@ class HealthRoutes:
 
     @Operation("GET", "/ready", _READY, reply=HealthReply, not_ready=HealthReply)
     async def ready(self, exchange: Exchange) -> Response:
-        """Send 503 with what is missing until requests can be served, then 200. A problem that stops no request, such
-        as a tenants file that does not parse, is the `warning` of a 200."""
+        """Send 200 if requests can be served, else 503 with what is missing.
+
+        A problem in spite of which requests are served, such as a tenants file that does not parse, is the `warning` of
+        a 200.
+        """
         missing = self._dispatch.ready()
         if missing is not None:
             return json_response(HealthReply("not_ready", missing), 503, {"retry-after": "1"})

@@ -26,11 +26,12 @@ _TIERS = {Lane.INTERACTIVE: "priority", Lane.STANDARD: "default", Lane.BATCH: "f
 
 
 class GatheredParts:
-    """Sort the parts of a response by choice.
+    """Sort the parts of a whole response by choice.
 
-    `scored`: the prompts with log probabilities. `deltas`: by index of the choice its deltas in order, those of the
-    echoed prompt first. `reasons`: by index the finish reasons of the choices that ended; each of these has an entry in
-    `deltas`."""
+    `scored`: the prompts with log probabilities. `deltas`: for each choice index its deltas in order, those of the
+    echoed prompt first. `reasons`: for each choice that ended its finish reason; each of these has an entry in
+    `deltas`.
+    """
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.scored: list[ScoredPrompt] = []
@@ -54,9 +55,11 @@ class GatheredParts:
 
 
 class OutputFormatter:
-    """Base of the formatters of HTTP and gRPC: holds the fields that all messages of one response share, and which
-    optional fields the client requested. `answer`: the completion whose output is formatted. `created`: in seconds
-    since the epoch."""
+    """Base of the formatters of HTTP and gRPC.
+
+    Holds the fields that all messages of one response share, and which optional fields the client requested. `answer`:
+    the completion whose output is formatted. `created`: in seconds since the epoch.
+    """
 
     def __init__(self, answer: CompletionStream, created: int) -> None:
         params = answer.params

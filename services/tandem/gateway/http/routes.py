@@ -50,8 +50,11 @@ class Operation:
 
 
 class HandlerRoute(Route):
-    """Match one operation's path and call its handler with the exchange that the application put into the ASGI scope.
-    Another method gets METHOD_NOT_ALLOWED. Starlette's own call of a function would wrap each message of a stream."""
+    """Match one operation's path, and call its handler with the exchange that the application put into the ASGI scope.
+
+    A request with another method gets METHOD_NOT_ALLOWED. The handler is called here, because Starlette's way of
+    calling a function would wrap each message of a stream.
+    """
 
     def __init__(self, operation: Operation, handler: Handler) -> None:
         super().__init__(operation.path, handler, methods=[operation.method])

@@ -35,8 +35,10 @@ class _EmbeddedServer(uvicorn.Server):
 
 
 class HttpServer:
-    """Own one listening socket, and serve an ASGI application on it with uvicorn. Under uvloop it handles 2.5 times as
-    many requests per second as under asyncio's own loop."""
+    """Serve an ASGI application with uvicorn on one listening socket.
+
+    Under uvloop it handles 2.5 times as many requests per second as under asyncio's own loop.
+    """
 
     def __init__(
         self, app: Any, host: str, port: int, *, graceful_s: float = 20.0, limits: HttpLimits | None = None

@@ -45,8 +45,9 @@ class EventStream:
     async def send(self, *events: bytes, more_follow: bool = False) -> None:
         """Send events, each of them one line of JSON.
 
-        `more_follow`: the caller has further events without waiting. The given events are then held and written
-        together with the next ones, or once 16 KiB are held, because a write is half of the cost of a token."""
+        `more_follow`: the caller will send further events without waiting. The given events are then held and written
+        together with the next ones, or once 16 KiB are held, because a write is half of the cost of a token.
+        """
         for event in events:
             frame = _frame(event)
             self._held.append(frame)

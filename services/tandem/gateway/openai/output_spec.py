@@ -43,13 +43,14 @@ For each function call, return a json object with function name and arguments wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSpec:
-    """What one body requests of its output beyond plain text, resolved for one model: tools, structured output and
-    reasoning. It derives the messages for the chat template, the grammar of the output, and the transforms that split
-    the output's text.
+    """What one body requests of its output beyond plain text: tools, structured output and reasoning, resolved for one
+    model.
 
-    `form`: the structured output; None for free text. `tools`: None where the body has none. `family`: the model's
-    notation of tool calls; None where calls are not read. `may_think`: the output may begin with reasoning.
-    `is_streamed`: the response is streamed. All is checked except whether the grammars compile."""
+    Derives the messages for the chat template, the grammar of the output, and the transforms that split the output's
+    text. `form`: the structured output; None for free text. `tools`: None where the body has none. `family`: the
+    model's notation of tool calls; None where calls are not read. `may_think`: the output may begin with reasoning.
+    `is_streamed`: the response is streamed. All is checked except whether the grammars compile.
+    """
 
     text: TextModel
     form: StructuredOutput | None = None
@@ -60,8 +61,7 @@ class OutputSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the body requests nothing but plain text, so that there is neither a grammar nor a
-        transform."""
+        """Return whether the body requests plain text only, so that neither a grammar nor a transform is needed."""
         return self.form is None and self.tools is None and not self.may_think
 
     @property
@@ -84,11 +84,12 @@ class OutputSpec:
         return with_tools(messages, tools), None
 
     def grammar(self, prompt: Sequence[int]) -> tuple[Grammar | None, list[StructuredOutput]]:
-        """Return the grammar of the output after `prompt` (token ids), None for free output, and the list of all
-        grammars that must compile before it is used.
+        """Return the grammar of the output after `prompt` (token ids), and the list of all grammars that must compile.
 
-        The list begins with the structured output and the schemas of the tools, of which the last grammar consists, so
-        that an error names the field at fault. Raises UNSUPPORTED for a Lark grammar together with tools."""
+        The grammar is None for free output. The list begins with the structured output and the schemas of the tools,
+        because the grammar of the output is composed of these and an error must name the field at fault. Raises
+        UNSUPPORTED for a Lark grammar together with tools.
+        """
         form, calls, parts = self.form, None, [self.form] if self.form is not None else []
         box, family = self.tools, self.family
         if box is not None and family is not None and box.callable_tools and (box.is_required or form is not None):

@@ -1,5 +1,7 @@
-"""Check the fields of a parsed OpenAI body and translate it into a Request for workers and the GenerationParams by
-which its response is formatted."""
+"""Check the fields of a parsed OpenAI body, and build from them the `Request` for workers and the `GenerationParams`.
+
+The response is formatted by the `GenerationParams`.
+"""
 
 from __future__ import annotations
 
@@ -201,8 +203,11 @@ def request(
 
 
 def effective_lane(body: SharedBody, caller: RequestContext) -> Lane:
-    """Return the lane of a request: that of the header; without a header, that of the body's `service_tier`; without
-    both, the tenant's highest lane. A request for a better lane than the tenant's highest gets the tenant's highest."""
+    """Return the lane of a request, which is not more urgent than the tenant's own lane.
+
+    The header names the lane; without a header, the body's `service_tier` does; without both, it is the tenant's own
+    lane.
+    """
     requested = _TIERS.get(body.service_tier or "") if caller.lane is None else caller.lane
     return caller.tenant.lane if requested is None else max(requested, caller.tenant.lane)
 

@@ -1,4 +1,4 @@
-"""Count what clients request of a gateway and how it is served, by model, and publish the counts for planners."""
+"""Count the requests of a gateway and how they are served, by model, and publish the counts for planners."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ PERIOD_S = 1.0
 
 
 class DemandCounter:
-    """Count, by model, how many requests arrive, what their prompts cost and how they end; all calls on the event loop.
+    """Count, by model, how many requests arrive, what their prompts cost and how they end.
 
-    `targets` decide which tokens count as late. `open_requests` returns the requests that run or wait now."""
+    All calls must be on the event loop. `targets` decide which tokens count as late. `open_requests` returns the
+    requests that run or wait now.
+    """
 
     def __init__(self, targets: LatencyTargets, open_requests: Callable[[], Sequence[OpenRequest]]) -> None:
         self._open_requests = open_requests

@@ -98,8 +98,10 @@ class RequestDriver:
             loop.start()
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new requests, wait until the open ones have ended, and return how many had not after `timeout_s`
-        seconds; those fail with DRAINING."""
+        """Refuse new requests and wait until the open ones have ended, at most `timeout_s` seconds.
+
+        Returns how many requests had not ended by then; these fail with DRAINING.
+        """
         self._is_closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

@@ -25,10 +25,11 @@ class JsonMember:
 
 
 class PartialJsonObject:
-    """Follow one JSON object that arrives character by character, and collect its top-level members.
+    """Parse one JSON object that arrives character by character, and collect its top-level members.
 
     `is_complete`: the closing brace has arrived. `failed`: no further text can make this an object. `members`: those
-    whose value may have begun, in order."""
+    whose value may have begun, in order.
+    """
 
     __slots__ = ("_depth", "_escaped", "_in_string", "_key", "_state", "_written", "failed", "is_complete", "members")
 

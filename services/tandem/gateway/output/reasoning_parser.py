@@ -27,8 +27,10 @@ class ReasoningParser:
         self._held = ""
 
     def split(self, delta: Delta, is_last: bool) -> Delta:
-        """Return the delta with its text split into reasoning and answer; this method is a `DeltaTransform`. `is_last`:
-        the delta is the choice's last, and also gets the text held back."""
+        """Return the delta with its text split into reasoning and answer, as a `DeltaTransform`.
+
+        `is_last`: the delta is the choice's last one, and also gets the text held back.
+        """
         reasoning, text = self.push(delta.text)
         if is_last:
             last_reasoning, last_text = self.finish()
@@ -39,8 +41,10 @@ class ReasoningParser:
         return delta._replace(text=text, reasoning=reasoning)
 
     def push(self, text: str) -> tuple[str, str]:
-        """Add text; return (reasoning, answer), the text that can no longer change its meaning. The rest, such as a
-        possible beginning of a mark, is held back."""
+        """Add text; return (reasoning, answer), the parts of the text so far that later text cannot change.
+
+        The rest, such as a possible beginning of a mark, is held back.
+        """
         self._held += text
         reasoning = ""
         if self._state == "start":

@@ -25,12 +25,13 @@ class ToolCallDelta:
 
 
 class Delta(NamedTuple):
-    """What one token, or the end of a choice, adds to the choice's output. `text` may be empty while a character or a
-    possible stop string is incomplete.
+    """What one token, or the end of a choice, adds to the choice's output.
 
-    `offset`: the character of the choice's whole text at which the token's own text begins. `token`: None for text that
-    was held back until the end, and for tokens without text (end of sequence), whose id is `hidden`. `reasoning`,
-    `tool_calls`: what the transforms found in the text; `text` does not contain them."""
+    `text` may be empty while a character or a possible stop string is incomplete. `offset`: the character of the
+    choice's whole text at which the token's own text begins. `token`: None for text that was held back until the end,
+    and for tokens without text (end of sequence), whose id is `hidden`. `reasoning`, `tool_calls`: what the transforms
+    found in the text; `text` does not contain them.
+    """
 
     text: str
     offset: int
@@ -118,8 +119,11 @@ class ChoiceText:
         return self._end(FinishReason.STOP, self._num_tokens, num_cached_tokens)
 
     def finish(self, finished: Finished) -> list[Delta | ChoiceEnd]:
-        """End the choice by the worker's event; return a Delta with the text that was held back, if any, and the
-        ChoiceEnd. Raises INTERNAL where the event has no reason."""
+        """End the choice by the worker's event `finished`; return the ChoiceEnd, after a Delta with the text held back,
+        if any.
+
+        Raises INTERNAL where the event has no reason.
+        """
         if finished.reason is None:
             raise TandemError(ErrorKind.INTERNAL, "the request ended without a reason")
         return self._end(finished.reason, finished.num_output_tokens, finished.num_cached_tokens)

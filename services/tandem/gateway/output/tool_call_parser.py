@@ -21,12 +21,13 @@ _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 
 class ToolCallParser:
     """Separate one choice's text into plain text, which `push` and `finish` return, and pieces of tool calls, which
-    `take` returns. Text that looked like a call is returned as plain text where it breaks `call_format` or names no
-    function of `names`.
+    `take` returns.
 
-    `is_eager`: the first piece of a call is available when its name is known and its arguments begin, otherwise when
-    the call is complete. An eager call that has begun stays a call, also where its arguments turn out to be malformed.
-    `max_calls`: calls beyond it are dropped. `new_id`: makes the id of a call."""
+    Text that looked like a call is returned as plain text where it breaks `call_format` or names no function of
+    `names`. `is_eager`: the first piece of a call is available when its name is known and its arguments begin;
+    otherwise a call is available when it is complete. An eager call that has begun stays a call, also where its
+    arguments turn out to be malformed. `max_calls`: calls beyond it are dropped. `new_id`: makes the id of a call.
+    """
 
     def __init__(
         self,
@@ -53,8 +54,10 @@ class ToolCallParser:
         self._num_emitted = -1  # characters of the arguments that were emitted; -1: not even the name was
 
     def split(self, delta: Delta, is_last: bool) -> Delta:
-        """Return the delta with the tool calls moved from its text to `tool_calls`; this method is a `DeltaTransform`.
-        `is_last`: the delta is the choice's last, and also gets the text held back."""
+        """Return the delta with the tool calls moved from its text to `tool_calls`, as a `DeltaTransform`.
+
+        `is_last`: the delta is the choice's last one, and also gets the text held back.
+        """
         text = self.push(delta.text)
         if is_last:
             text += self.finish()
@@ -89,8 +92,10 @@ class ToolCallParser:
         return self._settled()
 
     def take(self) -> tuple[ToolCallDelta, ...]:
-        """Return the pieces of calls that were found since the last `take`, at most one per call: some clients misread
-        two pieces of one call in one message."""
+        """Return the pieces of calls that were found since the last `take`, at most one per call.
+
+        Some clients misread two pieces of one call in one message.
+        """
         pieces, self._pieces = tuple(self._pieces), []
         return pieces
 

@@ -13,15 +13,17 @@ ToolParser = Literal["auto", "hermes", "llama3", "mistral", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallFormat:
-    """Notation in which a model family writes tool calls: by default, each call is a JSON object with a `name` and the
-    arguments under `arguments_key`.
+    """Notation in which a model family writes tool calls.
 
-    - `opening` is the text before the calls, which may be a single special token. With `is_bare` an answer that begins
-      with a JSON object is a call also without it.
+    By default each call is a JSON object with a `name` and the arguments under `arguments_key`.
+
+    - `opening` is the text before the calls, which may be a single special token. With `is_bare`, an answer that begins
+      with a JSON object is a call even without this text.
     - `separator` is the text between two calls. `closing` follows each call (Hermes) or, with `is_list`, the list of
       all calls (Mistral).
     - With `names_first` a call is a name, `arguments_mark` and the object of its arguments (Mistral from tokenizer
-      version 11 on)."""
+      version 11 on).
+    """
 
     name: Literal["hermes", "llama3", "mistral"]
     opening: str
@@ -63,11 +65,12 @@ MISTRAL_V11 = ToolCallFormat(
 def select_tool_format(
     parser: ToolParser, template: ChatTemplate, knows: Callable[[str], bool]
 ) -> ToolCallFormat | None:
-    """Return the notation in which a model is expected to write calls; None where `parser` is "none". A `parser` other
-    than "auto" selects its notation; "auto" derives it from `template`.
+    """Return the notation in which a model is expected to write tool calls; None where `parser` is "none".
 
-    `knows`: returns whether a text is one token of the vocabulary. Hermes' notation is the default: a model whose
-    template has no place for tools is prompted to write it (see `output_spec.with_tools`)."""
+    A `parser` other than "auto" selects its notation; "auto" derives it from `template`. `knows`: returns whether a
+    text is one token of the vocabulary. Hermes' notation is the default: a model whose template has no place for tools
+    is prompted to write it (see `output_spec.with_tools`).
+    """
     mistral = MISTRAL_V11 if knows("[ARGS]") else MISTRAL
     if parser != "auto":
         return {"none": None, "hermes": HERMES, "llama3": LLAMA3, "mistral": mistral}[parser]

@@ -1,4 +1,4 @@
-"""Write the Lark grammar of answers that are tool calls, in the notation in which `tool_call_parser` reads them."""
+"""Write the Lark grammar of answers that are tool calls, in the notations that `tool_call_parser` reads."""
 
 from __future__ import annotations
 

@@ -49,8 +49,9 @@ class PrefixIndexClient:
     """Keep a copy of the prefix index in memory, up to date with Redis, and look up prefixes in it.
 
     Owns `reader`, through which it reads Redis, and closes it in `stop`. `scope` selects workers and models. Only each
-    `stride`-th block of a prompt is kept, so hits are multiples of it. Read-only for others: `is_reachable`, whether
-    the last read of Redis succeeded, and `false_hits`, the counts of predicted tokens that were not cached."""
+    `stride`-th block of a prompt is kept, so hits are multiples of it. Read-only for callers: `is_reachable`, whether
+    the last read of Redis succeeded, and `false_hits`, the counts of predicted tokens that were not cached.
+    """
 
     def __init__(self, reader: IndexReader, scope: PrefixIndexScope, stride: int, clock: Clock) -> None:
         self._reader = reader
@@ -77,8 +78,10 @@ class PrefixIndexClient:
         return self._mirror.table
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
-        """Return how many leading blocks of a prompt each worker holds, given the hashes of its blocks in order;
-        workers that hold none are left out."""
+        """Return how many leading blocks of a prompt each worker holds; workers that hold none are left out.
+
+        `hashes`: the hashes of the prompt's blocks, in order.
+        """
         return self._mirror.table.match(hashes)
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
@@ -111,8 +114,10 @@ class PrefixIndexClient:
         return POLL_S if self.is_reachable else RETRY_S
 
     async def follow(self) -> bool:
-        """Read the entries that Redis has now and apply them. Returns whether more are waiting there; False also where
-        Redis is unreachable."""
+        """Read the entries that Redis has now and apply them; return whether more are waiting in Redis.
+
+        Returns False also where Redis is unreachable.
+        """
         try:
             has_more = await self._follow()
             self.is_reachable = True

@@ -55,12 +55,13 @@ _MESSAGE_CHARS = 20
 
 
 class CompletionStream:
-    """Own the requests of one body and stream their output. It is an asynchronous context manager, whose exit cancels
-    what still runs and records the result.
+    """Run the requests of one body and stream their output; as an asynchronous context manager it cancels at its exit
+    what still runs, and records the result.
 
     `id`: of the response. `model`: the model's name as the client wrote it, which may be an alias. `jobs`: the admitted
     requests, one for each prompt. `num_choices`: of all prompts; the i-th choice of the p-th prompt is choice p *
-    params.num_choices + i. `recording`: receives what happens, for metrics and logs."""
+    params.num_choices + i. `recording`: receives what happens, for metrics and logs.
+    """
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class CompletionStream:
 
     @property
     def num_attempts(self) -> int:
-        """Return 1 plus the number of retries on other workers; with several prompts, of the one with the most."""
+        """Return 1 plus the number of retries on other workers; with several prompts, the maximum over the prompts."""
         return max(stream.num_attempts for stream in self._streams)
 
     @property
@@ -134,8 +135,8 @@ class CompletionStream:
 
     @property
     def has_more(self) -> bool:
-        """Return whether the next part can probably be read without waiting. Always False with several prompts, where
-        this is unknown."""
+        """Return whether the next part can probably be read without waiting; False with several prompts, where this is
+        unknown."""
         return len(self._streams) == 1 and self._streams[0].has_more
 
     @property
@@ -333,8 +334,11 @@ class CompletionService:
 
     async def tokenize(self, body: TokenizeBody, tenant: Tenant) -> tuple[ServedModel, tuple[int, ...]]:
         """Return the served model, and the token ids of the prompt that a completion or a chat with this body would
-        compute. Raises INVALID_REQUEST unless the body has either a prompt or messages, and names a model where several
-        are served; otherwise raises as `find`."""
+        compute.
+
+        Raises INVALID_REQUEST unless the body has either a prompt or messages, and unless it names a model where
+        several are served; otherwise raises as `find`.
+        """
         served = self._named_or_only(body.model, tenant)
         if (body.prompt is None) == (body.messages is None):
             raise TandemError(ErrorKind.INVALID_REQUEST, "either prompt or messages must be given", param="prompt")

@@ -3,4 +3,5 @@
 `request_recorder.RequestRecorder` follows the open requests; at the end of one it makes a
 `request_record.RequestRecord` and passes it to the observers (`request_metrics`, `request_log`, the console, the demand
 counts). `token_timing` measures the times between tokens, `root_span` ends the span, `gauges` exports the current state
-of other rooms. Read `request_recorder` first."""
+of the gateway's other parts. Read `request_recorder` first.
+"""

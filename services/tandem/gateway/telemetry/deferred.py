@@ -1,7 +1,7 @@
-"""Run the telemetry work of ended requests later and for many together, so that tokens do not wait for it.
+"""Make the telemetry calls of ended requests later, many in a row, so that tokens do not wait for them.
 
-Run for one request at a time, between the tokens of others, this work finds neither its code nor its data in the
-processor's caches and takes several times as long.
+If each call were made at the end of its request, between the tokens of other requests, it would find neither its code
+nor its data in the processor's caches and take several times as long.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class DeferredCalls:
             self._is_due = True
 
     def do(self) -> None:
-        """Make all waiting calls before returning, those included that they enqueue. Does nothing when one of these
-        calls makes it."""
+        """Make all waiting calls now, and those that they add meanwhile.
+
+        Does nothing when one of these calls calls it.
+        """
         if self._is_running:
             return
         self._is_running = True

@@ -16,10 +16,11 @@ MAX_FLOWS = 1024
 
 
 class Flow(NamedTuple):
-    """Count the KV that moved from worker `source` to worker `target` since this gateway started.
+    """KV that moved from worker `source` to worker `target` since this gateway started.
 
     `kind`: "handoff" for the KV of requests that their decode worker pulled, "prefix" for remote prefix fetches.
-    `num_transfers`: the number of pulls or fetches, which moved `num_bytes` in total."""
+    `num_transfers`: the number of pulls or fetches, which moved `num_bytes` in total.
+    """
 
     source: WorkerId
     target: WorkerId
@@ -29,7 +30,8 @@ class Flow(NamedTuple):
 
 
 class Flows:
-    """Keep the flows between pairs of workers, at most `MAX_FLOWS`, ordered by their latest traffic."""
+    """Count the KV that moved between pairs of workers, for at most `MAX_FLOWS` pairs, ordered by their latest
+    traffic."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[WorkerId, WorkerId, Kind], Flow] = {}

@@ -15,23 +15,24 @@ FINISHED, CANCELLED, INTERNAL = "finished", "cancelled", "internal"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """Hold everything that the gateway keeps of one HTTP exchange or RPC that has ended, over all its prompts.
+    """Everything that the gateway keeps of one HTTP exchange or RPC that has ended, over all its prompts.
 
-    `id`: the gateway's own id. `label`: the client's `x-request-id`. `endpoint`: "chat" or "completion". `outcome`:
-    "finished", "cancelled", or the kind of the error that ended the request, whose message is `error`. `model`: the
-    served name; empty where no such model is served. `path`: "remote" (two workers), "local" (one worker) or "fallback"
-    (one worker, because the request could not be split); empty where the request was never placed. `reason`: why it
-    took that path, or the limit that refused it; may be empty. `num_attempts`: 1 plus the retries; 0 where it was never
-    admitted. `workers`: ids of the workers of its last placement, the one that computed the prompt first; empty where
-    it was never placed.
-
-    `received_at`: seconds since the epoch. `first_token_s`: seconds from arrival to the first token sent; None where
-    none was. `token_s`: mean seconds between two tokens of a choice, a gap; None where there were no two.
-    `longest_gap_s`: the longest gap; a late gap exceeds the target of the request's lane. `stages`: seconds by stage,
-    which add up to `total_s`; with several prompts, those of the prompt that ended last.
-
-    `trace`: hexadecimal id of the trace; empty where it is not sampled. `traceparent`: the header as passed on to
-    workers, also where the trace is not sampled; empty where there was none."""
+    - `id`: the gateway's own id. `label`: the client's `x-request-id`. `endpoint`: "chat" or "completion". `model`: the
+      served name; empty where no such model is served.
+    - `outcome`: "finished", "cancelled", or the kind of the error that ended the request, whose message is `error`.
+    - `path`: "remote" (two workers), "local" (one worker) or "fallback" (one worker, because the request could not be
+      split); empty where the request was not placed. `reason`: why it took that path, or the limit that refused it; may
+      be empty.
+    - `num_attempts`: 1 plus the retries; 0 where it was not admitted. `workers`: ids of the workers of its last
+      placement, the one that computed the prompt first; empty where it was not placed.
+    - `received_at`: seconds since the epoch. `first_token_s`: seconds from arrival to the first token sent; None where
+      no token was sent.
+    - `token_s`: mean seconds between two tokens of a choice, a gap; None where there were no two. `longest_gap_s`: the
+      longest gap; a late gap exceeds the target of the request's lane.
+    - `stages`: seconds by stage, which add up to `total_s`; with several prompts, those of the prompt that ended last.
+    - `trace`: hexadecimal id of the trace; empty where it is not sampled. `traceparent`: the header as passed on to
+      workers, also where the trace is not sampled; empty where there was none.
+    """
 
     id: str
     label: str
@@ -60,10 +61,12 @@ class RequestRecord:
 
 
 class RequestObserver(Protocol):
-    """Receive the record of each ended request: of admitted requests, and of those refused after their body was
+    """Receive the record of each ended request: of admitted requests, and of requests refused after their body was
     read."""
 
     def answered(self, record: RequestRecord) -> None:
-        """Take one record, on the event loop and without blocking. Where it raises, the error is logged and the record
-        is lost for this observer only."""
+        """Receive one record, on the event loop and without blocking.
+
+        An exception is logged, and the record is then lost for this observer only.
+        """
         ...

@@ -33,7 +33,7 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 
 class RequestKind(NamedTuple):
-    """Classify a request by its body: `endpoint` is "chat" or "completion", `is_streamed` whether the response is a
+    """Kind of a request by its body: `endpoint` is "chat" or "completion", `is_streamed` whether the response is a
     stream."""
 
     endpoint: str
@@ -42,8 +42,11 @@ class RequestKind(NamedTuple):
 
 
 class RequestTiming(NamedTuple):
-    """Hold the times of a request as its client sees them, in seconds: from its arrival until now (`total_s`), until
-    its first token (None before it), and by stage."""
+    """Times of a request as its client sees them, in seconds from its arrival.
+
+    `total_s`: until now. `first_token_s`: until the first token; None before there is one. `stages`: division of the
+    time into stages.
+    """
 
     total_s: float
     first_token_s: float | None
@@ -84,11 +87,11 @@ class RequestRecorder:
 
     @contextmanager
     def admission(self, identity: str, kind: RequestKind, caller: RequestContext) -> Iterator[RequestRecording]:
-        """Begin the recording of a request whose body was read, and yield it; `identity` is the gateway's own id of the
-        request.
+        """Begin the recording of a request whose body was read, and yield the recording.
 
-        An exception inside the `with` ends the recording with that error. Otherwise the recording stays open until the
-        caller calls its `end`."""
+        `identity`: the gateway's own id of the request. An exception inside the `with` block ends the recording with
+        that error. Otherwise the recording stays open until the caller calls its `end`.
+        """
         self._open[caller.tenant.id] += 1
         recording = RequestRecording(self, identity, kind, caller, self._targets.lane(kind.lane).itl_s)
         try:

@@ -27,8 +27,11 @@ _WAITS = {LedgerPhase.QUEUE: "queue", LedgerPhase.ROUTE: "route"}
 
 
 class SpanFacts(NamedTuple):
-    """Hold what a span needs besides the record: the times of the last prompt (`ledger`), the request's `max_tokens`,
-    and why each choice finished (`finish_reasons`, by choice index)."""
+    """What a span needs besides the record of its request.
+
+    `ledger`: the times of the last prompt. `max_tokens`: that of the request. `finish_reasons`: why each choice
+    finished, by choice index.
+    """
 
     ledger: PhaseLedger
     max_tokens: int

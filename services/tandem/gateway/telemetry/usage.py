@@ -9,10 +9,11 @@ from tandem.gateway.telemetry.token_timing import TokenTiming
 
 
 class Usage(NamedTuple):
-    """Hold the tokens of one response, over all its prompts and choices.
+    """Numbers of tokens of one response, over all its prompts and choices.
 
     `num_prompt` counts each prompt once. `num_cached`: those prompt tokens whose KV a worker took from a cache; None
-    while no worker has reported it."""
+    while no worker has reported it.
+    """
 
     num_prompt: int
     num_output: int
@@ -42,8 +43,10 @@ class UsageCounter:
         self._num_prompt += num_prompt_tokens
 
     def ended(self, ending: ChoiceEnd) -> None:
-        """Replace the count of an ended choice by the exact one, which includes tokens that produced no text and so
-        were not sent."""
+        """Replace the count of an ended choice by the exact one.
+
+        The exact count includes tokens that produced no text and so were not sent.
+        """
         self.reasons[ending.choice] = ending.reason.value
         self._beyond += ending.num_output_tokens - self._pace.num_of(ending.choice)
         if ending.num_cached_tokens is not None:

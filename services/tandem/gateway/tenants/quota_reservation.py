@@ -58,8 +58,11 @@ class QuotaReservation:
             self._on_close(self, self._meter())
 
     def used(self, spent: TokenUsage | None) -> int | None:
-        """Return how many of the tokens `spent` by the request count against this reservation: all but those settled
-        under an earlier one. None where no worker has begun the request, which then costs nothing."""
+        """Return how many of the tokens that the request has `spent` count against this reservation.
+
+        Tokens that were settled under an earlier reservation do not. None where no worker has begun the request, which
+        then costs nothing.
+        """
         return None if spent is None else max(0, spent.total - self._base)
 
     def used_so_far(self) -> int:
@@ -67,11 +70,11 @@ class QuotaReservation:
         return self.used(self._meter()) or 0
 
     def reenter(self, name: str) -> None:
-        """Replace the reservation by one that is named `name`, has the tokens not yet reported to Redis, and is granted
-        whatever the limits.
+        """Replace the reservation by a new one with the id `name` and the tokens not yet reported to Redis.
 
         Called when Redis has lost the reservation or settled it with the tokens reported so far. The new reservation
-        does not count as a request."""
+        does not count as a request and is granted even beyond the limits.
+        """
         tokens = max(0, self.reservation.tokens - self.num_reported)
         self._base += self.num_reported
         self.num_reported = 0

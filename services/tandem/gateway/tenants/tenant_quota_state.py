@@ -1,4 +1,5 @@
-"""Hold one tenant's quota state at one gateway: its open reservations, and a local quota while Redis is down."""
+"""Hold one tenant's quota state at one gateway: its open reservations, and a local quota for the time that Redis is
+down."""
 
 from __future__ import annotations
 
@@ -73,7 +74,11 @@ class TenantQuotaState:
 
     def settle_locally(self, entry: QuotaReservation, used: int | None, now_ms: int) -> None:
         """Settle a reservation in the local quota with the tokens that its request `used`; None: no worker has begun
-        it. Does nothing outside local mode. A reservation made in Redis counts 0 here, because it is settled there."""
+        it.
+
+        Does nothing outside local mode. A reservation that was made in Redis counts 0 here, because it is settled
+        there.
+        """
         if self._local_quota is None:
             return
         self._local_quota.settle(

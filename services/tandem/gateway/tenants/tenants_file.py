@@ -46,9 +46,10 @@ _SETTINGS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregat
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Describe an API key by its SHA-256 digest and its tenant.
+    """An API key, by its SHA-256 digest, and its tenant.
 
-    `label`: a name for people. `expires_ns`: nanoseconds since the epoch; None where it does not expire."""
+    `label`: a name for people. `expires_ns`: nanoseconds since the epoch; None where it does not expire.
+    """
 
     digest: bytes
     tenant: Tenant
@@ -58,7 +59,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """Hold the content of a tenants file: its tenants by id, and its keys by their SHA-256 digest."""
+    """Content of a tenants file: its tenants by id, and its keys by their SHA-256 digest."""
 
     keys: Mapping[bytes, Key]
     tenants: Mapping[TenantId, Tenant]

@@ -39,10 +39,11 @@ def read_tenants(path: Path, gateway_policy: str) -> Tenants:
 
 
 class TenantsWatch:
-    """Give `authenticator` the new tenants whenever the tenants file has changed, from `start` to `stop`.
+    """Pass the new tenants to `authenticator` whenever the tenants file has changed, from `start` to `stop`.
 
     A file that cannot be read or parsed is logged and reported to `authenticator`, which keeps its tenants.
-    `gateway_policy` as in `read_tenants`."""
+    `gateway_policy` as in `read_tenants`.
+    """
 
     def __init__(self, path: Path, gateway_policy: str, authenticator: ApiKeyAuthenticator) -> None:
         self._path = path

@@ -16,12 +16,12 @@ _REPLACEMENT = "\ufffd"
 
 
 class StopMatcher:
-    """Return text up to the first stop string, and hold back what may be the beginning of one.
+    """Return text up to the first stop string, and hold back what may be the beginning of a stop string.
 
-    The stop string that is complete first is the one that counts; of several that end at the same character, the
-    longest. So the result does not depend on how the text was cut into pieces. Each stop string has a
-    Knuth-Morris-Pratt automaton: the cost is linear in the text. `include`: the stop string itself is returned too.
-    `stopped`: one was found."""
+    The stop string that is complete first counts; of several that end at the same character, the longest. So the result
+    does not depend on how the text was cut into pieces. Each stop string has a Knuth-Morris-Pratt automaton: the cost
+    is linear in the text. `include`: the stop string itself is returned too. `stopped`: a stop string was found.
+    """
 
     __slots__ = ("_failures", "_held", "_include", "_states", "_stops", "stopped")
 
@@ -34,11 +34,12 @@ class StopMatcher:
         self.stopped = False
 
     def feed(self, text: str, *, may_stop: bool = True) -> str:
-        """Add text; return the text, held-back text included, that cannot belong to a stop string. After a stop string,
-        the result is always empty.
+        """Add text; return the text, held-back text included, that cannot belong to a stop string.
 
-        `may_stop`: false to treat a stop string that becomes complete in this text as ordinary text. One that becomes
-        complete while it is true counts even if it began before."""
+        After a stop string, the result is always empty. `may_stop`: false to treat a stop string that becomes complete
+        in this text as ordinary text. A stop string that becomes complete in a later call counts even if it began in
+        this text.
+        """
         if not self._stops or self.stopped:
             return "" if self.stopped else text
         buffer = self._held + text

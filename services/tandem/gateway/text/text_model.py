@@ -31,8 +31,10 @@ class TokenText:
 
 
 class Vocabulary:
-    """Return the text and bytes of single tokens. Both byte notations are read: GPT-2's byte alphabet, and
-    SentencePiece's `<0xNN>` and U+2581."""
+    """Return the text and bytes of single tokens of a tokenizer's vocabulary.
+
+    Both byte notations are read: GPT-2's byte alphabet, and SentencePiece's `<0xNN>` and U+2581.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -69,8 +71,8 @@ def _byte_alphabet() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Sampling values that the model's generation config recommends, for requests that set none. None: it recommends
-    none."""
+    """Sampling values that the model's generation config recommends, for requests that set none; None: no
+    recommendation."""
 
     temperature: float | None = None
     top_p: float | None = None

@@ -33,10 +33,12 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class PositionsRequested:
-    """Request from the reader the state of this gateway's jobs on a worker, before the worker's Watch stream is opened.
+    """Request the state of this gateway's jobs on a worker from the reader of `WorkerPool.events`.
 
-    The reader, after it has applied all earlier events, sets `reply` to the jobs whose tokens it expects from the
-    worker, each with the index of its next token. The worker resends from there."""
+    The pool sends it before it opens the worker's Watch stream. After the reader has applied all earlier events, it
+    sets `reply` to the jobs whose tokens it expects from the worker, each with the index of its next token. The worker
+    resends from there.
+    """
 
     worker: WorkerRef
     reply: asyncio.Future[list[tuple[JobKey, int]]]
@@ -44,8 +46,10 @@ class PositionsRequested:
 
 @dataclass(frozen=True, slots=True)
 class ProbeDue:
-    """Request a test of a pair of workers (prefill, decode): one KV block of `model` is to move between them. The
-    result goes to `WorkerPool.record_probe`."""
+    """Request a test of a pair of workers (prefill, decode): one KV block of `model` must move between them.
+
+    The result goes to `WorkerPool.record_probe`.
+    """
 
     pair: Pair
     model: str

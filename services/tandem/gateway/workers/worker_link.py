@@ -47,10 +47,11 @@ FLUSH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LinkUpdated:
-    """Hold the content of one message of a worker's Watch stream, for `WorkerLink.apply`.
+    """Content of one message of a worker's Watch stream, for `WorkerLink.apply`.
 
     `load` and `step_cost` are None where they have not changed. `events`: of the worker's jobs. `reports`: on the links
-    over which the worker reads others."""
+    over which the worker reads other workers.
+    """
 
     link: WorkerLink
     load: WorkerLoad | None
@@ -73,13 +74,14 @@ LinkEvent = LinkUpdated | LinkBroken | PoolEvent
 
 
 class WorkerLink:
-    """Hold the connection to one incarnation of a worker, and what is known of it.
+    """Keep the connection to one incarnation of a worker, and what is known of the worker.
 
     A task keeps the worker's Watch stream open and puts what arrives into the queue `events`; the queue's reader
     applies each event to the link, in order (`apply`, `on_broken`). `is_live`: the stream is up. `is_gone`: it has been
     down for longer than `RECONNECT_S`. `model`: what the worker serves; None until it has described itself. `links`:
     the worker's newest report on the link to each other worker, by the id of the worker that it reads. `trust`
-    authenticates the calls."""
+    authenticates the calls.
+    """
 
     def __init__(
         self,
@@ -273,8 +275,10 @@ class WorkerLink:
         return True
 
     def reopen(self) -> None:
-        """Close the stream at the next update and open it again, because an update could not be processed: the worker
-        then sends it again. A request whose updates always fail ends by its own timeout."""
+        """Close the stream at the next update and open it again, because an update could not be processed.
+
+        The worker then sends the update again. A request whose updates always fail ends by its own timeout.
+        """
         self._has_failed = True
 
     def _take_load(self, load: WorkerLoad) -> None:

@@ -82,8 +82,10 @@ class WorkerPool:
         self._links.clear()
 
     async def events(self) -> AsyncIterator[PoolEvent]:
-        """Apply what arrives from workers, in order, and yield what the request driver must act on; never ends. For one
-        reader."""
+        """Apply what arrives from workers, in order, and yield the events on which the request driver must act.
+
+        The iterator does not end and may have one reader only.
+        """
         while True:
             event = await self._events.get()
             match event:
@@ -179,8 +181,8 @@ class WorkerPool:
         return (pairs.refused and pairs.problem()) or "no block has moved between a prefill and a decode worker yet"
 
     def suspect(self, workers: Set[WorkerRef]) -> None:
-        """Stop using the pairs among `workers` until a test block has moved between each, because KV may have been lost
-        between two of them."""
+        """Stop using the pairs of `workers` until a test block has moved between each pair, because KV may have been
+        lost."""
         for pair in self.pairs.suspect(workers, self._clock.now()):
             log.warning("%s lost KV of %s: the link between them is tested again", pair[1].id, pair[0].id)
         self._probe_pairs()
