@@ -1,4 +1,4 @@
-"""Compute the address that a worker advertises, and refuse to listen on a reachable one without authentication."""
+"""Compute the address that a worker advertises; refuse an address that others can reach without authentication."""
 
 from __future__ import annotations
 
@@ -54,9 +54,11 @@ def default_route_address(wildcard: str) -> str:
 
 
 def require_worker_auth(config: Config, worker_name: str = "") -> PeerAuth:
-    """Return the authentication that the worker uses with other members of its cluster. Raises
-    TandemError(INVALID_REQUEST), naming the remedies, when others can reach the worker's address and nothing
-    authenticates them."""
+    """Return the authentication that the worker uses with other members of its cluster.
+
+    Raises TandemError(INVALID_REQUEST), naming the remedies, when others can reach the worker's address and nothing
+    authenticates them.
+    """
     trust = PeerAuth.of(worker_name, config.cluster)
     if trust.is_open and not config.cluster.insecure and not is_loopback(config.worker.host):
         message = (

@@ -18,8 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 class RunFile:
-    """Write and remove the run file of one incarnation of a worker, `me`, in `directory`, which only its owner may
-    enter."""
+    """Write and remove the run file of one incarnation of a worker, `me`, in `directory`.
+
+    Only the owner of `directory` may enter it.
+    """
 
     def __init__(self, directory: Path, me: WorkerRef) -> None:
         self._me = me

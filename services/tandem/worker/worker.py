@@ -1,4 +1,4 @@
-"""Own one incarnation of a worker: its threads, streams and server, started and stopped in order."""
+"""Run one incarnation of a worker: start its threads, streams and server in order, and stop them in order."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ WorkerEvent = EngineReported | EngineEnded | PeerLost | TransferStopped
 
 
 class Worker:
-    """Compose the parts of one worker and run it from `start` to `stop`. Made by `factory.start_worker`; methods run on
-    the event loop on which it was made unless their docstring names another thread.
+    """Compose the parts of one worker and run it from `start` to `stop`.
 
-    Other threads reach the event loop only through `_post_event`, and `_on_event` handles all that they report, in the
-    order of arrival. The worker is the `EffectSink` of its engine's driver.
+    Made by `factory.start_worker`. Methods run on the event loop on which the worker was made unless their docstring
+    names another thread. Other threads reach the event loop only through `_post_event`, and `_on_event` handles all
+    that they report, in the order of arrival. The worker is the `EffectSink` of its engine's driver.
     """
 
     def __init__(
@@ -229,8 +229,11 @@ class Worker:
         return await self._service.drain(timeout_s)
 
     async def stop(self) -> None:
-        """Stop without waiting for jobs: live jobs fail, streams deliver that and end, then threads and tasks end. Does
-        not raise; a second call does nothing."""
+        """Stop without waiting for jobs: live jobs fail, streams deliver their failures and end, then threads and tasks
+        end.
+
+        Does not raise; a second call does nothing.
+        """
         if self._has_stopped:
             return
         self._has_stopped = True
@@ -276,8 +279,11 @@ class Worker:
     # ---- on the engine's thread
 
     def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
-        """Start reads and teardowns immediately, and pass all other effects to the event loop together; on the engine's
-        thread."""
+        """Carry out effects of the engine: start reads and teardowns immediately, and pass all others to the event loop
+        together.
+
+        Runs on the engine's thread.
+        """
         if snapshot.is_transferring != self._was_transferring:
             self._was_transferring = snapshot.is_transferring
             # RuntimeError: the transfer thread has stopped, which it reports separately.

@@ -37,9 +37,11 @@ _GREEDY = Sampling(SamplingParams(max_tokens=1, temperature=0.0), choice=0, inde
 
 
 def calibrate(executor: Executor, clock: Clock, limits: SchedulerLimits) -> StepCost | None:
-    """Run a few steps on `executor`, which overwrites its first KV blocks, and return the fitted cost of steps on this
-    machine; None when the executor reports an error for one of them. Must be called before an engine uses the
-    executor."""
+    """Time a few steps on `executor` and return the fitted cost of steps on this machine.
+
+    Overwrites the executor's first KV blocks, so it must be called before an engine uses the executor. Returns None
+    when the executor reports an error for one of the steps.
+    """
     block_size = executor.layout.block_size
     num_tokens = min(NUM_TOKENS, limits.max_model_len, executor.num_blocks * block_size)
     chunk = min(CHUNK, limits.max_num_batched_tokens, num_tokens)

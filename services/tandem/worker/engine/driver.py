@@ -94,8 +94,10 @@ class _LaunchedPlan:
 
 
 class EngineDriver:
-    """Run an engine on a thread of its own, step by step, and commands of other threads between the steps. `start`,
-    `post`, `call`, `fail_device`, `stop` and `stalled` may be called from any thread."""
+    """Run an engine step by step on a thread of its own, and commands of other threads between the steps.
+
+    `start`, `post`, `call`, `fail_device`, `stop` and `stalled` may be called from any thread.
+    """
 
     def __init__(
         self,
@@ -143,11 +145,10 @@ class EngineDriver:
         self._put(command)
 
     def call(self, run: Callable[[Engine, float], tuple[_T, list[Effect]]]) -> Future[_T]:
-        """Queue a command to run between two steps, and return a future of its value, which completes once the
-        command's effects are with the sink.
+        """Queue a command to run between two steps, and return a future of the command's value.
 
-        `run(engine, now)` returns the value and the effects. The future raises TandemError when `run` does, or when the
-        engine ends first; it cannot be cancelled.
+        `run(engine, now)` returns the value and the effects. The future completes once the effects are with the sink.
+        It raises TandemError when `run` does, or when the engine ends first; it cannot be cancelled.
         """
         future: Future[_T] = Future()
         # Mark the future as running, so that a caller that stops waiting cannot cancel the command half-way.
@@ -176,8 +177,10 @@ class EngineDriver:
         self._put(end)
 
     def stalled(self) -> str | None:
-        """Return None while the engine's loop makes progress, else a text that names the problem: the thread has ended,
-        or one iteration takes too long."""
+        """Return a text that names the problem if the engine's loop makes no progress; None while it does.
+
+        The thread has ended, or one iteration takes too long.
+        """
         if not self._thread.is_alive():
             return "the engine has ended"
         return self._watchdog.stalled()

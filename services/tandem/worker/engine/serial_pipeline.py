@@ -1,4 +1,4 @@
-"""Adapt an executor that computes at once to the `Pipeline` interface."""
+"""Adapt an executor that computes a plan during the call to the `Pipeline` interface."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tandem.sched.state.step_plan import StepPlan, StepResult
 
 
 class SerialPipeline:
-    """Adapt an executor that computes during the call to `engine.ports.Pipeline`: `launch` only queues a plan, and
-    `collect` executes the oldest queued plan and returns its result.
+    """Adapt an executor that computes during the call to `engine.ports.Pipeline`.
 
-    A plan that needs the tokens of an earlier plan therefore finds them, however many plans are queued.
+    `launch` only queues a plan, and `collect` executes the oldest queued plan and returns its result. A plan that needs
+    the tokens of an earlier plan therefore finds them, however many plans are queued.
     """
 
     def __init__(self, executor: Executor) -> None:

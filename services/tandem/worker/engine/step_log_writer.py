@@ -25,8 +25,11 @@ _log = logging.getLogger(__name__)
 
 
 class StepWriter:
-    """Write a record of each step to a file, as a `StepObserver` of the engine. `observe` is called on the engine's
-    thread and does not wait for the disk; the other methods are called by the owner."""
+    """Write a record of each step to a file, as a `StepObserver` of the engine.
+
+    `observe` is called on the engine's thread and does not wait for the disk; the other methods are called by the
+    owner.
+    """
 
     def __init__(self, directory: Path, head: StepLogHead) -> None:
         """Create `directory/WORKER.jsonl`, where WORKER is the name in `head`, a new file for each incarnation, and
@@ -50,8 +53,10 @@ class StepWriter:
             self._waiting.append(LoggedStep(wall_ns() / 1e9, record))
 
     def close(self, timeout_s: float) -> bool:
-        """Write the records that wait and end the thread. Returns False when the disk has not accepted them within
-        `timeout_s` seconds; a second call writes nothing."""
+        """Write the waiting records and end the thread; a second call writes nothing.
+
+        Returns False when the disk has not accepted the records within `timeout_s` seconds.
+        """
         self._has_stopped.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

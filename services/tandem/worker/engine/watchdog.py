@@ -1,4 +1,4 @@
-"""Judge from its heartbeats whether the engine's loop makes progress."""
+"""Notice when the engine's loop makes no progress, from the iterations and steps that the loop reports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ NUM_RECENT = 64
 
 
 class Watchdog:
-    """Notice when the engine's loop makes no progress. The loop reports its iterations and steps, and any thread calls
-    `stalled`. `stall_s`: seconds without progress that are always acceptable."""
+    """Notice when the engine's loop makes no progress.
+
+    The loop reports its iterations and steps, and any thread calls `stalled`. `stall_s`: seconds without progress that
+    are always acceptable.
+    """
 
     def __init__(self, clock: Clock, stall_s: float) -> None:
         self._clock = clock
@@ -41,9 +44,11 @@ class Watchdog:
         self._step_began = None
 
     def stalled(self) -> str | None:
-        """Return None while the loop makes progress. Otherwise, when the last progress is longer ago than `stall_s`
-        seconds and than `STALL_FACTOR` times the longest recent step, return a text that names what hangs and for how
-        long."""
+        """Return a text that names what hangs and for how long; None while the engine's loop makes progress.
+
+        The loop hangs when its last progress is longer ago than `stall_s` seconds and than `STALL_FACTOR` times the
+        longest recent step.
+        """
         silent_s = self._clock.now() - self._last_beat
         if silent_s <= max(self._stall_s, STALL_FACTOR * self._longest_s):
             return None

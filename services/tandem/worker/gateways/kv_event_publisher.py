@@ -75,8 +75,10 @@ class KVEventPublisher:
         self._inbox.append(facts)
 
     async def run(self) -> None:
-        """Publish queued events every `BATCH_S` seconds until cancelled (`RETRY_S` while Redis is unreachable). Then
-        remove the worker from the prefix index, if Redis is reachable, and close the writer."""
+        """Publish queued events every `BATCH_S` seconds until cancelled (`RETRY_S` while Redis is unreachable).
+
+        At the end the worker is removed from the prefix index, if Redis is reachable, and the writer is closed.
+        """
         try:
             while True:
                 await asyncio.sleep(BATCH_S if self._is_reachable else RETRY_S)
@@ -87,9 +89,11 @@ class KVEventPublisher:
             await self._writer.close()
 
     async def turn(self) -> None:
-        """Publish all queued events once, and a snapshot of all cached blocks where Redis has none, events were
-        dropped, many events followed the last one, or a gateway has requested one. While Redis is unreachable the
-        events stay queued; StoreUnavailable is not raised."""
+        """Publish all queued events once, and a snapshot of all cached blocks if one is due.
+
+        A snapshot is due where Redis has none, events were dropped, many events followed the last snapshot, or a
+        gateway has requested one. While Redis is unreachable the events stay queued; StoreUnavailable is not raised.
+        """
         while self._inbox:
             self._facts.add(self._inbox.popleft())
         try:

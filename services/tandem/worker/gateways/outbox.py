@@ -100,9 +100,11 @@ class _ChoiceLog:
 
 
 class GatewayStream:
-    """One Watch stream, over which a gateway receives the events in `box`. `wake`: set when there may be something to
-    send. `is_over`: a newer stream of the gateway replaced this one. `is_closing`: the stream ends once everything was
-    sent."""
+    """One Watch stream, over which a gateway receives the events of its outbox, `box`.
+
+    `wake`: set when there may be something to send. `is_over`: a newer stream of the gateway replaced this one.
+    `is_closing`: the stream ends once everything was sent.
+    """
 
     def __init__(self, box: Outbox) -> None:
         self.box = box
@@ -154,16 +156,21 @@ class Outbox:
         self._fresh.pop(key, None)
 
     def push(self, event: JobEvent) -> None:
-        """Append an event of a registered job; events after the job's end are dropped. Raises KeyError for an unknown
-        job, and AssertionError when a token's index is not the one after the last token's."""
+        """Append an event of a registered job; drop an event that comes after the job's end.
+
+        Raises KeyError for an unknown job, and AssertionError when a token's index is not the one after the last
+        token's.
+        """
         log = self._logs[event.key]
         if log.end is None:
             log.push(event)
             self._fresh[event.key] = None
 
     def take(self, now: float) -> list[JobEvent]:
-        """Return the events that are to be sent now, and count them as sent. At most about `MAX_SCORES` prompt scores
-        are returned, and `has_more` shows whether others are left."""
+        """Return the events to send now, and count them as sent.
+
+        At most about `MAX_SCORES` prompt scores are returned; `has_more` tells whether others are left.
+        """
         events: list[JobEvent] = [*self._unknown]
         room = MAX_SCORES
         for key in self._fresh:
@@ -176,8 +183,11 @@ class Outbox:
 
     @property
     def has_more(self) -> bool:
-        """Return whether the last `take` left events behind because of the limit on prompt scores, or new events have
-        arrived since, so that the stream should call `take` again without waiting."""
+        """Return whether the stream should call `take` again without waiting.
+
+        It should when the last `take` left events behind because of the limit on prompt scores, or new events have
+        arrived.
+        """
         return bool(self._fresh or self._unknown)
 
     def resume(self, positions: Mapping[JobKey, int]) -> list[JobKey]:
@@ -217,9 +227,11 @@ class Outbox:
 
 
 class WatchSessions:
-    """Own the outboxes and Watch streams of all gateways, and put each event into the outbox of its job's gateway. All
-    calls on the event loop; times are seconds of the caller's clock. A gateway that has had no stream for `grace_s`
-    seconds is gone."""
+    """Own the outboxes and Watch streams of all gateways, and put each event into the outbox of its job's gateway.
+
+    All calls must be on the event loop; times are seconds of the caller's clock. A gateway that has had no stream for
+    `grace_s` seconds counts as gone.
+    """
 
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
@@ -235,9 +247,11 @@ class WatchSessions:
         return len(self._boxes)
 
     def register(self, gateway: GatewayId, keys: Sequence[JobKey], first_index: int, now: float) -> bool:
-        """Start to keep events of a job of `gateway` that is about to be submitted. `keys`: one key for each choice of
-        the job. `first_index`: output index of its first token. Returns False, with nothing changed, when one of the
-        choices is registered already."""
+        """Start to keep events of a job of `gateway` that is about to be submitted.
+
+        `keys`: one key for each choice of the job. `first_index`: output index of its first token. Returns False, with
+        nothing changed, when one of the choices is registered already.
+        """
         if any(key in self._box_of and key in self._box_of[key] for key in keys):
             return False
         box = self._open(gateway, now)
@@ -294,8 +308,11 @@ class WatchSessions:
             stream.box.absent_since = now
 
     def sweep(self, now: float) -> list[JobKey]:
-        """Drop the events of jobs that ended long ago and the outboxes of gateways that have been absent for `grace_s`
-        seconds; return the live jobs of those gateways, which the caller should cancel."""
+        """Drop the events of jobs that ended long ago, and the outboxes of gateways that have been absent for `grace_s`
+        seconds.
+
+        Returns the live jobs of those gateways, which the caller should cancel.
+        """
         lost: list[JobKey] = []
         for gateway, box in list(self._boxes.items()):
             box.forget(now)

@@ -41,9 +41,11 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerService(WorkerServicer):
-    """Serve the rpcs of worker.proto for one worker; all methods run on the event loop. `prepare`: compiles a grammar
-    before its job starts, on any thread. `snapshot`: the newest state of the engine that the event loop has
-    received."""
+    """Serve the rpcs of worker.proto for one worker; all methods run on the event loop.
+
+    `prepare`: compiles a grammar before its job starts, on any thread. `snapshot`: the newest state of the engine that
+    the event loop has received.
+    """
 
     def __init__(
         self,
@@ -121,8 +123,11 @@ class WorkerService(WorkerServicer):
     # ---- the worker itself
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: _Context) -> worker_pb2.DescribeReply:
-        """Return description, engine statistics, link reports and load of this worker. Statistics are left out when a
-        step takes longer than `BOOKS_S`: a worker that opens a stream must not wait for the step."""
+        """Return description, engine statistics, link reports and load of this worker.
+
+        Statistics are left out when a step takes longer than `BOOKS_S`: a caller that opens a stream to this worker
+        must not wait for the step.
+        """
         metadata = context.invocation_metadata()
         reply = self._descriptor.describe(with_bundle=request.with_bundle, metadata=metadata)
         try:

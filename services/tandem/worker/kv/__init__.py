@@ -1,4 +1,4 @@
-"""The KV hand-off between workers, over the rpc StreamHandoff and the worker's KV transfer.
+"""Hand KV over between workers, over the rpc StreamHandoff and the worker's KV transfer.
 
 On the producer's side `handoff_service` passes consumers' requests to the engine and sends them announcements of
 blocks. On the consumer's side `producer_session` keeps one stream to each source (a producer that this worker reads

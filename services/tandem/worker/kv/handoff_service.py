@@ -31,12 +31,12 @@ _Context = grpc.aio.ServicerContext[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHa
 
 
 class ConsumerStream:
-    """One StreamHandoff stream of `consumer`, and the next message that it will be sent (`pending`).
+    """One StreamHandoff stream of `consumer`, and the next message that will be sent on it (`pending`).
 
     `wake`: set when there may be something to send. `is_over`: the consumer has ended the stream, or a newer stream
     replaced this one. `failure`: the error that a message of the consumer caused. `pending.renewed_sequence`: number of
-    the last message of the consumer that was applied, whose effects are in `pending` or were sent before; 0 when none
-    was applied since the last update.
+    the consumer's last message whose effects are in `pending` or were sent before; 0 when no message was applied since
+    the last update.
     """
 
     def __init__(self, consumer: WorkerRef) -> None:
@@ -53,11 +53,12 @@ class ConsumerStream:
 
 
 class HandoffService:
-    """Serve StreamHandoff as a producer: pass requests of consumers to the engine, and send consumers the announcements
-    of their blocks. Each consumer has one stream, the newest. All calls on the event loop.
+    """Serve StreamHandoff as a producer: pass consumers' requests to the engine, and send the announcements of their
+    blocks.
 
-    `fingerprint`: hexadecimal fingerprint of this worker's model and KV format, which a consumer must share. `lease_s`:
-    duration of a lease in seconds, and also how long a consumer may take to read a message.
+    Each consumer has one stream, the newest. All calls must be on the event loop. `fingerprint`: hexadecimal
+    fingerprint of this worker's model and KV format, which a consumer must share. `lease_s`: duration of a lease in
+    seconds, and also how long a consumer may take to read a message.
 
     Nothing is kept for a consumer without a stream: when it requests its hand-offs again over a new stream, the engine
     repeats every announcement.

@@ -26,8 +26,11 @@ class SourceGone(Exception):
 
 
 class Source(NamedTuple):
-    """A worker that was verified and may be read: `stub` for calls to it, `peer` for the transport to connect to it,
-    and `machine`, the identity of its machine from `DescribeReply`."""
+    """A worker that was verified and may be read.
+
+    `stub`: for calls to it. `peer`: for the transport to connect to it. `machine`: the identity of its machine from
+    `DescribeReply`.
+    """
 
     stub: WorkerStub
     peer: TransportPeer

@@ -128,18 +128,21 @@ class ProducerSession:
 
     def reconnect(self) -> None:
         """End the present stream to `source` and connect again, because the transport has lost its connection to
-        `source`. Returns without waiting; `run` reconnects, or ends the session where no hand-off is active."""
+        `source`.
+
+        Returns without waiting; `run` reconnects, or ends the session where no hand-off is active.
+        """
         self._is_lost = True
         self._wake.set()
 
     async def run(self) -> None:
         """Connect to the source and exchange messages, with new attempts after failures, until the session is not
-        needed or the source is lost.
+        needed.
 
         Returns when no hand-off was active for `IDLE_S` seconds, or none is active when the connection breaks. Also
         returns when the source is gone, does not answer `NUM_FIRST_TRIES` first attempts, or stays unreachable for as
-        long as a lease lasts; it is then reported to the engine as lost. There is no await between the last check for
-        active hand-offs and the return, so that no request is lost.
+        long as a lease lasts; the source is then reported to the engine as lost. There is no await between the last
+        check for active hand-offs and the return, so that no request is lost.
         """
         while True:
             is_broken = True
@@ -312,8 +315,10 @@ class ProducerSession:
 
 
 class ProducerSessions:
-    """Own a session for each source: it begins with the first hand-off from that source and ends after some idle time.
-    All calls on the event loop."""
+    """Own a session for each source, from the first hand-off of that source until some idle time after the last one.
+
+    All calls must be on the event loop.
+    """
 
     def __init__(self, context: SessionContext) -> None:
         self.context = context
@@ -329,8 +334,10 @@ class ProducerSessions:
         return frozenset(self._sessions)
 
     def carry_out(self, effect: SourceEffect) -> None:
-        """Pass an effect of the engine to the session with the effect's source, which is started if there is none.
-        Renewals do not start a session, and nothing does after `close`."""
+        """Pass an effect of the engine to the session with the effect's source; start the session if there is none.
+
+        A lease renewal starts no session, and nothing is done after `close`.
+        """
         source = effect.source
         session = self._sessions.get(source)
         if session is None:

@@ -105,8 +105,11 @@ class TransferClient:
         return f"TransferClient({len(self._peers)} peers, {len(self._lingering)} lingering)"
 
     async def test(self) -> str | None:
-        """Have the transfer read a few bytes of its own memory, wait for the result, and return `problem`: None, or
-        what is wrong. One call at a time, on the event loop."""
+        """Read a few bytes of this worker's own memory through the transfer, and return `problem`: None, or what is
+        wrong.
+
+        Must be called on the event loop, one call at a time.
+        """
         answer: Future[None] = Future()
         answer.set_running_or_notify_cancel()
         self._self_test = answer
@@ -138,16 +141,21 @@ class TransferClient:
         return future
 
     def canonical_peer(self, peer: TransportPeer) -> TransportPeer:
-        """Return the connected source that differs from `peer` only in the spelling of its address, if there is one,
-        else `peer`: connecting the same source under another address would abort its open reads."""
+        """Return the connected source that is the same worker as `peer`, if there is one, else `peer`.
+
+        The two may differ in the spelling of the address. Connecting the same source under another address would abort
+        its open reads.
+        """
         with self._lock:
             others = [known for known in self._peers.values() if known.life == peer.life]
         return next((known for known in others if replace(peer, worker=known.worker) == known), peer)
 
     def start_read(self, read: StartRead) -> None:
-        """Start a read of the engine and return without waiting; its end is reported to the engine. If the source is
-        not connected or has offered no digests although they are required, the read is reported as failed with no write
-        under way."""
+        """Start a read of the engine and return without waiting; its end is reported to the engine.
+
+        If the source is not connected or has offered no digests although they are required, the read is reported as
+        failed, with no write under way.
+        """
         with self._lock:
             peer = self._peers.get(read.source)
         if peer is None:
@@ -183,8 +191,10 @@ class TransferClient:
             return next(iter(self._undrained_probes), None)
 
     def take_throughput(self, num_bytes: int) -> dict[WorkerRef, SourceThroughput]:
-        """Return, and then forget, the throughput of the engine's reads by source, for those sources of which at least
-        `num_bytes` bytes were read since they were last returned."""
+        """Return the throughput of the engine's reads by source, and reset it for the returned sources.
+
+        Sources of which fewer than `num_bytes` bytes were read are left out, and keep their counts.
+        """
         with self._lock:
             taken = {source: found for source, found in self._throughput.items() if found.num_bytes >= num_bytes}
             for source in taken:
@@ -204,7 +214,7 @@ class TransferClient:
         """Disconnect a source that is gone once no read of it is open; a later `connect` cancels this. Returns without
         waiting.
 
-        Until then its memory stays mapped here, and GPU memory that is mapped cannot be freed.
+        Until the source is disconnected, its memory stays mapped here, and GPU memory that is mapped cannot be freed.
         """
         with self._lock:
             if source not in self._peers:

@@ -67,9 +67,12 @@ class _Entry:
 
 
 class LinkReports:
-    """Keep the newest link report of each source (a worker that this one may read from) and the time when it should be
-    probed again. Reports are numbered in order of arrival from 1; `number` is the newest. Only the newest incarnation
-    of a source is kept. Times are seconds of the caller's clock."""
+    """Keep the newest link report of each source (a worker that this one may read from), and when to probe the source
+    again.
+
+    Reports are numbered in order of arrival from 1; `number` is the newest. Only the newest incarnation of a source is
+    kept. Times are seconds of the caller's clock.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[WorkerId, _Entry] = {}
@@ -79,10 +82,11 @@ class LinkReports:
         return f"<links to {len(self._entries)} sources, {self.number} reports>"
 
     def put(self, report: LinkReport, now: float) -> bool:
-        """Store a report; return whether it is the first of its source's incarnation or differs from the one before in
-        link type or in having a problem. A report of an older incarnation is dropped, and False is returned.
+        """Store a report; return whether it tells something new about the source.
 
-        A report with a problem, or without a measurement, schedules another probe after a delay that doubles each time.
+        It does if it is the first report of the source's incarnation, or differs from the report before it in link type
+        or in having a problem. A report of an older incarnation is dropped, and False is returned. A report with a
+        problem, or without a measurement, schedules another probe after a delay that doubles each time.
         """
         source = report.source
         known = self._entries.get(source.id)
@@ -126,8 +130,11 @@ class LinkReports:
             del self._entries[source.id]
 
     def listed(self, sources: Set[WorkerRef], now: float) -> None:
-        """Record that `sources` are registered now, and drop the reports of those that have not been registered for
-        `GONE_S` seconds, which would otherwise be probed for ever."""
+        """Record that `sources` are registered now, and drop the reports of sources that have not been registered for
+        `GONE_S` seconds.
+
+        Without that, sources that are gone would be probed for ever.
+        """
         for entry in list(self._entries.values()):
             if entry.report.source in sources:
                 entry.met_at = now
@@ -194,8 +201,10 @@ class LinkMonitor:
             await asyncio.sleep(BEAT_S)
 
     def cancel(self) -> None:
-        """Cancel the running probes and return without waiting; each ends with its open reads, at the latest with the
-        transfer thread."""
+        """Cancel the running probes and return without waiting.
+
+        Each probe ends with its open reads, at the latest with the transfer thread.
+        """
         for task in self._running.values():
             task.cancel()
 

@@ -34,11 +34,11 @@ def open_transport(kind: str, pool: MemoryPool, agent: str) -> Transport:
 def open_rank_transfer(
     kind: str, cache: KVCache, rank: int, on_event: OnEvent, worker: WorkerRef
 ) -> tuple[KVTransfer, TransportPeer]:
-    """Open the KV transfer of a rank other than the first, for the memory in `cache`. Return the transfer, already
-    started, which executes the first rank's commands, and the description by which other workers read this rank.
+    """Open the KV transfer of a rank other than the first, for the memory in `cache`.
 
-    `kind`: "nixl" or "local". `on_event`: receives the transfer's events. `worker`: the worker of the rank. Raises
-    TandemError when this machine does not support the transport.
+    Returns the transfer, already started, which executes the first rank's commands, and the description by which other
+    workers read this rank. `kind`: "nixl" or "local". `on_event`: receives the transfer's events. `worker`: the worker
+    of the rank. Raises TandemError when this machine does not support the transport.
     """
     pool = MemoryPool(cache.region, cache.layout, keepalive=cache)
     transport = open_transport(kind, pool, agent_name(worker.id, worker.incarnation, rank))
@@ -48,8 +48,10 @@ def open_rank_transfer(
 
 
 def open_transfer(transport: Transport, model: WorkerModel, on_event: OnEvent, clock: Clock) -> KVTransfer:
-    """Create the KV transfer of a worker from the first rank's `transport`, merged with the transfers of the other
-    ranks if there are any; the caller starts it. `on_event` receives its events."""
+    """Create the KV transfer of a worker from the first rank's `transport`; the caller starts it.
+
+    It is merged with the transfers of the other ranks if there are any. `on_event` receives its events.
+    """
 
     def own(handler: OnEvent) -> TransferThread:
         return TransferThread(transport, model.digest, handler, clock)

@@ -1,4 +1,5 @@
-"""Define what a worker advertises of itself: what stays the same for one incarnation, and its answer to `Describe`."""
+"""Define a worker's identity and properties, which stay the same for one incarnation, and build its answer to
+`Describe`."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What stays the same for one incarnation of a worker and is reported to others.
+    """Properties that stay the same for one incarnation of a worker and that it reports to others.
 
     `pool`: label by which routers choose jobs, see `WorkerDescriptor.role`. `fingerprint`, `bundle_digest`:
     hexadecimal; the bundle has the tokenizer's files. `max_model_len`: most tokens of a sequence. `transport`: how

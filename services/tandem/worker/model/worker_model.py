@@ -1,4 +1,4 @@
-"""Load what a worker serves: executor, KV memory, digests and tokenizer files."""
+"""Load what a worker serves: executor, KV memory, digest function and tokenizer files."""
 
 from __future__ import annotations
 

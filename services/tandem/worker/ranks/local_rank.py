@@ -16,8 +16,11 @@ _EXCLUDED_SETTINGS = frozenset({"redis.url"})
 
 
 class RankChild:
-    """Start rank number `rank` as a child process and own it. The child gets all settings by environment variables and
-    logs where the parent logs; `directory` has the first rank's socket."""
+    """Child process of rank number `rank`, started by the constructor.
+
+    The child gets all settings by environment variables and logs where the parent logs; `directory` has the first
+    rank's socket.
+    """
 
     def __init__(self, config: Config, directory: Path, rank: int) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_REDIS__")}

@@ -61,9 +61,10 @@ the directory."""
 
 class RankGroup:
     """Start the ranks 1 to `size - 1` of a worker, send them the first rank's commands, and report when one of them is
-    lost. `send_command` is called by one thread, everything else by any.
+    lost.
 
-    `num_blocks`: KV blocks of each rank that has loaded its part of the model.
+    `send_command` is called by one thread, everything else by any. `num_blocks`: KV blocks of each rank that has loaded
+    its part of the model.
     """
 
     def __init__(self, directory: Path, size: int, launch: Launch, send_timeout_s: float) -> None:
@@ -106,15 +107,17 @@ class RankGroup:
                 raise self._lost
 
     def reason(self, wait_s: float) -> TandemError | None:
-        """Return the error that a rank was lost with, waiting up to `wait_s` seconds for one; None if no rank was
-        lost."""
+        """Return the error for which a rank was lost; None if no rank was lost.
+
+        Waits up to `wait_s` seconds for an error.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None, wait_s)
             return self._lost
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Have `on_lost` called once with the reason when the first rank is lost, on any thread; if one is lost
-        already, call it now."""
+        """Call `on_lost` once with the reason when the first rank is lost, on any thread; now, if a rank is lost
+        already."""
         with self._changed:
             self._watchers.append(on_lost)
             lost = self._lost
@@ -122,8 +125,7 @@ class RankGroup:
             on_lost(lost.message)
 
     def send_command(self, command: RankCommand) -> None:
-        """Send a command to every rank; serves as the first rank's `runtime.parallel.leader.Tell`. Raises RanksLost
-        when a rank is lost."""
+        """Send a command to every rank, as `runtime.ranks.leader.SendCommand`. Raises RanksLost when a rank is lost."""
         if self._lost is not None:
             raise RanksLost(self._lost.message)
         data = RANK_COMMANDS.encode(command)
@@ -136,8 +138,11 @@ class RankGroup:
         return range(1, len(self._channels) + 1)
 
     def open_transfers(self, worker: WorkerRef) -> list[TransportPeer]:
-        """Have every rank open its KV transfer, wait for that, and return the descriptions by which other workers read
-        the ranks, in rank order. `worker`: this worker. May be called once. Raises TandemError when a rank fails."""
+        """Open the KV transfer of every rank, and return the descriptions by which other workers read the ranks, in
+        rank order.
+
+        `worker`: this worker. May be called once. Raises TandemError when a rank fails.
+        """
         data = RANK_COMMANDS.encode(OpenMover(worker))
         for rank in self._channels:
             with contextlib.suppress(RanksLost):  # raised below, for all

@@ -33,8 +33,11 @@ class _Rank:
 
 
 class RankActor:
-    """Start rank number `rank` as a Ray actor in bundle `rank` of the placement group `group`, and own it as a
-    `worker.ranks.rank_group.RankProcess`. Ray ends the actor when the replica that owns it ends, also after a crash."""
+    """Ray actor of rank number `rank`, started by the constructor in bundle `rank` of the placement group `group`.
+
+    It is a `worker.ranks.rank_group.RankProcess`. Ray ends the actor when the replica that owns it ends, also after a
+    crash.
+    """
 
     def __init__(self, config: Config, group: PlacementGroup, directory: Path, rank: int) -> None:
         resources = slot(config)

@@ -1,6 +1,6 @@
 """Drive the KV transfer of a rank in another process, over any channel.
 
-The first rank has a `RemoteTransfer`; the other process has its commands executed by `carry_out`. The channel must keep
+The first rank has a `RemoteTransfer`; the other process executes its commands with `carry_out`. The channel must keep
 the order in each direction and must not block; its owner calls `lost` when the channel breaks.
 """
 
@@ -57,8 +57,10 @@ class RemoteTransfer(KVTransfer):
             self._on_event(event)
 
     def lost(self, reason: str) -> None:
-        """Report the end of the transfer (TransferStopped with `reason`) because the channel to its process is broken;
-        whether open commands were carried out is unknown. Does nothing after the end."""
+        """Report the end of the transfer (TransferStopped with `reason`), because the channel to its process is broken.
+
+        Whether open commands were carried out is unknown. Does nothing after the end.
+        """
         self._end(TransferStopped(reason))
 
     def _end(self, event: TransferStopped) -> None:

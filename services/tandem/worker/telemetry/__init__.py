@@ -1,4 +1,4 @@
-"""What a worker measures of itself and exports.
+"""Measure and export metrics and trace spans of a worker.
 
 `worker_telemetry.WorkerTelemetry` is the entry point: it owns the metrics, the /metrics endpoint and the trace spans.
 `gauges` reads the worker's present state, `step_metrics` counts steps, `job_metrics` counts ended jobs and their

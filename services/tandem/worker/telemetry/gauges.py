@@ -25,8 +25,10 @@ FRESH_S = 0.1
 
 
 class StatsReader:
-    """Cache the engine's statistics for `FRESH_S` seconds. `request_stats` has the engine compute them between two
-    steps."""
+    """Cache the engine's statistics for `FRESH_S` seconds.
+
+    `request_stats`: requests the statistics from the engine, which computes them between two steps.
+    """
 
     def __init__(self, request_stats: Callable[[], Future[EngineStats]], clock: Clock) -> None:
         self._request_stats = request_stats
@@ -48,9 +50,11 @@ class StatsReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSources:
-    """Functions that return the values of the gauges: the engine's newest snapshot, its statistics (`books`), the
-    worker's health, and the number of gateways. All may be called on any thread; only `books` may block, for a fraction
-    of a second."""
+    """Functions that return the values of the gauges; all may be called on any thread.
+
+    They return the engine's newest snapshot, its statistics (`books`), the worker's health, and the number of gateways.
+    Only `books` may block, for a fraction of a second.
+    """
 
     snapshot: Callable[[], EngineSnapshot]
     books: Callable[[], EngineStats]

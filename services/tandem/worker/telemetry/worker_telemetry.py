@@ -1,4 +1,4 @@
-"""Own everything that a worker exports: its metrics, the /metrics endpoint, and its trace spans."""
+"""Export the metrics and trace spans of one worker."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from tandem.worker.telemetry.step_metrics import StepMetrics
 
 
 class WorkerTelemetry:
-    """Own the metrics, trace spans and /metrics endpoint of one worker. `steps`, the observer of steps, is called on
-    the engine's thread and `job_ended` on the event loop; metrics are collected on threads of the endpoint and of the
-    exporters."""
+    """Own the metrics, trace spans and /metrics endpoint of one worker.
+
+    `steps`, the observer of steps, is called on the engine's thread and `job_ended` on the event loop; metrics are
+    collected on threads of the endpoint and of the exporters.
+    """
 
     def __init__(self, config: Config, identity: WorkerInfo, clock: Clock) -> None:
         """Set up metrics and tracing; the endpoint starts with `open`. Raises TandemError for invalid OpenTelemetry
