@@ -1,4 +1,4 @@
-"""Compute the demand at all gateways between two looks at their totals."""
+"""Compute the demand at all gateways between two readings of the totals that gateways publish."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class DemandDeltaResult(NamedTuple):
 
 
 class DemandDelta:
-    """Computes the demand for one model from the running totals that gateways publish.
+    """Compute the demand for one model from the running totals that gateways publish.
 
     It keeps each gateway's totals from the last call of `look`. A call whose records cannot be used changes nothing, so
-    the next usable one covers both intervals."""
+    the demand of the next usable call covers both intervals.
+    """
 
     def __init__(self, model: str) -> None:
         self._model = model

@@ -47,14 +47,15 @@ class Election:
 
     @property
     def period_s(self) -> float:
-        """Return how many seconds apart the Lease is to be read and renewed."""
+        """Return the interval in seconds at which the Lease must be read and renewed."""
         return self.lease_s / RENEW_SHARE
 
     @property
     def request_s(self) -> float:
         """Return the longest time in seconds that a leader's request for a change may take.
 
-        So it is over before another planner can lead."""
+        A request that keeps to it is over before another planner can lead.
+        """
         return self.lease_s / 3
 
     @property

@@ -1,4 +1,4 @@
-"""Renew a Lease, or wait for it, while the planner runs."""
+"""Renew a Kubernetes Lease while the planner runs, or wait to take it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observe a cluster and have its size decided, at a fixed interval."""
+"""Observe a cluster and decide and apply its size, at a fixed interval."""
 
 from __future__ import annotations
 

@@ -37,9 +37,11 @@ class ServeActuator:
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> dict[str, int]:
         """Return how many replicas of `model` Serve is starting, by the role of their pool.
 
-        That is the number that Serve reports, or if there is none the published target, or the number known before,
-        minus the registered workers that are not draining. A restarted Redis has no target, and only some of the
-        workers have registered again, so the registered workers alone are no basis. Raises ActuatorFailed."""
+        This is a total minus the registered workers that are not draining. The total is the number that Serve reports;
+        if there is none, the published target; if there is none either, the number known before. After a restart Redis
+        has no target, and only some of the workers have registered again, so registered workers alone are no basis.
+        Raises ActuatorFailed.
+        """
         try:
             target, deployed = await self.targets.read(model), await self.targets.deployed(model)
         except StoreUnavailable as error:

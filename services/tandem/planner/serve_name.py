@@ -1,7 +1,7 @@
-"""Name this process as a controller of Ray Serve.
+"""Name this process, a controller of Ray Serve, uniquely.
 
-The name is not in `serve_policy`, because Serve copies that module by value: a name in it would be that of the
-process from which it was copied, and differ between deployments.
+The name is not in `serve_policy`, because Serve copies that module by value: a name in it would be that of the process
+from which it was copied, and differ between deployments.
 """
 
 from __future__ import annotations

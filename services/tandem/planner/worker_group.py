@@ -55,11 +55,13 @@ class GroupView:
 class PodView:
     """State of one pod, as far as it decides whether the pod may be deleted.
 
-    `num_jobs`: jobs of its workers; None if no worker is registered. `is_draining`: its workers were requested to
-    drain. `is_empty`: nothing is left on its drained workers. `is_starting`: it appeared during the planner's watch and
-    has not had a worker yet; any other pod without a registered worker may have one that serves. `is_lost`: its workers
-    have not been registered for long and do not answer. `is_ending`: it is being deleted; KubeRay counts it until it is
-    gone, unless it is listed."""
+    - `num_jobs`: jobs of its workers; None if no worker is registered.
+    - `is_draining`: its workers were requested to drain. `is_empty`: nothing is left on its drained workers.
+    - `is_starting`: it appeared during the planner's watch and has not had a worker yet; any other pod without a
+      registered worker may have a worker that serves.
+    - `is_lost`: its workers have not been registered for long and do not answer.
+    - `is_ending`: it is being deleted; KubeRay counts it until it is gone, unless the group lists it for deletion.
+    """
 
     name: str
     num_jobs: int | None
@@ -87,9 +89,10 @@ class GroupPatch:
     reasons: tuple[str, ...] = ()
 
     def after(self, first: GroupPatch) -> GroupPatch:
-        """Return this change with the drained pods of `first`, computed before it, and the reasons of both.
+        """Return this change, computed after `first`, with the pods that `first` drains and the reasons of both.
 
-        Pods that this change would drain in addition wait for the next decision."""
+        Pods that this change would drain in addition wait for the next decision.
+        """
         return replace(self, drain=first.drain, reasons=tuple(dict.fromkeys((*first.reasons, *self.reasons))))
 
     def changes(self, group: GroupView) -> bool:
