@@ -1,4 +1,4 @@
-"""Implement `tandem chat`: a conversation in the terminal with a running gateway, over its HTTP API."""
+"""Implement `tandem chat`: hold a conversation in the terminal with a running gateway, over its HTTP API."""
 
 from __future__ import annotations
 

@@ -165,7 +165,8 @@ class StopSignals:
     def wait(self, timeout_s: float) -> bool:
         """Block until SIGINT or SIGTERM is received, for at most `timeout_s` seconds.
 
-        Returns whether one has been received since the program began; if so, it does not block."""
+        Returns whether a signal has been received since the program began; if so, it does not block.
+        """
         if not self.has_received:
             with suppress(queue.Empty):
                 self._received.get(timeout=timeout_s)

@@ -151,8 +151,9 @@ def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
 def known(flag: str, name: str, table: Mapping[str, Value]) -> Value:
     """Return the value of `name` in `table`.
 
-    `flag`: the flag that gave the name. Raises TandemError(INVALID_REQUEST) that lists the known names if it is
-    missing."""
+    `flag`: the flag that gave the name. Raises TandemError(INVALID_REQUEST) that lists the known names if `name` is not
+    one of them.
+    """
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1)
