@@ -1,4 +1,4 @@
-"""Check the address that workers of this machine advertise, and where it leads.
+"""Check whether other machines can use the address that workers of this machine advertise.
 
 The caller passes the workers' own rule for choosing the address.
 """

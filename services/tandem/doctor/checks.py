@@ -55,11 +55,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Functions of packages that this room may not import, passed in by the caller.
+    """Functions of packages that this package may not import, passed in by the caller.
 
     `members_of` opens the list of a cluster's workers. `check_gateway_auth` and `check_worker_auth` are the checks of
     authentication settings that the programs make at their start; they raise TandemError. `worker_address` computes the
-    address that a worker advertises."""
+    address that a worker advertises.
+    """
 
     members_of: Callable[[Config], AbstractAsyncContextManager[workers.MemberList]]
     check_gateway_auth: auth.AuthCheck
@@ -70,11 +71,12 @@ class Dependencies:
 def list_checks(
     resolved: Resolved, system: System, dependencies: Dependencies, options: Options, parts: Set[str], clock: Clock
 ) -> tuple[list[Check], list[Check]]:
-    """Return the checks that may run concurrently, and those to run alone after them.
+    """Return the checks that may run concurrently, and the checks to run alone after them.
 
-    The second ones measure links, which nothing else may use at that time; there are none unless `options.pairs`
-    requests them. `parts`: parts of Tandem that are installed, gateway or worker; a check of another part is returned
-    as a check that is skipped."""
+    The second group measures links, which nothing else may use at that time; it is empty unless `options.pairs`
+    requests it. `parts`: parts of Tandem that are installed, gateway or worker; a check of another part is returned as
+    a check that is skipped.
+    """
     config = with_device_defaults(resolved.config)
     of_cluster, alone = _cluster_checks(config, dependencies, options, clock)
 

@@ -20,10 +20,11 @@ DATE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """Measured difference between another clock and this machine's.
+    """Measured difference between another program's clock and this machine's.
 
     `who`: whose clock it is, for reports. `ahead_s`: that clock minus this machine's in seconds, known to plus or minus
-    `within_s`."""
+    `within_s`.
+    """
 
     who: str
     ahead_s: float
@@ -33,7 +34,9 @@ class Skew:
 def judge_skews(skews: Sequence[Skew]) -> tuple[Finding, ...]:
     """Return a finding for each clock that differs by more than `WARN_S`; if none does, one finding for all clocks.
 
-    It is a failure where workers would refuse calls, else a warning. Without any clock the check is skipped."""
+    A difference so large that workers would refuse calls is a failure, any other a warning. Without any clock the check
+    is skipped.
+    """
     if not skews:
         return (skip("clock", "there is no other clock to compare with (--redis-url, --url)"),)
     wrong = tuple(_wrong(skew) for skew in skews if _least(skew) > WARN_S)
