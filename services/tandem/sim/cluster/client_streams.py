@@ -1,4 +1,4 @@
-"""Own the streams of one simulated gateway: what each client has received, and the end of each request."""
+"""Record what each client of one simulated gateway receives, and the end of each request."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tandem.workload import seeded_random
 
 
 class Delivery:
-    """Choose how long each token takes to its client, out of `seconds_s`, all equally likely. Raises ValueError when
-    one of them is negative or there is none.
+    """Choose for each token the seconds that it takes to its client; all values of `seconds_s` are equally likely.
 
-    On a machine with busy cores, a client receives a token when its process is scheduled: up to several milliseconds
-    later, which widens the gaps between tokens that it sees. Arrival times may be out of order here; `ClientTrace`
-    restores the order."""
+    Raises ValueError when a value is negative or there is none. On a machine with busy cores, a client receives a token
+    when its process is scheduled: up to several milliseconds later, which widens the gaps between tokens that it sees.
+    Arrival times may be out of order here; `ClientTrace` restores the order.
+    """
 
     def __init__(self, seconds_s: Sequence[float], seed: int) -> None:
         if not seconds_s or min(seconds_s) < 0:
@@ -34,7 +34,7 @@ class Delivery:
         self._seed = seed
 
     def times(self, request: RequestId, first_index: int, sent: Sequence[float]) -> Sequence[float]:
-        """Return the arrival times of consecutive tokens that were sent at these times."""
+        """Return the arrival times of consecutive tokens; `sent` are the times at which they were sent."""
         if len(self._seconds) == 1:
             return sent if self._seconds[0] == 0 else [time + self._seconds[0] for time in sent]
         return [time + self.seconds(request, index) for index, time in enumerate(sent, first_index)]
@@ -50,7 +50,7 @@ Ended = Callable[[ClientTrace], None]
 
 
 def ignore(*_: object) -> None:
-    """Do nothing with what has happened."""
+    """Do nothing; the default of callbacks."""
 
 
 @dataclass(slots=True)
@@ -61,9 +61,11 @@ class _Stream:
 
 
 class ClientStreams:
-    """Record what each client of one gateway receives until its request ends. `delivered` is called with every token
-    that is sent by itself; `computed` with each request whose prompt was computed and the number of its prompt tokens
-    that came from a prefix cache."""
+    """Record what each client of one gateway receives until its request ends.
+
+    `delivered` is called with every token that is sent by itself; `computed` with each request whose prompt was
+    computed and the number of its prompt tokens that came from a prefix cache.
+    """
 
     def __init__(self, agenda: SimEventQueue, party: Actor, delivery: Delivery, quotas: SimQuotas) -> None:
         self.delivered: Callable[[Token], None] = ignore
@@ -78,16 +80,16 @@ class ClientStreams:
         return len(self._streams)
 
     def open(self, open_request: OpenRequest, trace: ClientTrace, ended: Ended) -> None:
-        """Open the stream of an admitted request. `ended` is called once, at its end."""
+        """Open the stream of an admitted request; `ended` is called once, at its end."""
         self._streams[trace.id] = _Stream(open_request, trace, ended)
 
     def workers(self, request: RequestId) -> Sequence[WorkerRef]:
-        """Return the workers of an open request; none where it has ended."""
+        """Return the workers of an open request; empty where it has ended."""
         stream = self._streams.get(request)
         return () if stream is None else stream.open_request.state.workers()
 
     def deliver(self, token: Token, at: float) -> None:
-        """Send one token, which leaves the gateway `at` this time."""
+        """Send one token, which leaves the gateway at the virtual time `at`."""
         stream = self._streams[token.key.request]
         if stream.open_request.fixed_placement is None:
             self.delivered(token)
@@ -95,13 +97,15 @@ class ClientStreams:
         stream.trace.deliver(token.token.id, at + delay_s)
 
     def deliver_run(self, run: TokenRun, times: array[float]) -> None:
-        """Send consecutive tokens, which leave the gateway at `times`."""
+        """Send consecutive tokens of one choice, which leave the gateway at `times`."""
         reached = self._delivery.times(run.key.request, run.first_index, times)
         self._streams[run.key.request].trace.deliver_all(run.ids, reached)
 
     def end(self, end: EndRequest) -> None:
-        """End the stream of a request. Raises the outcome's `__cause__` when this program itself failed at the
-        request."""
+        """End the stream of a request.
+
+        When the outcome has a `__cause__`, because this program itself failed at the request, that exception is raised.
+        """
         if isinstance(end.outcome, TandemError) and end.outcome.__cause__ is not None:
             raise end.outcome.__cause__
         stream = self._streams.pop(end.request)

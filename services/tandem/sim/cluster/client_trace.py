@@ -12,10 +12,11 @@ from tandem.workload.scheduled_request import ScheduledRequest
 
 
 class ClientTrace:
-    """Own the token times and the outcome of one request, as its client sees them.
+    """Token times and outcome of one simulated request, as its client sees them.
 
     Times are virtual seconds. `path`: as `Placement.path`. The trace does not keep the request, because prompts are
-    most of a simulation's memory, and keeps token ids only where a follow-up turn needs them."""
+    most of a simulation's memory, and keeps token ids only where a follow-up turn needs them.
+    """
 
     __slots__ = (
         "due_s", "ended_at", "group", "id", "max_tokens", "num_prompt", "outcome", "path", "tenant", "token_times",
@@ -36,7 +37,7 @@ class ClientTrace:
         self.path = ""
 
     def deliver(self, token: int, at: float) -> None:
-        """Record a token that reaches the client at `at`, or with the token before it if that is later."""
+        """Record a token that reaches the client at `at`, or at the time of the token before it if that is later."""
         self.token_times.append(max(at, self.token_times[-1]) if self.token_times else at)
         if self.tokens is not None:
             self.tokens.append(token)
@@ -57,7 +58,7 @@ class ClientTrace:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the request finished without error and the client has all its tokens."""
+        """Return whether the request finished without error and the client has all its tokens."""
         outcome = self.outcome
         if not isinstance(outcome, Finished) or outcome.num_output_tokens != len(self.token_times):
             return False

@@ -54,7 +54,9 @@ class ClusterSpec:
 class SimCluster:
     """Build one simulated cluster and run a workload on it; a cluster can run once.
 
-    Equal specs and workloads give equal digests, regardless of how many steps workers look ahead."""
+    Equal specs and workloads give equal values of `digest`, regardless of how many steps workers compute ahead of the
+    clock.
+    """
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._agenda = SimEventQueue()
@@ -97,7 +99,7 @@ class SimCluster:
 
     @property
     def digest(self) -> str:
-        """A hash of what happened at each actor; two runs with equal digests did the same."""
+        """Return a hash of everything that happened in the run; two runs with equal hashes did the same."""
         parties = (
             self._clients, *(gateway.party for gateway in self._gateways), *(worker.party for worker in self.workers),
             *(worker.party for worker in self.gone),
@@ -110,12 +112,12 @@ class SimCluster:
 
     @property
     def num_remote_hit_tokens(self) -> int:
-        """Prompt tokens whose KV was read from other workers' prefix caches."""
+        """Return the number of prompt tokens whose KV was read from other workers' prefix caches."""
         return sum(worker.engine.load().num_remote_hit_tokens for worker in self.workers)
 
     @property
     def num_queued(self) -> int:
-        """Requests that wait at the gateways for a place."""
+        """Return the number of requests that wait at the gateways for a placement."""
         return sum(len(gateway.director.queue) for gateway in self._gateways)
 
     def run(
@@ -130,9 +132,11 @@ class SimCluster:
     ) -> None:
         """Send the requests, in the order of their due times, and their follow-up turns, until no event is left.
 
-        `sent` is called with each request when it is sent, `computed` with it and the number of its cached tokens when
-        its prompt was computed, `ended` with each trace at its end, and `delivered` with each token that is delivered
-        by itself (with all of them where `max_run` is 1)."""
+        - `closed_at`: (virtual time, request) pairs at which a client disconnects. `faults`: faults to inject.
+        - `sent` is called with each request when it is sent; `computed` with it and the number of its cached tokens
+          when its prompt was computed; `ended` with each trace at its end.
+        - `delivered` is called with each token that is delivered by itself (with all of them where `max_run` is 1).
+        """
         upcoming = iter(requests)
 
         def schedule(scheduled: ScheduledRequest | None, *, is_opening: bool) -> None:
@@ -190,8 +194,10 @@ class SimCluster:
         return worker
 
     def drain(self, worker: SimWorker, within_s: float, ended: Callable[[], None]) -> None:
-        """Drain a worker: it ends when all its jobs have ended or migrated, or after `within_s` seconds regardless of
-        them. `ended` is called at that time; this method does not wait."""
+        """Drain a worker: it ends when all its jobs have ended or migrated, at the latest after `within_s` seconds.
+
+        `ended` is called at that time; this method does not wait.
+        """
 
         def left() -> None:
             self.workers.remove(worker)

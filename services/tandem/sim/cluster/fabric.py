@@ -61,8 +61,11 @@ class Fabric:
     def read(
         self, source: WorkerRef, consumer: WorkerRef, num_bytes: int, on_done: Action, on_lost: Action = lambda: None
     ) -> None:
-        """Call `on_done` when the bytes have arrived, or `on_lost` when the source is gone; both are the consumer's
-        events."""
+        """Start a read of `num_bytes` bytes; call `on_done` when they have arrived, or `on_lost` when the source is
+        gone.
+
+        Both calls are events of the consumer.
+        """
 
         def done() -> None:
             self.num_bytes += num_bytes
@@ -84,7 +87,7 @@ class Fabric:
             self._remove(read)
 
     def lose(self, worker: WorkerRef) -> None:
-        """Cancel all reads of a worker that is gone; for reads of other workers from it, `on_lost` is called."""
+        """Cancel all reads of and from a worker that is gone; workers that read from it are notified by `on_lost`."""
         for read in [r for r in self._reads if worker in (r.source, r.consumer)]:
             if read.next is not None:
                 self._agenda.cancel(read.next)
@@ -93,7 +96,7 @@ class Fabric:
                 self._agenda.after(0.0, "", read.on_lost, by=self._links[read.consumer].party)
 
     def stop(self, source: WorkerRef, consumer: WorkerRef) -> None:
-        """Stop the transfer of bytes from source to consumer until `resume`, without a notice to either."""
+        """Stop the transfer of bytes from source to consumer until `resume`; neither of them is notified."""
         self._cut.add((source, consumer))
         self._update_pair_rates(source, consumer)
 

@@ -1,7 +1,8 @@
-"""Inject scheduled faults into workers and links of a simulated cluster, and notify the others when they would notice.
+"""Inject scheduled faults into workers and links of a simulated cluster, and notify gateways and other workers of them.
 
-A gateway counts a silent worker as lost after `gateway.worker_timeout_s`. When such a worker returns, it cancels the
-jobs that its gateway no longer waits for."""
+They are notified when the real ones would notice. A gateway counts a silent worker as lost after
+`gateway.worker_timeout_s`. When such a worker returns, it cancels the jobs that its gateway no longer waits for.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ FaultKind = Literal["kill", "drain", "stall", "cut gateways", "cut gateway", "cu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault of the `worker`-th worker of the cluster, from `at_s` for `lasts_s` seconds.
+    """A fault of worker number `worker` of the cluster, from `at_s` for `lasts_s` virtual seconds.
 
-    At its end a new incarnation of the worker begins, the worker resumes, or its link is mended. `other`: index of the
-    gateway or worker at the other end of a link."""
+    When it is over, a new incarnation of the worker begins, the worker resumes, or its link is mended. `other`: index
+    of the gateway or worker at the other end of a link.
+    """
 
     at_s: float
     kind: FaultKind

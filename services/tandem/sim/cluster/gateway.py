@@ -29,7 +29,9 @@ from tandem.workload.scheduled_request import ScheduledRequest
 class SimGateway:
     """One simulated gateway: a director, the workers that it knows, and the streams of its open requests.
 
-    Every pair of `workers`, its first ones, counts as tested, as it is some seconds after a real start."""
+    Every pair of `workers`, those at the start of the run, counts as tested, as in a real cluster some seconds after
+    its start.
+    """
 
     def __init__(
         self, agenda: SimEventQueue, network: Network, workers: Iterable[SimWorker], config: GatewayConfig,
@@ -47,13 +49,13 @@ class SimGateway:
         self.workers.begin(workers)
 
     def check(self) -> None:
-        """Raise AssertionError naming what is still open."""
+        """Raise AssertionError naming a request, reservation or probe that is still open."""
         for part in (self.director, self._quotas, self.streams, self.workers):
             part.check()
         assert not self.director.requests(), "a request without a stream is open"
 
     def open(self, scheduled: ScheduledRequest, ended: Ended) -> None:
-        """Admit a request now. `ended` is called once, at its end, which is now where it is refused."""
+        """Admit a request now; `ended` is called once, at its end, which is now if the request is refused."""
         now, trace = self._agenda.now, ClientTrace(scheduled)
         try:
             request, terms = self._quotas.enter(scheduled, now)
@@ -64,12 +66,15 @@ class SimGateway:
             self._begin(admitted, trace, ended)
 
     def close(self, request: RequestId) -> None:
-        """End a request whose client is gone; nothing when it has ended."""
+        """End a request whose client has disconnected; do nothing when the request has ended."""
         self.reports.catch_up([request])
         self.execute(self.director.cancel(request, self._agenda.now))
 
     def execute(self, pending: Iterable[commands.Command], at: float | None = None) -> None:
-        """Carry out commands. `at`: when what caused them came, if not now."""
+        """Carry out commands of the director.
+
+        `at`: virtual time of the event that caused them; None: now.
+        """
         now, queue = self._agenda.now if at is None else at, deque(pending)
         while queue:
             match queue.popleft():

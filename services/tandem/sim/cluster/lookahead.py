@@ -1,4 +1,5 @@
-"""Hold the steps that one worker has computed ahead of the clock, and the run of those that have ended."""
+"""Define the decode steps that one simulated worker has computed ahead of the clock, and its report of steps that
+ended."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ from tandem.sched.phases.decode_run import DecodeRun
 
 @dataclass(eq=False, slots=True)
 class Lookahead:
-    """Predicted steps of a run of decode steps, valid if the worker receives no command before they end.
+    """Predicted decode steps of one worker, valid if the worker receives no command before they end.
 
-    `ends`: virtual time at which each step ends. `seconds`: its duration. `num_free`: free blocks after it.
-    `num_before`: steps of the run that were applied to the engine before these."""
+    `run`: the engine's forecast of identical steps, to which they belong. `ends`: virtual time at which each step ends.
+    `seconds`: its duration. `num_free`: free blocks after it. `num_before`: steps of the same series that were applied
+    to the engine before these.
+    """
 
     run: DecodeRun
     ends: list[float]
@@ -29,17 +32,18 @@ class Lookahead:
             del values[num_steps:]
 
     def rest(self, run: DecodeRun, num_done: int) -> Lookahead:
-        """Return the steps after the first `num_done`; `run` is the engine's run of the remaining steps."""
+        """Return the steps after the first `num_done`; `run` is the engine's forecast that begins with them."""
         num_before = self.num_before + num_done
         return Lookahead(run, self.ends[num_done:], self.seconds[num_done:], self.num_free[num_done:], num_before)
 
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """Report of a worker about consecutive steps that ended at `ends`.
+    """Report of a worker about consecutive steps, which ended at the virtual times `ends`.
 
     `tokens`: one token of each sequence in each step. `load`: the worker's load, which differs between the steps only
-    in the free blocks. `num_free`: free blocks after each step."""
+    in the free blocks. `num_free`: free blocks after each step.
+    """
 
     ends: Sequence[float]
     tokens: Sequence[TokenRun]
@@ -47,7 +51,7 @@ class StepRun:
     num_free: Sequence[int]
 
     def split(self, num_steps: int) -> tuple[StepRun, StepRun]:
-        """Return the report of the first `num_steps` steps and that of the others."""
+        """Return two reports: one of the first `num_steps` steps, one of the remaining steps."""
         return self._part(0, num_steps), self._part(num_steps, len(self.ends))
 
     def _part(self, first: int, stop: int) -> StepRun:

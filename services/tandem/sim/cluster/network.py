@@ -37,10 +37,11 @@ from tandem.sim.kernel.event_queue import Action, Actor, SimEventQueue
 
 
 class Listener(Protocol):
-    """Receiver of workers' reports: a gateway.
+    """Interface through which a gateway receives workers' reports.
 
     `on_worker_events` receives events and loads when they arrive. `streamed` is called ahead of time: the report of a
-    step arrives at the end of the step plus the latency."""
+    step arrives at the end of the step plus the latency.
+    """
 
     @property
     def party(self) -> Actor: ...
@@ -61,10 +62,11 @@ def _link(one: Actor, other: Actor) -> Link:
 
 
 class Network:
-    """An `Outlet` that owns the links between actors and carries messages over them.
+    """Carry messages between gateways and workers over links that may be cut; an `Outlet` for the workers.
 
     `latency_s`: seconds of a message in one direction, the same between all actors, so messages of one sender keep
-    their order. `index`: the prefix index of all gateways."""
+    their order. `index`: the prefix index of all gateways.
+    """
 
     def __init__(self, agenda: SimEventQueue, fabric: Fabric, latency_s: float, index: SimIndex) -> None:
         self._agenda = agenda
@@ -76,7 +78,7 @@ class Network:
         self._cut: dict[Link, deque[tuple[Action, Actor, Actor]]] = {}
 
     def attach(self, workers: Iterable[SimWorker], listeners: Iterable[Listener]) -> None:
-        """Set the workers and the listeners that can be reached. Must be called before anything is sent."""
+        """Set the workers and the listeners to which messages can be sent; must be called before anything is sent."""
         self._listeners = tuple(listeners)
         for worker in workers:
             self.add(worker)
@@ -95,14 +97,14 @@ class Network:
         self._agenda.after(self._latency_s, label, lambda: self._arrive(action, by, to), by=by, to=to)
 
     def cut(self, one: Actor, other: Actor) -> None:
-        """Hold all messages between two actors from now on, without a notice to either."""
+        """Hold all messages between two actors from now on; neither of them is notified."""
         self._cut.setdefault(_link(one, other), deque())
 
     def is_cut(self, one: Actor, other: Actor) -> bool:
         return _link(one, other) in self._cut
 
     def drop(self, one: Actor, other: Actor) -> None:
-        """Drop the messages that wait on a cut connection, because one end gave it up."""
+        """Drop the messages that wait on a cut connection, because one end has closed the connection."""
         self._cut[_link(one, other)].clear()
 
     def mend(self, one: Actor, other: Actor) -> None:
@@ -111,14 +113,14 @@ class Network:
             self._agenda.after(0.0, "", action, by=by, to=to)
 
     def post(self, worker: WorkerRef, label: str, command: Command, by: Actor) -> None:
-        """Run a command at a worker, between two of its steps."""
+        """Run a command at a worker's engine, between two of the worker's steps."""
         consumer = self._workers[worker]
         self.send(label, lambda: consumer.post(command), by, consumer.party)
 
     def submit(
         self, worker: SimWorker, job: Job, answered: Callable[[TandemError | None, WorkerLoad], None], by: Actor
     ) -> None:
-        """Submit a job; `answered` is called with the refusal, or None, and the worker's load."""
+        """Submit a job to a worker; `answered` is called with the error or None, and with the worker's load."""
 
         def answer(refusal: TandemError | None, load: WorkerLoad) -> None:
             self.send(f"answer {job.key}", lambda: answered(refusal, load), worker.party, by)
@@ -146,7 +148,7 @@ class Network:
                 self._carry(worker, effect)
 
     def stream(self, worker: SimWorker, steps: StepRun) -> None:
-        """Report the ended steps of a run to all listeners."""
+        """Pass a worker's report of steps that ended to all listeners, ahead of its arrival time."""
         for listener in self._listeners:
             listener.streamed(worker.ref, steps)
 
@@ -233,7 +235,7 @@ class Network:
 
 
 def cancel_jobs(keys: Iterable[JobKey], engine: Engine, now: float) -> list[Effect]:
-    """Cancel jobs at a worker's engine and return the effects to carry out."""
+    """Cancel the jobs `keys` at a worker's engine, and return the effects to carry out."""
     return [effect for key in keys for effect in engine.cancel(key, now)]
 
 

@@ -1,4 +1,4 @@
-"""Index workers' prefix caches for simulated gateways, with a delay."""
+"""Keep one prefix index for all simulated gateways, which see changes of workers' caches with a delay."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class SimIndex:
         return self._table.match(hashes)
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
-        """Record how many prompt tokens were cached against the number that was predicted."""
+        """Compare the number of prompt tokens that were cached with the prediction, and count the difference in
+        `accuracy`."""
         self.accuracy.reported(predicted, num_cached)
 
     def __repr__(self) -> str:

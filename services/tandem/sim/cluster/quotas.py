@@ -43,8 +43,10 @@ class _Account:
 
 
 class SimQuotas:
-    """Reserve and settle the quota of each tenant at one gateway. `tenants`: None: every tenant is accepted, without
-    limits."""
+    """Reserve and settle the quota of each tenant at one gateway.
+
+    `tenants`: the known tenants; None: every tenant is accepted, without limits.
+    """
 
     def __init__(self, tenants: Mapping[TenantId, Tenant] | None) -> None:
         self._is_open = tenants is None
@@ -60,9 +62,11 @@ class SimQuotas:
         raise TandemError(ErrorKind.UNAUTHENTICATED, f"{name or 'a request without a tenant'} has no key")
 
     def enter(self, scheduled: ScheduledRequest, now: float) -> tuple[Request, RequestTerms]:
-        """Reserve the estimated use of a request; return it under its tenant's policy, and the terms on which it waits.
+        """Reserve the estimated use of a request.
 
-        Raises TandemError for a refused request, for which nothing is reserved."""
+        Returns the request under its tenant's policy, and its settings for queueing and placement. Raises TandemError
+        for a refused request, for which nothing is reserved.
+        """
         request, tenant = scheduled.request, self._tenant(scheduled.request.tenant)
         terms = RequestTerms(
             weight=tenant.weight,

@@ -1,6 +1,6 @@
-"""Drive the real engine of one simulated worker under the virtual clock, with the step times of a model.
+"""Run the real engine of one simulated worker under the virtual clock, with the step times of a model.
 
-As in `worker.driver`, which uses a thread, commands that arrive during a step wait for its end.
+As in `worker.engine.driver`, which uses a thread, commands that arrive during a step wait for its end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Answer = Callable[[TandemError | None, WorkerLoad], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """Properties of one kind of worker.
+    """Properties of one kind of simulated worker.
 
     - `pool`: the pool that its workers belong to; `layout`, `num_blocks`: the layout and the number of its KV blocks.
     - `step_time`: function from the features of a step to its seconds.
@@ -57,7 +57,9 @@ class WorkerSpec:
     - `residuals`: random factors on `step_time`, picked by seed.
     - `price_per_hour`: of one worker; 0 when it is not set.
     - `host_bandwidth`: bytes per second between its memory and the host's; the settings give the host memory's size.
-    - `max_run`: the most steps to look ahead, which does not change the result; 1: each step is planned by itself."""
+    - `max_run`: the most steps to compute ahead of the clock, which does not change the result; 1: each step is planned
+      by itself.
+    """
 
     pool: Pool
     layout: KVLayout
@@ -73,8 +75,10 @@ class WorkerSpec:
 
     @classmethod
     def of(cls, pool: Pool, roofline: Roofline, config: Config) -> WorkerSpec:
-        """Return the spec of a worker with the size and speed of a roofline, whose KV goes to other machines over the
-        network."""
+        """Return the spec of a worker whose size and speed are those of a roofline.
+
+        Its KV goes to other machines over the network.
+        """
         block_size = with_device_defaults(config).engine.block_size
         return cls(
             pool=pool,
@@ -96,18 +100,19 @@ class Outlet(Protocol):
     def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: WorkerLoad | None) -> None: ...
 
     def stream(self, worker: SimWorker, steps: StepRun) -> None:
-        """Report steps that ended some time ago, at their `ends`."""
+        """Report steps that ended some time ago, at the times `ends` of the report."""
         ...
 
 
 class SimWorker:
-    """Run one incarnation of a simulated worker: its engine, its queue of commands and its current step or lookahead.
+    """Run one incarnation of a simulated worker: its engine, its queue of commands, and its current step or steps.
 
     `busy_s` and the counters count steps that have ended. `step_cost`: the published step cost, updated at the end of
-    each step with prompt tokens, so that it does not depend on how far the worker looked ahead.
+    each step with prompt tokens, so that it does not depend on how far the worker computed ahead.
 
-    Where the engine's next steps are all alike (`Engine.run`), they are computed ahead. They are applied to the engine
-    when the last of them ends, when the step ends during which a command arrives, or on `settle`."""
+    Where the engine's next steps are all alike (`Engine.run`), they are computed ahead of the clock. They are applied
+    to the engine when the last of them ends, when the step ends during which a command arrives, or on `settle`.
+    """
 
     def __init__(
         self, agenda: SimEventQueue, spec: WorkerSpec, name: str, outlet: Outlet, seed: int, party: Actor, life: int = 1
@@ -157,7 +162,7 @@ class SimWorker:
             self._turn()
 
     def submit(self, job: Job, answer: Answer) -> None:
-        """Submit a job as `post` runs a command; then `answer` is called with the refusal, or None, and the worker's
+        """Submit a job to the engine, between two steps; then call `answer` with the error or None, and the worker's
         load."""
 
         def run(engine: Engine, now: float) -> Sequence[Effect]:
@@ -173,7 +178,7 @@ class SimWorker:
         self.post(run)
 
     def settle(self) -> None:
-        """Apply all looked-ahead steps that have ended by now to the engine."""
+        """Apply all steps that were computed ahead and have ended by now to the engine."""
         ahead = self._ahead
         num_ended = 0 if ahead is None else bisect_right(ahead.ends, self._agenda.now)
         if ahead is None or num_ended == 0:
@@ -184,8 +189,8 @@ class SimWorker:
         self._ahead = ahead.rest(run, num_ended)
 
     def num_free_seen(self, delay_s: float) -> int | None:
-        """Return the free blocks after the last looked-ahead step that ended at least `delay_s` ago; None when no such
-        step did."""
+        """Return the free blocks after the last step computed ahead that ended at least `delay_s` seconds ago; None
+        without one."""
         ends = () if self._ahead is None else self._ahead.ends
         agenda, party = self._agenda, self.party
         num_seen = bisect_left(ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))

@@ -30,9 +30,11 @@ DRAIN_LOOK_S = 0.1
 
 @dataclass(slots=True)
 class WorkerLifecycle:
-    """Begin, drain and end workers of one cluster on behalf of any actor.
+    """Start, drain and end the workers of one cluster.
 
-    `workers` is the cluster's own list, in which a new incarnation takes the place of the one before."""
+    `workers` is the cluster's own list, in which a new incarnation takes the place of the one before. Arguments `by`
+    name the actor whose event causes a change.
+    """
 
     agenda: SimEventQueue
     fabric: Fabric
@@ -46,7 +48,7 @@ class WorkerLifecycle:
         self._registry_back_at = max(self._registry_back_at, self.agenda.now + lasts_s)
 
     def begin(self, worker: SimWorker, by: Actor) -> None:
-        """Make a worker reachable at once; gateways find it after `DISCOVERY_S`."""
+        """Make a worker reachable now; gateways find it after `DISCOVERY_S` seconds."""
         self.network.add(worker)
         seen_s = max(0.0, self._registry_back_at - self.agenda.now) + DISCOVERY_S
         for gateway in self.gateways:
@@ -65,9 +67,11 @@ class WorkerLifecycle:
             self.agenda.after(RECONNECT_S, "", lost, by=by, to=gateway.party)
 
     def drain(self, worker: SimWorker, until: float, by: Actor, ended: Callable[[], None]) -> None:
-        """Drain a worker: it accepts no new jobs, and its jobs migrate. It ends when it has no job left or at the
-        virtual time `until`; the jobs left then fail with WORKER_LOST. `ended` is called last. This method does not
-        wait."""
+        """Drain a worker: it accepts no new jobs, and its jobs migrate.
+
+        The worker ends when it has no job left or at the virtual time `until`; the jobs left then fail with
+        WORKER_LOST. `ended` is called last. This method does not wait.
+        """
         worker.post(Engine.start_drain)
         self._look(worker, until, by, ended)
 

@@ -1,4 +1,4 @@
-"""Hold the workers that a simulated gateway knows, and what each has reported by now."""
+"""Track the workers that a simulated gateway knows, and what each has reported by now."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ PROBE = "probe-"
 
 @dataclass(slots=True)
 class GatewayLink:
-    """A gateway's state of one worker.
+    """What a simulated gateway knows of one worker.
 
-    `placed`: prompt tokens to compute, by request that was placed there and not accepted yet.
-    `decoding`: requests that were sent there to decode and not answered yet.
-    `coming`: ended steps whose reports may not have reached the gateway yet.
-    `is_live`: whether the worker's stream is up."""
+    - `placed`: prompt tokens to compute, by request that was placed there and not accepted yet.
+    - `decoding`: requests that were sent there to decode and not answered yet.
+    - `coming`: ended steps whose reports may not have reached the gateway yet.
+    - `is_live`: whether the worker's stream is up.
+    """
 
     worker: SimWorker
     load: WorkerLoad
@@ -54,10 +55,11 @@ class GatewayLink:
 
 
 class SimWorkerPool:
-    """Own one simulated gateway's links to workers and the state of its pairs of workers.
+    """Track one simulated gateway's workers, and between which pairs of them KV may move.
 
-    `party`: the gateway's actor. `probe`: sends a probe through a pair of workers, which ends with `probed`. `goes_on`:
-    returns whether clients' requests are open or due; otherwise nothing is probed, so that a run ends."""
+    `party`: the gateway's actor. `probe`: sends a probe request through a pair of workers, which ends with `probed`.
+    `goes_on`: returns whether clients' requests are open or due; otherwise nothing is probed, so that a run ends.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class SimWorkerPool:
         self._ranking = WorkerRanking(self._pairs.linked, self._pairs.failed.keys())
 
     def candidates(self) -> WorkerRanking:
-        """Return the live workers as requests are placed among them."""
+        """Return the ranking of live workers from which placements are chosen."""
         return self._ranking
 
     def check(self) -> None:
@@ -99,21 +101,21 @@ class SimWorkerPool:
     # ---- discovery and loss of workers
 
     def begin(self, workers: Iterable[SimWorker]) -> None:
-        """Add the first workers of a cluster. Their pairs count as tested, as they are some seconds after a start."""
+        """Add the workers that a cluster starts with; their pairs count as tested."""
         for worker in workers:
             self._add(worker)
         for pair, _ in self._due_pairs():
             self._pairs.ended(pair, moved=True, retry_at=self._agenda.now)
 
     def met(self, worker: SimWorker) -> None:
-        """Add a discovered worker and probe its pairs; do nothing when it is known and live."""
+        """Add a worker that the gateway has discovered and probe its pairs; do nothing when it is known and live."""
         known = self._links.get(worker.ref)
         if known is None or not known.is_live:
             self._add(worker)
             self._probe_pairs()
 
     def missed(self, worker: WorkerRef) -> None:
-        """Stop the use of a worker whose stream ended; do nothing when it was not discovered yet."""
+        """Stop using a worker whose stream ended; do nothing when it was not discovered yet."""
         if worker in self._links:
             self._links[worker].is_live = False
             self._ranking.remove(worker)
@@ -132,12 +134,16 @@ class SimWorkerPool:
     # ---- pairs of workers
 
     def suspect(self, workers: Set[WorkerRef]) -> None:
-        """Stop using the pairs among these workers, between which KV may have been lost, until a probe passes."""
+        """Stop using the pairs among `workers` until a probe of the pair succeeds, because KV may have been lost
+        between them."""
         self._pairs.suspect(workers, self._agenda.now)
         self._probe_pairs()
 
     def probed(self, pair: Pair, *, moved: bool) -> None:
-        """Record the end of a probe. After a failure other pairs are probed now, and this one after `PROBE_RETRY_S`."""
+        """Record the end of a pair's probe; `moved`: KV has moved between the two.
+
+        After a failure other pairs are probed now, and this pair again after `PROBE_RETRY_S` seconds.
+        """
         self._num_probing -= 1
         if not all(ref in self._links for ref in pair):
             self._pairs.gone(pair)
@@ -162,12 +168,14 @@ class SimWorkerPool:
     # ---- what is known
 
     def changed(self, link: GatewayLink) -> None:
-        """Update the ranking after a report or a submission; a change of only the free blocks needs no call."""
+        """Update the ranking after a worker's report or a submission; a change of only the free blocks needs no
+        call."""
         if link.is_live:
             self._ranking.put(partial(self.view, link))
 
     def take_reported(self, link: GatewayLink) -> Iterator[StepRun]:
-        """Yield and remove the steps of a worker that have been reported by now, and make their load the known one."""
+        """Yield and remove the steps of a worker whose reports have arrived by now, and store the last load among
+        them."""
         while link.coming and (num_reported := self._num_reported(link, link.coming[0])):
             steps = link.coming.popleft()
             if num_reported < len(steps.ends):
@@ -177,8 +185,10 @@ class SimWorkerPool:
             yield steps
 
     def view(self, link: GatewayLink) -> WorkerView:
-        """Return the view of a worker as of now, with the free blocks after the last reported step; pending reports
-        stay pending."""
+        """Return what routing sees of a worker now, with the free blocks after the last step whose report has arrived.
+
+        Pending reports stay pending.
+        """
         worker, layout = link.worker, link.worker.spec.layout
         num_free = worker.num_free_seen(self._latency_s)
         if num_free is None:
@@ -195,12 +205,13 @@ class SimWorkerPool:
         )  # fmt: skip
 
     def names(self, request: Request) -> Sequence[BlockHash]:
-        """Return the hashes of a prompt's blocks; all workers have blocks of one size."""
+        """Return the hashes of a prompt's blocks; all simulated workers have blocks of one size."""
         block_size = next(iter(self._links.values())).worker.spec.layout.block_size
         return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
 
     def measured(self, placement: Placement, event: KVReceived) -> None:
-        """Observe the bandwidth of a pull from the prefill worker, as the real gateway does."""
+        """Update the estimated bandwidth of the link from the prefill worker to the decode worker, as the real gateway
+        does."""
         producer, consumer = self.find(placement.prefill), self.find(placement.decode)
         if producer is not None and consumer is not None:
             self.routing.links.observe(self.view(producer), self.view(consumer), event.num_bytes, event.busy_s)

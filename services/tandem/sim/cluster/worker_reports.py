@@ -1,4 +1,4 @@
-"""Feed a simulated gateway's director with what workers report, and with their answers to its jobs."""
+"""Pass workers' reports, and their answers to jobs, to the director of a simulated gateway."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 
 
 class WorkerReports:
-    """The `Listener` of one gateway, whose actor is `party`. `execute` carries out commands as of a time.
+    """Receive workers' reports for one gateway, as its `Listener`, and pass them to its director.
 
-    Workers report runs of decode steps ahead of the clock. Each worker's are taken in, in order, as far as they have
-    reached the gateway; whatever may end a request first takes in those of all its workers (`catch_up`)."""
+    `party`: the gateway's actor. `execute`: carries out the director's commands as of a virtual time. Workers report
+    series of decode steps ahead of the clock. The reports of each worker are applied in order, as far as they have
+    reached the gateway by now; before an event that may end a request, the reports of all its workers are applied
+    (`catch_up`).
+    """
 
     def __init__(
         self,
@@ -66,8 +69,10 @@ class WorkerReports:
             self._execute(self._director.on_capacity(self._workers.view(link), now), now)
 
     def submit(self, ref: WorkerRef, job: Job) -> Sequence[Command]:
-        """Send a job to a worker; its answer arrives later as an event. Returns the director's commands when the worker
-        is already lost, otherwise nothing."""
+        """Send a job to a worker, whose answer arrives later as an event.
+
+        Returns nothing, or the director's commands when the worker is already lost.
+        """
         link = self._workers.find(ref)
         if link is None or not link.is_live:
             if link is not None:
@@ -91,7 +96,8 @@ class WorkerReports:
     # ---- discovery and loss of workers
 
     def met(self, worker: SimWorker) -> None:
-        """Add a discovered worker: a new one, a new incarnation, or one that was out of reach."""
+        """Add a worker that the gateway has discovered: a new worker, a new incarnation, or one that was out of
+        reach."""
         self._workers.met(worker)
         self._execute(self._director.place_queued(self._agenda.now), self._agenda.now)
 
@@ -100,7 +106,8 @@ class WorkerReports:
         self._workers.missed(worker)
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
-        """Handle the loss of a worker with all its jobs, after its reports that have arrived by now."""
+        """Report the loss of a worker with all its jobs to the director, after the worker's reports that have arrived
+        by now."""
         link = self._workers.lost(worker)
         if link is None:
             return
@@ -112,8 +119,10 @@ class WorkerReports:
     # ---- steps that workers took ahead of the clock
 
     def catch_up(self, requests: Iterable[RequestId], but: WorkerRef | None = None) -> None:
-        """Handle what the workers of these requests have reported by now. `but`: a worker whose reports have already
-        been handled."""
+        """Apply what the workers of these requests have reported by now.
+
+        `but`: a worker whose reports have already been applied.
+        """
         for ref in [ref for request in requests for ref in self._streams.workers(request) if ref != but]:
             link = self._workers.find(ref)
             if link is not None:

@@ -1,4 +1,5 @@
-"""Stand in for a model: compute the duration of a step from its contents and its tokens from hashes."""
+"""Replace a model in the simulator: compute the duration of a step from its contents, and sampled tokens from
+hashes."""
 
 from __future__ import annotations
 
@@ -30,15 +31,18 @@ plans every step by itself (`WorkerSpec.max_run` is 1)."""
 
 @dataclass(frozen=True, slots=True)
 class SimHostMemory:
-    """Simulated host memory of a worker. `num_slots`: blocks that fit beside the pool. `copy_s`: seconds to copy one
-    block to or from host memory; a worker computes nothing meanwhile."""
+    """Simulated host memory of a worker, for KV blocks evicted from the pool.
+
+    `num_slots`: blocks that fit. `copy_s`: seconds to copy one block to or from host memory; a worker computes nothing
+    meanwhile.
+    """
 
     num_slots: int = 0
     copy_s: float = 0.0
 
 
 class SimExecutor:
-    """An `engine.ports.Executor` without a model.
+    """Executor without a model, for the simulator; implements `engine.ports.Executor`.
 
     A sampled token depends on the request's seed, the choice and the token's index alone, so every worker samples the
     same tokens. Requests end by length unless a sampled token is one of their stop tokens.
@@ -87,7 +91,8 @@ class SimExecutor:
         return StepResult(plan.number, tuple(_result(piece) for piece in plan.slices), digests)
 
     def sample_run(self, run: DecodeRun, num_steps: int) -> list[array[int]]:
-        """Return the tokens that each sequence of a run samples in the run's first `num_steps` steps."""
+        """Return the tokens that each sequence of `run`, a series of decode steps, samples in the first `num_steps`
+        steps."""
         return [_stream(sampling, num_steps) for sampling in run.samplings]
 
 

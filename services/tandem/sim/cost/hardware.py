@@ -14,11 +14,11 @@ from dataclasses import dataclass
 class Hardware:
     """Peak figures of one accelerator, in bytes and bytes per second.
 
-    `flops`, `fp8_flops`: dense operations per second; `fp8_flops` is 0 for hardware without fp8 products.
-    `peer_bandwidth`: to the other accelerators of its machine; `network_bandwidth`: to other machines;
-    `host_bandwidth`: to its machine's memory; each in one direction.
-    `price_per_hour`: in any currency; 0 when it is not set.
-    `provenance`, `price_provenance`: the sources of the figures and of the price.
+    - `flops`, `fp8_flops`: dense operations per second; `fp8_flops` is 0 for hardware without fp8 products.
+    - `peer_bandwidth`: to the other accelerators of its machine; `network_bandwidth`: to other machines;
+      `host_bandwidth`: to its machine's memory; each in one direction.
+    - `price_per_hour`: in any currency; 0 when it is not set.
+    - `provenance`, `price_provenance`: the sources of the figures and of the price.
     """
 
     name: str

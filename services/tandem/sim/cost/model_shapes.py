@@ -17,9 +17,9 @@ DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 class ModelShape:
     """Sizes of a dense decoder with gated feed-forward layers and grouped-query attention.
 
-    `is_tied`: embedding and head are one matrix; both stay in bf16 where the layers are in fp8.
-    `provenance`: the source of the sizes.
-    Weights of norms and biases are left out: they are under 0.01 % of all weights."""
+    `is_tied`: embedding and head are one matrix; both stay in bf16 where the layers are in fp8. `provenance`: the
+    source of the sizes. Weights of norms and biases are left out: they are under 0.01 % of all weights.
+    """
 
     name: str
     layers: int

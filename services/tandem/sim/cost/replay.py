@@ -10,7 +10,7 @@ REACH = 48
 
 
 class Replay:
-    """Own the recorded steps of a run and give each simulated step the time of a recorded one.
+    """Give each simulated step the time of a recorded step of one real run.
 
     A recorded step matches when it has as many prompt tokens and decodes. Of the matches, the one nearest to the
     expected position is used, and each recorded step is used once. Without a match (a request met another step than in
@@ -27,7 +27,7 @@ class Replay:
         self.num_unmatched = 0
 
     def seconds(self, step: StepFeatures) -> float:
-        """Return the seconds of the next step of the run. Must be called in the order of the steps."""
+        """Return the seconds of the next step of the run; must be called in the order of the steps."""
         found = self._nearest(step)
         if found is not None:
             self.num_matched += 1

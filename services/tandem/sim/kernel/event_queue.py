@@ -22,8 +22,9 @@ class EventDigest:
     """Hash the events and the steps of one actor in two chains.
 
     There are two chains because a step may be recorded later than it ended (see `cluster.lookahead`). Each entry
-    contains its time, so the two chains together determine which events happened between which steps. No entry is
-    kept."""
+    contains its time, so the two chains together determine which events happened between which steps. Entries are not
+    kept.
+    """
 
     def __init__(self) -> None:
         self._entries = hashlib.blake2b(digest_size=16)
@@ -58,12 +59,13 @@ Action = Callable[[], None]
 
 @dataclass(eq=False, slots=True)
 class Actor:
-    """An actor schedules events, and events happen at an actor: the clients, a gateway or a worker.
+    """One participant of a simulation, which schedules events and at which events happen: the clients, a gateway or a
+    worker.
 
-    `rank`: events at one time run in ascending rank of the actors that scheduled them.
-    `log`: the digest of what happened at the actor.
-    `held`: None while the actor runs. While the actor is halted, its events are collected here; once the actor is gone,
-    the deque has `maxlen` 0 and drops them.
+    - `rank`: events at one time run in ascending rank of the actors that scheduled them.
+    - `log`: the digest of what happened at the actor.
+    - `held`: None while the actor runs. While the actor is halted, its events are collected here; once the actor is
+      gone, the deque has `maxlen` 0 and drops them.
     """
 
     rank: int
@@ -81,8 +83,11 @@ class Actor:
 
 @dataclass(eq=False, slots=True)
 class SimEvent:
-    """An event that happens at the actor `to`. `action`: None once the event has run or was cancelled. `label`: the
-    entry in the log of `to`; an empty label makes no entry."""
+    """An event that happens at the actor `to`.
+
+    `action`: None once the event has run or was cancelled. `label`: the entry in the log of `to`; an empty label makes
+    no entry.
+    """
 
     label: str
     action: Action | None
@@ -90,10 +95,11 @@ class SimEvent:
 
 
 class SimEventQueue:
-    """Hold the virtual clock and the pending events, and run the events in order of time. `now`: virtual seconds;
-    `num_run`: events run so far.
+    """Hold the virtual clock and the pending events, and run the events in order of time.
 
-    An event that is scheduled by a running event for the same time runs after it."""
+    `now`: virtual seconds; `num_run`: events run so far. An event that a running event schedules for the same time runs
+    after it.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -138,9 +144,10 @@ class SimEventQueue:
             self._num_scheduled += 1
 
     def has_passed(self, time: float, by: Actor) -> bool:
-        """Return whether an event scheduled by `by` for `time` would have run by now.
+        """Return whether an event that the actor `by` scheduled for `time` would have run by now.
 
-        When an actor schedules several events for one time, the answer is for the first of them."""
+        When an actor schedules several events for one time, the answer is for the first of them.
+        """
         return time < self.now or (time == self.now and by.rank <= self._reached)
 
     def run(self, until: float = float("inf")) -> None:

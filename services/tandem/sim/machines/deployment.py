@@ -32,8 +32,9 @@ class Deployment:
     """Pools of workers on one kind of machine, with their configuration.
 
     `link_bandwidth`: bytes per second between workers for each of a worker's accelerators; None: the machine's.
-    `kv_bytes`: KV memory per worker; None: as much as fits beside the weights.
-    `tenants`: the known tenants; None: requests need no key."""
+    `kv_bytes`: KV memory per worker; None: as much as fits beside the weights. `tenants`: the known tenants; None:
+    requests need no key.
+    """
 
     machine: Machine
     pools: tuple[PoolSize, ...]

@@ -14,12 +14,12 @@ from tandem.sim.machines.profile import Profile
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Machine:
-    """Machine that builds simulated workers.
+    """A machine model that builds simulated workers, with its price and the sources of its figures.
 
-    `price_per_hour`: of one accelerator; 0 when it is not set.
-    `about`: (heading, text) pairs for reports: the profile, the sources of its figures, and its prediction errors.
-    `worker`: returns the spec of one worker of a number of accelerators; raises ValueError when it cannot be built.
-    `latency_s`, `delivery_s`: as in `ClusterSpec`.
+    - `price_per_hour`: of one accelerator; 0 when it is not set.
+    - `about`: (heading, text) pairs for reports: the profile, the sources of its figures, and its prediction errors.
+    - `worker`: returns the spec of one worker of a number of accelerators; raises ValueError when it cannot be built.
+    - `latency_s`, `delivery_s`: as in `ClusterSpec`.
     """
 
     name: str
@@ -31,8 +31,10 @@ class Machine:
 
 
 def roofline_machine(roofline: Roofline) -> Machine:
-    """Return a model on an accelerator of which only the data sheets are known. Each worker replaces `roofline.degree`
-    by its own degree."""
+    """Return the machine of a model on an accelerator of which only the data sheet is known.
+
+    Each worker replaces `roofline.degree` by its own tensor-parallel degree.
+    """
     hardware, shape, reached = roofline.hardware, roofline.shape, roofline.efficiency
     share = f"{reached.memory:.0%} of memory, {reached.compute:.0%} of compute, {reached.link:.0%} of links"
     price = f"{hardware.price_per_hour:.2f} per GPU and hour, {hardware.price_provenance}"
@@ -55,9 +57,10 @@ def roofline_machine(roofline: Roofline) -> Machine:
 
 
 def profile_machine(profile: Profile, price_per_hour: float = 0.0) -> Machine:
-    """Return a machine with a profile, fitted to measured steps of real workers.
+    """Return the machine of a measured profile, which was fitted to the steps of real workers.
 
-    `price_per_hour` is of one worker, because the profile cannot be split by accelerator."""
+    `price_per_hour` is of one worker, because the profile cannot be split by accelerator.
+    """
     price = f"{price_per_hour:.2f} per worker and hour, as given" if price_per_hour else "not set"
 
     def worker(pool: Pool, degree: int, config: Config) -> WorkerSpec:

@@ -45,10 +45,10 @@ class WorkerProfile:
 class Profile:
     """Measured profile of one model's workers, by pool.
 
-    `latency_s`: seconds of a message between two processes, in one direction.
-    `delivery_s`: equally likely seconds that a token takes beyond `latency_s` to its client.
-    `bandwidth`: of a worker's link, in bytes per second.
-    `provenance`: what was measured and on which machine. `fidelity`: how far predictions were off.
+    - `latency_s`: seconds of a message between two processes, in one direction.
+    - `delivery_s`: equally likely seconds that a token takes beyond `latency_s` to its client.
+    - `bandwidth`: of a worker's link, in bytes per second.
+    - `provenance`: what was measured and on which machine. `fidelity`: how far predictions were off.
     """
 
     model: str

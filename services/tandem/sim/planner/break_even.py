@@ -1,4 +1,5 @@
-"""Find where the cheaper kind of deployment changes when one property of the workload or the link is scaled."""
+"""Find where the cheaper kind of deployment, mixed or split, changes when one property of the workload or link is
+scaled."""
 
 from __future__ import annotations
 
@@ -21,15 +22,17 @@ NUM_HALVINGS = 2
 
 @dataclass(frozen=True, slots=True)
 class BreakEvenPoint:
-    """Costs per hour of both kinds of deployment with the property scaled by `factor`; the cost is None where no number
-    of workers meets the targets."""
+    """Costs per hour of a mixed and of a split deployment, with the property scaled by `factor`.
+
+    A cost is None where no number of workers meets the targets.
+    """
 
     factor: float
     costs: Mapping[Kind, float | None]
 
     @property
     def cheaper(self) -> Kind | None:
-        """The cheaper kind: mixed when costs are equal, None when neither meets the targets."""
+        """Return the cheaper kind of deployment: mixed when costs are equal, None when neither meets the targets."""
         mixed, split = self.costs["mixed"], self.costs["split"]
         if mixed is None and split is None:
             return None
@@ -41,11 +44,11 @@ class BreakEvenPoint:
 def along(
     axis: str, slo_target: SloTarget, found: Mapping[Kind, Found], max_gpus: int, on_progress: Callable[[str], None]
 ) -> list[BreakEvenPoint]:
-    """Return break-even points along one axis, in order of their factors.
+    """Return break-even points along one axis (a property that is scaled), in order of their factors.
 
     There are three points, and `NUM_HALVINGS` bisections wherever the cheaper kind changes between two of them. Each
-    kind keeps its recipe; only its numbers of workers are searched again. Raises KeyError unless both kinds were
-    found."""
+    kind keeps its recipe; only its numbers of workers are searched again. Raises KeyError unless both kinds were found.
+    """
     points = {factor: _point(axis, factor, slo_target, found, max_gpus, on_progress) for factor in FACTORS}
     for _ in range(NUM_HALVINGS):
         ordered = sorted(points)
@@ -57,13 +60,15 @@ def along(
 
 
 def changes(points: Sequence[BreakEvenPoint]) -> list[tuple[BreakEvenPoint, BreakEvenPoint]]:
-    """Return the pairs of neighbouring points with different cheaper kinds."""
+    """Return the pairs of adjacent points between which the cheaper kind of deployment changes."""
     return [(a, b) for a, b in pairwise(points) if a.cheaper != b.cheaper]
 
 
 def lengthened(scheduled: ScheduledRequest, factor: float) -> ScheduledRequest:
-    """Return a request with a prompt `factor` times as long; a prefix that prompts share is lengthened alike, so it
-    stays shared."""
+    """Return the request with a prompt `factor` times as long.
+
+    A prefix that prompts share is lengthened in the same way, so it stays shared.
+    """
     prompt = scheduled.request.prompt_tokens
     number = max(1, round(len(prompt) * factor))
     longer = tuple(prompt[min(len(prompt) - 1, int(index / factor))] for index in range(number))

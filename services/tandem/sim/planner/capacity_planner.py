@@ -47,7 +47,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """A recipe that meets the targets with no number of workers, or only with more accelerators than allowed."""
+    """A recipe (`DeploymentKind`) that no number of workers, or none with the allowed accelerators, makes meet the
+    targets."""
 
     recipe: DeploymentKind
     reason: str
@@ -55,11 +56,12 @@ class Never:
 
 @dataclass(slots=True)
 class Plan:
-    """Result of a search.
+    """Result of a search for the cheapest deployments.
 
     `best`: for each kind, "mixed" or "split", its cheapest deployment that meets the targets; a kind without one is
     left out. `tried`: all simulations with the first seed, in order. `never`: the recipes that were ruled out without
-    simulation."""
+    simulation.
+    """
 
     best: dict[Kind, Found] = field(default_factory=dict)
     tried: list[tuple[DeploymentKind, tuple[int, ...], SloResult]] = field(default_factory=list)
@@ -67,23 +69,31 @@ class Plan:
 
     @property
     def winner(self) -> Found | None:
-        """The cheaper deployment in `best`, None when `best` is empty. One that met the targets also in its second
-        simulation precedes one that did not; at equal costs the mixed one is chosen."""
+        """Return the cheaper deployment in `best`; None when `best` is empty.
+
+        A deployment that met the targets also in its second simulation precedes one that did not; at equal costs the
+        mixed one is chosen.
+        """
         return min(
             self.best.values(), key=lambda f: (not f.is_confirmed, f.cost, KINDS.index(f.recipe.kind)), default=None
         )
 
     @property
     def runner_up(self) -> Found | None:
-        """The deployment in `best` that is not the winner: the split one if the winner is mixed, the mixed one if it is
-        split. None when `best` has fewer than two."""
+        """Return the deployment in `best` that is not the winner: the split one if the winner is mixed, or the reverse.
+
+        None when `best` has fewer than two.
+        """
         winner = self.winner
         return next((f for f in self.best.values() if winner is not None and f.recipe.kind != winner.recipe.kind), None)
 
     @property
     def nearest(self) -> SloResult | None:
-        """The result that is closest to meeting the targets, or meets them best, among the simulations that ran to
-        their end: the one whose worst ratio of a percentile to its target is least. None when none ran to its end."""
+        """Return the simulation result that is closest to meeting the targets, or meets them best.
+
+        It is the result whose worst ratio of a percentile to its target is least, among the simulations that ran to
+        their end; None when none did.
+        """
         whole = [verdict for *_, verdict in self.tried if verdict.margin is not None]
         return min(whole, key=lambda verdict: verdict.margin or 0.0, default=None)
 
@@ -112,8 +122,11 @@ class CapacityPlanner:
         self.plan = Plan()
 
     def find(self, recipes: Iterable[DeploymentKind]) -> Plan:
-        """Search all recipes and return the plan with the best deployment of each kind, mixed and split. Recipes with
-        lower cost bounds are tried first, so that those that cost more than the best known need no simulation."""
+        """Search all recipes and return the plan with the best deployment of each kind, mixed and split.
+
+        Recipes with lower cost bounds are tried first, so that recipes that cost more than the best known one need no
+        simulation.
+        """
         bounded = self._bounded(recipes)
         other = math.inf
         for kind in KINDS:
@@ -131,10 +144,11 @@ class CapacityPlanner:
     def cheapest(
         self, recipe: DeploymentKind, low: tuple[int, ...], below: float = math.inf
     ) -> tuple[DeploymentKind, tuple[int, ...]] | None:
-        """Return the recipe with the numbers of workers that meet the targets at the least cost; None when none do with
-        at most `max_gpus` accelerators and for less than `below`.
+        """Return the recipe with the numbers of workers that meet the targets at the least cost.
 
-        `low`: lower bound of each pool's number of workers. `below`: a cost, in the unit of `DeploymentKind.cost`."""
+        None when no numbers do with at most `max_gpus` accelerators and for less than `below`. `low`: lower bound of
+        each pool's number of workers. `below`: a cost, in the unit of `DeploymentKind.cost`.
+        """
         limit = min(self._max_gpus * recipe.prices[0] / recipe.degrees[0], below * (1 - 1e-9))
         if recipe.cost(low) > limit:
             return None
@@ -208,8 +222,12 @@ def least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
 def cheapest_pair(
     low: tuple[int, int], price: tuple[float, float], limit: float, holds: Callable[[int, int], bool]
 ) -> tuple[int, int] | None:
-    """Return the cheapest (first, second) at or above `low` that costs at most `limit` and for which `holds` is true;
-    None when there is none. At equal costs, the pair with the smaller first number is returned."""
+    """Return the cheapest pair of numbers for which `holds` is true, at or above `low` and at a cost of at most
+    `limit`.
+
+    None when there is none. `price`: cost of each unit of the first and of the second number. At equal costs, the pair
+    with the smaller first number is returned.
+    """
     best: tuple[int, int] | None = None
     first = low[0]
     while True:

@@ -1,4 +1,5 @@
-"""Describe a deployment except for its numbers of workers: machine, mixed or split, tensor parallel degrees, budget."""
+"""Describe a deployment except for its numbers of workers: machine, mixed or split, tensor-parallel degrees, token
+budget."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class DeploymentKind:
 
     @property
     def prices(self) -> tuple[float, ...]:
-        """Price per hour of one worker of each pool; its number of accelerators where no price is set."""
+        """Return the price per hour of one worker of each pool; its number of accelerators where no price is set."""
         return tuple(degree * (self.machine.price_per_hour or 1.0) for degree in self.degrees)
 
     def cost(self, numbers: Sequence[int]) -> float:
@@ -90,10 +91,11 @@ def recipes(
     slo: Slo,
     link_bandwidth: float | None = None,
 ) -> Iterator[DeploymentKind]:
-    """Yield all recipes worth a search.
+    """Yield all recipes worth a search: combinations of degrees, token budgets and ITL limit on one machine.
 
-    Mixed workers are combined with every budget, and with the largest budget limited by the ITL target; split ones with
-    all but the least budget, which would slow prompts down without protecting any decode."""
+    Mixed workers are combined with every budget, and with the largest budget limited by the ITL target. Split workers
+    are combined with all budgets but the least, which would slow prompts down without protecting any decode.
+    """
     paced = 1e3 * slo.itl_s if slo.itl_s is not None else 0.0
     ordered = sorted(budgets)
     for degree in sorted(degrees):

@@ -19,8 +19,11 @@ _GIVEN_UP = 2.0
 
 
 def render_plan(path: Path, workload: str, plan: Plan, curves: Mapping[str, Sequence[BreakEvenPoint]]) -> None:
-    """Write a figure with cost against worst percentile of all tried deployments, and the costs of both kinds along
-    each axis."""
+    """Write a figure of a plan to `path`.
+
+    It shows cost against worst percentile of all tried deployments, and the costs of mixed and split deployments along
+    each axis of `curves`.
+    """
     figure = Figure(figsize=(5.5 * (1 + len(curves)), 4.6), layout="constrained")
     axes = figure.subplots(1, 1 + len(curves), squeeze=False)[0]
     _tried(axes[0], workload, plan)

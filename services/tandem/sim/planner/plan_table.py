@@ -1,4 +1,4 @@
-"""Format a plan as text."""
+"""Format the result of a search for the cheapest deployment as text."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _NAMES: dict[Kind, str] = {"mixed": "mixed workers", "split": "prefill and decod
 
 
 def format_plan(plan: Plan, slo_target: SloTarget) -> str:
-    """Return paragraphs: the answer, the finalists, the cheaper deployments that failed, and the impossible ones."""
+    """Return a plan as paragraphs: the answer, the finalists, the cheaper deployments that failed, and the impossible
+    ones."""
     parts = [_answer(plan, slo_target), _finalists(plan), _fewer(plan), _impossible(plan)]
     return "\n\n".join(part for part in parts if part)
 
 
 def break_even(axis: str, points: Sequence[BreakEvenPoint]) -> str:
-    """Return a table with a line for each point, and where the cheaper kind changes."""
+    """Return a table with a line for each break-even point, and the factors between which the cheaper kind changes."""
     rows = [(axis, "mixed", "split", "cheaper")]
     rows += [(f"x {p.factor:.3g}", _cost(p.costs["mixed"]), _cost(p.costs["split"]), p.cheaper or "-") for p in points]
     found = [

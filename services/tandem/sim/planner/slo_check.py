@@ -18,10 +18,11 @@ from tandem.workload.scheduled_request import ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A missed target: a class whose percentile of `measure` is above `target_s`.
+    """A missed target: in a class of requests, the percentile of `measure` is above `target_s`.
 
     `value_s`: the percentile; None when the run was aborted before it was known or requests were not served. `share`:
-    the share of the class's requests or gaps above the target."""
+    the share of the class's requests or gaps above the target.
+    """
 
     group: str
     measure: str
@@ -32,11 +33,12 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class SloResult:
-    """Result of one simulated deployment.
+    """Result of one simulated deployment, compared with its latency targets.
 
     `report`: None when the run was aborted because a target could no longer be met. `margin`: the largest ratio of a
     percentile to its target, 1 when it is met exactly; None when unknown. `ttft_s`, `itl_s`: percentiles of the worst
-    class."""
+    class.
+    """
 
     deployment: Deployment
     misses: tuple[Miss, ...]

@@ -1,4 +1,4 @@
-"""Compute lower bounds without simulation: the work of a workload and the workers that it needs."""
+"""Compute the least work of a workload and the least number of workers that it needs, without simulation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from tandem.workload.scheduled_request import ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Tokens of one request, which belongs to `group`. `num_fresh`: the prompt tokens that must be computed, because
-    they are in no prefix shared with an earlier request."""
+    """Tokens of one request, which belongs to the class `group`.
+
+    `num_fresh`: the prompt tokens that must be computed, because they are in no prefix shared with an earlier request.
+    """
 
     group: str
     num_fresh: int
@@ -25,14 +27,14 @@ class Need:
 
     @property
     def prefill(self) -> StepFeatures:
-        """Features of one step that computes the whole uncached part of the prompt."""
+        """Return the features of one step that computes the whole uncached part of the prompt."""
         cached = self.num_prompt - self.num_fresh
         pairs = self.num_fresh * cached + self.num_fresh * (self.num_fresh + 1) // 2
         return StepFeatures(num_prefill_tokens=self.num_fresh, num_prefill_pairs=pairs)
 
     @property
     def decode(self) -> StepFeatures:
-        """Features of one step that computes all output tokens but the first at once."""
+        """Return the features of one step that computes all output tokens but the first at once."""
         number = self.num_output - 1
         context = number * self.num_prompt + number * (number + 1) // 2
         return StepFeatures(num_decode_seqs=number, decode_context=context)
@@ -76,13 +78,13 @@ def demand(requests: Sequence[ScheduledRequest], block_size: int, *, has_cache: 
 
 
 def least_workers(prefill: WorkerSpec | None, decode: WorkerSpec | None, found: WorkloadDemand, slo: Slo) -> int:
-    """Return a lower bound of the number of workers that compute the workload `found` within the targets `slo`; at
-    least 1.
+    """Return a lower bound, at least 1, of the workers that compute the workload `found` within the targets `slo`.
 
     With `prefill` they compute the prompts, with `decode` the output tokens, with both everything; None leaves that
     work to other workers. The work must be done between the first arrival and the latest time that the targets allow
     after the last arrival; work without a target gives no bound. Its time is that of one step with everything, which is
-    a lower bound because each further step reads the weights again."""
+    a lower bound because each further step reads the weights again.
+    """
     bounds = [1]
     if prefill is not None and slo.ttft_s is not None:
         bounds.append(_workers(prefill.step_time(found.prefill), found.lasts_s + slo.ttft_s))
@@ -97,12 +99,12 @@ def least_workers(prefill: WorkerSpec | None, decode: WorkerSpec | None, found: 
 def why_never(
     prefill: WorkerSpec, decode: WorkerSpec, found: WorkloadDemand, slo: Slo, percentile: float
 ) -> str | None:
-    """Return the reason why no number of workers of these kinds meets the targets `slo` for the workload `found`; None
-    when no such reason is known.
+    """Return why no number of workers of these kinds meets the targets `slo` for the workload `found`; None if unknown.
 
     A reason is a group of requests of which more than (100 - `percentile`) % of the prompts take longer than the TTFT
     target, or of the output tokens longer than the ITL target, even on a worker with no other load. `prefill`,
-    `decode`: the worker that computes prompts, and the one that decodes."""
+    `decode`: the worker that computes prompts, and the one that decodes.
+    """
     for group in sorted({need.group for need in found.needs}):
         needs = [need for need in found.needs if need.group == group]
         allowed = (1 - percentile / 100) * len(needs)

@@ -1,3 +1,5 @@
-"""Results of a simulated run: latencies, rates, time series, tables and charts. `latency_stats.LatencyStats` collects
-the requests as they end, `report.report` computes the figures of the run, `table` and `chart` show them. Read `report`
-first."""
+"""Compute and show the results of a simulated run: latencies, rates, time series, tables and charts.
+
+`latency_stats.LatencyStats` collects the requests as they end, `report.report` computes the figures of the run, `table`
+and `chart` show them. Read `report` first.
+"""

@@ -1,4 +1,4 @@
-"""Plot a simulated run as one figure. This is the only module of the room that needs matplotlib."""
+"""Plot a simulated run as one figure. No other module of this package needs matplotlib."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from tandem.sim.cluster.client_trace import ClientTrace
 class GroupTally:
     """Counts and latency distributions of one class of requests.
 
-    `ttft`, `itl`, `tpot`, `e2e`: seconds of complete requests; `ttft` and `e2e` count from the due time.
-    `num_late`: requests that failed or whose first token missed its target. `num_late_gaps`: token gaps above the ITL
-    target.
-    `num_cached`: prompt tokens served from prefix caches, out of `num_prompt`; both of complete requests only.
-    `num_output`: tokens that clients received, those of failed requests included.
+    - `ttft`, `itl`, `tpot`, `e2e`: seconds of complete requests; `ttft` and `e2e` count from the due time.
+    - `num_late`: requests that failed or whose first token missed its target. `num_late_gaps`: token gaps above the ITL
+      target.
+    - `num_cached`: prompt tokens served from prefix caches, out of `num_prompt`; both of complete requests only.
+    - `num_output`: tokens that clients received, including those of failed requests.
     """
 
     num_requests: int = 0
@@ -78,8 +78,11 @@ def _error_label(error: TandemError) -> str:
 
 
 class LatencyStats:
-    """Count the requests and latencies of a run by class. `slo`: the targets that requests are compared with; `groups`:
-    the tally of each class by name; `began_s`: the earliest due time; `ended_s`: the last end."""
+    """Count the requests and latencies of a run by class.
+
+    `slo`: the targets that requests are compared with; `groups`: the tally of each class by name; `began_s`: the
+    earliest due time; `ended_s`: the last end.
+    """
 
     def __init__(self, slo: Slo) -> None:
         self.slo = slo

@@ -18,11 +18,12 @@ ALL = "all"
 class GroupReport:
     """Report of one class of requests.
 
-    `ttft`, `e2e`: seconds of complete requests from their due time; `itl`: the gaps between the tokens of all requests;
-    `tpot`: the mean gap of each request. Each is None without samples.
-    `num_good`: requests that met the SLO. `num_prompt`: prompt tokens of complete requests. `num_output`: tokens that
-    clients received, those of failed requests included.
-    `errors`: requests by kind of error and, for refused ones, its reason."""
+    - `ttft`, `e2e`: seconds of complete requests from their due time; `itl`: the gaps between the tokens of all
+      requests; `tpot`: the mean gap of each request. Each is None without samples.
+    - `num_good`: requests that met the SLO. `num_prompt`: prompt tokens of complete requests. `num_output`: tokens that
+      clients received, including those of failed requests.
+    - `errors`: requests by kind of error and, for refused ones, its reason.
+    """
 
     name: str
     num_requests: int
@@ -41,10 +42,11 @@ class GroupReport:
 class PoolReport:
     """Report of one pool of workers.
 
-    `utilisation`: mean share of the run during which a worker of the pool computed.
-    `prefill_rate`, `decode_rate`: tokens per second of all its workers, counted by their steps; `worker_rate`: both
-    together, per worker.
-    `mean_batch`: mean number of decoding sequences in a step."""
+    - `utilisation`: mean share of the run during which a worker of the pool computed.
+    - `prefill_rate`, `decode_rate`: tokens per second of all its workers, counted by their steps; `worker_rate`: both
+      together, per worker.
+    - `mean_batch`: mean number of decoding sequences in a step.
+    """
 
     pool: Pool
     num_workers: int
@@ -58,16 +60,16 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """Report of a whole run. Rates are per second of `wall_s`.
+    """Report of a whole simulated run; rates are per second of `wall_s`.
 
-    `wall_s`: virtual seconds from the first request's due time to the last end.
-    `good_rate`: goodput, the requests per second that met the SLO; `good_share`: their share of all requests.
-    `output_rate`: tokens that clients received. `errors`: requests by kind of error.
-    `cached_share`: share of prompt tokens that prefix caches served.
-    `kv_rate`: bytes of KV between workers; `busiest_link_share`: the used share of the busiest worker's link.
-    `groups`: all requests first, then one report for each class.
-    `cost_per_million_output`, `cost_per_million_prompt`: each is the whole cost of the run divided by that kind of
-    tokens, in the currency of the prices; None without prices.
+    - `wall_s`: virtual seconds from the first request's due time to the last end.
+    - `good_rate`: goodput, the requests per second that met the SLO; `good_share`: their share of all requests.
+    - `output_rate`: tokens that clients received. `errors`: requests by kind of error.
+    - `cached_share`: share of prompt tokens that prefix caches served.
+    - `kv_rate`: bytes of KV between workers; `busiest_link_share`: the used share of the busiest worker's link.
+    - `groups`: all requests first, then one report for each class.
+    - `cost_per_million_output`, `cost_per_million_prompt`: each is the whole cost of the run divided by that kind of
+      tokens, in the currency of the prices; None without prices.
     """
 
     num_requests: int

@@ -11,13 +11,15 @@ from tandem.sim.report.report import GroupReport, PoolReport, SimulationReport
 
 
 def format_report(report: SimulationReport, slo: Slo) -> str:
-    """Return several paragraphs: latencies by class, pools, totals."""
+    """Return a report as several paragraphs of text: latencies by class, pools, totals."""
     return "\n\n".join((latencies(report.groups), pools(report.pools), totals(report, slo)))
 
 
 def latencies(groups: Sequence[GroupReport]) -> str:
-    """Return a table with a block for each measure and a row for each class; with only one class, the row for all
-    requests is left out."""
+    """Return a table of latencies, with a block for each measure and a row for each class.
+
+    With only one class, the row for all requests is left out.
+    """
     shown = groups[1:] if len(groups) == 2 else groups
     rows: list[tuple[str, ...]] = [("", "requests", "p50", "p95", "p99", "p99.9", "max")]
     for title, name in (("TTFT", "ttft"), ("ITL", "itl"), ("TPOT", "tpot"), ("end to end", "e2e")):
@@ -68,7 +70,7 @@ def totals(report: SimulationReport, slo: Slo) -> str:
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a line with heading and text for each pair; long texts wrap with a hanging indent."""
+    """Return a line with heading and text for each of `pairs`; long texts wrap with a hanging indent."""
     return "\n".join(
         textwrap.fill(f"{name:<19}{text}", 116, subsequent_indent=" " * 19, break_long_words=False)
         for name, text in pairs

@@ -29,11 +29,12 @@ class SimWindow:
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """Sample of one pool at `time_s`.
+    """Sample of one pool at the virtual time `time_s`.
 
-    `utilisation`: share of the time since the previous sample in which its workers computed.
-    `num_waiting`, `num_running`: requests at the pool's workers.
-    `free_share`: share of KV blocks that is free, at the worker with the least."""
+    - `utilisation`: share of the time since the previous sample in which its workers computed.
+    - `num_waiting`, `num_running`: requests at the pool's workers.
+    - `free_share`: share of KV blocks that is free, at the worker with the least.
+    """
 
     time_s: float
     utilisation: float
@@ -55,8 +56,9 @@ class _Count:
 class Series:
     """Record the windows and the pool samples of a run, for charts.
 
-    Windows are `width_s` seconds wide at first; when there would be more than `MAX_POINTS`, each two are merged.
-    Samples are taken only on calls of `look`, so an idle cluster has fewer."""
+    Windows are `width_s` seconds wide at first; when there would be more than `MAX_POINTS`, every two are merged into
+    one. Samples are taken only on calls of `look`, so an idle cluster has fewer.
+    """
 
     def __init__(self, width_s: float = 0.25) -> None:
         self._width_s = width_s

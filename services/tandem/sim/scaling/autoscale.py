@@ -35,10 +35,11 @@ class ScalerAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ElasticRun:
-    """Result of a run with an autoscaler.
+    """Result of a simulated run with an autoscaler.
 
-    `gpu_hours`: accelerator hours of all workers, each from its order to its end or the end of the run.
-    `moments`: the sizes and targets at each look of the autoscaler."""
+    `gpu_hours`: accelerator hours of all workers, each from the decision to start it to its end or the end of the run.
+    `moments`: the sizes and targets at each decision of the autoscaler.
+    """
 
     report: SimulationReport
     tally: LatencyStats
@@ -56,8 +57,9 @@ def simulate_elastic(
 ) -> ElasticRun:
     """Run a workload to its end on a new cluster whose size `autoscaler` sets, and return the result.
 
-    `on_ended` is called with the trace of each request at its end.
-    Raises ValueError when there is no request, and AssertionError when requests, reads or KV blocks are left over."""
+    `on_ended` is called with the trace of each request at its end. Raises ValueError when there is no request, and
+    AssertionError when requests, reads or KV blocks are left over.
+    """
     cluster, tally, meter = SimCluster(spec), LatencyStats(slo), Meter(slo)
     operator = AutoscaledCluster(cluster, elastic, autoscaler, meter)
 
@@ -73,7 +75,7 @@ def simulate_elastic(
 
 
 def format_run(run: ElasticRun, slo: Slo) -> str:
-    """Return several paragraphs: latencies by class, workers, totals."""
+    """Return the result of a run as several paragraphs of text: latencies by class, workers, totals."""
     return "\n\n".join((table.latencies(run.report.groups), _workers(run), _totals(run, slo)))
 
 

@@ -19,10 +19,11 @@ ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 
 class Autoscaler(Protocol):
-    """Policy that returns the target number of workers of each role.
+    """Interface of a policy that returns the target number of workers of each role.
 
     `observed`: the cluster's demand, workers and queues; `ongoing`: the number of requests at the workers of each role,
-    where prefill includes the requests that wait at the gateways."""
+    where prefill includes the requests that wait at the gateways.
+    """
 
     def target(self, observed: ClusterState, ongoing: ReplicaTarget) -> ReplicaTarget: ...
 
@@ -31,10 +32,11 @@ class Autoscaler(Protocol):
 class ElasticSpec:
     """Workers and delays of an autoscaled cluster.
 
-    `kinds`, `degrees`: the spec and the number of accelerators of a worker of each role.
-    `interval_s`: seconds between two looks of the autoscaler.
-    `start_s`: seconds from the order of a worker until gateways have found it.
-    `drain_s`: the most seconds that a worker may drain before it ends."""
+    - `kinds`, `degrees`: the spec and the number of accelerators of a worker of each role.
+    - `interval_s`: seconds between two decisions of the autoscaler.
+    - `start_s`: seconds from the decision to start a worker until gateways have found it.
+    - `drain_s`: the most seconds that a worker may drain before it ends.
+    """
 
     kinds: Mapping[Role, WorkerSpec]
     degrees: Mapping[Role, int]
@@ -68,7 +70,8 @@ class Moment:
 
 @dataclass(eq=False)
 class AutoscaledCluster:
-    """Observe a cluster every `interval_s` and start or drain workers at once to meet the autoscaler's target."""
+    """Observe a cluster every `interval_s` virtual seconds, and start or drain workers to meet the autoscaler's
+    target."""
 
     cluster: SimCluster
     spec: ElasticSpec
@@ -81,7 +84,10 @@ class AutoscaledCluster:
         self.cluster.every(self.spec.interval_s, self._look)
 
     def gpu_hours(self, until_s: float) -> float:
-        """Return the accelerator hours of all workers of the two roles, each from its order to its end or `until_s`."""
+        """Return the accelerator hours of all prefill and decode workers up to `until_s`.
+
+        A worker counts from the decision to start it until its end.
+        """
         return sum(
             self.spec.degrees[billed.role] * max(0.0, min(billed.ended_s, until_s) - billed.began_s)
             for billed in self._billed

@@ -24,7 +24,7 @@ class Meter:
 
     @property
     def mean_input(self) -> float:
-        """Mean number of prompt tokens of all requests so far."""
+        """Return the mean number of prompt tokens of all requests so far."""
         return self._totals.num_input_tokens / max(1, self._totals.num_requests)
 
     def sent(self, scheduled: ScheduledRequest) -> None:

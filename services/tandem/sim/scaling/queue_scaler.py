@@ -1,8 +1,8 @@
-"""Scale a pool by its number of ongoing requests, the baseline autoscaler of other systems.
+"""Scale a pool by its number of ongoing requests: the baseline autoscaler to compare with.
 
 The rule is that of Ray Serve's default policy (`autoscaling_config` of Ray 2.60): ongoing requests are averaged over
-`look_back_s`, divided by the target number per worker and rounded up. The size follows once that number has been larger
-than the current one throughout `up_s`, or smaller throughout `down_s`. Tokens, times and latency targets are ignored.
+`look_back_s`, divided by the target number per worker and rounded up. The size changes once that number has been larger
+than the current size throughout `up_s`, or smaller throughout `down_s`. Tokens, times and latency targets are ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class QueuePolicy:
 
 
 class QueueScaler:
-    """An `Autoscaler` that keeps the ongoing requests of each worker near a target number."""
+    """Autoscaler that keeps the ongoing requests of each worker near a target number; implements `Autoscaler`."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy
