@@ -1,5 +1,4 @@
-"""Floor 2, admission: decide whether a tenant may send a request now, and which waiting request is sent to workers
-next.
+"""Decide whether a tenant may send a request now, and which waiting request is sent to workers next (import layer 2).
 
 `request_queue.RequestQueue` orders the requests of one gateway, with a `fair_queue.FairQueue` per model and a
 `tenant_queue.TenantQueue` per tenant and lane. `quota.TenantQuota` keeps one tenant's quota in memory, with the rules

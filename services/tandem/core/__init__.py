@@ -1,4 +1,4 @@
-"""Floor 0: the values, errors and settings that all other rooms share; imports nothing else of Tandem.
+"""Define the values, errors and settings that all other packages share (import layer 0: imports nothing of Tandem).
 
 `request` defines requests and the jobs made from them, `events` what workers report about a job, `ids` the identities
 of both, and `errors.TandemError` every failure that a client may see. `config` defines the tree of settings, which

@@ -2,7 +2,7 @@
 
 The string under a field is its description, which `--help`, `tandem config` and the chart's schema show.
 `tandem.core.settings` builds the tree from files, environment and flags. It refuses values outside the ranges, and
-those that break a rule of `tandem.core.config_rules`. A program hands each room its section.
+those that break a rule of `tandem.core.config_rules`. A program passes each package its section of the tree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define the types of the identities that rooms exchange."""
+"""Define the types of the identities that packages exchange: of requests, jobs, sequences, workers and KV blocks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Floor 3, orchestration: the life of requests at one gateway, from admission over queueing, placement and retries to
-the end.
+"""Manage the life of requests at one gateway (import layer 3): admission, queueing, placement, attempts and retries.
 
 `director.RequestDirector` owns every open request; events go in, commands come out, and `now` is an argument. It
 performs no I/O and reads no clock, so the gateway drives it with asyncio and the simulator with its event queue.

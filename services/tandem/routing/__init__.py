@@ -1,4 +1,4 @@
-"""Floor 2, routing: choose the workers of one request from the workers' reports. It calls no worker and reads no clock.
+"""Choose the workers of one request from the reports of all workers (import layer 2); calls no worker, reads no clock.
 
 `router.place` is the entry point: given a `WorkerRanking` of the live workers and a `RoutingRequest`, it returns a
 `Placement` or the reason why there is none. `candidates` shortlists workers, `pricing` and `cost` predict seconds, and

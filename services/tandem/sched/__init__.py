@@ -1,4 +1,4 @@
-"""Floor 2, the scheduler: what each step of one engine computes. It runs no model and reads no clock.
+"""Schedule one engine (import layer 2): decide what each of its steps computes. Runs no model and reads no clock.
 
 `scheduler.Scheduler` is the entry point: `add` accepts a job, `plan` returns the next `StepPlan`, and `commit` applies
 its `StepResult`. `state` holds the sequences, limits, plans and results; `budget` computes how many tokens a step may

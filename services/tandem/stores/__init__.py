@@ -1,4 +1,4 @@
-"""Floor 4, stores: everything that Tandem keeps in Redis, and the settings file.
+"""Keep everything that Tandem stores in Redis, and read the settings file (import layer 4).
 
 `worker_registry` lists the workers, `gateway_registry` counts the gateways; `prefix_index` holds which worker caches
 which blocks, `quota_store` the tenants' quotas, `service_counters` how much each tenant was served, `demand_store` what
