@@ -1,4 +1,4 @@
-"""Kernels over paged KV: a reference implementation of each in plain torch, and fast CPU and GPU versions.
+"""Provide kernels over paged KV: a reference implementation of each in plain torch, and fast CPU and GPU versions.
 
 This package imports nothing of `tandem`. `contract` defines what every kernel computes; read it first.
 `dispatch.kernels_for` returns the kernels of a device. `reference` implements them in plain torch, `triton` on GPUs,

@@ -1,4 +1,4 @@
-"""Choose the kernels of a device, without any fallback from one implementation to another."""
+"""Choose the kernels of a device; if they are missing, an error is raised instead of a fallback to other kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem_kernels.contract import AttentionBatch, HeadNorms, LayerKV, Sampling
 
 
 class KernelsUnavailable(Exception):
-    """No usable kernels for a device; the message names what is missing."""
+    """Raised when a device has no usable kernels; the message names what is missing."""
 
 
 class BlockDigestOp(Protocol):

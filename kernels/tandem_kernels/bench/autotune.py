@@ -125,11 +125,13 @@ def build_search(kernel: str, grid: Grid, sizes: Mapping[str, tuple[int, ...]]) 
 
 
 def run_search(search: TileSearch, bench: Bench, ends_at: float, log: Callable[[str], None]) -> None:
-    """Time the entries of a search case by case, and store times and reasons for leaving out cases in the entries.
+    """Time the entries of a search case by case, and store the times in the entries.
 
     An entry that is wrong, fails, or is more than 15 % slower than the fastest in a case does not run the later cases,
-    and none starts after `ends_at` (seconds of the stopwatch of `bench`). The kernel's own tile sizes are not left out
-    for being slow or late. The kernel's table is unchanged afterwards. `log` receives a line for each case."""
+    for a reason that is stored in the entry. No case starts after `ends_at` (seconds of the stopwatch of `bench`). The
+    kernel's own tile sizes are not left out for being slow or late. The kernel's table is unchanged afterwards. `log`
+    receives a line for each case.
+    """
     for number, case in enumerate(search.cases):
         now = bench.stopwatch.now()
         _time_case(search, case, bench, ends_at if number else now + _FIRST_SHARE * (ends_at - now))

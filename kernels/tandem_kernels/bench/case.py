@@ -1,4 +1,4 @@
-"""Define the values of a measurement: the case, its work, and the result."""
+"""Define the values of a measurement in the bench: the case, the work to time, and the result."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from tandem_kernels.dispatch import Kernels
 
 
 class CaseUnavailable(Exception):
-    """A case cannot be measured on this machine; the message gives the reason."""
+    """Raised when a case cannot be measured on this machine; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What a case is built and measured with. `kernels`: those to measure. `grid`: the sizes to measure.
-    `memory_bytes`: memory of the device."""
+    """Kernels, sizes and device with which the cases of a bench are built and measured.
+
+    `kernels`: the kernels to measure. `grid`: the sizes to measure. `memory_bytes`: memory of the device.
+    """
 
     device: torch.device
     kernels: Kernels
@@ -35,12 +37,13 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class BenchWork:
-    """A call to time, and what it is compared with.
+    """A call to time, with the work that it must do and other implementations to compare with.
 
-    `run`: the timed call. `num_bytes`: the least bytes that it must move, each input read once and each output written
-    once. `flops`: the least operations of its matrix products. `rivals`: other implementations of the same work.
-    `agreeing`: further rivals, whose result must equal that of `run` up to a relative error of `tolerance` in the norm.
-    `waits`: names of rivals that wait for the device, and so cannot be captured in a graph.
+    - `run`: the timed call. `num_bytes`: the least bytes that it must move, each input read once and each output
+      written once. `flops`: the least operations of its matrix products.
+    - `rivals`: other implementations of the same work. `agreeing`: further rivals, whose result must equal that of
+      `run` up to a relative error of `tolerance` in the norm.
+    - `waits`: names of rivals that wait for the device, and so cannot be captured in a graph.
     """
 
     run: Callable[[], object]
@@ -63,9 +66,11 @@ class BenchCase:
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """Result of one case. `timing`: time of one call. `num_bytes`, `flops`: the least bytes and operations that it
-    needs. `share`: the time that the machine's limits allow, divided by the median time. `rivals`: times of other
-    implementations."""
+    """Result of one case.
+
+    `timing`: time of one call. `num_bytes`, `flops`: the least bytes and operations that it needs. `share`: the time
+    that the machine's limits allow, divided by the median time. `rivals`: times of other implementations.
+    """
 
     group: str
     name: str
@@ -85,7 +90,8 @@ class BenchRow:
 
 
 def share_of(work: BenchWork, seconds: float, limits: DeviceLimits) -> float:
-    """Return the least time that the limits allow for the work, divided by `seconds`.
+    """Return the least time that the machine's limits allow for the work, divided by `seconds`; 1 is the limit.
 
-    The least time is the larger of moving the bytes at the rate of a copy and of multiplying at the matrix rate."""
+    The least time is the larger of moving the bytes at the rate of a copy and of multiplying at the matrix rate.
+    """
     return max(work.num_bytes / limits.copy_bytes_s, work.flops / limits.matrix_flops_s) / seconds

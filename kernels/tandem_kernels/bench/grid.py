@@ -27,8 +27,7 @@ class Shape:
 
     @property
     def attention(self) -> str:
-        """Return a name for the sizes that attention depends on; attention is measured only once for models with equal
-        names."""
+        """Return a name for the sizes that attention depends on; models with equal names are measured only once."""
         return f"{self.heads}/{self.kv_heads} heads of {self.head_dim}"
 
 
@@ -54,10 +53,11 @@ TOY = Shape(name="toy", layers=2, heads=4, kv_heads=2, head_dim=32, hidden=64, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Sizes of all cases.
+    """Sizes of all cases of a bench.
 
     `uneven`: the context lengths of one batch each. `pool_share`: fraction of the device's memory for the pool of the
-    layout comparison. `case_bytes`: upper bound for any other pool."""
+    layout comparison. `case_bytes`: upper bound for any other pool.
+    """
 
     shapes: tuple[Shape, ...]
     block_size: int

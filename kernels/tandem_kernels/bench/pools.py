@@ -1,4 +1,4 @@
-"""Build KV pools with random content in both compared layouts, and batches over them.
+"""Build KV pools with random content in the two layouts that are compared, and batches over them.
 
 The blocks of a batch are in random order, as in a pool that has been in use for a while.
 """

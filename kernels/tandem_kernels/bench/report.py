@@ -59,10 +59,11 @@ class KernelReport:
 
 
 def best_block_size(rows: list[BenchRow]) -> int:
-    """Return the smallest block size whose geometric mean over the cases of group "block size" is within 2 % of the
-    best, and 0 if no case was measured.
+    """Return the smallest block size whose time is within 2 % of the best; 0 if no case was measured.
 
-    Only block sizes with the greatest number of measured cases are compared."""
+    The time is the geometric mean over the cases of group "block size". Only block sizes with the greatest number of
+    measured cases are compared.
+    """
     times: dict[int, dict[str, float]] = {}
     for row in rows:
         before, marker, rest = row.name.partition(" blocks of ")
@@ -79,7 +80,7 @@ def best_block_size(rows: list[BenchRow]) -> int:
 
 
 def layout_loss(rows: list[BenchRow]) -> dict[str, float]:
-    """Return for each case by which fraction attention took longer over contiguous blocks than over a pool with layers
+    """Return for each case the fraction by which attention takes longer over contiguous blocks than with layers
     outermost.
 
     Cases without both measurements are omitted.

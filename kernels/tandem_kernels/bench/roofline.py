@@ -14,11 +14,12 @@ _LAUNCHES = 200
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Measured limits in bytes per second, operations per second and seconds.
+    """Measured limits of a device, in bytes per second, operations per second and seconds.
 
     `copy_bytes_s`: bytes read plus bytes written. `matrix_flops_s`: the best rate of `matrices`, whose keys are rows x
     inner x columns. `launch_eager_s`, `launch_graph_s`: time per kernel launch from Python and in a graph. `empty_s`:
-    measured time of a kernel that hardly computes; a kernel's time near it is launch overhead."""
+    measured time of a kernel that hardly computes; a kernel's time near it is launch overhead.
+    """
 
     copy_bytes_s: float
     read_bytes_s: float
@@ -31,7 +32,7 @@ class DeviceLimits:
 
 
 def measure_limits(device: torch.device, dtype: torch.dtype, stopwatch: Stopwatch, grid: Grid) -> DeviceLimits:
-    """Measure the limits, with random numbers because zeros multiply faster."""
+    """Measure the limits of a device, with random numbers because zeros multiply faster."""
     copy, read = _memory(device, stopwatch, grid.copy_bytes)
     matrices = {
         f"{rows} x {inner} x {columns}": _matrix(device, dtype, stopwatch, (rows, inner, columns))

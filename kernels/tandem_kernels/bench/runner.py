@@ -18,8 +18,11 @@ Log = Callable[[str], None]
 
 @dataclass(slots=True)
 class RunOutcome:
-    """Results of a bench run. `rows`: one for each case that was timed. `left_out`, `failed`: names of the other
-    checks, cases and rivals, each with the reason."""
+    """Results of a bench run.
+
+    `rows`: one for each case that was timed. `left_out`, `failed`: names of the other checks, cases and rivals, each
+    with the reason.
+    """
 
     checks: list[CheckResult] = field(default_factory=list)
     rows: list[BenchRow] = field(default_factory=list)
@@ -32,7 +35,7 @@ class RunOutcome:
 
 
 def run_checks(bench: Bench, checks: Iterable[KernelCheck], ends_at: float, outcome: RunOutcome, log: Log) -> None:
-    """Run checks, and add their results to `outcome`, until the stopwatch reads `ends_at`; the others are listed as
+    """Run checks until the stopwatch reads `ends_at`, and add their results to `outcome`; list the remaining ones as
     left out."""
     for check in checks:
         if bench.stopwatch.now() > ends_at:
@@ -47,9 +50,11 @@ def run_checks(bench: Bench, checks: Iterable[KernelCheck], ends_at: float, outc
 def run_cases(
     bench: Bench, limits: DeviceLimits, cases: Iterable[BenchCase], ends_at: float, outcome: RunOutcome, log: Log
 ) -> None:
-    """Time cases, and add a row for each to `outcome`, until the stopwatch reads `ends_at`; the others are listed as
-    left out. A case that fails is listed as failed, and the run continues. `log` receives a line for each case that
-    ran."""
+    """Time cases until the stopwatch reads `ends_at`, and add a row for each to `outcome`; list the remaining ones as
+    left out.
+
+    A case that fails is listed as failed, and the run continues. `log` receives a line for each case that ran.
+    """
     for case in cases:
         name = f"{case.group}: {case.name}"
         if bench.stopwatch.now() > ends_at:

@@ -40,7 +40,7 @@ class KernelTiming:
 
 
 class Stopwatch(Protocol):
-    """Clock for calls on one device."""
+    """Measure the time of calls on one device."""
 
     def now(self) -> float:
         """Return host seconds since an arbitrary start."""
@@ -53,10 +53,10 @@ class Stopwatch(Protocol):
         ...
 
     def launch(self, call: Call, count: int) -> tuple[float, float]:
-        """Return the overhead of launching a kernel: the seconds per call of `count` successive calls that hardly
-        compute, first when launched one by one from Python, then when launched as one graph.
+        """Return the overhead of launching a kernel from Python and in a graph, in seconds per launch.
 
-        The second number is 0.0 if graphs are not supported.
+        `call` hardly computes. The first number is measured with `count` successive launches from Python, the second
+        with one graph of as many; it is 0.0 if graphs are not supported.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Compiled CPU kernels and a decoder built from them: C++ sources, their build, and Python bindings.
+"""Compile CPU kernels and a decoder built from them: C++ sources, their build, and Python bindings.
 
 `decoder.CompiledDecoder` runs a whole model on weights that `pack`, `pack_int8` and `pack_int4` have packed. `library`
 binds single kernels, and `build` compiles the sources on first use. Read `decoder` first, then `library`.

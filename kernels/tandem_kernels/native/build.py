@@ -23,9 +23,10 @@ _TIMEOUT_S = 600
 
 
 class NativeUnavailable(Exception):
-    """The compiled kernels cannot be built or loaded; the message gives the reason.
+    """Raised when the compiled kernels cannot be built or loaded; the message gives the reason.
 
-    Callers can use the reference kernels instead."""
+    Callers can use the reference kernels instead.
+    """
 
 
 def library_file() -> Path:

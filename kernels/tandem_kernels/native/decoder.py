@@ -86,8 +86,10 @@ def unsupported(shape: DecoderShape) -> str | None:
 
 
 class CompiledDecoder:
-    """Compute hidden rows and logits of one model in compiled code. Owns buffers that grow to the largest step, so only
-    one call may run at a time."""
+    """Compute hidden rows and logits of one model in compiled code.
+
+    Owns buffers that grow to the largest step, so only one call may run at a time.
+    """
 
     def __init__(
         self,

@@ -20,7 +20,8 @@ from tandem_kernels.native.build import NativeUnavailable, library_file
 
 
 class Into(IntEnum):
-    """How a linear layer writes its product: store it, add it, or apply SwiGLU (see `gate_up_rows`) and store that."""
+    """What a linear layer does with its product: store it, add it, or apply SwiGLU (see `gate_up_rows`) and store the
+    result."""
 
     STORE = 0
     ADD = 1
@@ -189,8 +190,10 @@ def release_with(owner: object, delete: Callable[[int], None], handle: int) -> N
 
 
 class Team:
-    """Own a pool of `size` threads, the caller's included, that run a kernel together. Only one kernel may run at a
-    time."""
+    """Own a pool of `size` threads, the caller's included, that run a kernel together.
+
+    Only one kernel may run at a time.
+    """
 
     def __init__(self, size: int) -> None:
         if size < 1:

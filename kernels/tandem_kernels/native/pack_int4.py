@@ -34,7 +34,7 @@ def pack_exact(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]
 
 
 def pack_fours(weight: torch.Tensor) -> torch.Tensor | None:
-    """Pack `weight` as records of 4-bit codes, see `pack_exact`; None if codes cannot represent it exactly."""
+    """Pack `weight` as records of 4-bit codes, as `pack_exact` does; None if codes cannot represent it exactly."""
     found = find_codes(weight)
     return None if found is None else _records(found)
 

@@ -33,9 +33,10 @@ class Codes:
 
 
 def find_codes(weight: torch.Tensor) -> Codes | None:
-    """Return 4-bit codes that represent float32 `weight` `[n, k]` exactly; None if there are none with these steps.
+    """Return 4-bit codes that represent float32 `weight` `[n, k]` exactly; None if there are none.
 
-    `base` and `step` of a group follow from its least and greatest weight, as quantisers choose them.
+    `base` and `step` of a group follow from its least and greatest weight, as quantisers choose them; only these are
+    tried.
     """
     n, k = weight.shape
     if k % GROUP:

@@ -1,4 +1,4 @@
-"""Kernels in Triton for CUDA, and in Triton's interpreter for tests.
+"""Provide kernels in Triton for CUDA, which Triton's interpreter runs in tests.
 
 The public names are `KERNELS` and the slower `BATCH_INVARIANT`, whose results for a row do not depend on the other
 rows. `attention` chooses between `decode_attention` and `prefill_attention`; the other modules hold one kernel or two

@@ -37,11 +37,11 @@ def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, sca
 
 
 def row_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
-    """Return the same as `paged_attention`, batch-invariantly: the bits of a row's result depend only on its query and
-    its context. Raises ValueError when dtypes, sizes or strides are not supported.
+    """Compute the same as `paged_attention`, batch-invariantly: the bits of a row depend only on its query and its
+    context.
 
-    One kernel with one tile size computes all rows and splits no context, so a few long contexts leave most of a GPU
-    idle.
+    Raises ValueError when dtypes, sizes or strides are not supported. One kernel with one tile size computes all rows
+    and splits no context, so a few long contexts leave most of a GPU idle.
     """
     _check(query, kv, scale)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)

@@ -1,4 +1,4 @@
-"""Attend from one tile of query rows to one tile of paged KV, inside a kernel.
+"""Compute, inside a kernel, the attention of one tile of query rows to one tile of paged KV.
 
 The softmax is online (Milakov and Gimelshein, arXiv 1805.02867) and in powers of two, as in FlashAttention. For a row,
 `maximum` is the greatest product with a key so far, `total` the sum of `2**(factor * (product - maximum))`, and `acc`
@@ -61,7 +61,12 @@ def attend(
     BLOCK_SIZE: tl.constexpr,
     MASKED: tl.constexpr,  # False: every row sees the whole tile
 ):
-    """Add the tile's tokens to `(b_acc, b_maximum, b_total)` and return the three."""
+    """Add the BLOCK_N tokens of KV from position `token` on to the softmax state of a tile of rows; return the new
+    state.
+
+    The state is `(b_acc, b_maximum, b_total)`, see the module docstring. Tokens after `last`, the last token of the
+    sequence, have no effect; where MASKED, nor have tokens after a row's entry in `b_limits`.
+    """
     o_tokens = token + tl.arange(0, BLOCK_N)
     o_dims = tl.arange(0, BLOCK_D)
     if BLOCK_SIZE % BLOCK_N == 0:

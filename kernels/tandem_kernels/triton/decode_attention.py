@@ -222,9 +222,10 @@ def split_attention(
 ) -> None:
     """Compute `contract.paged_attention` of the sequences with indices in `span`, and write it to their rows of `out`.
 
-    No sequence may have more than `max_rows` rows, and `max_rows * H / G` may be at most MAX_PACKED_ROWS. If tables are
-    wide enough for all parts, partial results take `256 * H / G * D` floats per row: 34 MB times `H / G` for 256
-    decodes with D = 128. The work is divided into enough launches to keep that within SCRATCH_BYTES.
+    Each context is split over several programs. No sequence may have more than `max_rows` rows, and `max_rows * H / G`
+    may be at most MAX_PACKED_ROWS. If tables are wide enough for all parts of a context, partial results take `256 * H
+    / G * D` floats per row: 34 MB times `H / G` for 256 decodes with D = 128. The work is divided into enough launches
+    to keep that within SCRATCH_BYTES.
     """
     num_heads, head_dim = query.shape[1:]
     _, reached = _parts(query, kv, batch)

@@ -15,7 +15,7 @@ UNFUSED = {"enable_fp_fusion": False}
 
 @triton.jit
 def widen(b):
-    """Convert half types to float32 and keep others: the type to compute in."""
+    """Convert half types to float32 and return other types unchanged: the type in which kernels compute."""
     return b.to(tl.float32) if b.dtype.primitive_bitwidth == 16 else b
 
 
@@ -34,7 +34,7 @@ def narrow(b, DTYPE: tl.constexpr):
 
 @triton.jit
 def rounded_to(b, DTYPE: tl.constexpr):
-    """Round `b` to DTYPE and return it in the type to compute in."""
+    """Round `b` to DTYPE and return it in the type in which kernels compute (float32 for half types)."""
     return widen(narrow(b, DTYPE))
 
 

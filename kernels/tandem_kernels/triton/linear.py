@@ -19,11 +19,10 @@ from tandem_kernels.triton.interpret import narrow, widen
 
 
 class LinearTiles(NamedTuple):
-    """Tile sizes and launch options of `linear`: a program computes `block_m` rows by `block_n` outputs, and reads
-    `block_k` inputs at a time.
+    """Tile sizes and launch options of `linear`.
 
-    `warps` and `stages` are Triton's launch options: `stages - 1` blocks of inputs are being loaded while one is
-    multiplied.
+    A program computes `block_m` rows by `block_n` outputs, and reads `block_k` inputs at a time. `warps` and `stages`
+    are Triton's launch options: `stages - 1` blocks of inputs are being loaded while one is multiplied.
     """
 
     block_m: int
