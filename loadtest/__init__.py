@@ -1,1 +1,1 @@
-"""Measures a running Tandem from outside; never a part of what serves."""
+"""Measure Tandem and its parts from outside: load tests, benchmarks, comparisons; no part of what serves requests."""

@@ -1,4 +1,4 @@
-"""`python -m loadtest COMMAND`: run one measurement."""
+"""Run one measurement: `python -m loadtest COMMAND`."""
 
 from __future__ import annotations
 

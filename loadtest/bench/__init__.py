@@ -1,1 +1,1 @@
-"""`python -m loadtest bench`: run workloads on several systems in alternation and report the runs."""
+"""Run workloads on several systems in alternation and report the runs: `python -m loadtest bench`."""

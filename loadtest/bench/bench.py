@@ -35,7 +35,10 @@ DEFAULT_WORKLOADS = NAMES
 
 
 class Turn(NamedTuple):
-    """Place of one run in the schedule. `turn` counts the runs of one system at one seed."""
+    """One run in the schedule of a bench: which system runs with which seed.
+
+    `turn` counts the runs of one system at one seed.
+    """
 
     system: str
     seed: int

@@ -16,7 +16,7 @@ from tandem.core.quantile_sketch import QuantileSketch
 
 @styled
 def render(systems: Sequence[str], runs: Sequence[Run]) -> Figure:
-    """Return a figure with one row for each workload. Failed runs are left out."""
+    """Return a figure of the runs with one row for each workload; failed runs are left out."""
     workloads = list(dict.fromkeys(run.workload for run in runs))
     figure, rows = panels(max(len(workloads), 1), 2)
     for workload, (left, right) in zip(workloads, rows, strict=True):

@@ -23,7 +23,7 @@ FULL_BATCH = 32
 
 
 class BenchRun(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs of a bench, in the order in which they were made. The first of `systems` is compared with all others."""
+    """All runs of a bench, in the order in which they were made; the first of `systems` is compared with all others."""
 
     systems: tuple[str, ...]
     runs: tuple[Run, ...]
@@ -52,7 +52,7 @@ def add_slo_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def report_to(bench: BenchRun, args: argparse.Namespace) -> int:
-    """Write every output that the arguments select. Return exit status 1 when a run failed."""
+    """Write every output that the arguments select; return exit status 1 when a run failed, else 0."""
     slo = Slo.of_ms(args.slo_ttft_ms, args.slo_itl_ms)
     sys.stdout.write(markdown(bench, slo) + "\n")
     if args.json:

@@ -1,4 +1,4 @@
-"""`python -m loadtest report FILE ...`: print the stored results of benches again, pooled."""
+"""Print the stored results of one or several benches again, pooled: `python -m loadtest report FILE ...`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def pooled(benches: Sequence[BenchRun]) -> BenchRun:
-    """Return one bench with the runs of all given ones. Its facts are those of the first."""
+    """Return one bench with the runs of all given benches; its facts are those of the first."""
     systems = tuple(dict.fromkeys(system for bench in benches for system in bench.systems))
     runs = tuple(run for bench in benches for run in bench.runs)
     return BenchRun(systems=systems, runs=runs, facts=benches[0].facts)

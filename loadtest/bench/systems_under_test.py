@@ -34,7 +34,10 @@ class Failure(Exception):
 
 
 class SystemUnderTest(Protocol):
-    """A system that a bench can run. `runs(workload)` says whether it supports the workload."""
+    """A system that a bench can run.
+
+    `runs(workload)` returns whether it supports the workload; `run(workload)` runs it.
+    """
 
     name: str
 
@@ -44,7 +47,7 @@ class SystemUnderTest(Protocol):
 
 
 class ServedSystem:
-    """Server that is paused except while its own run is being measured."""
+    """System under test that is a server; it is paused except while its own run is being measured."""
 
     def __init__(self, server: SystemServer, clock: Clock) -> None:
         self.name = server.name
@@ -79,12 +82,15 @@ class ServedSystem:
 
 
 def is_steady(times: Sequence[float]) -> bool:
-    """Return whether the last two of equal tasks took about as long as the fastest one."""
+    """Return whether the last two of `times`, seconds of equal tasks, are about as short as the shortest."""
     return len(times) > 1 and max(times[-2:]) <= _STEADY * min(times)
 
 
 class BatchSystem:
-    """Program that reads a workload from one file and writes its run to another. The program warms up by itself."""
+    """System under test that is a program: it reads a workload from one file and writes its run to another.
+
+    The program warms up by itself.
+    """
 
     def __init__(self, name: str, command: Sequence[str], directory: Path, only: str = "") -> None:
         self.name = name
@@ -134,7 +140,10 @@ def _run_of(name: str, workload: Workload, records: tuple[Record, ...], wall_s: 
 
 
 class SystemFactory:
-    """Creates systems under test by name. `variants` maps the user's own names to flags of `tandem serve`."""
+    """Start systems under test by name.
+
+    `variants` maps the user's own names to flags of `tandem serve`.
+    """
 
     def __init__(
         self,
@@ -148,7 +157,7 @@ class SystemFactory:
         self._directory, self._stack = directory, stack
 
     async def enter(self, name: str) -> SystemUnderTest:
-        """Start or attach to the named system and return it. Raises Failure or NotStarted."""
+        """Start the named system, or attach to it if it already runs, and return it. Raises Failure or NotStarted."""
         if "=" in name:
             return await self._serve(await attached(*name.split("=", 1)))
         if name in self._variants or name == "tandem":
@@ -194,7 +203,7 @@ class SystemFactory:
 
 
 async def attached(name: str, address: str) -> ServerCommand:
-    """Return the command entry of a server that already runs, from `URL` or `URL@PROCESS_GROUP`.
+    """Describe a server that already runs, from its address `URL` or `URL@PROCESS_GROUP`.
 
     Its model is the first one that the server lists. Raises Failure.
     """

@@ -1,1 +1,1 @@
-"""The load generator: workloads, schedules, HTTP calls, and the records of the answers."""
+"""Generate load: workloads, schedules, HTTP calls, and the records of the answers."""

@@ -17,11 +17,10 @@ from tandem.workload.scheduled_request import Follow, ScheduledRequest
 
 
 class TimedCall(msgspec.Struct, kw_only=True):
-    """One request as the client sends it.
+    """One HTTP call as the client sends it.
 
     `body` is JSON and is emptied once sent. With `is_exact` the answer may not end before `num_requested_tokens`.
-    `follow`
-    makes the conversation's next call from the record of this one.
+    `follow` makes the conversation's next call from the record of this one.
     """
 
     name: str
@@ -41,7 +40,7 @@ _TIERS = {Lane.STANDARD: "default", Lane.BATCH: "flex"}
 
 
 def greedy_call(endpoint: Endpoint, request: workloads.BenchRequest) -> TimedCall:
-    """Build the call of a bench request: greedy sampling, and an answer of an exact length."""
+    """Build the call of a bench request: greedy sampling, and an answer of exactly `max_tokens` tokens."""
     fields = {"max_tokens": request.max_tokens, "temperature": 0, "ignore_eos": True}
     return TimedCall(
         name=request.name,
@@ -55,9 +54,10 @@ def greedy_call(endpoint: Endpoint, request: workloads.BenchRequest) -> TimedCal
 
 
 class Caller:
-    """Builds calls of scheduled requests to one endpoint.
+    """Build the calls of scheduled requests to one endpoint.
 
-    `keys` maps a tenant to its API key. Not every endpoint accepts a priority, so it is sent only `with_priority`.
+    `keys` maps a tenant to its API key. Priority and lane are sent only `with_priority`, because not every endpoint
+    accepts them.
     """
 
     def __init__(self, endpoint: Endpoint, keys: Mapping[str, str], *, with_priority: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Send one call to an OpenAI-compatible endpoint and stamp the arrival of every token.
+"""Send one call to an OpenAI-compatible endpoint and record the arrival time of every token.
 
 Nothing is retried.
 """
@@ -42,7 +42,8 @@ class _Choice(msgspec.Struct):
 
 
 class StreamChunk(msgspec.Struct):
-    """Event of a stream of completions; other fields are ignored. `token_ids` is an extension of vLLM."""
+    """One event of a stream of completions; fields that are not listed are ignored. `token_ids` is an extension of
+    vLLM."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -50,7 +51,7 @@ class StreamChunk(msgspec.Struct):
 
 
 class SseParser:
-    """Splits a byte stream into the data of its events.
+    """Split a byte stream into the data of its server-sent events.
 
     Implements the `data` lines of WHATWG HTML, section "server-sent events". Chunks of bytes may end anywhere.
     """
@@ -59,7 +60,8 @@ class SseParser:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Return the data of each event that is complete. Raises ValueError when an event exceeds MAX_EVENT_BYTES."""
+        """Add bytes; yield the data of each event that is complete. Raises ValueError when an event exceeds
+        MAX_EVENT_BYTES."""
         parts = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         self._rest = parts.pop()
         if len(self._rest) > MAX_EVENT_BYTES:
@@ -71,7 +73,7 @@ class SseParser:
 
 
 class Answer:
-    """State of one answer while it is received.
+    """State of one answer while it is received: its tokens and their arrival times.
 
     Where the server reports no token ids, the number of tokens in a chunk is known only from the total at the end, so
     each chunk counts as one arrival.
@@ -86,7 +88,10 @@ class Answer:
         self.is_complete = False
 
     def take(self, data: bytes, now: float) -> None:
-        """Add one event. Raises Refused on an error event and msgspec.DecodeError on data that is not a chunk."""
+        """Add one event that arrived at `now`.
+
+        Raises Refused on an error event and msgspec.DecodeError on data that is not a chunk.
+        """
         if data == b"[DONE]":
             self.is_complete = True
             return
@@ -134,7 +139,7 @@ _FAILURES = (aiohttp.ClientError, OSError, Refused, TimeoutError, msgspec.Msgspe
 
 
 class Client:
-    """HTTP client of one endpoint. `clock` is injected so that a schedule can be tested."""
+    """HTTP client of one endpoint; `clock` can be replaced in tests."""
 
     def __init__(
         self, endpoint: Endpoint, session: aiohttp.ClientSession, clock: Clock, timeout_s: float = TIMEOUT_S
@@ -145,7 +150,7 @@ class Client:
         self._timeout_s = timeout_s
 
     async def send(self, call: TimedCall, began: float, due_s: float | None) -> Record:
-        """Send the call now and return its record, which also holds a failure.
+        """Send the call now and return the record of the answer; a failure is returned as a record too.
 
         Times count from `began`. Without `due_s` the call counts as due now.
         """

@@ -1,6 +1,6 @@
-"""Provide texts to be edited, each with the edit to make.
+"""Provide texts to be edited by a model, each with the edit to make.
 
-Random tokens tell nothing about drafting by prompt lookup, so these are real sentences and real code, written for this
+Random tokens show nothing about drafting by prompt lookup, so these are real sentences and real code, written for this
 file.
 """
 
@@ -14,9 +14,10 @@ class Passage(NamedTuple):
     text: str
 
     def prompt(self, number: int) -> str:
-        """Return a prompt to rewrite the document, with the beginning of the answer given.
+        """Return a prompt to rewrite the document, with the beginning of the answer given, so that a small model
+        continues it.
 
-        A small model then continues the answer. There is no chat template, so the prompt is the same for every model.
+        There is no chat template, so the prompt is the same for every model.
         """
         text = self.text.strip()
         return (

@@ -9,8 +9,10 @@ import msgspec
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Address and request format of a server. `path` is that of completions; `extra` holds fields that only this kind
-    of server knows."""
+    """Address and request format of a server.
+
+    `path` is that of completions; `extra` holds fields that only this kind of server knows.
+    """
 
     url: str
     model: str
@@ -27,7 +29,7 @@ class NoEndpoint(Exception):
 
 
 def base_url(url: str) -> str:
-    """Return the URL without a trailing slash and `/v1`, which OpenAI clients append."""
+    """Return the URL without a trailing slash and without `/v1`, which OpenAI clients append."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

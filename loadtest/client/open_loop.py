@@ -1,6 +1,6 @@
-"""Send calls when they are due, whether or not earlier ones have ended.
+"""Send calls when they are due, whether or not earlier calls have ended (an open loop).
 
-An open loop (Schroeder, Wierman, Harchol-Balter, NSDI 2006): a server that stalls does not delay later requests, and
+In an open loop (Schroeder, Wierman, Harchol-Balter, NSDI 2006) a server that stalls does not delay later requests, and
 the time that a request waits counts from when it was due. `max_open` protects this machine's memory and sockets: a loop
 that the limit has delayed is no longer open, so the number and the length of such delays are counted.
 """
@@ -34,9 +34,9 @@ let a client that fell behind catch up no faster than its event loop turns.
 
 
 class OpenLoop:
-    """Sends one schedule of calls; use each instance once.
+    """Send the calls of one schedule when they are due; use each instance once.
 
-    It holds one call of those that are not yet due, and the next turn of each conversation.
+    It holds the next call that is not yet due, and the next turn of each conversation.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class OpenLoop:
 
 
 async def send_sequentially(client: Client, clock: Clock, calls: Iterable[TimedCall], ended: Ended) -> None:
-    """Send the calls one at a time: each is due when the one before has ended."""
+    """Send the calls one at a time; each is due when the call before it has ended."""
     began = clock.now()
     for call in calls:
         ended(await client.send(call, began, None), 0)

@@ -12,11 +12,11 @@ import msgspec
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurement of one request.
+    """Measurement of one request, as its client saw it.
 
-    `due_s` is when the schedule wanted it sent, `sent_s` when it was sent. `stamps_s` holds one time per token; tokens
-    that arrived together have equal times. `tokens` is None where the endpoint reports no ids. `error` is empty when
-    the answer was complete; `error_kind` is the category under which the failure is counted.
+    `due_s` is when the schedule required it to be sent, `sent_s` when it was sent. `stamps_s` holds one time per token;
+    tokens that arrived together have equal times. `tokens` is None where the endpoint reports no ids. `error` is empty
+    when the answer was complete; `error_kind` is the category under which the failure is counted.
     """
 
     name: str
@@ -37,7 +37,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lateness_s(self) -> float:
-        """Return how much later than due the client sent the request; TTFT includes this delay of the client."""
+        """Return how many seconds later than due the client sent the request; TTFT includes this delay of the
+        client."""
         return max(0.0, self.sent_s - self.due_s)
 
     @property
@@ -51,7 +52,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gaps_s(self) -> tuple[float, ...]:
-        """Return the gaps between arrivals after the first one; tokens that arrived together are one arrival."""
+        """Return the seconds between consecutive arrivals; tokens that arrived together are one arrival."""
         arrivals = sorted(set(self.stamps_s))
         return tuple(after - before for before, after in pairwise(arrivals))
 
@@ -67,7 +68,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Timing of one engine step of an offline run.
+    """Timing of one engine step of an offline run, in seconds.
 
     The parts follow one another. `model_s` and `batch_s` make up the execution: `model_s` is inside the model,
     `batch_s` builds the batch, samples and updates state.
@@ -91,14 +92,17 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed of the machine at one moment: fp32 GEMM in GFLOP/s, memory reads in GB/s."""
+    """Speed of the machine at one moment: float32 matrix products in GFLOP/s, memory reads in GB/s."""
 
     gflops: float
     read_gbs: float
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a workload on a system. `began` orders runs: seconds of the bench's own clock."""
+    """One run of a workload on a system.
+
+    `began` orders runs: seconds of the bench's own clock.
+    """
 
     system: str
     workload: str
@@ -113,14 +117,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speed(self) -> float | None:
-        """Return the mean GFLOP/s of the probes before and after the run; None without both."""
+        """Return the mean GFLOP/s of the machine probes before and after the run; None unless both exist."""
         if self.before is None or self.after is None:
             return None
         return (self.before.gflops + self.after.gflops) / 2
 
     @property
     def failures(self) -> list[str]:
-        """Return the reasons why this run does not count; empty when it counts."""
+        """Return the reasons why this run must not be used in comparisons; empty when it may."""
         return [f"{record.name}: {record.error}" for record in self.records if record.error]
 
 

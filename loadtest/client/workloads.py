@@ -27,7 +27,10 @@ run; with 24 requests a bench needs exact numbers, and the published figures wer
 
 
 class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a bench: `prompt` token ids, exactly `max_tokens` out, to be sent `due_s` after the beginning."""
+    """One request of a bench, due `due_s` seconds after the beginning.
+
+    It has the token ids `prompt`, and its answer has exactly `max_tokens` tokens.
+    """
 
     name: str
     group: str
@@ -39,8 +42,8 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one run.
 
-    With `is_sequential` each request waits for the one before, and `due_s` is ignored. Otherwise each is sent when it
-    is due, whether or not earlier ones have ended.
+    With `is_sequential` each request is sent when the request before it has ended, and `due_s` is ignored. Otherwise
+    each is sent when it is due.
     """
 
     name: str
@@ -59,19 +62,20 @@ Encode = Callable[[str], list[int]]
 
 
 def sequence_workload(name: str, seed: int, turn: int, count: int, num_prompt: int, num_output: int) -> Workload:
-    """Make equally long requests, sent one at a time."""
+    """Make `count` requests of equal length, to be sent one at a time."""
     sizes = [_Size("single", num_prompt, num_output)] * count
     return Workload(name=name, seed=seed, turn=turn, requests=_requests(name, seed, turn, sizes), is_sequential=True)
 
 
 def throughput_workload(seed: int, turn: int, count: int, num_prompt: int = 256, num_output: int = 64) -> Workload:
-    """Make requests that are all sent at once, as a batch job does."""
+    """Make `count` requests that are all due at once, as a batch job sends them."""
     sizes = [_Size("batch", num_prompt, num_output)] * count
     return Workload(name="throughput", seed=seed, turn=turn, requests=_requests("throughput", seed, turn, sizes))
 
 
 def mix_workload(seed: int, turn: int, count: int, rate: float = MIX_RATE) -> Workload:
-    """Make Poisson arrivals of prompts of three classes, 32 to 64 tokens out; all at t=0 where `rate` is 0."""
+    """Make Poisson arrivals of prompts of three classes, with answers of 32 to 64 tokens; all are due at 0 if `rate` is
+    0."""
     rng = random.Random(f"mix {seed}")
     kinds = [kind for kind, number in zip(_MIX, _shares(count), strict=True) for _ in range(number)]
     rng.shuffle(kinds)
@@ -84,7 +88,7 @@ def mix_workload(seed: int, turn: int, count: int, rate: float = MIX_RATE) -> Wo
 
 
 def edit_workload(seed: int, turn: int, encode: Encode, count: int, num_output: int = 160) -> Workload:
-    """Make edits of real texts, one request at a time.
+    """Make requests to edit real texts, to be sent one at a time.
 
     The answer copies long spans of the prompt, which drafting by prompt lookup can predict.
     """
@@ -100,7 +104,7 @@ def edit_workload(seed: int, turn: int, encode: Encode, count: int, num_output: 
 
 
 def warm_up(seed: int) -> Workload:
-    """Make two untimed requests, one of which takes several chunks."""
+    """Make two requests to warm a server up, one of which takes several chunks; they are not timed."""
     sizes = [_Size("warm", 320, 2), _Size("warm", 40, 12)]
     return Workload(
         name="warm-up", seed=seed, turn=0, requests=_requests("warm-up", seed, 0, sizes), is_sequential=True

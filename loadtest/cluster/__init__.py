@@ -1,1 +1,1 @@
-"""Costs that grow with the cluster: placement, routing, prefix index, registry, autoscaling and simulation."""
+"""Measure costs that grow with the cluster: placement, routing, prefix index, registry, autoscaling and simulation."""

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def report_text(outcomes: Sequence[AutoscaleOutcome], slo: Slo) -> str:
-    """Return Markdown: a row for each autoscaler, and the conclusions."""
+    """Return the outcomes as Markdown: a table with a row for each autoscaler, and the conclusions."""
     heads = (
         "",
         "workers, mean",
@@ -67,8 +67,10 @@ def report_text(outcomes: Sequence[AutoscaleOutcome], slo: Slo) -> str:
 
 
 def verdict(outcomes: Sequence[AutoscaleOutcome], slo: Slo) -> str:
-    """Compare the planner with the best fixed split that costs no more, and with the smallest one that keeps the
-    targets."""
+    """Return sentences that compare the planner with fixed numbers of workers.
+
+    They are the best fixed split that costs no more than the planner, and the smallest one that keeps the targets.
+    """
     planner = next((outcome for outcome in outcomes if outcome.config.kind == "planner"), None)
     fixed = [outcome for outcome in outcomes if outcome.config.kind == "fixed"]
     lines: list[str] = []

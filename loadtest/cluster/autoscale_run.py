@@ -37,9 +37,10 @@ NUM_PARTS = 10
 
 @dataclass(frozen=True, slots=True)
 class AutoscalerConfig:
-    """Source of the number of workers: an autoscaler's `kind`, or `numbers` of them all the time.
+    """Source of the number of workers in a run: an autoscaler, or fixed numbers.
 
-    For `queue` the numbers are the target requests per prefill and per decode worker.
+    `kind`: which autoscaler, or `fixed`. `numbers`: for `fixed` the prefill and decode workers; for `queue` the target
+    requests per prefill and per decode worker.
     """
 
     kind: Literal["planner", "queue", "fixed"]
@@ -69,10 +70,10 @@ class AutoscalerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedLoad:
-    """A trace, the hardware that serves it and the SLO of its clients.
+    """A recorded trace, the hardware that serves it and the SLO of its clients.
 
-    `degree` is the number of accelerators of a worker; the run starts with `begins` workers of each role; `configs` are
-    the autoscalers of its table.
+    `degree`: accelerators of a worker. `begins`: workers of each role at the start of the run. `configs`: the
+    autoscalers that are compared under this load.
     """
 
     trace: str
@@ -128,7 +129,7 @@ LOADS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscaleOutcome:
-    """Results of one run.
+    """Results of one run under an autoscaler.
 
     `late_share` of the requests got their first token late or none; `late_gap_share` of the gaps were late.
     `worst_share` is the smallest share of good requests over the parts of the day.
@@ -159,7 +160,10 @@ class _Fixed:
 
 
 def run(load: OfferedLoad, trace: Path, config: AutoscalerConfig) -> AutoscaleOutcome:
-    """Run the load to its end. Raises AssertionError where the simulation's accounting does not balance."""
+    """Simulate the load to its end, and return the results.
+
+    Raises AssertionError where the simulation leaves requests or blocks behind.
+    """
     clock = SystemClock()
     began = clock.now()
     size = ReplicaTarget(*config.numbers) if config.kind == "fixed" else load.begins
@@ -194,7 +198,7 @@ def autoscaler(load: OfferedLoad, config: AutoscalerConfig) -> Autoscaler:
 
 
 def cluster(load: OfferedLoad, size: ReplicaTarget) -> ClusterSpec:
-    """Describe the cluster; requests wait in it without a limit.
+    """Return the spec of the cluster with `size` workers, whose queue has no limit.
 
     A request that is not served in time counts as late. Dropping waiting requests would make a fleet that is too small
     look better.

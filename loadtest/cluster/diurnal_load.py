@@ -19,8 +19,10 @@ from tandem.workload.trace_reader import scheduled_request_of
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """`num_copies` of a trace for `lasts_s`, which represents `num_days` days. The load falls to the share `low` at
-    night."""
+    """A day of load: `num_copies` of a trace during `lasts_s` seconds, which represent `num_days` days.
+
+    At night the load falls to the share `low`.
+    """
 
     num_copies: int
     lasts_s: float
@@ -29,7 +31,8 @@ class Day:
     seed: int = 0
 
     def share(self, at_s: float) -> float:
-        """Return the share of requests that are kept: it begins and ends with night, and is 1 at noon."""
+        """Return the share of requests that are kept at the time `at_s`: low at the beginning and end (night), 1 at
+        noon."""
         wave = (1 - math.cos(2 * math.pi * self.num_days * at_s / self.lasts_s)) / 2
         return self.low + (1 - self.low) * wave
 
@@ -42,7 +45,7 @@ class _Due:
 
 
 def requests(day: Day, entries: Sequence[TraceEntry]) -> Iterator[ScheduledRequest]:
-    """Yield requests in the order of their times; each prompt is made when its request is reached."""
+    """Yield the requests of a day in the order of their times; each prompt is generated when its request is reached."""
     for number, due in enumerate(_schedule(day, entries)):
         # Each copy has its own salt in its block names, so that no copy hits another's prefixes.
         yield scheduled_request_of(entries[due.index], number, due.at_s, day.seed, f"copy {due.copy}")

@@ -1,10 +1,10 @@
-"""`python -m loadtest index`: measure what the prefix index costs gateways, workers and Redis.
+"""Measure what the prefix index costs gateways, workers and Redis: `python -m loadtest index`.
 
     python -m loadtest index [--blocks 1000000] [--seconds 10] [--seed 0]
 
 64 workers hold a million blocks. Lookup, memory and hashing are measured in this process; a cold start and the time
-from a fact on a worker to its visibility in a gateway go through a Redis server of its own, with the workers'
-publishers in another process. `--seconds` is the duration for each of three read modes.
+from a KV event on a worker to its visibility in a gateway go through a Redis server of its own, with the workers'
+publishers in another process. `--seconds` is the duration for each of three ways to read the index.
 """
 
 from __future__ import annotations

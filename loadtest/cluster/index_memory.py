@@ -29,14 +29,20 @@ ROUNDS = 20
 
 
 class Holdings(NamedTuple):
-    """A prompt and the blocks that each worker holds: some of its leading blocks, and other blocks."""
+    """A prompt and the blocks that each worker holds: some of the prompt's leading blocks, and other blocks.
+
+    `prompt`: hashes of its blocks. `words`: for each worker the words of its blocks.
+    """
 
     prompt: list[BlockHash]
     words: list[array[int]]
 
     @classmethod
     def sample(cls, seed: int, num_blocks: int, num_lengths: int) -> Holdings:
-        """Sample holdings. `num_lengths` is how many different parts of the prompt the workers hold."""
+        """Choose at random which blocks each of 64 workers holds, `num_blocks` in all.
+
+        `num_lengths`: how many different lengths of the prompt's beginning the workers hold.
+        """
         rng = random.Random(seed)
         prompt = [BlockHash(rng.randbytes(16)) for _ in range(PROMPT_BLOCKS)]
         each = num_blocks // NUM_WORKERS
@@ -63,7 +69,7 @@ def worker(number: int) -> WorkerRef:
 
 
 def lookups(seed: int, num_blocks: int) -> Iterator[str]:
-    """Yield Markdown rows: the processor time of one lookup of a prompt of 8,192 blocks."""
+    """Yield Markdown rows with the processor time of one lookup of a prompt of 8,192 blocks."""
     yield "| parts of the prompt that workers hold | p50 us | p99 us |"
     yield "|---|---:|---:|"
     for what, num_lengths in (("all the same", 1), ("4 different ones", 4), ("each another", NUM_WORKERS)):
@@ -79,7 +85,8 @@ def _lookup(what: str, table: PrefixTable, prompt: list[BlockHash]) -> str:
 
 
 def forms(seed: int, num_blocks: int) -> Iterator[str]:
-    """Yield Markdown rows: the table beside plain Python that does the same for one worker."""
+    """Yield Markdown rows with memory and lookup time of one worker's table, and of plain Python sets that do the
+    same."""
     words = Holdings.sample(seed, num_blocks, 1).words[0]
     names = [word - DEVICE for word in words]
     held = CompactBlockSet()
@@ -96,7 +103,8 @@ def forms(seed: int, num_blocks: int) -> Iterator[str]:
 
 
 async def hashing(num_tokens: int) -> list[str]:
-    """Return Markdown rows: the time to name a prompt's blocks, and how long naming blocks the event loop."""
+    """Return Markdown rows with the time to hash a prompt's blocks, and with how long that keeps the event loop from
+    other tasks."""
     tokens = tuple(i * 7919 % 32_000 for i in range(num_tokens))
     root = root_hash("model", BLOCK_SIZE, "")
     pool = ThreadPoolExecutor(1)

@@ -31,7 +31,7 @@ _END_S = 30.0
 
 
 class IndexPublishers:
-    """One run of the publishers, of `seconds` length, in a child process."""
+    """Run 64 workers that publish KV events for `seconds` seconds, in a child process."""
 
     def __init__(self, url: str, seconds: float) -> None:
         context = multiprocessing.get_context("spawn")
@@ -54,7 +54,7 @@ class IndexPublishers:
 
 
 def first_name(number: int, step: int) -> int:
-    """Return the name of the first block that a worker stores in a step."""
+    """Return the short hash of the first block that worker `number` stores in a step."""
     return short_hash(_block(number, step, 0))
 
 

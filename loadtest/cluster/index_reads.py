@@ -1,4 +1,5 @@
-"""Measure how late a gateway sees facts and what that costs, for three ways to read the shards."""
+"""Measure how late a gateway sees KV events and what reading them costs, for three ways to read the shards of the
+index."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ Reading = Callable[[str], AbstractAsyncContextManager[PrefixTable]]
 
 
 class IndexedWorkers:
-    """Registry view in which all workers are alive."""
+    """View of the worker registry in which all workers are alive."""
 
     def workers(self) -> list[WorkerRef]:
         return [worker(number) for number in range(NUM_WORKERS)]
@@ -42,7 +43,7 @@ class IndexedWorkers:
 
 
 def read_modes(url: str, seconds: float) -> Iterator[str]:
-    """Yield Markdown rows, one for each way to read.
+    """Yield Markdown rows with the staleness and the cost of each way to read.
 
     A gateway's share of a core includes the checks of the table, Redis's share includes the workers' writes.
     """
@@ -97,7 +98,7 @@ def _look(table: PrefixTable, seen: list[list[float]]) -> None:
 
 
 async def processor(redis: Any) -> float:
-    """Return the processor seconds that the server has used."""
+    """Return the seconds of processor time that the Redis server has used."""
     info = await redis.info("cpu")
     return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
@@ -117,7 +118,10 @@ async def polling(url: str) -> AsyncGenerator[PrefixTable, None]:
 
 @asynccontextmanager
 async def blocking_each(url: str) -> AsyncGenerator[PrefixTable, None]:
-    """Read with one connection for each shard, each of which wakes the gateway: what a Redis Cluster would need."""
+    """Keep a table up to date with one connection for each shard, each of which wakes the gateway.
+
+    A Redis Cluster would need this.
+    """
     mirror = _mirror()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_block(url, mirror, [shard])) for shard in range(NUM_SHARDS)]
@@ -128,7 +132,7 @@ async def blocking_each(url: str) -> AsyncGenerator[PrefixTable, None]:
 
 @asynccontextmanager
 async def blocking_all(url: str) -> AsyncGenerator[PrefixTable, None]:
-    """Read with one connection and one command over all keys, which a Redis Cluster rejects."""
+    """Keep a table up to date with one connection and one command over all keys, which a Redis Cluster rejects."""
     mirror = _mirror()
     task = asyncio.create_task(_block(url, mirror, list(range(NUM_SHARDS))))
     yield mirror.table

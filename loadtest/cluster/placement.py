@@ -1,4 +1,4 @@
-"""Time one placement against the number of workers.
+"""Measure the time of one placement against the number of workers.
 
     python -m loadtest placement [--workers 8,64,1024]
 

@@ -30,9 +30,9 @@ REPEATS = 15
 
 
 class Cost(NamedTuple):
-    """Median Redis processor seconds of one call.
+    """Redis processor seconds of one call, as medians.
 
-    `list_s` is a list where nothing has changed, `full_s` one that sends all `list_bytes` again.
+    `list_s` is a list where nothing has changed, `full_s` a list that sends all `list_bytes` again.
     """
 
     num_workers: int
@@ -42,7 +42,8 @@ class Cost(NamedTuple):
     list_bytes: int
 
     def busy(self, num_gateways: int) -> float:
-        """Return the share of Redis's one thread that is used while no worker joins or leaves."""
+        """Return the share of Redis's one thread that is used by `num_gateways` gateways while no worker joins or
+        leaves."""
         beats = self.num_workers * BEATS_PER_TTL / DEFAULT_TTL_S
         return beats * self.publish_s + num_gateways / DISCOVERY_PERIOD_S * self.list_s
 

@@ -41,7 +41,7 @@ TRACE = "mooncake_conversation.jsonl.gz"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingSetting:
-    """Settings that all policies share."""
+    """Settings that all compared policies share."""
 
     workload: str
     pools: str
@@ -57,8 +57,10 @@ class RoutingSetting:
 
 @dataclass(frozen=True, slots=True)
 class RoutingOutcome:
-    """Results of one policy. `remote_hit_share` is the share of prompt tokens read from other workers' caches; they
-    also count as cached."""
+    """Results of one routing policy.
+
+    `remote_hit_share` is the share of prompt tokens read from other workers' caches; they also count as cached.
+    """
 
     policy: str
     report: SimulationReport
@@ -86,7 +88,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def compare(setting: RoutingSetting, policy: RoutingPolicy) -> RoutingOutcome:
-    """Run one policy to its end and check that no state is left."""
+    """Simulate one policy to its end and return its results. Raises AssertionError when requests or blocks are left
+    over."""
     config = Config(
         engine=EngineConfig(max_num_batched_tokens=setting.budget, max_num_seqs=256),
         gateway=GatewayConfig(

@@ -39,7 +39,7 @@ PROGRESS_REQUESTS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleSettings:
-    """Settings of one point of the curve. `max_run` is how many steps a worker simulates ahead."""
+    """Settings of one point of the curve; `max_run` is how many steps a worker may simulate ahead of the clock."""
 
     workers: int
     requests: int
@@ -51,7 +51,7 @@ class ScaleSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePoint:
-    """Results of one point.
+    """Results of one point of the curve.
 
     Processor and wall seconds cover the run without building the cluster; `rss_mb` is the process's peak.
     `num_complete` of the requests ended well. `answers` is a digest of what every client received, independent of
@@ -72,7 +72,7 @@ class ScalePoint:
 
     @property
     def cpu_ms(self) -> float:
-        """Return the processor milliseconds of one request."""
+        """Return the processor milliseconds that one simulated request costs."""
         return 1e3 * self.cpu_s / self.settings.requests
 
 
@@ -101,9 +101,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(settings: ScaleSettings) -> ScalePoint:
-    """Build and run a cluster and check its accounting.
+    """Build and run a simulated cluster, and return what it cost.
 
-    Raises AssertionError when a request has not ended or the accounting does not balance.
+    Raises AssertionError when a request has not ended or blocks are left over.
     """
     cluster = SimCluster(ClusterSpec(workers=workers_of(settings), gateway=GatewayConfig(), seed=settings.seed))
     tally = _Tally(cluster)
@@ -130,7 +130,7 @@ def measure(settings: ScaleSettings) -> ScalePoint:
 
 
 def workers_of(settings: ScaleSettings) -> tuple[tuple[WorkerSpec, int], ...]:
-    """Return the workers: half prefill and half decode, or all mixed."""
+    """Return the specs of the workers with their numbers: half prefill and half decode, or all mixed."""
     config = Config(engine=EngineConfig(max_num_batched_tokens=2048, max_num_seqs=256))
 
     def kind(pool: Pool) -> WorkerSpec:

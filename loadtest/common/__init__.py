@@ -1,1 +1,1 @@
-"""Statistics, tables, plots and small models that several measurements use."""
+"""Provide statistics, tables, plots and small models that several measurements use."""

@@ -24,7 +24,7 @@ class Interval(NamedTuple):
 def ratio_intervals(
     ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], shares: Sequence[float], seed: int
 ) -> list[Interval | None]:
-    """Return for the percentile at each of `shares` the interval of ours / theirs at confidence `CONFIDENCE`.
+    """Return the interval of ours / theirs, at confidence `CONFIDENCE`, for the percentile at each of `shares`.
 
     Values are grouped by request. An interval is None where a side has no values.
     """
@@ -36,7 +36,8 @@ def ratio_intervals(
 
 
 def share_ratio_interval(ours: tuple[int, int], theirs: tuple[int, int], seed: int) -> Interval | None:
-    """Return the interval of a ratio of two shares, each given as (count, total)."""
+    """Return the interval of the ratio ours / theirs of two shares, each given as (count, total), at confidence
+    `CONFIDENCE`."""
     chance = np.random.default_rng(seed)
     if not all(number and of for number, of in (ours, theirs)):
         return None

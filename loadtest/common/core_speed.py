@@ -1,9 +1,9 @@
-"""Track how fast one core is by timing a small piece of work that is always the same.
+"""Measure how fast one core is, by timing a small piece of work that is always the same.
 
     python -m loadtest.common.core_speed --core N
 
 The program does the piece every few milliseconds, beside whatever else runs on the core, and reports how long one
-takes. Machines that are lent share cores with other tenants, whose work makes ours take half as long again, or twice as
+takes. A rented machine shares its cores with other tenants, whose work makes ours take half as long again, or twice as
 long, within seconds. A line of stdin is answered with the number of pieces so far and the processor time that they
 took; the program ends with stdin.
 """
@@ -26,7 +26,8 @@ _PIECE = 300
 
 
 class Piece:
-    """Piece of work typical of an interpreter: calls, attributes, small short-lived objects."""
+    """A piece of work that is always the same and typical of an interpreter: calls, attributes, small short-lived
+    objects."""
 
     def __init__(self) -> None:
         self._objects = [_Object(number, str(number)) for number in range(_NUM_OBJECTS)]

@@ -1,6 +1,6 @@
-"""Measure how fast this machine is right now, so that figures taken an hour apart can be compared.
+"""Measure how fast this machine is now, so that figures taken an hour apart can be compared.
 
-The probe of `PERFORMANCE`: an fp32 GEMM [512, 576] x [576, 1536] and a read of 512 MiB, on the given number of threads.
+The probe is a float32 product [512, 576] x [576, 1536] and a read of 512 MiB, on the given number of threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _READS = 5
 
 
 def measure(num_threads: int, clock: Clock) -> Probe:
-    """Return medians of both probes; takes about half a second."""
+    """Return the median speed of matrix products and of memory reads; takes about half a second."""
     torch.set_num_threads(num_threads)
     a, b = torch.ones(_M, _K), torch.ones(_N, _K)
     memory = torch.ones(_READ_BYTES // 4)

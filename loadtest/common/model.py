@@ -11,12 +11,12 @@ from tandem.runtime.model_store import cache_root, resolve_model
 
 
 def model_directory(model: str) -> Path:
-    """Return the directory of the model, fetched or converted where it is missing. Raises TandemError."""
+    """Return the directory of the model, which is downloaded or converted if it is missing. Raises TandemError."""
     return resolve_model(model, cache_root(""))
 
 
 def encoder(directory: Path) -> Encode:
-    """Return a function from text to token ids, without any token that a template would add."""
+    """Return a function from text to token ids, which adds no special tokens."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
 
     def encode(text: str) -> list[int]:

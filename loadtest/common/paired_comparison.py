@@ -1,4 +1,4 @@
-"""Estimate how much more one variant costs than another, from alternating rounds on a noisy machine."""
+"""Estimate how much more one of two variants costs, from alternating rounds on a machine of changing speed."""
 
 from __future__ import annotations
 
@@ -36,19 +36,18 @@ class Added(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timed(msgspec.Struct, frozen=True, array_like=True):
-    """Cost of a round, and the time that a constant piece of work took meanwhile. Both are above 0."""
+    """Cost of a round, and the seconds that a constant piece of work took during it. Both are above 0."""
 
     cost: float
     core_speed: float
 
 
 def levelled(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[tuple[float, float]], float]:
-    """Return the costs adjusted to the machine's average speed, and the exponent with which costs follow the reference
-    work.
+    """Return the costs adjusted to the machine's average speed, and the exponent of the adjustment.
 
-    The exponent is fitted by least squares over all rounds, each side about its own mean (analysis of covariance).
-    Neither side may slow the reference work down: an influence of a side is mistaken for the machine's speed. See
-    `drift`.
+    Costs are assumed to follow the time of the constant reference work by a power, the exponent. It is fitted by least
+    squares over all rounds, each side about its own mean (analysis of covariance). Neither side may slow the reference
+    work down: an influence of a side is mistaken for the machine's speed. See `drift`.
     """
     if not pairs:
         return [], 0.0
@@ -61,13 +60,16 @@ def levelled(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[tuple[float, fl
 
 
 def drift(pairs: Sequence[tuple[Timed, Timed]]) -> Added:
-    """Return how much longer the reference work takes beside `on`: zero when only other programs decide the machine's
-    speed."""
+    """Return how much longer the reference work takes during rounds of the variant `on` than during rounds of `off`.
+
+    Zero when only other programs decide the machine's speed.
+    """
     return added([(off.core_speed, on.core_speed) for off, on in pairs])
 
 
 def added(pairs: Sequence[tuple[float, float]], seed: int = 1) -> Added:
-    """Return the added cost of pairs (off, on), both above 0. Raises ValueError without any pair."""
+    """Return the cost that `on` adds to `off`, from pairs (off, on) of costs above 0. Raises ValueError without any
+    pair."""
     if not pairs:
         raise ValueError("no pairs")
     costs = np.asarray(pairs, dtype=float)

@@ -39,7 +39,7 @@ styled = mpl.rc_context(
 
 
 def chart_path(text: str) -> Path:
-    """Parse a chart's file name for argparse."""
+    """Parse a chart's file name, as an argparse type."""
     path = Path(text)
     if path.suffix not in _SUFFIXES:
         raise argparse.ArgumentTypeError(f"{text!r} ends with neither of {', '.join(_SUFFIXES)}")
@@ -65,7 +65,7 @@ def colour(place: int) -> str:
 
 
 def cdf(axes: Axes, found: Distribution, label: str, colour: str, style: str = "-") -> None:
-    """Plot the share of values up to each duration, with dots at p50 and p99, which the label also gives."""
+    """Plot the share of values up to each duration as a curve, with dots at p50 and p99, which the label also gives."""
     at = [middle * 1e3 for middle, _ in found.buckets]
     shares = [number / found.count for number in accumulate(count for _, count in found.buckets)]
     legend = f"{label}: {duration(found.p50)} / {duration(found.p99)}"
@@ -88,7 +88,7 @@ def dress_cdf(axes: Axes, title: str, what: str, target_s: float | None = None) 
 
 
 def log_time(axes: Axes, along: str = "x") -> None:
-    """Make an axis of milliseconds logarithmic, with readable durations as ticks."""
+    """Make the axis `along` ("x" or "y") of milliseconds logarithmic, with readable durations as ticks."""
     getattr(axes, f"set_{along}scale")("log")
     axis = axes.xaxis if along == "x" else axes.yaxis
     low, high = axis.get_view_interval()
@@ -100,7 +100,7 @@ def log_time(axes: Axes, along: str = "x") -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return the duration with two or three digits and a unit."""
+    """Format a duration with two or three digits and a unit."""
     if seconds >= 1:
         return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
     if seconds >= 1e-3:

@@ -10,7 +10,10 @@ EVERY_S = 1.0
 
 
 async def show(line: Callable[[], str], out: TextIO) -> None:
-    """Update the line until cancelled; the last line stays."""
+    """Rewrite a line with the result of `line` until cancelled; the last line stays.
+
+    Writes nothing when `out` is not a terminal.
+    """
     if not out.isatty():
         return
     try:

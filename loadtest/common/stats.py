@@ -14,12 +14,11 @@ from tandem.core.slo import Slo
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of one run, or of several runs of one system pooled. Rates are per second of the runs' wall times
-    together.
+    """Summary of one run, or of several runs of one system pooled.
 
-    `tpot` is the time per output token after the first, one value per request; `itl` pools the gaps of all requests.
-    `good_rate` is requests per second that met the SLO, `good_share` their share. `late_s` is the largest delay of the
-    client itself.
+    Rates are per second of the runs' wall times together. `tpot` is the time per output token after the first, one
+    value per request; `itl` pools the gaps of all requests. `good_rate` is requests per second that met the SLO,
+    `good_share` their share. `late_s` is the largest delay of the client itself.
     """
 
     num_requests: int
@@ -37,7 +36,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def meets(record: Record, slo: Slo) -> bool:
-    """Return whether the request met the targets. A failed request meets none."""
+    """Return whether the request met the latency targets; a failed request does not."""
     if record.error:
         return False
     gaps = record.gaps_s
@@ -45,8 +44,11 @@ def meets(record: Record, slo: Slo) -> bool:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the percentile, interpolated linearly between the two nearest ranks as numpy does. Raises ValueError
-    without values."""
+    """Return the percentile of the values at `share` (0 to 1), interpolated linearly between the two nearest ranks as
+    in numpy.
+
+    Raises ValueError without values.
+    """
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)
@@ -62,7 +64,7 @@ def spread(values: Sequence[float]) -> LatencySummary | None:
 
 
 def summarise(runs: Sequence[Run], slo: Slo) -> Summary | None:
-    """Pool runs of one workload at one system. Return None when none of their requests was answered."""
+    """Summarise the runs of one workload at one system together; None when none of their requests was answered."""
     records = [record for run in runs for record in run.records]
     whole = [record for record in records if not record.error]
     ttft = spread([record.ttft_s for record in whole])
@@ -98,7 +100,8 @@ def _by_group(records: Iterable[Record]) -> dict[str, LatencySummary]:
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians of the parts of a step in seconds, over steps with at least `at_least` decodes and no prefill.
+    """Time of a step outside the model, as medians in seconds over steps with at least `at_least` decodes and no
+    prefill.
 
     `share` is the median of each step's share outside the model, so that a step delayed by the machine does not distort
     it.
@@ -115,7 +118,8 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overhead(steps: Sequence[Step], at_least: int) -> Overhead | None:
-    """Return the overhead of the matching steps; None when there is no such step."""
+    """Return the overhead over the steps with at least `at_least` decodes and no prefill; None when there is no such
+    step."""
     chosen = [step for step in steps if step.num_decodes >= at_least and not step.num_prefill_tokens]
     if not chosen:
         return None
@@ -139,7 +143,10 @@ VOID = 0.15
 
 
 class StatsPoint(NamedTuple):
-    """Value of one run. `speed` is the machine's speed from the probes around the run; None when there were none."""
+    """Value of one run, with the machine's speed.
+
+    `speed` comes from the probes around the run; None when there were none.
+    """
 
     at: float
     value: float
@@ -147,7 +154,11 @@ class StatsPoint(NamedTuple):
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """Ratios of neighbouring runs of two systems: median, least and greatest of `count`; `num_void` more were void."""
+    """Ratios of neighbouring runs of two systems.
+
+    Median, least and greatest of `count` ratios; `num_void` more pairs were not compared, because the machine's speed
+    had changed.
+    """
 
     count: int
     median: float
@@ -157,7 +168,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 def pair_ratio(ours: Sequence[StatsPoint], theirs: Sequence[StatsPoint]) -> Ratio | None:
-    """Return ratios ours / theirs of runs in alternation A B A B A; None when no pair counts.
+    """Return the ratios ours / theirs of runs in alternation A B A B A; None when no pair can be compared.
 
     Each of their runs is paired with our nearest run before it and our nearest after it, so that a slow drift of the
     machine favours neither.
@@ -193,7 +204,8 @@ class Agreement(msgspec.Struct, frozen=True):
 
 
 def agreement(ours: Iterable[Record], theirs: Iterable[Record]) -> Agreement:
-    """Compare records of the same names and the same seed; failed ones are left out."""
+    """Compare the answers in two systems' records of the same requests and the same seed; failed records are left
+    out."""
     others = {record.name: record for record in theirs if not record.error}
     pairs = [(record, others[record.name]) for record in ours if not record.error and record.name in others]
     by_tokens = all(a.tokens is not None and b.tokens is not None for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Write a random model whose steps take almost no time, so that the cost around them shows."""
+"""Write a random model whose steps take almost no time, so that the cost around a step can be measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCABULARY = 256
 
 
 def make_tiny(directory: Path) -> Path:
-    """Write a random Llama of two narrow layers, each of whose tokens is a word."""
+    """Write a random Llama of two narrow layers, each of whose tokens is a word, to a directory; return its path."""
     directory.mkdir(parents=True)
     hidden, inner, layers = 64, 128, 2
     config = {

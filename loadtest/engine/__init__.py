@@ -1,1 +1,1 @@
-"""The engine without servers: offline workloads, steps of a whole model, and the start of `tandem serve`."""
+"""Measure the engine without servers: offline workloads, steps of a whole model, and the start of `tandem serve`."""

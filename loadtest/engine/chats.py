@@ -1,5 +1,4 @@
-"""Measure TTFT of alternating conversations on our engine in this process, with and without host memory behind its KV
-pool.
+"""Measure TTFT of alternating conversations on our engine, with and without host memory for evicted KV blocks.
 
     python -m loadtest.engine.chats [--chats 6] [--turns 4] [--rounds 2]
 

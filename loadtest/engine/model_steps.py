@@ -63,7 +63,8 @@ it.
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """Seconds of one case's steps: median, first and ninth decile, and the least possible time on this machine."""
+    """Times of one case's steps in seconds: median, first and ninth decile, and the least possible time on this
+    machine."""
 
     case: str
     mode: str
@@ -81,7 +82,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelStepsReport:
-    """All rows of a run. `rates` are bytes and operations per second."""
+    """All rows of a run; `rates` are the machine's bytes and operations per second."""
 
     machine: dict[str, str]
     rates: Rates
@@ -158,7 +159,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def cases_of(args: argparse.Namespace) -> list[StepCase]:
-    """Return the cases, decodes first. Missing options take defaults of the device."""
+    """Return the cases to measure, decodes first; options that are missing take defaults of the device."""
     sizes = {name: _sizes(text) for name, text in SIZES[args.device].items()}
     sizes |= {name: vars(args)[name] for name in sizes if vars(args)[name] is not None}
     decodes = [Decode(batch, context) for context in sizes["contexts"] for batch in sizes["batches"]]
@@ -166,7 +167,7 @@ def cases_of(args: argparse.Namespace) -> list[StepCase]:
 
 
 def run(args: argparse.Namespace, command: str, clock: Clock) -> ModelStepsReport:
-    """Run all cases, on one executor after the other. Raises TandemError."""
+    """Measure all cases, on one executor after the other, and return the report. Raises TandemError."""
     device, cases = torch.device(args.device), cases_of(args)
     model, engine = _settings(args, cases)
     directory = resolve_model(model.id, cache_root(model.cache_dir))
@@ -197,7 +198,7 @@ def _give_back(device: torch.device) -> None:
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """Measure the rates of a copy and of the best of a few matrix products."""
+    """Measure the machine's rates: bytes of a copy, and operations of the best of a few matrix products."""
     if device.type == "cuda":
         stopwatch: Stopwatch = CudaStopwatch(device, 0.3)
         limits = measure_limits(device, dtype, stopwatch, QUICK)
@@ -252,7 +253,10 @@ def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: En
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """State that all cases of one executor share. `steps` is the number of counted decode steps."""
+    """State that all cases of one executor share.
+
+    `steps` is the number of measured decode steps.
+    """
 
     executor: ModelExecutor
     config: DecoderConfig
@@ -262,7 +266,7 @@ class Measurement:
     clock: Clock
 
     def rows(self, cases: Sequence[StepCase], left_out: dict[str, str]) -> Iterator[StepRow]:
-        """Yield a row for each case that fits; `left_out` collects why others did not."""
+        """Measure the cases that fit, and yield a row for each; `left_out` receives the reasons for the others."""
         number = 1
         for case in cases:
             count = _SETTLING + (self.steps if isinstance(case, Decode) else _CHUNK_STEPS) + 1

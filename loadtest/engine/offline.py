@@ -44,7 +44,7 @@ _IDLE_S = 0.0005
 
 
 class TimedModel:
-    """Model that adds up the time inside it. Implements `CausalModel`."""
+    """Wrap a `CausalModel` and add up the time that is spent inside it."""
 
     def __init__(self, model: CausalModel, clock: Clock) -> None:
         self._model = model
@@ -72,13 +72,16 @@ class TimedModel:
         return logits
 
     def take_s(self) -> float:
-        """Return the time inside the model since the last call."""
+        """Return the seconds inside the model since the last call."""
         inside, self._inside_s = self._inside_s, 0.0
         return inside
 
 
 class OfflineEngine:
-    """Loaded engine; `run` may be called repeatedly. `sleep` waits for due requests when nothing is running."""
+    """A loaded engine in this process, without servers; `run` may be called repeatedly.
+
+    `sleep` waits for due requests when nothing is running.
+    """
 
     def __init__(
         self, config: Config, model: WorkerModel, clock: Clock, sleep: Callable[[float], None] = time.sleep
@@ -94,7 +97,7 @@ class OfflineEngine:
         self.sleep = sleep
 
     def run(self, workload: Workload, system: str = "tandem-offline") -> Run:
-        """Submit due requests between steps until all have ended."""
+        """Submit the requests of a workload when they are due, between steps, until all have ended; return the run."""
         return _Pass(self, workload).run(system)
 
 

@@ -1,4 +1,4 @@
-"""`python -m loadtest offline`: run workloads on our engine in this process.
+"""Run workloads on our engine in this process: `python -m loadtest offline`.
 
 python -m loadtest offline [WORKLOAD ...] [--json FILE] [--flags any flag of `tandem worker`]
 """

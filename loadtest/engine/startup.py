@@ -56,14 +56,17 @@ ray.shutdown()
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Seconds from the start of the process. `stages` are the times at which each began, `answer_s` is the end."""
+    """Times of one start, in seconds from the start of the process.
+
+    `stages` are the times at which each stage began, `answer_s` is the first answer.
+    """
 
     answer_s: float
     stages: dict[str, float] = field(default_factory=dict)
 
 
 class StartError(Exception):
-    """Raised when a measured start failed; the message holds its output."""
+    """Raised when a measured start failed; the message holds the output of the process."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from tandem.runtime.model_config import DecoderConfig
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates per second: bytes of a copy, read and written, and operations of matrix products."""
+    """Rates of a machine per second: bytes of a copy, read and written, and operations of matrix products."""
 
     memory: float
     matrix: float
@@ -21,8 +21,11 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Work of a step: `rows` of the model, logits of `drawn` of them, KV read of `context` tokens, and `pairs` of a
-    token with one that it attends to."""
+    """Work of a model step.
+
+    `rows`: tokens that the model computes. `sampled`: rows whose logits are computed. `context`: tokens whose KV is
+    read. `pairs`: pairs of a token and a token that it attends to.
+    """
 
     rows: int
     sampled: int
@@ -31,17 +34,20 @@ class StepWork:
 
 
 def decode_work(batch: int, context: int) -> StepWork:
-    """Return the work of `batch` sequences with one row each; a row's context includes itself."""
+    """Return the work of a decode step of `batch` sequences; each attends to `context` tokens, itself included."""
     return StepWork(rows=batch, sampled=batch, context=batch * context, pairs=batch * context)
 
 
 def chunk_work(rows: int, cached: int) -> StepWork:
-    """Return the work of `rows` of one prompt after `cached` tokens; no token is sampled."""
+    """Return the work of a prefill chunk of `rows` tokens after `cached` tokens; no token is sampled."""
     return StepWork(rows=rows, sampled=0, context=cached + rows, pairs=rows * cached + rows * (rows + 1) // 2)
 
 
 def floor_s(config: DecoderConfig, item_bytes: int, token_bytes: int, rates: Rates, work: StepWork) -> float:
-    """Return the floor in seconds. A weight has `item_bytes`; a token's KV in all layers has `token_bytes`."""
+    """Return the least seconds of a step with this work at these rates.
+
+    A weight has `item_bytes` bytes; a token's KV in all layers has `token_bytes` bytes.
+    """
     heads = (config.heads + config.kv_heads) * config.head_dim
     layers = config.layers * config.hidden_size * (2 * heads + 3 * config.intermediate_size)
     head = config.hidden_size * config.vocab_size

@@ -1,6 +1,7 @@
-"""Plans made by hand, and how long an executor takes for them; never schedules a request.
+"""Make step plans by hand, without a scheduler, and measure how long an executor takes for them.
 
-Blocks lie in random order, and the KV of contexts that nobody computed is random: attention over zeros would be faster.
+Blocks are in random order, and the KV of contexts that were not computed is random: attention over zeros would be
+faster.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SEED = 11
 
 @runtime_checkable
 class Pipelined(Protocol):
-    """An executor that takes its next plan while one runs; the oldest is collected first."""
+    """An executor that accepts the next plan while one runs; results are collected in the order of launching."""
 
     def launch(self, plan: StepPlan) -> None: ...
 
@@ -36,7 +37,7 @@ class Pipelined(Protocol):
 
 
 class ModelExecutor(Executor, Protocol):
-    """An executor of a model that is at hand."""
+    """An executor whose model and KV cache can be accessed."""
 
     @property
     def cache(self) -> KVCache: ...
@@ -46,13 +47,16 @@ class ModelExecutor(Executor, Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """In tokens."""
+        """Return the longest sequence in tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """`batch` sequences draw a token each, greedily; the first step's rows attend to `context` tokens."""
+    """Case of decode steps: `batch` sequences sample one token each, greedily.
+
+    In the first step each sequence attends to `context` tokens, itself included.
+    """
 
     batch: int
     context: int
@@ -66,15 +70,18 @@ class Decode:
 
     @property
     def num_tokens(self) -> int:
-        """Of one step."""
+        """Return the number of tokens that one step computes."""
         return self.batch
 
     def lengths(self, steps: int) -> tuple[int, ...]:
-        """Tokens of each sequence after so many steps."""
+        """Return the tokens of each sequence after `steps` steps."""
         return (self.context + steps - 1,) * self.batch
 
     def slices(self, step: int, tables: Sequence[tuple[BlockId, ...]], vocab_size: int) -> tuple[ScheduledSlice, ...]:
-        """Of the `step`-th plan; after the first, each goes on with the token drawn before."""
+        """Return the slices of plan number `step`, counted from 0.
+
+        From the second plan on, the input of each sequence is the token that the plan before samples.
+        """
         params = SamplingParams(max_tokens=step + 1, temperature=0.0)
         return tuple(
             ScheduledSlice(
@@ -92,7 +99,8 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """`rows` of one prompt after `cached` tokens, again and again; nothing is drawn."""
+    """Case of prefill steps: each computes the same `rows` tokens of one prompt after `cached` tokens, and samples
+    nothing."""
 
     rows: int
     cached: int
@@ -106,15 +114,15 @@ class PlannedChunk:
 
     @property
     def num_tokens(self) -> int:
-        """Of one step."""
+        """Return the number of tokens that one step computes."""
         return self.rows
 
     def lengths(self, steps: int) -> tuple[int, ...]:
-        """Tokens of the sequence, however many steps."""
+        """Return the tokens of the sequence, which do not depend on the number of steps."""
         return (self.cached + self.rows,)
 
     def slices(self, step: int, tables: Sequence[tuple[BlockId, ...]], vocab_size: int) -> tuple[ScheduledSlice, ...]:
-        """The same in every plan."""
+        """Return the slices of a plan, which are the same in every plan."""
         ids = tuple((7919 * i + 1) % vocab_size for i in range(self.rows))
         return (ScheduledSlice(SeqId(1), self.cached, self.rows, ids, tables[0], None),)
 
@@ -123,11 +131,11 @@ StepCase = Decode | PlannedChunk
 
 
 class Unfit(Exception):
-    """A case asks for more than the executor has; says of what."""
+    """Raised when a case needs more than the executor has; the message says of what."""
 
 
 def tables_of(case: StepCase, steps: int, layout: KVLayout, num_blocks: int) -> list[tuple[BlockId, ...]]:
-    """Block tables for `steps` steps. Raises Unfit."""
+    """Return a block table for each sequence of a case, long enough for `steps` steps. Raises Unfit."""
     counts = [layout.num_blocks_for(length) for length in case.lengths(steps)]
     if sum(counts) > num_blocks:
         raise Unfit(f"needs {sum(counts)} blocks of KV, the pool has {num_blocks}")
@@ -140,14 +148,17 @@ def tables_of(case: StepCase, steps: int, layout: KVLayout, num_blocks: int) -> 
 def plans_of(
     case: StepCase, first_number: int, steps: int, tables: Sequence[tuple[BlockId, ...]], vocab_size: int
 ) -> Iterator[StepPlan]:
-    """Plans are made while others run, as a driver makes them."""
+    """Yield the plans of `steps` steps, each made when it is requested, while the plan before it runs."""
     for step in range(steps):
         yield StepPlan(first_number + step, case.slices(step, tables, vocab_size))
 
 
 def time_steps(executor: Executor, plans: Iterator[StepPlan], clock: Clock) -> list[float]:
-    """Seconds of each step: of its `execute`, or where the executor can, from the end of the one before to its own end,
-    with the next plan already launched. Raises RuntimeError when a slice fails."""
+    """Measure the seconds of each step.
+
+    They are those of `execute`; for an executor with a pipeline, those from the end of the step before to the end of
+    the step, with the next plan already launched. Raises RuntimeError when a slice fails.
+    """
     if not isinstance(executor, Pipelined):
         return [_executed(executor, plan, clock) for plan in plans]
     seconds: list[float] = []
@@ -166,7 +177,10 @@ def time_steps(executor: Executor, plans: Iterator[StepPlan], clock: Clock) -> l
 
 
 def fill(pool: torch.Tensor) -> None:
-    """Random KV in every block. A pool of bytes, whose scales would be random too, stays as it is."""
+    """Fill a KV pool with random numbers.
+
+    A pool stored as bytes stays as it is, because its scales would be random too.
+    """
     if not pool.dtype.is_floating_point:
         return
     flat = pool.view(-1)

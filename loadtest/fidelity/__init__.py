@@ -1,1 +1,1 @@
-"""Error of the simulator against measured runs, and the disaggregation experiment."""
+"""Measure the error of the simulator against real runs, and run the disaggregation experiment."""

@@ -1,12 +1,11 @@
-"""The experiment of the field on our own engine: the same mixed traffic with monolithic prefill, with chunked prefill,
-and with prefill and decode apart, at equal resources; explains nothing away.
+"""Compare monolithic prefill, chunked prefill and disaggregated prefill on the same mixed traffic, at equal resources.
 
     python -m loadtest experiment --directory DIR [--write loadtest/RESULTS.md]
 
-Three places: the real engine on this machine's cores, the simulator with step times fitted on it, and the simulator
-with the roofline of H200s. Needs an idle machine for the first, for three quarters of an hour; what the directory holds
-already is not measured again. Sarathi-Serve (arXiv 2403.02310) published the first comparison, DistServe (arXiv
-2401.09670) the second.
+The comparison runs in three places: the real engine on this machine's cores, the simulator with step times fitted on
+it, and the simulator with the roofline of H200s. The first needs an idle machine for three quarters of an hour; results
+that the directory holds already are not measured again. Sarathi-Serve (arXiv 2403.02310) published the first such
+comparison, DistServe (arXiv 2401.09670) the second.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ SHORT = "short"
 
 
 class ExperimentOutcome(NamedTuple):
-    """Results of one configuration in one place: pooled runs at the usual rate, and one burst."""
+    """Results of one configuration in one place: its runs at the usual rate, pooled, and one burst."""
 
     topology: str
     runs: list[Times]
@@ -43,7 +43,10 @@ class ExperimentOutcome(NamedTuple):
 
 
 class ExperimentPlace(NamedTuple):
-    """One place of the experiment. `told` describes what ran there."""
+    """One place where the experiment ran: the real machine or a simulation.
+
+    `title`: description of what ran there. `outcomes`: one for each configuration.
+    """
 
     name: str
     title: str
@@ -59,7 +62,8 @@ def markdown(places: Sequence[ExperimentPlace]) -> str:
 
 
 def insert(document: str, text: str) -> str:
-    """Replace the text between the marks. Raises ValueError unless the document has both."""
+    """Replace the text between the marks in a document and return the document. Raises ValueError unless it has both
+    marks."""
     head, has_begin, rest = document.partition(BEGIN)
     _, has_end, tail = rest.partition(END)
     if not (has_begin and has_end):

@@ -40,10 +40,10 @@ ALLOWED_REPLAY = 0.05
 
 
 class FidelityRow(NamedTuple):
-    """One figure in seconds: of the real runs, of the simulations, and of each real run's replay.
+    """One latency figure in seconds: of the real runs, of the simulations, and of each real run's replay.
 
-    `unlike` is the largest share of a replay's steps for which the run's log had no similar one; with many, a replay
-    says little.
+    `unlike` is the largest share of a replay's steps for which the run's log had no similar step; if it is large, the
+    replay says little.
     """
 
     name: str
@@ -66,7 +66,7 @@ class FidelityRow(NamedTuple):
 
     @property
     def replay_error(self) -> float:
-        """Return the largest error of the replays."""
+        """Return the largest relative error of the replays, with its sign."""
         return max((replayed / real - 1 for replayed, real in zip(self.replays, self.real, strict=True)), key=abs)
 
     @property
@@ -111,7 +111,8 @@ async def _compare(args: argparse.Namespace, clock: Clock) -> int:
 
 
 def compare(a: StoredRun, runs: Sequence[StoredRun]) -> list[FidelityRow]:
-    """Fit on `a`, predict and replay `runs`, which are of one load."""
+    """Fit a profile on the run `a`, predict and replay the runs `runs` of one load, and return a row for each
+    figure."""
     profile = profile_from(a, "")
     real = [_figures(times_of(run.run.records)) for run in runs]
     simulated = [_figures(predicted(profile, runs[0], repetition)) for repetition in range(NUM_SIMULATIONS)]
@@ -149,7 +150,7 @@ def markdown(rows: Sequence[FidelityRow], num_runs: int) -> str:
 
 
 def fidelity_text(rows: Sequence[FidelityRow], num_runs: int) -> str:
-    """Return one sentence for a profile, which every report prints."""
+    """Return one sentence on the prediction errors, which is stored in a profile and printed in every report."""
     errors = ", ".join(f"{row.name} {row.error:+.0%}" for row in rows)
     return f"predicted {num_runs} real runs of another seed with errors of {errors}"
 

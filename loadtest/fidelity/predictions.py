@@ -31,7 +31,7 @@ SHM_BANDWIDTH = 5e9
 
 
 class Seen(NamedTuple):
-    """Times of one request, in seconds from when it was due."""
+    """Latencies of one request as its client saw them, in seconds from when it was due."""
 
     group: str
     due_s: float
@@ -40,9 +40,9 @@ class Seen(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Times that the clients of one run saw, by request, and the gaps between tokens of all.
+    """Latencies that the clients of one run saw, by request, and the gaps between tokens of all requests.
 
-    `unlike`: for a replay, the share of steps for which the log had no similar one.
+    `unlike`: for a replay, the share of steps for which the log had no similar step.
     """
 
     seen: dict[str, Seen]
@@ -56,26 +56,26 @@ class Times(NamedTuple):
 
     @property
     def output_rate(self) -> float:
-        """Return tokens per second from the first due time to the last token."""
+        """Return the tokens per second from the first due time to the last token."""
         first = min(one.due_s for one in self.seen.values())
         return self.num_tokens / (max(one.due_s + one.last_s for one in self.seen.values()) - first)
 
 
 def times_of(records: Sequence[Record]) -> Times:
-    """Return the times that the client measured."""
+    """Return the latencies in the records of real clients."""
     seen = {r.name: Seen(r.group, r.due_s, r.ttft_s, r.stamps_s[-1] - r.due_s) for r in records}
     return Times(seen, [gap for r in records for gap in r.gaps_s], sum(r.num_output_tokens for r in records))
 
 
 def traced(traces: Sequence[ClientTrace]) -> Times:
-    """Return the times of simulated clients; tokens that arrived together are one arrival, as for real ones."""
+    """Return the latencies of simulated clients; tokens that arrived together are one arrival, as for real clients."""
     seen: dict[str, Seen] = {t.id: Seen(t.group, t.due_s, t.ttft_s, t.ended_at - t.due_s) for t in traces}
     gaps = [gap for trace in traces for gap in trace.gaps_s if gap > 0]
     return Times(seen, gaps, sum(len(trace.token_times) for trace in traces))
 
 
 def profile_from(kept: StoredRun, note: str) -> Profile:
-    """Fit a profile of the workers of one run, and of the link between them and the client."""
+    """Fit a profile of the workers of one stored run, and of the link between them and the client."""
     deliveries = _deliveries(kept)
     latency_s = _latency(kept)
     profile = profile_of(kept.logs, fit_all(kept.logs), latency_s, SHM_BANDWIDTH, note)
@@ -85,14 +85,14 @@ def profile_from(kept: StoredRun, note: str) -> Profile:
 
 
 def predicted(profile: Profile, kept: StoredRun, seed: int) -> Times:
-    """Predict the same requests from the profile alone."""
+    """Simulate the requests of a stored run with `profile` alone, and return their latencies."""
     pools = Counter(log.head.pool for log in kept.logs)
     workers = tuple((profile.worker(pool_named(pool)), number) for pool, number in sorted(pools.items()))
     return _simulated(workers, kept, profile.latency_s, profile.delivery_s, seed)
 
 
 def replayed(kept: StoredRun) -> Times:
-    """Replay the same requests, each step taking its recorded time."""
+    """Simulate the requests of a stored run with the recorded time of each step, and return their latencies."""
     own = profile_from(kept, "")
     workers, replays = [], []
     for log in kept.logs:
@@ -116,7 +116,10 @@ def _simulated(
 
 
 def simulated(spec: ClusterSpec, requests: Iterable[ScheduledRequest]) -> Times:
-    """Simulate requests that all end well. Raises AssertionError when one does not or the accounting is off."""
+    """Simulate requests on a cluster and return their latencies.
+
+    Raises AssertionError when a request fails or the simulation leaves requests or blocks behind.
+    """
     cluster, traces = SimCluster(spec), list[ClientTrace]()
     cluster.run(requests, traces.append)
     cluster.check()

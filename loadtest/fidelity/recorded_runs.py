@@ -29,7 +29,7 @@ NUM_WARM_UPS = 3
 
 
 class RunConfig(NamedTuple):
-    """Configuration of Tandem. `flags` are those of `loadtest.processes.tandem_server`."""
+    """Configuration of Tandem in a run; `flags` are those of `loadtest.processes.tandem_server`."""
 
     name: str
     flags: tuple[str, ...]
@@ -37,7 +37,10 @@ class RunConfig(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordedLoad:
-    """`count` requests of the mix at `rate` per second; `turn` distinguishes runs of equal loads."""
+    """Load of a run: `count` requests of the mix at `rate` per second.
+
+    `turn` distinguishes runs of equal loads.
+    """
 
     seed: int
     count: int
@@ -46,7 +49,7 @@ class RecordedLoad:
 
 
 class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `began_unix_s`: when its first request was due, in seconds since the epoch."""
+    """One measured run; `began_unix_s` is when its first request was due, in seconds since the epoch."""
 
     topology: str
     flags: tuple[str, ...]
@@ -60,14 +63,14 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredRun(NamedTuple):
-    """A run and the steps of its workers from its beginning on."""
+    """A measured run and the steps of its workers since its beginning."""
 
     run: MeasuredRun
     logs: tuple[StepLog, ...]
 
 
 async def kept(topology: RunConfig, load: RecordedLoad, directory: Path, clock: Clock) -> StoredRun:
-    """Return the stored run, or measure it now.
+    """Return the stored run in `directory`; measure and store it now if there is none.
 
     Raises Failure when a request failed or when the stored run was made with other flags, NotStarted.
     """

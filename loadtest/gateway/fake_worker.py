@@ -1,8 +1,8 @@
-"""Run a worker for the front end's benchmark that takes its tokens from a list, one message per step.
+"""Run a worker without a model for benchmarks of the gateway; its tokens come from a list, one message per step.
 
     python -m loadtest.gateway.fake_worker [--step-ms 0]
 
-With a step of 0 ms the next message is made when the gateway has room for it. The worker prints its id and address on
+With a step of 0 ms the next message is made when the gateway can accept it. The worker prints its id and address on
 stdout and serves until stdin ends.
 """
 
@@ -34,7 +34,7 @@ BEAT_S = 1.0
 
 
 class FakeWorker(WorkerServicer):
-    """Worker of one gateway that gives every running job one token a step."""
+    """Worker of one gateway that gives every running job one token per step."""
 
     def __init__(self, step_s: float) -> None:
         self.address = ""

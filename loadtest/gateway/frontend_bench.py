@@ -1,8 +1,8 @@
-"""Measure what the gateway's HTTP front end costs with nothing behind it, beside servers that do less.
+"""Measure what the gateway's HTTP front end costs with nothing behind it, compared with servers that do less.
 
     python -m loadtest frontend [--quick] [--core N] [--fronts tandem,link,bare,starlette,fastapi] [--json FILE]
 
-Each front end is a process of its own on one core; the client has the others. A round visits every front end in turn.
+Each front end is a process of its own on one core; the client has the others. A round measures every front end once.
 *Added* is the difference to `bare`, an ASGI endpoint that answers at once on the gateway's own server. Processor time
 is the kernel's accounting of the server process, so it is valid on a busy machine too.
 """
@@ -38,7 +38,7 @@ LONG_PROMPT = 1_000_000
 
 
 class FrontendBench:
-    """Runs one round after the other over all front ends."""
+    """Run the rounds of the benchmark one after the other over all front ends."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._clock = SystemClock()
@@ -47,7 +47,7 @@ class FrontendBench:
         self._num_open = 200 if args.quick else 1000
 
     async def latencies(self, server: BenchServer, num_connections: int) -> list[float]:
-        """Return the seconds of each request, sent at a steady rate over that many connections."""
+        """Return the seconds of each request, sent at a steady rate over `num_connections` connections."""
         connections = await self._connect(server, num_connections)
         request, seconds = chat_request(BY_STEP, 1), list[float]()
         pause = num_connections / OFFERED_RATE if num_connections > 1 else 0.0
@@ -65,7 +65,7 @@ class FrontendBench:
         return seconds
 
     async def requests(self, server: BenchServer, num_connections: int) -> RequestRate:
-        """Measure the highest request rate of the core: every connection sends its next request at once."""
+        """Measure the highest request rate of the server's core: every connection sends its next request at once."""
         connections = await self._connect(server, num_connections)
         request = chat_request(BY_STEP, 1)
         each = self._num_requests * 2 // num_connections
@@ -79,7 +79,7 @@ class FrontendBench:
         return rate
 
     async def streams(self, server: BenchServer, num_streams: int) -> RequestRate:
-        """Measure the rate of streamed tokens."""
+        """Measure the rate of streamed tokens with `num_streams` streams."""
         connections = await self._connect(server, num_streams)
         each = max(50, self._num_tokens // num_streams)
         request = chat_request(BY_STEP, each, stream=True)
@@ -111,10 +111,10 @@ class FrontendBench:
         return connections
 
     async def longest_gap(self, server: BenchServer, num_chars: int) -> float:
-        """Return the longest silence of any of 16 streams, in seconds, while a prompt of `num_chars` characters is
+        """Return the longest pause of any of 16 streams, in seconds, while a prompt of `num_chars` characters is
         tokenized.
 
-        Zero means that no stream was silent.
+        Zero means that no stream paused.
         """
         connections = await self._connect(server, 17)
         streams, prompt_connection = connections[1:], connections[0]

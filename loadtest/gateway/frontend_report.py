@@ -11,7 +11,8 @@ from loadtest.common.tables import table
 
 
 class RequestRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Rate of a measurement. `cpu_s` is the server's processor time."""
+    """Number of requests or tokens in a measurement, with its wall time and the server's processor time `cpu_s`, in
+    seconds."""
 
     count: int
     wall_s: float
@@ -29,8 +30,8 @@ class RequestRate(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the server process in bytes.
 
-    `before` and `held` are its proportional share before and while the streams were open, `after` after each repetition
-    in which as many were opened and dropped, `peak` the highest resident size.
+    `before` and `held`: its proportional share (PSS) before and while the streams were open. `after`: the same after
+    each repetition in which as many streams were opened and dropped. `peak`: the highest resident size.
     """
 
     num_streams: int
@@ -45,7 +46,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrontendFigures(msgspec.Struct, kw_only=True):
-    """Figures of one front end: a value per round, by number of connections or streams. Times are seconds."""
+    """Figures of one front end: a value per round, by number of connections or streams. Times are in seconds."""
 
     p50_s: dict[int, list[float]] = {}
     p99_s: dict[int, list[float]] = {}
@@ -62,7 +63,7 @@ class FrontendReport(msgspec.Struct, kw_only=True):
 
 
 def text(report: FrontendReport) -> str:
-    """Render medians over rounds."""
+    """Format the report as Markdown tables of medians over rounds."""
     rows = [_row(name, figures, report.fronts.get("bare")) for name, figures in report.fronts.items()]
     some = next(iter(report.fronts.values()))
     heads = ["front", *(f"p50 / p99 ms, {n} conn." for n in some.p50_s), *(f"added p50 / p99, {n}" for n in some.p50_s)]

@@ -1,4 +1,4 @@
-"""Provide a backend for the front end's benchmark that yields tokens at once or step by step."""
+"""Replace the dispatcher behind the front end in benchmarks: tokens are yielded at once or step by step."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def bundle() -> TokenizerBundle:
 
 
 def answer_ids(text: TextModel, count: int) -> list[int]:
-    """Return token ids of English prose, repeated up to `count`."""
+    """Return `count` token ids of English prose, which is repeated as often as needed."""
     return list(islice(cycle(text.encode_text(_PROSE)), count))
 
 
 class InstantStream:
-    """TokenStream over pushed tokens."""
+    """`TokenStream` of tokens that the benchmark pushes."""
 
     path = "local"
     rate_limits: ClassVar[Mapping[str, str]] = {}
@@ -93,9 +93,10 @@ class InstantStream:
 
 
 class InstantDispatch:
-    """Dispatch without workers.
+    """`RequestDispatcher` without workers.
 
-    Step-by-step models produce one token per stream and turn of the loop, as an engine whose steps take no time would.
+    The model for step-by-step output produces one token per stream and iteration of the event loop, as an engine whose
+    steps take no time would.
     """
 
     def __init__(self) -> None:

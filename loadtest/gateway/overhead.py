@@ -45,7 +45,7 @@ CARRIERS = ("worker_loop", "worker_engine", "gateway")
 
 @dataclass(slots=True)
 class PathTotals:
-    """Totals of all rounds of one path at one concurrency. `cpu_s` is by process."""
+    """Totals of all rounds of one request path at one concurrency; `cpu_s` is by process."""
 
     served: list[Served] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -56,7 +56,8 @@ class PathTotals:
             self.cpu_s[name] = self.cpu_s.get(name, 0.0) + seconds
 
     def summary(self) -> dict[str, float]:
-        """Return milliseconds; `cpu_*` are processor time per token."""
+        """Return the latencies of requests and tokens in milliseconds, by name; `cpu_*` are processor milliseconds per
+        token."""
         firsts = [one.first_s for one in self.served]
         gaps = [gap for one in self.served for gap in one.gaps_s]
         num_tokens = sum(one.num_tokens for one in self.served)
@@ -149,7 +150,7 @@ async def _measure(args: argparse.Namespace, directory: Path) -> dict[tuple[str,
 
 
 class Processes:
-    """Redis, one worker and one gateway, and their processor time."""
+    """Redis, one worker and one gateway, started for the measurement, and their processor time."""
 
     def __init__(self, config: Config, directory: Path) -> None:
         self._config = config
@@ -186,7 +187,8 @@ class Processes:
         return {name: process.pid for name, process in self._started.items()}
 
     def cpu_s(self) -> dict[str, float]:
-        """Return the processor time of this process (`here`), of the others, and of their threads that carry tokens."""
+        """Return the processor seconds by name: of this process (`here`), of the other processes, and of their threads
+        that carry tokens."""
         times = os.times()
         figures = {"here": times.user + times.system}
         for name, pid in self.ids().items():

@@ -26,7 +26,7 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Times of one request: seconds from sending it to its first token, and between its tokens."""
+    """Times of one served request in seconds: from sending it to its first token, and between its tokens."""
 
     first_s: float
     gaps_s: tuple[float, ...]
@@ -34,12 +34,12 @@ class Served:
 
     @property
     def token_s(self) -> float:
-        """Return the mean time of a token after the first."""
+        """Return the mean seconds per token after the first."""
         return sum(self.gaps_s) / (self.num_tokens - 1)
 
 
 class Prompts:
-    """Generates requests that share no block."""
+    """Generate requests whose prompts share no block."""
 
     def __init__(self, num_input: int, num_output: int) -> None:
         self._num_input = num_input
@@ -62,7 +62,7 @@ SendPath = Callable[[list[Request]], Awaitable[list[Served]]]
 
 
 class Log:
-    """Arrival times of the tokens of some requests."""
+    """Record the arrival times of the tokens of open requests."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -86,7 +86,7 @@ class Log:
 
 
 class EnginePath:
-    """Path into an engine and executor in a loop, as the worker's driver runs them, without a server."""
+    """Request path into an engine and executor in this process, driven as in a worker, without a server."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
         from tandem.engine.factory import build_engine
@@ -119,7 +119,7 @@ class EnginePath:
 
 
 class GrpcPath:
-    """Path straight to the worker, as a gateway takes it."""
+    """Request path to the worker over gRPC, as a gateway uses it, without a gateway."""
 
     def __init__(self, worker: WorkerRef, clock: Clock) -> None:
         from tandem.wire.channels import open_channel
@@ -176,7 +176,8 @@ class GrpcPath:
 
 
 class HttpPath:
-    """Path of streamed completions over persistent connections, parsed as cheaply as possible."""
+    """Request path to the gateway: streamed completions over persistent HTTP connections, parsed as cheaply as
+    possible."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         host, _, port = url.removeprefix("http://").partition(":")

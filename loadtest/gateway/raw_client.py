@@ -14,11 +14,11 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class UnexpectedAnswer(Exception):
-    """Raised on an answer other than the requested one."""
+    """Raised on an HTTP answer other than the requested one."""
 
 
 def chat_request(model: str, num_tokens: int, *, stream: bool = False, content: str = "Hello") -> bytes:
-    """Return a whole chat request in bytes."""
+    """Return a whole HTTP request for a chat completion, as bytes."""
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": num_tokens,
@@ -34,7 +34,7 @@ def chat_request(model: str, num_tokens: int, *, stream: bool = False, content: 
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `stamps` are the times at which data of the last answer arrived."""
+    """One HTTP connection; `stamps` are the times at which data of the last answer arrived."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -105,8 +105,10 @@ async def _linked(worker: str, config: GatewayConfig, stack: AsyncExitStack) -> 
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:
-    """Read the request and answer as many chunks as the body's `max_tokens`, one a turn of the loop; for 1, answer
-    JSON."""
+    """Read the request and answer with as many chunks as the body's `max_tokens`, one per iteration of the event loop.
+
+    For `max_tokens` of 1 the answer is JSON.
+    """
     if scope["type"] == "lifespan":
         while True:
             kind = (await receive())["type"]

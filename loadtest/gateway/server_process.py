@@ -1,4 +1,4 @@
-"""Start and end the servers of the front end's benchmark and read the kernel's accounting of them."""
+"""Start and end the servers of the front end's benchmark, and read their processor time and memory from the kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class BenchServer:
-    """One front end in a process of its own."""
+    """One server of the front end's benchmark, in a process of its own."""
 
     def __init__(self, pid: int, url: str) -> None:
         self.url = url
@@ -18,7 +18,7 @@ class BenchServer:
 
     @classmethod
     async def start(cls, front: str, core: int | None, stack: AsyncExitStack) -> BenchServer:
-        """Start the front end; it and its dependencies end with the stack."""
+        """Start the server named `front`, on one core if `core` is given; it ends with the stack."""
         options = [] if core is None else ["--core", str(core)]
         if front == "link":
             _, hello = await _spawn(stack, "loadtest.gateway.fake_worker")
@@ -27,7 +27,7 @@ class BenchServer:
         return cls(pid, hello["url"])
 
     def cpu_s(self) -> float:
-        """Return the processor seconds of all its threads, except those of threads that have ended."""
+        """Return the processor seconds of all threads of the server, except those of threads that have ended."""
         times = [(task / "schedstat").read_text().split()[0] for task in (self._proc / "task").iterdir()]
         return sum(map(int, times)) / 1e9
 
@@ -35,7 +35,7 @@ class BenchServer:
         return self._field("smaps_rollup", "Pss:")
 
     def peak_bytes(self) -> int:
-        """Return the highest resident size since the process began."""
+        """Return the highest resident size of the server since it began, in bytes."""
         return self._field("status", "VmHWM:")
 
     def _field(self, file: str, name: str) -> int:

@@ -1,1 +1,1 @@
-"""Cost of moving KV: hand-offs, remote prefixes, drains and raw transfers."""
+"""Measure the cost of moving KV: hand-offs, remote prefixes, drains and raw transfers."""

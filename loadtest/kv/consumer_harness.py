@@ -1,4 +1,4 @@
-"""Run one end of a hand-off without a server or a model, from a block announcement to `KVReceived`."""
+"""Run the consumer's end of a hand-off without a server or a model, from a block announcement to `KVReceived`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class _Instant:
 
 
 class ConsumerHarness:
-    """Worker without a server: its engine, driver, read desk and mover. The harness is also the engine's sink."""
+    """Run the consumer's engine, driver and KV transfer without a server.
+
+    The harness is also the engine's `EffectSink`.
+    """
 
     def __init__(self, cache: KVCache, transport: Transport) -> None:
         self._clock = SystemClock()
@@ -92,12 +95,13 @@ class ConsumerHarness:
 
     @property
     def copies(self) -> tuple[BlockCopy, ...]:
-        """Return the copies of the last pull."""
+        """Return the block copies of the last pull."""
         assert self._read is not None, "nothing was pulled"
         return tuple(map(BlockCopy, (o.block for o in self._read.offered), self._read.local))
 
     def pull(self, offered: tuple[BlockDigest, ...]) -> tuple[float, KVReceived]:
-        """Return the seconds from the announcement of these blocks to their arrival, and the arrival event."""
+        """Pull the blocks `offered`; return the seconds from their announcement to their arrival, and the arrival
+        event."""
         assert self._source is not None, "not started"
         number = next(self._numbers)
         prompt = tuple((number + i) % 30_000 for i in range(len(offered) * self._cache.layout.block_size))

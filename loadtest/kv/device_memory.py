@@ -1,5 +1,4 @@
-"""Provide memory of the host and of a GPU behind one interface: allocate it, share it with another process, copy from
-it.
+"""Provide memory of the host and of a GPU behind one interface: allocate it, share it with another process, copy it.
 
 Copies use the system's own calls, piece by piece. On a GPU these are the driver's calls, without a runtime:
 cuMemcpyDtoDAsync is what cudaMemcpyAsync calls.
@@ -23,13 +22,16 @@ _HOST = struct.Struct("<qQ")
 
 
 class DeviceMemory(Protocol):
-    """Memory of one device. Addresses are this process's own; `device` is named as in `MemoryPool`."""
+    """Interface to the memory of one device, for allocation, sharing between processes and copies.
+
+    Addresses are this process's own; `device` is named as in `MemoryPool`.
+    """
 
     @property
     def device(self) -> str: ...
 
     def allocate(self, num_bytes: int) -> int:
-        """Allocate memory until the process ends."""
+        """Allocate memory that lives until the process ends, and return its address."""
         ...
 
     def write(self, address: int, content: bytes) -> None: ...
@@ -37,20 +39,23 @@ class DeviceMemory(Protocol):
     def read(self, address: int, num_bytes: int) -> bytes: ...
 
     def share(self, address: int) -> bytes:
-        """Return what another process needs to `open` an allocation."""
+        """Return what another process needs to open the allocation at `address`."""
         ...
 
     def open(self, shared: bytes) -> int:
-        """Open another process's allocation and return the address that `copy` takes."""
+        """Open an allocation that another process shared, and return the address that `copy` takes."""
         ...
 
     def copy(self, spans: Sequence[CopySpan]) -> None:
-        """Copy each span with a call of its own from the allocation opened last to our memory, and wait for all."""
+        """Copy each span with a call of its own from the other process's allocation to local memory, and wait for all.
+
+        The allocation is the one that was opened last.
+        """
         ...
 
 
 class BenchHostMemory:
-    """Memory of this process, read by others with process_vm_readv."""
+    """Host memory of this process, which other processes read with process_vm_readv."""
 
     device = "cpu"
 
@@ -87,7 +92,7 @@ class _IpcHandle(ctypes.Structure):
 
 
 class CudaMemory:
-    """Memory of one GPU, opened by others over CUDA's interprocess handles.
+    """Memory of one GPU, which other processes open over CUDA's interprocess handles.
 
     Raises RuntimeError with the driver's name for the error; OSError where there is no driver.
     """
@@ -146,5 +151,5 @@ class CudaMemory:
 
 
 def open_memory(device: str) -> DeviceMemory:
-    """Return the memory of `cpu` or `cuda`."""
+    """Return the memory of the device `cpu` or `cuda`."""
     return BenchHostMemory() if device == "cpu" else CudaMemory()

@@ -2,9 +2,9 @@
 
     python -m loadtest drain [--sequences 32] [--tokens 256] [--outputs 400] [--transport nixl|local]
 
-The program stands in for the gateway: it answers each offer with a `ResumeJob` at the other worker, and counts a token
-when the first of both workers reports it. The bump is the longest time between two neighbouring tokens of a request
-from the drain on, against the median one before it.
+The program replaces the gateway: it answers each offer with a `ResumeJob` at the other worker, and counts a token when
+the first of both workers reports it. The *bump* of a request is its longest time between two consecutive tokens from
+the drain on, compared with the median before it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Results of a drain in seconds.
+    """Results of a drain; times are in seconds.
 
-    `before_s` is the median time between two tokens before the drain; `worst_s` holds for each request the longest one
-    after it. `moved_bytes` is the total.
+    `before_s` is the median time between two tokens before the drain; `worst_s` holds for each request the longest time
+    between two tokens after it. `moved_bytes` is the KV moved in total.
     """
 
     num_moved: int

@@ -39,10 +39,10 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class GapRow:
-    """Medians in seconds.
+    """Pauses between the first two tokens of requests of one prompt length, as medians in seconds.
 
-    `exposed_s` is the time from the last announcement at the consumer to the last checked block; `steps` is the extra
-    wait of a remote request over a local one, in decode steps.
+    `local_s`, `remote_s`: without and with a hand-off. `exposed_s`: time from the last announcement at the consumer to
+    the last checked block. `steps`: extra pause of a remote request over a local one, in decode steps.
     """
 
     prompt_tokens: int

@@ -1,14 +1,13 @@
-"""Measure NIXL reads between two processes on one device against a loop of plain copies of the same blocks,
-without a model or an engine.
+"""Measure NIXL reads between two processes on one device, compared with plain copies of the same blocks in a loop.
 
     python -m loadtest gpu-transfer [--kib 64,2048,8192] [--mib 64,256,1024] [--mps] [--busy] [--json FILE]
 
-The loop copies block by block with the driver's own asynchronous copy over a handle between processes, and waits once.
-Blocks lie in random order on both sides. The KV of 8,192 tokens of an 8B model in bf16 has 1,024 MiB, that of 2,048
-tokens 256, a chunk of 512 tokens 64, and a block of 16, 64 or 128 tokens 2,048, 8,192 or 16,384 KiB: the time of the
-last chunk is what a hand-off adds where the rest is read while the prompt is computed, that of the whole the most that
-it can add. `--busy` lets the producer compute without a pause, as a worker that goes on with other prompts does.
-`--device cpu` does the same in the host's memory, with process_vm_readv in the loop.
+No model and no engine runs. The loop copies block by block with the driver's own asynchronous copy over a handle
+between processes, and waits once. Blocks are in random order on both sides. The KV of 8,192 tokens of an 8B model in
+bf16 has 1,024 MiB, that of 2,048 tokens 256, a chunk of 512 tokens 64, and a block of 16, 64 or 128 tokens 2,048, 8,192
+or 16,384 KiB. The time of the last chunk is what a hand-off adds where the rest is read while the prompt is computed;
+the time of the whole is the most that it can add. `--busy` lets the producer compute without a pause, as a worker that
+goes on with other prompts does. `--device cpu` does the same in the host's memory, with process_vm_readv in the loop.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ _SEED = 5
 
 
 class Broken(Exception):
-    """Raised when data arrived wrong or a read failed."""
+    """Raised when wrong data arrived or a read failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTransferCase:
-    """One pair of processes and pools. `sizes` are payloads in bytes."""
+    """One measured combination: a pair of processes with their pools; `sizes` are payloads in bytes."""
 
     device: str
     block_kib: int
@@ -83,7 +82,7 @@ class GpuTransferCase:
 
 @dataclass(frozen=True, slots=True)
 class GpuOffer:
-    """What the producer sends to the consumer: its transport, and its memory for plain copies."""
+    """What the producer process sends to the consumer process: its transport, and its memory for plain copies."""
 
     peer: TransportPeer
     shared: bytes
@@ -91,7 +90,7 @@ class GpuOffer:
 
 @dataclass(frozen=True, slots=True)
 class GpuTransferRow:
-    """Medians and least times in seconds."""
+    """Read times of one payload size: medians and least times in seconds."""
 
     block_kib: int
     num_blocks: int
@@ -105,7 +104,7 @@ class GpuTransferRow:
 
     @property
     def ratio(self) -> float:
-        """Return the bandwidth of NIXL's read as a share of the loop's."""
+        """Return the bandwidth of NIXL's read as a share of the copy loop's."""
         return self.loop_s / self.nixl_s
 
 
@@ -114,7 +113,8 @@ def address_of(pool: MemoryPool, block: int) -> int:
 
 
 def content_of(block: int, num_bytes: int) -> bytes:
-    """Return the content of the producer's block; no two words of one block are equal, and no two blocks."""
+    """Return the content of the producer's block number `block`; no two words of one block are equal, and no two
+    blocks."""
     words = np.arange(block << 32, (block << 32) + num_bytes // 8, dtype=np.uint64)
     return (words * np.uint64(0x9E3779B97F4A7C15)).tobytes()
 
@@ -123,7 +123,7 @@ def content_of(block: int, num_bytes: int) -> bytes:
 
 
 def give(case: GpuTransferCase, pipe: Connection) -> None:
-    """Offer a pool with known content and answer its readers until the other end sends a message."""
+    """Run the producer process: offer a pool of known content and serve reads until the other end sends a message."""
     memory = open_memory(case.device)
     pool = _open_pool(case, memory)
     for block in range(case.num_blocks):
@@ -170,7 +170,7 @@ def _open_pool(case: GpuTransferCase, memory: DeviceMemory) -> MemoryPool:
 
 
 class Consumer:
-    """Reads the producer's blocks with NIXL and with the copy loop."""
+    """Read the producer's blocks with NIXL and with the copy loop, and check them."""
 
     def __init__(self, case: GpuTransferCase, offer: GpuOffer) -> None:
         self._memory = open_memory(case.device)
@@ -182,7 +182,7 @@ class Consumer:
         self._clock = SystemClock()
 
     def nixl(self, copies: Sequence[BlockCopy]) -> float:
-        """Return the seconds of a NIXL read, from the call to its completion. Raises Broken."""
+        """Read blocks with NIXL; return the seconds from the call to its completion. Raises Broken."""
         began = self._clock.now()
         handle = self._transport.post_read(self._peer, copies)
         while (state := self._transport.poll(handle)) is ReadState.PENDING:
@@ -193,7 +193,7 @@ class Consumer:
         return self._clock.now() - began
 
     def loop(self, copies: Sequence[BlockCopy]) -> float:
-        """Return the seconds of the same by plain copies."""
+        """Read blocks with plain copies; return the seconds."""
         size = self._pool.region.block_bytes
         spans = [CopySpan(self._remote + c.remote * size, address_of(self._pool, c.local), size) for c in copies]
         began = self._clock.now()
@@ -214,7 +214,8 @@ class Consumer:
 
 
 def take(case: GpuTransferCase, result: Connection, producer: Connection) -> None:
-    """Measure against a running producer; send rows, or the error as text, through `result`."""
+    """Run the consumer process: measure against a running producer, and send rows, or the error as text, through
+    `result`."""
     try:
         consumer = Consumer(case, producer.recv())
         one = copies_of(case, 1)
@@ -228,14 +229,17 @@ def take(case: GpuTransferCase, result: Connection, producer: Connection) -> Non
 
 
 def copies_of(case: GpuTransferCase, count: int) -> list[BlockCopy]:
-    """Return copies of blocks in random order on both sides."""
+    """Return `count` block copies, in random order on both sides."""
     source = random.Random(_SEED)
     theirs, ours = (source.sample(range(case.num_blocks), count) for _ in range(2))
     return [BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(theirs, ours, strict=True)]
 
 
 def measure(case: GpuTransferCase, size: int, consumer: Consumer) -> GpuTransferRow:
-    """Measure both methods in turn; the data is checked once for each, before the rounds that count. Raises Broken."""
+    """Measure both methods in turn for one payload size, and return the times.
+
+    The data is checked once for each method, before the rounds that count. Raises Broken.
+    """
     copies = copies_of(case, case.blocks_of(size))
     sampled = copies[:: max(1, len(copies) // 3)]
     for mover in (consumer.nixl, consumer.loop):
@@ -305,7 +309,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def run(case: GpuTransferCase) -> list[GpuTransferRow]:
-    """Run a case in two fresh processes. Raises Broken when one of them fails."""
+    """Run a case in two new processes and return its rows. Raises Broken when one of them fails."""
     context = get_context("spawn")
     producer_end, consumer_end = context.Pipe()
     result, sender = context.Pipe(duplex=False)

@@ -39,11 +39,11 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class HandoffTimes:
-    """Times of one hand-off, or medians of several; seconds and bytes.
+    """Times of one hand-off, or medians of several; in seconds and bytes.
 
     `prefill_s` ends when the prefill worker's first token arrives; `second_s` when the decode worker's first own token
     does. `busy_s` is the time in which at least one read was in flight, `exposed_s` the time from the announcement of
-    the last chunk to the last checked block. `left_bytes` were still to move at that announcement.
+    the last chunk to the last checked block. `left_bytes` were still to be moved at that announcement.
     """
 
     prompt_tokens: int

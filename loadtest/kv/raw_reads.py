@@ -1,4 +1,4 @@
-"""Read KV blocks with bare library or kernel calls, as the baseline of pulls. Content is not checked."""
+"""Read KV blocks with bare library or kernel calls, as the baseline of pulls; the content is not checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Bare = Callable[[Sequence[BlockCopy]], float]
 
 
 def bare_local(pool: MemoryPool, peer: TransportPeer, pid: int) -> Bare:
-    """Return a reader that makes one process_vm_readv for each 1,024 runs of neighbours."""
+    """Return a reader that uses process_vm_readv, with one call for every 1,024 series of adjacent blocks."""
     memory, clock = ProcessMemory(), SystemClock()
     region = peer.ranks[0].region
 
@@ -56,8 +56,10 @@ def _runs(copies: Sequence[BlockCopy]) -> list[list[BlockCopy]]:
 
 
 def bare_nixl(pool: MemoryPool, peer: TransportPeer) -> Bare:
-    """Return a reader that makes one READ by an agent of its own, prepared before the clock starts and polled
-    continuously."""
+    """Return a reader that makes one NIXL READ by an agent of its own.
+
+    The read is prepared before the clock starts and polled continuously.
+    """
     clock = SystemClock()
     api: Any = open_agent("bare-consumer.1").api
     memory, number = memory_type(pool.region.device)

@@ -37,7 +37,10 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class PrefixFetchTimes:
-    """Seconds until one prompt's first token, computed and read, and the bandwidth of the reads in bytes per second."""
+    """Times of the prompts of one length: seconds until the first token if the KV is computed, and if it is read.
+
+    `bandwidth`: of the reads from the other worker, in bytes per second.
+    """
 
     computed_s: float
     read_s: float

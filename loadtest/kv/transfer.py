@@ -66,8 +66,10 @@ PRODUCER = WorkerRef(WorkerId("producer"), Incarnation(1), "127.0.0.1:1")
 
 @dataclass(frozen=True, slots=True)
 class TransferCase:
-    """One pair of processes. `aged`: blocks lie as in pools that have served before, last ones first. `ranks` are the
-    producer's."""
+    """One measured combination: a pair of processes with their transport, block layout and number of ranks.
+
+    `aged`: blocks are in the order of pools that have served before, last ones first. `ranks`: ranks of the producer.
+    """
 
     wire: str
     layout: str
@@ -83,9 +85,12 @@ class TransferCase:
 
 @dataclass(frozen=True, slots=True)
 class TransferRow:
-    """Medians of one size; seconds. `busy_s` is the part of a pull in which a read was under way, digests included;
-    `ratio` that of the bare read's time to the pull's, `best_ratio` that of their shortest times: on cores that others
-    share, either kind may fall on the slower one for a while."""
+    """Results for one payload size: medians in seconds.
+
+    `busy_s`: part of a pull in which a read was in flight, digests included. `ratio`: time of the bare read divided by
+    that of the pull. `best_ratio`: the same ratio of their shortest times, because on shared cores either may run on
+    the slower core for a while.
+    """
 
     wire: str
     layout: str
@@ -128,7 +133,8 @@ def _open_transport(case: TransferCase, pool: MemoryPool, agent: str) -> Transpo
 
 @dataclass(frozen=True, slots=True)
 class TransferOffer:
-    """What the producer sends to the consumer: transports for pulls and bare reads, and its blocks in prompt order."""
+    """What the producer process sends to the consumer process: transports for pulls and bare reads, and its blocks in
+    prompt order."""
 
     peer: TransportPeer
     bare: TransportPeer
@@ -140,7 +146,10 @@ class TransferOffer:
 
 
 def give(case: TransferCase, pipe: Connection) -> None:
-    """Offer random KV; then per message, `True` starts and `False` stops polling bare reads without a pause."""
+    """Run the producer process: offer random KV and serve reads.
+
+    A message `True` starts, and `False` stops, polling of bare reads without a pause.
+    """
     prepare_process()
     cache, pool = _open_cache(case)
     np.multiply(
@@ -188,7 +197,7 @@ def _poll_until_stopped(bare: Transport, pipe: Connection, *, is_bare: bool) -> 
 
 
 def take(case: TransferCase, pipe: Connection, producer: Connection) -> None:
-    """Measure against a running producer; send the rows through `pipe`."""
+    """Run the consumer process: measure against a running producer, and send the rows through `pipe`."""
     prepare_process()
     offer: TransferOffer = producer.recv()
     cache, pool = _open_cache(case)

@@ -1,1 +1,1 @@
-"""`python -m loadtest load` and `compare`: a load test of a running endpoint, its report and its comparison."""
+"""Run a load test of an endpoint, report it and compare two reports: `python -m loadtest load` and `compare`."""

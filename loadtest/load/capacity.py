@@ -1,4 +1,4 @@
-"""Measure what one client process can send and stamp: a load test of a server that computes nothing, at rising rates.
+"""Measure what one client process can send and time: a load test, at rising rates, of a server that computes nothing.
 
     taskset -c 2,3 python -m loadtest.load.capacity [--rates 100,200,400] [--tokens 64] [--seconds 10]
 

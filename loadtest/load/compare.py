@@ -85,7 +85,8 @@ def _cells(row: ComparisonRow) -> list[str]:
 
 @styled
 def render(first: LoadReport, second: LoadReport) -> Figure:
-    """Plot TTFT on the left and ITL on the right; one row for all requests and one for each class."""
+    """Return a figure of two load tests: TTFT on the left and ITL on the right, one row for all requests and one per
+    class."""
     found = pairs(first, second)
     figure, rows = panels(max(len(found), 1), 2, f"A {first.name} against B {second.name}")
     for sides, (left, right) in zip(found, rows, strict=False):

@@ -29,8 +29,8 @@ _PERCENTILES: dict[str, tuple[float, Callable[[Distribution], float]]] = {
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """One quantity of `scope` in both tests.
 
-    `ratio` is second / first; `interval` is its range by chance alone, None where unknown; `is_time` marks seconds,
-    where less is better.
+    `ratio` is second / first; `interval` is the range of the ratio by chance alone, None where unknown; `is_time` marks
+    seconds, where less is better.
     """
 
     scope: str
@@ -75,7 +75,7 @@ def pairs(first: LoadReport, second: LoadReport) -> list[tuple[Scope, Scope]]:
 
 
 def differing_facts(first: LoadReport, second: LoadReport) -> list[str]:
-    """Return the differing facts among those that make two tests comparable."""
+    """Return the facts in which two tests differ although they should be equal for a comparison."""
     names = ("workload", "seed", "count", "rate", "speedup")
     pairs = [(name, first.facts.get(name, "-"), second.facts.get(name, "-")) for name in names]
     return [f"{name} {a} and {b}" for name, a, b in pairs if a != b]

@@ -44,7 +44,10 @@ STEPS_WRITTEN_S = 1.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Return 1 when a request failed or a file could not be read or written, 130 after Ctrl-C."""
+    """Run the command; return its exit status.
+
+    1: a request failed or a file could not be read or written. 130: Ctrl-C. Otherwise 0.
+    """
     args = _parser().parse_args(argv)
     try:
         with contextlib.ExitStack() as stack:
@@ -124,7 +127,7 @@ def _run(test: LoadTest, requests: Iterable[ScheduledRequest]) -> int:
 
 
 class LoadTest:
-    """One load test. `out` receives a line for each request."""
+    """One load test of an endpoint; `out` receives a line for each request."""
 
     def __init__(self, args: argparse.Namespace, clock: Clock, out: BinaryIO | None) -> None:
         self._args, self._clock, self._out = args, clock, out
@@ -135,7 +138,10 @@ class LoadTest:
         self._began = wall_ns() / 1e9
 
     async def run(self, requests: Iterable[ScheduledRequest]) -> None:
-        """Send all requests. Raises NoEndpoint, or an exception group of the workload's TandemErrors."""
+        """Send all requests and record their answers.
+
+        Raises NoEndpoint, or an exception group of the workload's TandemErrors.
+        """
         args, keys = self._args, dict(self._args.key)
         url = base_url(args.url)
         model = args.model or await first_model(url, next(iter(keys.values()), None))
@@ -153,7 +159,8 @@ class LoadTest:
                 watching.cancel()
 
     def report(self, *, is_whole: bool) -> LoadReport:
-        """Return the report. Raises NoEndpoint when nothing was measured."""
+        """Return the report; `is_whole`: the test was not stopped early. Raises NoEndpoint when nothing was
+        measured."""
         loop = self._loop
         if loop is None or not self._tally.num_ended:
             raise NoEndpoint("no request has ended, so there is nothing to report")

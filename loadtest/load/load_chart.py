@@ -15,7 +15,8 @@ from loadtest.load.steps import RecordedSteps, per_interval
 
 @styled
 def render(report: LoadReport, logs: Sequence[RecordedSteps] = ()) -> Figure:
-    """Return a figure: a row of latencies, a row of time, and a row for each two workers with step logs."""
+    """Return a figure of a load test: a row of latencies, a row over time, and a row for every two workers with step
+    logs."""
     facts_text = ", ".join(f"{name} {value}" for name, value in report.facts.items() if name != "url")
     figure, rows = panels(2 + (len(logs) + 1) // 2, 2, f"{report.name}: {facts_text}")
     (ttft, itl), (flow, stall), *more = rows
@@ -35,7 +36,8 @@ def render(report: LoadReport, logs: Sequence[RecordedSteps] = ()) -> Figure:
 
 
 def classes(scopes: Sequence[Scope]) -> list[Scope]:
-    """Return the scopes to plot, one curve each; a single class is replaced by all requests."""
+    """Return the scopes to plot, one curve each: all requests and each class, or only the class if there is just
+    one."""
     found = [scope for scope in scopes if scope.kind == "class"]
     return found if len(found) < 2 else [scopes[0], *found]
 

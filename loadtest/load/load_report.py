@@ -22,7 +22,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of all requests, or of one class or tenant, as `kind` says.
 
     `times` are of requests that ended well, by `METRICS`; rates are per second of the whole run and count whole answers
-    only. `num_good` met the SLO.
+    only. `num_good`: requests that met the SLO.
     """
 
     kind: str
@@ -39,8 +39,10 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """Ten seconds of a run; the last window may be shorter. `output_rate` is tokens received per second, those of
-    failed answers included."""
+    """Figures of ten seconds of a run; the last window may be shorter.
+
+    `output_rate` is tokens received per second, including those of failed answers.
+    """
 
     start_s: float
     num_sent: int
@@ -52,7 +54,7 @@ class LoadWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """One sampled request that ended well."""
+    """Latencies of one randomly chosen request that ended well."""
 
     group: str
     ttft_s: float
@@ -64,7 +66,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Delays of the client itself: how late it sent, and how many requests `max_open` delayed and for how long in
+    """Delays that the client itself caused: how late it sent, and how many requests `max_open` delayed for how long in
     total."""
 
     late_p99_s: float

@@ -22,7 +22,7 @@ class _Kind(msgspec.Struct):
 
 
 def read_report(path: Path) -> LoadReport:
-    """Read what `loadtest load --json` or `tandem simulate --json` wrote. Raises NoReport."""
+    """Read the report that `loadtest load --json` or `tandem simulate --json` wrote. Raises NoReport."""
     try:
         raw = path.read_bytes()
         if msgspec.json.decode(raw, type=_Kind).format == FORMAT:

@@ -1,8 +1,8 @@
 """Convert the output of `tandem simulate --json` to the shape of a load test's report.
 
-Quantities that both have mean the same. What a simulated run lacks stays empty: tenants, the phases after the first
-token, windows, and single requests. Its gaps lie between tokens, a client's between arrivals; it also counts tokens of
-failed answers.
+Quantities that both have mean the same. What a simulated run does not have stays empty: tenants, the phases after the
+first token, windows, and single requests. Gaps of a simulated run are between tokens, those of a client between
+arrivals; a simulated run also counts tokens of failed answers.
 """
 
 from __future__ import annotations

@@ -70,7 +70,10 @@ class _Cell:
 
 
 def timed(record: Record) -> dict[str, Iterable[float]]:
-    """Return the values of each of `METRICS` of a whole answer. TTFT, the first gap and the rest add up."""
+    """Return the values of each of `METRICS` for one complete answer.
+
+    TTFT, the first gap and the rest add up to the time until the last token.
+    """
     gaps = record.gaps_s
     found: dict[str, Iterable[float]] = {"ttft": [record.ttft_s], "itl": gaps, "e2e": [record.e2e_s]}
     found["first_gap"] = gaps[:1]
@@ -97,7 +100,7 @@ class _Window:
 
 
 class StatsCollector:
-    """Collects the statistics of one run. `seed` drives the sampling."""
+    """Collect the statistics of one run; `seed` determines which requests are sampled."""
 
     def __init__(self, slo: Slo, seed: int = 0) -> None:
         self.num_ended = self.num_failed = self.num_tokens = 0
@@ -132,7 +135,7 @@ class StatsCollector:
         self._place_in_time(record, num_open)
 
     def scopes(self, wall_s: float) -> tuple[Scope, ...]:
-        """Return all requests, then each class, then each tenant where there are any."""
+        """Return the figures of all requests, then of each class, then of each tenant if there are any."""
         whole, groups, tenants = _Cell(), dict[str, _Cell](), dict[str, _Cell]()
         for (group, tenant), cell in sorted(self._cells.items()):
             for one in (whole, groups.setdefault(group, _Cell()), tenants.setdefault(tenant, _Cell())):
@@ -143,7 +146,7 @@ class StatsCollector:
         return tuple(summary)
 
     def windows(self, wall_s: float) -> tuple[LoadWindow, ...]:
-        """Return the windows from the beginning to `wall_s` without gaps; the last one may be short."""
+        """Return the windows from the beginning to `wall_s`, without gaps between them; the last one may be shorter."""
         starts = [i * WINDOW_S for i in range(max(math.ceil(wall_s / WINDOW_S), 1))]
         return tuple(self._at(start).summary(start, min(WINDOW_S, wall_s - start)) for start in starts)
 

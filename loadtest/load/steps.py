@@ -1,4 +1,4 @@
-"""Read the workers' step logs of a load test: what each iteration computed.
+"""Read the workers' step logs of a load test: what each engine step computed.
 
 A log is what `worker.step_log` makes a worker write, see `tandem.engine.step_log`.
 """
@@ -21,7 +21,7 @@ INTERVALS = 120
 
 
 class TimedStep(msgspec.Struct, frozen=True):
-    """A step. `ended_s` counts from the beginning of the load test."""
+    """One step of a worker; `ended_s` counts from the beginning of the load test."""
 
     ended_s: float
     step: StepRecord
@@ -34,7 +34,7 @@ class RecordedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Distribution of the tokens of one iteration."""
+    """Distribution of the number of tokens per step."""
 
     p50: float
     p99: float
@@ -42,11 +42,11 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of one worker's iterations.
+    """Summary of one worker's steps.
 
-    Counts are of iterations that computed any such tokens. `mixed_share`: the share of all iterations with both prompts
-    and decodes. `budget_use`: prompts' tokens over what the budget had for them, of iterations that computed prompts.
-    `over_target`: the share of iterations with a latency target that exceeded it; None without any.
+    Counts are of steps that computed any such tokens. `mixed_share`: the share of all steps with both prompts and
+    decodes. `budget_use`: prompt tokens divided by what the budget had for them, of steps that computed prompts.
+    `over_target`: the share of steps with a latency target that exceeded it; None without any.
     """
 
     worker: str
@@ -71,13 +71,16 @@ def read_steps(path: Path) -> RecordedSteps:
 
 
 def within(log: RecordedSteps, began: float, wall_s: float) -> RecordedSteps:
-    """Return the steps that ended during a test, in its time. `began` is seconds since the epoch."""
+    """Return the steps that ended during a test, with times counted from its beginning.
+
+    `began`: start of the test in seconds since the epoch. `wall_s`: its length in seconds.
+    """
     moved = (TimedStep(step.ended_s - began, step.step) for step in log.steps)
     return RecordedSteps(worker=log.worker, pool=log.pool, steps=tuple(s for s in moved if 0 <= s.ended_s <= wall_s))
 
 
 def summarise(log: RecordedSteps) -> StepSummary | None:
-    """Summarise a log; None without a step."""
+    """Summarise a step log; None if it has no step."""
     steps = [one.step for one in log.steps]
     seconds = distribution(QuantileSketch(step.measured_s for step in steps))
     if seconds is None:
@@ -105,9 +108,10 @@ def _counts(values: Sequence[int]) -> Counts | None:
 
 
 def per_interval(log: RecordedSteps) -> tuple[list[float], list[float], list[float]]:
-    """Return the edges of equal intervals in seconds, and the mean prefill and decode tokens of an iteration in each.
+    """Return the edges of equal intervals in seconds, and the mean prefill and decode tokens of a step in each
+    interval.
 
-    Intervals without iterations have 0.
+    Intervals without steps have 0.
     """
     if not log.steps:
         return [0.0, 1.0], [0.0], [0.0]

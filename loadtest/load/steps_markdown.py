@@ -1,4 +1,4 @@
-"""Render the workers' iterations as Markdown."""
+"""Format the summaries of the workers' steps as Markdown."""
 
 from __future__ import annotations
 

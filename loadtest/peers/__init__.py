@@ -1,1 +1,1 @@
-"""Peers to compare with, each in a virtual environment of its own; Tandem depends on none of them."""
+"""Install and start peers to compare with, each in a virtual environment of its own; Tandem depends on none of them."""

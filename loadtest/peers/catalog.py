@@ -1,7 +1,7 @@
-"""List the peers, their requirements and their start commands.
+"""List the peers (other serving systems), their requirements and their start commands.
 
-Each lives in a virtual environment of its own below the cache directory. The settings of vLLM and llama.cpp for two CPU
-cores were found by experiment: PERFORMANCE has the figures.
+Each is installed in a virtual environment of its own below the cache directory. The settings of vLLM and llama.cpp for
+two CPU cores were found by experiment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _HERE = Path(__file__).parent
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that all systems share. `chunk`: tokens of one step. `model`: a directory with safetensors."""
+    """Settings that all compared systems share.
+
+    `chunk`: tokens of one step. `model`: a directory with safetensors.
+    """
 
     model: Path
     threads: int
@@ -35,7 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer.
+    """One peer: how it is installed and started.
 
     `command(settings, port)` starts a server; None for a peer that only runs batches. `requirements` are installed one
     after the other, the last one without the dependencies named by `without`; then `finish(environment)` is called.
@@ -49,7 +52,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def home(name: str) -> Path:
-    """Return the directory of a peer, installed or not."""
+    """Return the directory of a peer, whether or not it is installed."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "tandem" / "peers" / name
 

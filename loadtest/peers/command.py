@@ -1,4 +1,4 @@
-"""`python -m loadtest peers`: list the peers, and install them."""
+"""List the peers, and install them: `python -m loadtest peers`."""
 
 from __future__ import annotations
 

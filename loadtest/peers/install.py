@@ -16,7 +16,8 @@ _LIST_REQUIREMENTS = "import importlib.metadata as m, sys; print(*(m.requires(sy
 
 
 def install(name: str) -> None:
-    """Install a peer. Raises KeyError for an unknown name, CalledProcessError when a step fails."""
+    """Install a peer unless it is installed. Raises KeyError for an unknown name, CalledProcessError when a step
+    fails."""
     peer, place = PEERS[name], home(name)
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,7 @@ def _declared(name: str, requirement: str) -> list[str]:
 
 
 def required_requirements(declared: Sequence[str], without: Sequence[str]) -> list[str]:
-    """Return the requirements that belong to no extra and whose names are not in `without`."""
+    """Return those requirements of `declared` that belong to no extra and whose names are not in `without`."""
     required = []
     for line in declared:
         name = re.match(r"[A-Za-z0-9._-]+", line)

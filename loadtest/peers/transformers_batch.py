@@ -1,4 +1,4 @@
-"""Run one workload with transformers' `generate` and stamp every step.
+"""Run one workload with transformers' `generate` and record the time of every step.
 
     python transformers_batch.py MODEL WORKLOAD.json RECORDS.json --threads N [--continuous]
 
@@ -21,7 +21,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 
 class Stamps(StoppingCriteria):
-    """Callback after each token of a batch that records the time and stops nothing."""
+    """Record the time after each token of a batch; as a stopping criterion it stops nothing."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -1,1 +1,1 @@
-"""Servers and workers that measurements start, pause and end."""
+"""Start, pause and end servers and workers for measurements."""

@@ -22,7 +22,8 @@ class MpsUnavailable(Exception):
 
 @contextmanager
 def multi_process_service() -> Iterator[None]:
-    """Run the service; processes started meanwhile are its clients. Raises MpsUnavailable."""
+    """Run NVIDIA's multi-process service inside the context; processes started meanwhile use it. Raises
+    MpsUnavailable."""
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         before = {name: os.environ.get(name) for name in places}

@@ -21,7 +21,7 @@ SIGNALS = {
 
 
 class Sink:
-    """Counters of one signal."""
+    """Count the calls and bytes of one OpenTelemetry signal."""
 
     def __init__(self) -> None:
         self.num_calls = 0

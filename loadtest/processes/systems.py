@@ -50,8 +50,9 @@ server.wait()
 class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
     """How to start one server.
 
-    `environment` adds to this process's own. `can_pause`: the server survives a pause of minutes, as servers without
-    peers do. An empty `command` means a server that already runs, in the process group `group` (0: unknown).
+    `environment` is added to this process's own. `can_pause`: the server survives a pause of minutes, as a server does
+    that exchanges no messages with others. An empty `command` means a server that already runs, in the process group
+    `group` (0: unknown).
     """
 
     name: str
@@ -68,9 +69,10 @@ class NotStarted(Exception):
 
 
 class SystemServer:
-    """One running server: its guard and the id of its process group.
+    """One running server, which can be paused.
 
-    A server that the user started has no guard and is left running; it is paused too where its group is known.
+    `guard`: process that ends the server with all of its processes; None for a server that the user started, which is
+    left running. `pid`: its process group, 0 if unknown; a server with an unknown group is not paused.
     """
 
     def __init__(self, command: ServerCommand, guard: asyncio.subprocess.Process | None = None, pid: int = 0) -> None:
@@ -84,7 +86,7 @@ class SystemServer:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[Endpoint]:
-        """Let the server run inside the context, and pause it otherwise."""
+        """Let the server run inside the context, and pause it afterwards; yield its endpoint."""
         self._signal(signal.SIGCONT)
         try:
             yield self.command.endpoint
@@ -114,7 +116,10 @@ class SystemServer:
 
 @contextlib.asynccontextmanager
 async def running_server(command: ServerCommand, directory: Path) -> AsyncIterator[SystemServer]:
-    """Yield a paused server that has answered its first request. Its log is in `directory`. Raises NotStarted."""
+    """Start a server, pause it once it has answered its first request, and yield it; end it with the context.
+
+    Its log is in `directory`. Raises NotStarted.
+    """
     log = directory / f"{command.name}.log"
     server = await _spawn(command, log) if command.command else SystemServer(command, pid=command.group)
     try:

@@ -1,8 +1,8 @@
-"""Run Tandem as a user would, but without Ray: a Redis, workers and a gateway until stopped.
+"""Run Tandem without Ray: a Redis, workers and a gateway until stopped.
 
 python -m loadtest.processes.tandem_server --port N [--prefill N] [--decode N] [--mixed N] [any flag of `tandem serve`]
 
-Without Ray the start takes seconds and nothing idles beside what is measured; the programs are the same.
+Without Ray the start takes seconds and nothing idles beside what is measured; the programs are those of `tandem serve`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Define the processes of the telemetry benchmark: the measured sides and the receivers of their telemetry."""
+"""Start the processes of the telemetry benchmark: the two compared sides, and the receiver of their telemetry.
+
+The sides are the same program without and with telemetry.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Child:
-    """A program of the benchmark that exchanges JSON lines over stdin and stdout. It ends with the stack."""
+    """A program of the benchmark that exchanges JSON lines over stdin and stdout; it ends with the stack."""
 
     def __init__(self, stack: ExitStack, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._name, pipe = " ".join(command), subprocess.PIPE
@@ -67,7 +70,7 @@ class Child:
 
 
 class CoreSpeed:
-    """Speed of the core where the sides run; useless where they may run on any core."""
+    """Measure the speed of the core on which the sides run; without effect where they may run on any core."""
 
     def __init__(self, place: ProcessPlacement, stack: ExitStack) -> None:
         command = [sys.executable, "-m", "loadtest.common.core_speed", "--core", str(place.core)]
@@ -75,7 +78,7 @@ class CoreSpeed:
         self._pieces, self._seconds = 0, 0.0
 
     def lap(self) -> float:
-        """Return the mean seconds of the reference work since the last lap."""
+        """Return the mean seconds of one piece of the reference work since the last call; 1 without a core."""
         if self._child is None:
             return 1.0
         reply = self._child.request({})
@@ -94,8 +97,11 @@ def get(url: str) -> bytes:
 
 
 class ProcessPlacement(NamedTuple):
-    """Where sides run: on one core, both on the same; -1: anywhere. `before`: a checkout of an older commit, which is
-    then the side without telemetry; None: it is this one."""
+    """Where the two sides of the benchmark run.
+
+    `core`: the one core for both; -1: any core. `before`: a checkout of an older commit, which is then the side without
+    telemetry; None: both sides are this commit.
+    """
 
     core: int
     before: Path | None
@@ -123,7 +129,8 @@ def sink(stack: ExitStack) -> Child:
 
 
 def pushing(endpoint: str, ratio: float = 1.0) -> dict[str, str]:
-    """Return OpenTelemetry's variables: the share of traces that are sampled, and the default metric interval."""
+    """Return OpenTelemetry's environment variables for exports to `endpoint`; `ratio`: the share of traces that are
+    sampled."""
     return {
         "OTEL_TRACES_EXPORTER": "otlp",
         "OTEL_METRICS_EXPORTER": "otlp",

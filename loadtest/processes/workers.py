@@ -41,7 +41,7 @@ class MeasurementError(Exception):
 
 @contextlib.asynccontextmanager
 async def running_worker(pool: str, flags: Sequence[str], log: Path) -> AsyncIterator[WorkerRef]:
-    """Run a `tandem worker` process without Redis, and log to the file `log`."""
+    """Run a `tandem worker` process without Redis inside the context; its log goes to the file `log`."""
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tandem.cli", "worker", "--pool", pool, *flags),
@@ -80,7 +80,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 class WorkerClient:
-    """One worker as a gateway sees it; every event is kept with its arrival time."""
+    """Client of one worker, as a gateway has; every event is kept with its arrival time."""
 
     def __init__(self, worker: WorkerRef, clock: Clock) -> None:
         self.worker = worker
@@ -109,14 +109,17 @@ class WorkerClient:
         await self._channel.close(None)
 
     async def submit(self, job: Job) -> None:
-        """Submit a job. Raises TandemError when the worker refuses it."""
+        """Submit a job to the worker. Raises TandemError when the worker refuses it."""
         submission = Submission(_GATEWAY, self.worker.incarnation, job)
         reply = await self._stub.Submit(encode_submission(submission), timeout=REPLY_S)
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
 
     async def first(self, key: JobKey, matches: Callable[[JobEvent], bool]) -> Stamped:
-        """Wait for the first matching event of a job. Raises MeasurementError when none can arrive any more."""
+        """Wait for the first event of a job for which `matches` is true, and return it with its arrival time.
+
+        Raises MeasurementError when no such event can arrive any more.
+        """
         async with asyncio.timeout(PROGRESS_S), self._changed:
             await self._changed.wait_for(lambda: self._find(key, matches) or self._is_over(key))
         found = self._find(key, matches)
@@ -126,7 +129,8 @@ class WorkerClient:
         return found
 
     async def drain(self, timeout_s: float) -> pb.DrainReply:
-        """Drain the worker: it accepts no new job, until none is left or the time is over."""
+        """Drain the worker: it accepts no new jobs; return its reply when no job is left or after `timeout_s`
+        seconds."""
         request = pb.DrainRequest(timeout_ms=int(timeout_s * 1e3))
         return await self._stub.Drain(request, timeout=timeout_s + REPLY_S)
 

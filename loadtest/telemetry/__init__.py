@@ -1,1 +1,1 @@
-"""Cost of telemetry per engine step and streamed token."""
+"""Measure the cost of telemetry per engine step and per streamed token."""

@@ -3,16 +3,17 @@
     python -m loadtest telemetry [--quick] [--launches N] [--rounds N] [--only streams] [--core N] [--before DIRECTORY]
                                  [--json FILE]
 
-The sides have short turns, over rounds in which each has several, and then others of fresh processes. They are one
-process that turns telemetry off and on, or with `--before` two on one core. What counts is processor time, which the
-kernel books to each process: it holds on a busy machine too. How fast the machine is changes all the same, with what
-strangers do on it: turns are levelled by a core-speed probe that runs beside them.
+Two *sides* are compared in short alternating *turns*: without and with telemetry. A round has several turns of each
+side; after some rounds the processes are started anew. Both sides are one process that turns telemetry off and on; with
+`--before` they are two processes on one core. The result is processor time, which the kernel counts for each process,
+so that it is valid on a busy machine too. Because other programs still change the machine's speed, costs are adjusted
+by a core-speed probe that runs beside the turns.
 
-With telemetry: a step is told to all who look at steps, metrics are scraped, and a gateway also logs each request as
-JSON to a file, traces each to a receiver of OTLP, and has a console that asks once in a round. Without: nobody looks,
-and what counts by itself counts nothing. Streams are measured twice: with every request traced, and with one in a
-hundred, as the chart has it; steps with one in a hundred. `--before` is a checkout of an older commit, which is the
-side without then: what telemetry has cost in all, ledgers and time stamps that every request has among it.
+With telemetry, each step is reported to all observers, metrics are scraped, and a gateway also logs each request as
+JSON to a file, sends its trace to a receiver of OTLP, and is polled by a console once in a round. Without, there are no
+observers, and counters count nothing. Streams are measured twice: with every request traced, and with one in a hundred,
+the default of the chart; steps with one in a hundred. `--before` is a checkout of an older commit, which is then the
+side without: the result is the whole cost of telemetry, including the ledgers and time stamps of every request.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ ROUND_S = 1.0
 
 
 class TelemetryReport(msgspec.Struct, kw_only=True):
-    """All rounds, by batch, and of streams by the share of requests that is traced.
+    """All rounds of the benchmark: of steps by batch size, and of streams by the share of requests that is traced.
 
-    `step_s` is the assumed time of a step's model; `stream_step_s` the interval between two tokens of a stream.
+    `step_s` is the assumed time of the model in a step; `stream_step_s` the interval between two tokens of a stream.
     """
 
     step_s: float

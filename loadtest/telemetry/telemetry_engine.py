@@ -1,11 +1,11 @@
-"""Run an engine with its driver and no model in a process of its own, with or without observers of its steps.
+"""Run an engine with its driver and without a model in a process of its own, with or without observers of its steps.
 
     python -m loadtest.telemetry.telemetry_engine off|on [--core N]
 
-Each line of stdin requests a round, as `{"batch": 8, "seconds": 0.5, "telemetry": true}`: as many sequences decode
-until the time is over. The answer on stdout gives the number of steps and their cost; `{"flush": true}` is answered
-when all pending spans have been sent. `off` has no telemetry to turn on, and needs nothing that an older commit lacks,
-so that this file can run with the packages of one.
+Each line of stdin requests a round, as `{"batch": 8, "seconds": 0.5, "telemetry": true}`: `batch` sequences decode at a
+time until the seconds are over. The answer on stdout gives the number of steps and their cost; `{"flush": true}` is
+answered when all pending spans have been sent. `off` has no telemetry to turn on, and needs nothing that an older
+commit lacks, so that this file can run with the packages of an older commit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class CountingPipeline(SerialPipeline):
 
 
 class Ends:
-    """`EffectSink` that keeps the last snapshot and counts ended jobs; all effects are passed to `heard`."""
+    """`EffectSink` that keeps the last snapshot and counts ended jobs; all effects are passed to `on_effects` if it is
+    set."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -87,7 +88,10 @@ class Ends:
 
 
 class Look(NamedTuple):
-    """Observers of an engine. `request` returns the fields that a request of some number has beside its prompt."""
+    """Observers of an engine.
+
+    `request` returns the additional fields of a request, by the request's number.
+    """
 
     observers: Sequence[StepObserver] = ()
     on_effects: Callable[[Sequence[Effect]], None] | None = None
@@ -95,7 +99,7 @@ class Look(NamedTuple):
 
 
 class TelemetryBench:
-    """One engine; rounds run one after the other."""
+    """Run measured rounds on one engine, one after the other."""
 
     def __init__(self, clock: Clock) -> None:
         executor = SimExecutor(LAYOUT, NUM_BLOCKS, lambda _: 0.0)
@@ -109,7 +113,7 @@ class TelemetryBench:
         self.driver.start()
 
     def take(self, look: Look) -> None:
-        """Use these observers from the next round on; no step runs between two rounds."""
+        """Use the observers in `look` from the next round on; no step runs between two rounds."""
         self.driver._observers = tuple(look.observers)
         self.sink.on_effects = look.on_effects
         self._request = look.request
@@ -141,8 +145,10 @@ class TelemetryBench:
 
 
 class Watched:
-    """Bench with telemetry as a worker composes it, for requests of which the gateway traces one in `TRACED`. `metrics`
-    is the address of /metrics."""
+    """Turn a worker's telemetry on and off for the engine of a bench.
+
+    One request in `TRACED` is traced by its gateway. `metrics` is the address of /metrics.
+    """
 
     def __init__(self, bench: TelemetryBench, clock: Clock) -> None:
         from tandem.engine.effects import JobEnded

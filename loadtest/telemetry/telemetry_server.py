@@ -1,12 +1,12 @@
-"""Run a gateway program before the benchmark's fake worker, in a process of its own, with all telemetry or with none.
+"""Run a gateway with the benchmark's fake worker in a process of its own, with all telemetry or with none.
 
     python -m loadtest.telemetry.telemetry_server off|on --worker ID@ADDRESS --redis URL [--log FILE] [--core N]
 
-`on` is the program as it is, with a JSON line for each request in `--log` and whatever OpenTelemetry's variables ask
-for. Says its URL on stdout and serves until stdin ends. A line of stdin, as `{"telemetry": false}`, has it go on
-without telemetry, or with it again; it is answered when what was being sent has gone, and all that waits to be sent
-where `flush` is true.
-`off` stays off, and needs nothing that an older commit lacks, so that this file can be run with the packages of one.
+`on` runs the gateway unchanged, with a JSON line for each request in `--log` and the exports that OpenTelemetry's
+environment variables select. The program prints its URL on stdout and serves until stdin ends. A line of stdin, as
+`{"telemetry": false, "flush": true}`, turns telemetry off or on; with `flush` all waiting spans are sent before it is
+answered. `off` stays off, and needs nothing that an older commit lacks, so that this file can run with the packages of
+an older commit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ async def _serve(config: Config, switch: Switch | None) -> None:
 
 
 class Switch:
-    """Turns metrics, traces and logs on and off, as far as this commit has them; a request's ledger and record stay."""
+    """Turn metrics, traces and logs of the gateway in this process off and on.
+
+    Parts that this commit does not have are left out. Each request still has its ledger and its record.
+    """
 
     def __init__(self) -> None:
         try:

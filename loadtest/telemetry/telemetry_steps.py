@@ -1,4 +1,4 @@
-"""Measure turns of an engine's steps with telemetry and without."""
+"""Measure the processor time of an engine's steps with telemetry and without, in alternating turns."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ BATCHES = (1, 8, 32)
 
 
 class StepTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """`cpu_s`: of the whole process, in which no model computes, with its share of what the turns of its round left to
-    be sent and of a scrape."""
+    """Steps of one side in one turn, and their cost.
+
+    `cpu_s`: processor seconds of the whole process, in which no model computes. For the side with telemetry it includes
+    this turn's share of a scrape and of sending the spans of its round.
+    """
 
     steps: int
     cpu_s: float
@@ -33,16 +36,18 @@ class StepTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step(self) -> Timed:
-        """Return processor seconds of a step."""
+        """Return the processor seconds of one step, with the core's speed in this turn."""
         return Timed(self.cpu_s / self.steps, self.core_speed_s)
 
 
 def measure_steps(
     place: ProcessPlacement, num_rounds: int, seconds: float
 ) -> dict[int, list[tuple[StepTurn, StepTurn]]]:
-    """Turns (without, with) of fresh processes, by batch; each side has its turns for so many seconds in a round. One
-    process turns telemetry off and on, because no two have their memory laid out alike; where the side without is
-    another commit there are two."""
+    """Run rounds of steps in new processes; return the turns by batch size, as pairs (without, with telemetry).
+
+    Each side has turns of `seconds` seconds in all in a round. One process turns telemetry off and on, because the
+    memory layout of two processes differs; if the side without is another commit, there are two.
+    """
     with ExitStack() as stack:
         core_speed = CoreSpeed(place, stack)
         # What one side leaves to be sent is not sent in the other's turn.

@@ -1,14 +1,14 @@
-"""Run rounds of streams through gateways with and without telemetry, and measure the cost of each token.
+"""Measure the processor time of each streamed token in gateways with and without telemetry, in alternating turns.
 
-In a turn as many connections as there are streams ask a few times, one a little after the other. The worker makes a
-step every so often, as an engine does, and so its messages carry the tokens of all that run. One that waits for nothing
-carries a few of whoever came first, the fewer the later the others come: then whatever a request costs more makes all
-tokens of all others cost more, and it is the worker that is measured.
+In a turn each of `NUM_STREAMS` connections requests a few answers, one connection a little after the other. The worker
+makes a step at a fixed interval, as an engine does, so a message carries the tokens of all running streams. A worker
+that makes steps without waiting would send messages with the tokens of only a few streams; any extra cost of a request
+would then change how many tokens a message carries, and the worker would be measured instead of the gateway.
 
-Who looks at the gateway with telemetry does so after the turns of a round: a scrape, of which a turn bears as much as
-of its seconds are in those between two, and a console's poll, which brings what all turns left and is borne by them
-alike, as is sending their spans. Neighbouring turns of the two sides are compared, because a noisy machine changes
-within seconds, and a core-speed probe runs beside them because seconds are not short enough.
+The gateway with telemetry is scraped and polled after the turns of a round. Of the scrape, a turn bears the share that
+its seconds have in the interval between two scrapes; the console's poll and the sending of spans concern all turns of
+the round and are divided equally. Adjacent turns of the two sides are compared, because a noisy machine changes within
+seconds, and a core-speed probe runs beside them, because it may change between two turns as well.
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ _STAGGER_S = STEP_S * NUM_TOKENS / NUM_STREAMS
 
 
 class StreamTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """`cpu_s`: processor time of the gateway's process in one turn, with its share of what the turns of its round left
-    to be sent and of who looked. Less what it takes in as much time when it has nothing to do: a gateway that does no
-    more than its worker's steps has more such time than one that is as busy as can be."""
+    """Tokens of one side in one turn, and their cost.
+
+    `cpu_s`: processor seconds of the gateway's process in the turn, minus those of an idle period of the same length.
+    For the side with telemetry it includes this turn's share of a scrape, a console's poll and the sending of spans.
+    """
 
     num_tokens: int
     cpu_s: float
@@ -62,13 +64,16 @@ class StreamTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def token(self) -> Timed:
-        """Return processor seconds of a token."""
+        """Return the processor seconds of one streamed token, with the core's speed in this turn."""
         return Timed(self.cpu_s / self.num_tokens, self.core_speed_s)
 
 
 class Gateways:
-    """Without telemetry and with it: one process that turns it off and on, because no two have their memory laid out
-    alike, which makes 5% easily. Where the side without is another commit there are two, on one core."""
+    """Gateway processes of both sides, without and with telemetry, each with a fake worker.
+
+    Both sides are one process that turns telemetry off and on, because the memory layout of two processes differs,
+    which can make a difference of 5 %. If the side without is another commit, there are two processes on one core.
+    """
 
     def __init__(self, place: ProcessPlacement, stack: ExitStack, step_s: float, ratio: float) -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-telemetry-")))
@@ -92,7 +97,7 @@ class Gateways:
 
 
 class Looker:
-    """Simulates a Prometheus server and a console."""
+    """Send the requests of a Prometheus server and of a console to a gateway."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -107,7 +112,7 @@ class Looker:
 
 
 class Streams:
-    """The connections to both gateways, and their rounds."""
+    """The connections to the gateways of both sides, over which rounds of streams are measured."""
 
     def __init__(self, sides: Sequence[Child], core_speed: CoreSpeed) -> None:
         self._sides = sides
@@ -128,7 +133,7 @@ class Streams:
                 connection.close()
 
     async def round(self) -> list[tuple[StreamTurn, StreamTurn]]:
-        """Return turns without and with telemetry, in pairs of neighbours."""
+        """Measure one round and return its turns, as pairs (without, with telemetry) of adjacent turns."""
         idle = [await self._spent(child, asyncio.sleep(IDLE_S)) for child in self._sides]
         turns: tuple[list[StreamTurn], list[StreamTurn]] = ([], [])
         seconds = 0.0
@@ -182,8 +187,11 @@ def _stream_turn(cpu_s: float, core_speed_s: float) -> StreamTurn:
 def measure_streams(
     place: ProcessPlacement, num_rounds: int, step_s: float, ratio: float
 ) -> list[tuple[StreamTurn, StreamTurn]]:
-    """Turns (without, with) of fresh processes. A worker makes a step each `step_s`; 0: whenever there is room. Of the
-    requests a share of `ratio` is traced."""
+    """Run rounds of streams in new processes; return the turns as pairs (without, with telemetry).
+
+    A worker makes a step every `step_s` seconds; 0: whenever the gateway can accept a message. `ratio`: share of the
+    requests that is traced.
+    """
     with ExitStack() as stack:
         gateways = Gateways(place, stack, step_s, ratio)
         rounds = uvloop.run(_rounds(gateways, num_rounds))
