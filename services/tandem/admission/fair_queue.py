@@ -1,13 +1,13 @@
-"""Order the requests that wait for one model: by lane, then among tenants by the tokens they were served, then within
-one tenant as its `TenantQueue` decides; reads no clock.
+"""Order the requests that wait for one model: by lane, then among tenants by tokens served, then as each tenant's
+`TenantQueue` decides.
 
-Fair queueing over tenants in tokens. As in the virtual token counter (Sheng et al., OSDI 2024) each tenant has a
-counter of the tokens it was served divided by its weight, charged with the prompt when a request is sent and with
-output as it is sampled. A tenant without waiting requests whose next request arrives is lifted to the current counter
-of the others: capacity that it did not use is lost. Next is the tenant whose first request would *end* soonest by the
-counters (counter + tokens / weight; Demers et al., SIGCOMM 1989), not the one with the smallest counter as in the
-paper: between equal tenants the short request goes first, and a long request that waits for capacity does not block
-tenants with small requests.
+Tenants share tokens fairly. As in the virtual token counter (Sheng et al., OSDI 2024) each tenant has a counter of the
+tokens it was served divided by its weight, charged with the prompt when a request is sent and with output as it is
+sampled. A tenant without waiting requests whose next request arrives is lifted to the current counter of the others:
+capacity that it did not use is lost. Next is the tenant whose first request would *end* soonest by the counters
+(counter + tokens / weight; Demers et al., SIGCOMM 1989), not the one with the smallest counter as in the paper: between
+equal tenants the short request goes first, and a long request that waits for capacity does not block tenants with small
+requests.
 
 Bounds, inside a lane, with L the most tokens that one request is charged:
 
@@ -186,8 +186,7 @@ class FairQueue:
         return flow.newest()
 
     def check(self) -> None:
-        """Verify the totals by adding them up again, for tests. Raises AssertionError with a message about the first
-        mismatch."""
+        """Raise AssertionError if a stored count or sum differs from a recount over the waiting requests; for tests."""
         for flow_key, flow in self._flows.items():
             flow.check()
             assert all(self._flow_key_of.get(key) == flow_key for key in flow.waiting), f"{flow_key}: requests"

@@ -185,8 +185,7 @@ class RequestQueue:
         self._queues.setdefault(model_flow.model, FairQueue()).add_to_counter(model_flow.flow_key, num_tokens)
 
     def check(self) -> None:
-        """Verify the totals by adding them up again, for tests. Raises AssertionError with a message about the first
-        mismatch."""
+        """Raise AssertionError if a stored count or sum differs from a recount over the waiting requests; for tests."""
         for queue in self._queues.values():
             queue.check()
         waiting = [request for request, entry in self._entries.items() if not entry.is_sent]

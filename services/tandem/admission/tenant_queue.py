@@ -100,7 +100,11 @@ class TenantQueue:
         return self.credit - before
 
     def restore_credit(self, credit: int) -> None:
-        """Undo the change of `credit` that `take` returned for a request, because the request will wait again."""
+        """Undo the change of `credit` (tokens sent ahead of the oldest request) by `take`, because the request will
+        wait again.
+
+        `credit`: what `take` returned for the request.
+        """
         self.credit = max(0, self.credit - credit)
 
     def remove(self, key: RequestId) -> None:
@@ -147,8 +151,7 @@ class TenantQueue:
         return self._by_age[-1].key
 
     def check(self) -> None:
-        """Verify the totals by adding them up again, for tests. Raises AssertionError with a message about the first
-        mismatch."""
+        """Raise AssertionError if a stored count or sum differs from a recount over the waiting requests; for tests."""
         sizes: Counter[_Size] = Counter()
         for queued in self.waiting.values():
             sizes[_size(queued.item)] += queued.item.num_tokens

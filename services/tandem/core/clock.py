@@ -1,6 +1,6 @@
-"""Define the clock and read the machine's time; all other deciding code takes the time as an argument.
+"""Define the clock and read the machine's time; code that decides takes the time as an argument.
 
-No other module calls `time`, so that tests and the simulator can replace the clock.
+Tests and the simulator can therefore replace the clock.
 """
 
 from __future__ import annotations

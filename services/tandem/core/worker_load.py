@@ -52,8 +52,8 @@ class WorkerLoad:
     - `lane_tokens`: for each lane the queued tokens of this lane and all more urgent ones; `lane_longest`: the tokens
       of the longest prompt among them. `size_tokens`, `size_longest`: the same counts, lane by lane, over the prompts
       of at most PROMPT_SIZES[0] tokens, at most PROMPT_SIZES[1], and so on; empty: not reported.
-    - `num_horizon_tokens`: the queue limit, in tokens of queued prompts without the longest one; larger size classes
-      than that of the prompt to accept do not count. 0: no limit.
+    - `num_horizon_tokens`: limit on queued prompt tokens, above which the worker rejects a prompt; 0: no limit. Which
+      tokens count is defined in `competing_tokens`.
     - `number`: rises with every change while the worker lives. Reports arrive over several streams, and the one with
       the greatest number is the newest.
     """

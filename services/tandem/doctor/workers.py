@@ -116,9 +116,10 @@ def judge_fingerprints(worker_list: WorkerList) -> tuple[Finding, ...]:
 
 
 def judge_roles(worker_list: WorkerList, disaggregation: str) -> tuple[Finding, ...]:
-    """Return a finding for each model on whether workers of one kind both prefill and decode.
+    """Return a finding for each model on whether some workers prefill and some decode, between which KV can move.
 
-    `disaggregation`: setting of the gateway; if it is strict a missing role is a failure, else a warning."""
+    `disaggregation`: setting of the gateway; if it is strict a missing role is a failure, else a warning.
+    """
     live = [worker for worker in worker_list.workers if worker.is_live and not worker.is_draining]
     if not live:
         return (skip("roles", worker_list.reason or "no worker that accepts jobs answers"),)

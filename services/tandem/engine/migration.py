@@ -121,8 +121,10 @@ class DrainMigration:
                 seq.migration_state = MigrationState.FINALIZING
 
     def computed(self, part: SequenceUpdate) -> list[Effect]:
-        """Announce the blocks that a step completed of an offered sequence, or, once it has stopped, all remaining
-        blocks and its last tokens; empty where no consumer follows."""
+        """Announce the blocks of an offered sequence that a step completed; empty where no consumer follows the offer.
+
+        Once the sequence has stopped, all remaining blocks and its last tokens are announced.
+        """
         key = self._offers.get(part.key)
         if key is None or self._producer.find(key) is None:
             return []

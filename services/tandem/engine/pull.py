@@ -124,10 +124,10 @@ class Pull:
         return min(self.num_offered, num_allowed)
 
     def num_final_blocks(self, block_size: int) -> int:
-        """Return how many leading blocks hold the `num_computed` tokens, local ones included. Valid after the last
-        announcement.
+        """Return how many leading blocks the pull will have in the end, including those that were local before.
 
-        Of a remote prefix these are at most the requested blocks.
+        They hold the `num_computed` tokens; a remote prefix has at most the requested blocks. Valid only after the last
+        announcement.
         """
         num_blocks = max(self.num_hits, -(-self.num_computed // block_size))
         return min(num_blocks, len(self.blocks)) if self.is_prefix_fetch else num_blocks

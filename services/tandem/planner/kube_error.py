@@ -25,9 +25,10 @@ class KubeError(Exception):
 
     @property
     def is_conflict(self) -> bool:
-        """Return whether the object has changed since it was read, so that reading it again and repeating may succeed.
+        """Return whether the object has changed since it was read, or a test operation of a JSON Patch has failed.
 
-        True for a JSON Patch too whose test operation fails."""
+        Reading the object again and repeating the call may then succeed.
+        """
         return self.status in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 
     @property

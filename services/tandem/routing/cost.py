@@ -97,7 +97,8 @@ class PairCost:
 
     @property
     def first_s(self) -> float:
-        """Return the seconds until the first token plus those by which the KV transfer delays the second token."""
+        """Return the predicted seconds until the first token, plus the seconds by which the KV transfer delays the
+        second token."""
         return self.prefill.first_s + self.transfer_s
 
     @property

@@ -53,8 +53,10 @@ class Placement:
 
     @property
     def reasons(self) -> dict[str, object]:
-        """Return the decision with its predicted costs as JSON values. Times are in milliseconds; those of `decode`,
-        `stall` and `no_room` are weighted."""
+        """Return the decision with its predicted costs as JSON values, in milliseconds.
+
+        The costs `decode`, `stall` and `no_room` are not plain times: they are weighted as in `routing.cost`.
+        """
         reasons: dict[str, object] = {"prefill": self.prefill.id, "decode": self.decode.id}
         if self.prefix is not None:
             reasons["prefix"] = {"source": self.prefix.worker.id, "num_blocks": self.prefix.num_blocks}

@@ -30,11 +30,10 @@ class Prediction(NamedTuple):
 def predict(
     worker: WorkerRef, num_blocks: int, num_prompt_tokens: int, block_size: int, num_before: int = 0
 ) -> Prediction:
-    """Build the prediction that `worker` holds the first `num_blocks` blocks of a prompt, except for the first
-    `num_before`.
+    """Build the prediction that `worker` holds the blocks of a prompt from block `num_before` up to block `num_blocks`.
 
-    Those are fetched from another worker. The last token of a prompt is always computed, so a block that contains it
-    does not count.
+    The blocks before are fetched from another worker. The last token of a prompt is always computed, so a block that
+    contains it does not count.
     """
     most = (num_prompt_tokens - 1) // block_size
     before = min(num_before, most)
@@ -73,5 +72,6 @@ class PrefixAccuracy:
         return True
 
     def forget(self, worker: WorkerRef) -> None:
-        """Reset the number of successive short reports of a worker that no longer exists or has restarted."""
+        """Forget how often in a row a worker had fewer cached tokens than predicted, because it has restarted or is
+        gone."""
         self._num_short_in_a_row.pop(worker, None)

@@ -84,10 +84,10 @@ def expected_rate(samples: Sequence[Sample], ahead_s: float) -> float:
 
 
 def trend(samples: Sequence[Sample], ahead_s: float) -> float:
-    """Return the rate per second that a least-squares line has `ahead_s` seconds after the last sample; the mean when
-    there are fewer than three samples or they span less than `ahead_s`.
+    """Return the rate per second that a least-squares line has `ahead_s` seconds after the last sample; not negative.
 
-    The slope is reduced by its own standard error, so that noise alone gives no trend. The result is not negative.
+    The slope is reduced by its own standard error, so that noise alone gives no trend. With fewer than three samples,
+    or samples that span less than `ahead_s`, the result is the mean.
     """
     weight = sum(sample.seconds for sample in samples)
     mean_at = sum(sample.seconds * sample.at for sample in samples) / weight

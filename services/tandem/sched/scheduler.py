@@ -229,11 +229,11 @@ class Scheduler:
 
     @property
     def num_sequences(self) -> int:
-        """Count the sequences here, those included that have ended and are still in an open plan."""
+        """Count the sequences of this worker, including those that have ended and are still in an open plan."""
         return len(self.state.by_id)
 
     def num_output(self, key: JobKey) -> int:
-        """Count the output tokens of a choice, those of earlier attempts included; 0 for a choice that is not here."""
+        """Count the output tokens of a choice, including those of earlier attempts; 0 for an unknown choice."""
         return seq.num_output if (seq := self.state.by_key.get(key)) is not None else 0
 
     def backlog(self) -> Backlog:

@@ -1,4 +1,4 @@
-"""Authenticate one program to the others of its cluster and them to it, as a gRPC client and server.
+"""Authenticate the gRPC calls between one program and the others of its cluster, as a client and as a server.
 
 Without a secret and TLS files every call is accepted, which is meant for a single machine.
 """

@@ -135,7 +135,8 @@ class OutputSpec:
 
 
 class OutputSpecFactory:
-    """Make the OutputSpec of each body by the settings `gateway.tool_parser` and `gateway.reasoning_parser`."""
+    """Make the OutputSpec of each body, according to the settings `gateway.tool_parser` and
+    `gateway.reasoning_parser`."""
 
     def __init__(self, tool_parser: ToolParser = "auto", reasoning_parser: ReasoningParserName = "auto") -> None:
         self._tool_parser = tool_parser

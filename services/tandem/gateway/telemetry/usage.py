@@ -53,6 +53,6 @@ class UsageCounter:
             self._cached[ending.choice // self._num_choices] = ending.num_cached_tokens
 
     def usage(self) -> Usage:
-        """Return the tokens so far."""
+        """Return the numbers of prompt and output tokens up to now."""
         cached = sum(self._cached.values()) if self._cached else None
         return Usage(self._num_prompt, self._pace.num_tokens + self._beyond, cached)

@@ -1,9 +1,10 @@
-"""Export some metrics also under vLLM's names for them.
+"""Export the metrics that vLLM has too under vLLM's names as well, for autoscalers and ready-made dashboards.
 
-Autoscalers and ready-made dashboards use these names. OpenTelemetry allows no colon in a name, so they exist in
-Prometheus only. No name is exported by gateways and by workers: sums over a cluster stay right. Names and meanings are
-those of vLLM 0.32 (https://docs.vllm.ai/en/stable/usage/metrics.html), where Tandem has the value. There is no
-`vllm:request_inference_time_seconds`: a request that is split has no such period."""
+OpenTelemetry allows no colon in a name, so these names exist in Prometheus only. No name is exported by gateways and by
+workers: sums over a cluster stay right. Names and meanings are those of vLLM 0.32
+(https://docs.vllm.ai/en/stable/usage/metrics.html), where Tandem has the value. There is no
+`vllm:request_inference_time_seconds`: a request that is split has no such period.
+"""
 
 from __future__ import annotations
 

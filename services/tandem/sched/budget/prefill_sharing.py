@@ -95,8 +95,8 @@ def split_budget(prompts: Sequence[PendingPrefill], budget: PrefillBudget) -> di
 def redistribute(
     prompts: Sequence[PendingPrefill], shares: Mapping[SeqId, int], budget: PrefillBudget
 ) -> dict[SeqId, int]:
-    """Give the budget that is left to `prompts` after some others could not start; return the new number of tokens of
-    each.
+    """Divide the budget that prompts could not use, because they could not start, among `prompts`; return each one's
+    tokens.
 
     No prompt gets less than its tokens in `shares`, the result of `split_budget`.
     """

@@ -138,7 +138,7 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        """Count the output tokens, those of earlier attempts included."""
+        """Count the output tokens, including those of earlier attempts."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -161,8 +161,10 @@ class Sequence:
         return self.num_output + self.num_pending < limit
 
     def sampling_at(self, stop: int) -> Sampling | None:
-        """Return how to sample the token at position `stop` of the sequence; None where that token is known already, is
-        sampled by an open plan, or is not to be sampled."""
+        """Return how to sample the token at position `stop` of the sequence; None where it must not be sampled.
+
+        That is so where the token is known already, an open plan samples it, or the sequence ends before.
+        """
         sampling = self.job.request.sampling
         if stop < len(self.tokens) + self.num_pending or sampling.max_tokens == 0:
             return None

@@ -177,9 +177,9 @@ class EngineDriver:
         self._put(end)
 
     def stalled(self) -> str | None:
-        """Return a text that names the problem if the engine's loop makes no progress; None while it does.
+        """Return None while the engine's loop makes progress, otherwise the problem as text.
 
-        The thread has ended, or one iteration takes too long.
+        A problem is that the thread has ended, or that one iteration takes too long.
         """
         if not self._thread.is_alive():
             return "the engine has ended"
