@@ -156,8 +156,8 @@ def plans_of(
 def time_steps(executor: Executor, plans: Iterator[StepPlan], clock: Clock) -> list[float]:
     """Measure the seconds of each step.
 
-    They are those of `execute`; for an executor with a pipeline, those from the end of the step before to the end of
-    the step, with the next plan already launched. Raises RuntimeError when a slice fails.
+    For an executor without a pipeline they are the duration of `execute`. With a pipeline the next plan is launched
+    before a step ends, and a step counts from the end of the step before it. Raises RuntimeError when a slice fails.
     """
     if not isinstance(executor, Pipelined):
         return [_executed(executor, plan, clock) for plan in plans]

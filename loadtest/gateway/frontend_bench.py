@@ -79,7 +79,7 @@ class FrontendBench:
         return rate
 
     async def streams(self, server: BenchServer, num_streams: int) -> RequestRate:
-        """Measure the rate of streamed tokens with `num_streams` streams."""
+        """Measure how many tokens per second the server streams over `num_streams` streams at a time."""
         connections = await self._connect(server, num_streams)
         each = max(50, self._num_tokens // num_streams)
         request = chat_request(BY_STEP, each, stream=True)

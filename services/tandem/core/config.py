@@ -163,8 +163,11 @@ class HandoffConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
-    """Requirements on the link between two workers. The bandwidth of some pairs is measured when the workers connect,
-    that of others from their first transfers."""
+    """Requirements on the link between two workers.
+
+    The bandwidth of some pairs is measured when the workers connect; that of all other pairs is computed from their
+    first transfers.
+    """
 
     require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = "any"
     """transport that KV must use: rdma is required between machines, cuda_ipc and shared_memory within one"""

@@ -111,7 +111,7 @@ class JobTimes:
     firsts: dict[JobKey, int] = field(default_factory=dict, repr=False, compare=False)
 
     def computed(self, chunk: PrefillChunk) -> None:
-        """Record a step that computed known tokens of the job."""
+        """Record a step that computed known tokens of the job (prompt, or output of an earlier attempt)."""
         if len(self.chunks) < MAX_CHUNKS:
             self.chunks.append(chunk)
         else:

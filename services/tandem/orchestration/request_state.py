@@ -57,7 +57,7 @@ class RequestState:
 
     @property
     def phase(self) -> JobGroupPhase:
-        """Return the earliest phase of its job groups."""
+        """Return the earliest phase of the request's job groups."""
         return JobGroupPhase.ENDED if self._has_ended else self.attempts.phase
 
     @property
@@ -67,7 +67,7 @@ class RequestState:
 
     @property
     def num_retries(self) -> int:
-        """Return the most retries and migrations of any choice."""
+        """Return the greatest number of retries and migrations that a choice of the request had."""
         return self.attempts.num_retries
 
     @property

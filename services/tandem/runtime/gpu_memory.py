@@ -1,7 +1,7 @@
 """Compute how much GPU memory the KV pool may use, from sizes that the caller measured.
 
-The fraction applies to the whole device rather than to its free memory, so that workers that start on one GPU at the
-same time each get theirs, whatever the others have allocated by then.
+`engine.gpu_memory_utilization` is a fraction of the whole device rather than of its free memory, so that workers that
+start on one GPU at the same time each get their share, whatever the others have allocated by then.
 """
 
 from __future__ import annotations

@@ -52,10 +52,10 @@ _log = logging.getLogger("tandem.rank")
 
 
 def run(config: Config, directory: Path, rank: int) -> int:
-    """Load this rank's part of the model and execute the first rank's commands until the first rank ends. Returns the
-    exit status: 0 then, 1 when this rank failed.
+    """Load this rank's part of the model and execute the first rank's commands until the first rank ends.
 
-    `directory`: where the first rank's socket is. `rank`: number of this rank, from 1.
+    Returns the exit status: 0 at the end of the first rank, 1 when this rank failed. `directory`: where the first
+    rank's socket is. `rank`: number of this rank, from 1.
     """
     prepare_process()
     set_up_logging(config.telemetry, "tandem-worker", f"{config.worker.id}-rank-{rank}" if config.worker.id else "")

@@ -81,8 +81,9 @@ class ToolCallParser:
     def finish(self) -> str:
         """End the output; return the plain text that was held back.
 
-        The rest of a call of which a piece was made becomes its last piece. An unfinished mark after a call is
-        dropped."""
+        If pieces of an unfinished call were returned before, its remaining text becomes the last piece. An unfinished
+        mark after a call is dropped.
+        """
         self._emit_arguments()
         if self._num_emitted >= 0:
             self._close_call()

@@ -48,8 +48,9 @@ class FollowerCommands:
     def run_on_all(self, command: RankCommand) -> Iterator[None]:
         """Send a command to the other ranks; the body of the `with` statement executes this rank's part of it.
 
-        Does not wait for the other ranks by itself; collectives in the body do. Raises RanksLost for any failure of
-        sending or of the body."""
+        Only collectives in the body wait for the other ranks. Raises RanksLost for any failure of sending or of the
+        body.
+        """
         try:
             self._send_command(command)
             yield

@@ -25,10 +25,13 @@ def startable(state: SchedulerState) -> Iterator[Sequence]:
 def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
     """Start waiting sequences that got a part of the prefill budget, in order, and allocate blocks to pulls.
 
-    Adds all of them to `builder`. The first sequence without room ends admission, so that no sequence is overtaken for
-    ever. There are three exceptions. A sequence that waits for another worker holds back no other. A prefill that may
-    not lease its blocks yet holds back only other prefills. Any other sequence that is too large holds back all but
-    pulls: leases end only when their consumers get room, so a sequence that waits for leases must not hold back a pull.
+    Adds all of them to `builder`. A sequence without room holds back all later ones, so that no sequence is overtaken
+    for ever, with these exceptions:
+
+    - A sequence that waits for another worker holds back no other.
+    - A prefill that may not lease its blocks yet holds back only other prefills.
+    - A sequence that needs more blocks than there are without leased ones holds back all but pulls: it waits for
+      leases, which end only when their consumers get room by pulls.
     """
     may_compute = True
     may_prefill = True

@@ -213,7 +213,7 @@ class SimCluster:
             self._agenda.at(time, f"close {request}", action, by=self._clients, to=gateway.party)
 
     def check(self) -> None:
-        """Check that nothing is left open and that no worker holds blocks. Raises AssertionError naming what is."""
+        """Raise AssertionError naming a request, read or KV block that is left over after a run."""
         for gateway in self._gateways:
             gateway.check()
         assert self.fabric.num_reads == 0, f"{self.fabric.num_reads} reads have no end"

@@ -116,8 +116,10 @@ class RankGroup:
             return self._lost
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Call `on_lost` once with the reason when the first rank is lost, on any thread; now, if a rank is lost
-        already."""
+        """Call `on_lost` once with the reason as soon as any rank of the group is lost, on any thread.
+
+        If a rank is lost already, it is called immediately.
+        """
         with self._changed:
             self._watchers.append(on_lost)
             lost = self._lost
