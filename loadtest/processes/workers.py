@@ -135,7 +135,6 @@ class WorkerClient:
         return await self._stub.Drain(request, timeout=timeout_s + REPLY_S)
 
     def events_of(self, key: JobKey) -> list[Stamped]:
-        """Return all events of a job."""
         return list(self._events.get(key, []))
 
     def _find(self, key: JobKey, matches: Callable[[JobEvent], bool]) -> Stamped | None:

@@ -33,7 +33,6 @@ class Submission:
 
 
 def encode_key(key: JobKey) -> pb.JobKey:
-    """Encode the key of a job."""
     return pb.JobKey(request=key.request, attempt=key.attempt, choice=key.choice)
 
 

@@ -63,7 +63,6 @@ class Tally(RequestCounts):
             self.num_first += 1
 
     def add_all(self, other: Tally) -> None:
-        """Add the sums of `other`."""
         for name in Tally.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 

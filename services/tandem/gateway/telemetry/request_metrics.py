@@ -72,7 +72,6 @@ class RequestMetrics:
         self._responses.add(1, str(status))
 
     def admitted(self, lane: Lane, tenant: str) -> None:
-        """Count a request that was admitted."""
         self._admissions.add(1, "admitted", "", lane.label, tenant)
 
     def refused(self, lane: Lane, tenant: str, error: TandemError) -> None:

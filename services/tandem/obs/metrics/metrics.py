@@ -101,7 +101,6 @@ class HistogramSnapshot:
 
     @property
     def count(self) -> int:
-        """Return the number of values."""
         return sum(self.counts)
 
 

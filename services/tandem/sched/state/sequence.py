@@ -175,7 +175,6 @@ class Sequence:
         return Sampling(sampling, job.choice, len(output), job.request.prompt_tokens, output, job.num_choices)
 
     def append(self, token: SampledToken) -> None:
-        """Append a sampled token to the output."""
         self.tokens.append(token.id)
         if self.job.request.sampling.logprobs is not None:
             self.sampled.append(token)

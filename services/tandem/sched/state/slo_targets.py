@@ -42,7 +42,6 @@ class LatencyTargets:
         )
 
     def lane(self, lane: Lane) -> LaneSlo:
-        """Return the targets of one lane."""
         return (self.interactive, self.standard, self.batch)[lane]
 
 

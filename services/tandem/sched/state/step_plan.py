@@ -40,7 +40,6 @@ class Sampling:
     num_choices: int = 1
 
     def per_choice(self) -> tuple[Sampling, ...]:
-        """Return one sampling for each choice."""
         if self.num_choices == 1:
             return (self,)
         return tuple(replace(self, choice=self.choice + i, num_choices=1) for i in range(self.num_choices))
