@@ -42,6 +42,7 @@ _COMMANDS = {
     "drain": _Command("loadtest.kv.drain", "drain of a decode worker into another: migrations and client gaps"),
     "scale": _Command("loadtest.cluster.scale", "cost of a simulated request against the size of the cluster"),
     "overhead": _Command("loadtest.gateway.overhead", "latency that HTTP, gateway, gRPC and worker add to the engine"),
+    "screenshots": _Command("loadtest.screenshots.screenshots", "the pictures of the documents, from a real cluster"),
     "startup": _Command("loadtest.engine.startup", "time from the start of `tandem serve` to its first answer"),
     "telemetry": _Command("loadtest.telemetry.telemetry", "cost of telemetry per engine step and streamed token"),
     "auth": _Command("loadtest.gateway.auth_cost", "cost of peer authentication per call to a worker"),

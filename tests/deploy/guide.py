@@ -17,6 +17,7 @@ PAGES = (
     DEPLOY / "COMPOSE.md",
     ROOT / "loadtest" / "README.md",
     ROOT / "loadtest" / "RESULTS.md",
+    ROOT / "loadtest" / "SCALE.md",
     ROOT / "kernels" / "RESULTS.md",
 )
 

@@ -1,0 +1,1 @@
+"""Make the pictures of the documents from a real cluster under load."""
