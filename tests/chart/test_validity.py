@@ -125,6 +125,31 @@ def test_nobody_is_root_and_nothing_is_writable_or_more_than_it_must(name: str) 
 
 
 @EACH
+def test_pods_fit_the_restricted_standard_unless_a_pool_wants_the_host_network(name: str) -> None:
+    """The rest of Pod Security's `restricted` (https://kubernetes.io/docs/concepts/security/pod-security-standards/)."""
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    for where, pod in pods(ci(name).objects):
+        spec = pod["spec"]
+        is_on_the_host = spec.get("hostNetwork", False)
+        assert not is_on_the_host or (where.startswith("RayService/") and not where.endswith("/head")), where
+        assert not spec.get("hostPID") and not spec.get("hostIPC"), where
+        for volume in spec.get("volumes", ()):
+            assert volume.keys() - {"name"} <= allowed, f"{where}: {volume['name']}"
+        for container in containers(pod):
+            ports = [port for port in container.get("ports", ()) if "hostPort" in port]
+            assert is_on_the_host or not ports, where
+
+
+@EACH
 def test_limits_are_everywhere(name: str) -> None:
     container_resources = [
         (where, one["resources"]) for where, pod in pods(ci(name).objects) for one in containers(pod)
