@@ -146,6 +146,12 @@ class KubeServer:
             self.wrote(who, before, content)
             return self.put(plural, name, content)
 
+    def remove(self, plural: str, name: str) -> Object:
+        with self.lock:
+            gone = self.get(plural, name)
+            self.delete(plural, name)
+            return gone
+
     def patch(self, who: str, plural: str, name: str, operations: list[Object]) -> Object:
         with self.lock:
             before = self.get(plural, name)
@@ -265,6 +271,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         self._serve(lambda who, plural, name, query, body: (200, self.api.replace(who, plural, name, body)))
+
+    def do_DELETE(self) -> None:
+        self._serve(lambda who, plural, name, query, body: (200, self.api.remove(plural, name)))
 
     def do_PATCH(self) -> None:
         if self.headers["Content-Type"] != "application/json-patch+json":
