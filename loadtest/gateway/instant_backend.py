@@ -21,6 +21,7 @@ from tandem.gateway.orchestration.active_request import EventQueue
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
+from tandem.routing.shortages import Shortage
 from tandem.routing.worker_view import Pool
 
 AT_ONCE, BY_STEP, NEVER = "at-once", "by-step", "never"
@@ -123,6 +124,9 @@ class InstantDispatch:
 
     def problem(self) -> str | None:
         return None
+
+    def shortages(self) -> list[Shortage]:
+        return []
 
     def num_live(self) -> dict[Pool, int]:
         return {}

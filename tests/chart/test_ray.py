@@ -31,9 +31,14 @@ def head(rendered: Rendered) -> Object:
 
 
 def slots(group: Object) -> dict[str, int]:
-    """Ray's own resources of a pod of the group. KubeRay puts them into a line of a shell as they are."""
-    (text,) = shlex.split(group["rayStartParams"]["resources"])
-    return json.loads(text)
+    """Ray's own resources of a pod of the group. KubeRay puts them into a line of a shell as they are, and parses what
+    is between the single quotes.
+    """
+    text = group["rayStartParams"]["resources"]
+    (of_the_shell,) = shlex.split(text)
+    assert text == f"'{of_the_shell}'"
+    parsed: dict[str, int] = json.loads(of_the_shell)
+    return parsed
 
 
 def test_ray_is_the_version_that_is_tested() -> None:

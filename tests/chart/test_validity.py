@@ -125,6 +125,31 @@ def test_nobody_is_root_and_nothing_is_writable_or_more_than_it_must(name: str) 
 
 
 @EACH
+def test_pods_fit_the_restricted_standard_unless_a_pool_wants_the_host_network(name: str) -> None:
+    """The rest of Pod Security's `restricted` (https://kubernetes.io/docs/concepts/security/pod-security-standards/)."""
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    for where, pod in pods(ci(name).objects):
+        spec = pod["spec"]
+        is_on_the_host = spec.get("hostNetwork", False)
+        assert not is_on_the_host or (where.startswith("RayService/") and not where.endswith("/head")), where
+        assert not spec.get("hostPID") and not spec.get("hostIPC"), where
+        for volume in spec.get("volumes", ()):
+            assert volume.keys() - {"name"} <= allowed, f"{where}: {volume['name']}"
+        for container in containers(pod):
+            ports = [port for port in container.get("ports", ()) if "hostPort" in port]
+            assert is_on_the_host or not ports, where
+
+
+@EACH
 def test_limits_are_everywhere(name: str) -> None:
     container_resources = [
         (where, one["resources"]) for where, pod in pods(ci(name).objects) for one in containers(pod)
@@ -147,6 +172,7 @@ def test_only_who_speaks_with_the_api_has_a_token(name: str) -> None:
     for where, pod in pods(ci(name).objects):
         patches = ci(name).config["planner"]["actuator"] == "raycluster"
         speaks = patches if where.endswith("-planner") else where.endswith("/head") and scales
+        speaks = speaks or where.endswith("-uninstall")
         assert pod["spec"]["automountServiceAccountToken"] is speaks, where
     assert all(one["automountServiceAccountToken"] is False for one in ci(name).kinds("ServiceAccount"))
 
@@ -191,8 +217,8 @@ def test_services_lead_to_ports_that_somebody_listens_at(name: str) -> None:
 @EACH
 def test_what_is_mounted_is_there_and_nothing_is_mounted_as_a_single_file(name: str) -> None:
     for where, pod in pods(ci(name).objects):
-        volumes = {one["name"] for one in pod["spec"]["volumes"]}
-        mounted = [mount for container in containers(pod) for mount in container["volumeMounts"]]
+        volumes = {one["name"] for one in pod["spec"].get("volumes", ())}
+        mounted = [mount for container in containers(pod) for mount in container.get("volumeMounts", ())]
         assert {one["name"] for one in mounted} == volumes, where
         assert not any("subPath" in one for one in mounted), f"{where}: such a file never changes"
 

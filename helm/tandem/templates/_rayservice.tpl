@@ -86,7 +86,7 @@ maxReplicas: {{ add $most $spare }}
 num-cpus: {{ $ranks | quote }}
 num-gpus: {{ $gpus | quote }}
 object-store-memory: {{ $root.Values.ray.objectStoreMemory | int64 | quote }}
-resources: {{ printf "'%s'" (toJson $slots | quote) }}
+resources: {{ printf "'%s'" (toJson $slots) | quote }}
 {{- end }}
 
 {{/* Environment variables of a group's pod: list of context and group. */}}

@@ -4,12 +4,15 @@ settings.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from tandem.core.config import Config
 from tandem.core.ray_worker_groups import read_groups
 
+_KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+"""A DNS subdomain of RFC 1123, which names of most Kubernetes objects must be."""
 _BLOCK_SIZES = frozenset({0, 8, 16, 32, 64, 128, 256})
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 
@@ -124,7 +127,8 @@ def _planner_violations(config: Config) -> Iterator[Violation]:
         yield "planner.max_prefill", "must be 0 (any number) or at least planner.min_prefill"
     if 0 < planner.max_decode < planner.min_decode:
         yield "planner.max_decode", "must be 0 (any number) or at least planner.min_decode"
-    if not planner.lease:
-        yield "planner.lease", "must not be empty"
+    if len(planner.lease) > 253 or not _KUBERNETES_NAME.fullmatch(planner.lease):
+        rule = "must be a name of a Kubernetes object: lower-case letters, digits, '-' and '.', at most 253"
+        yield "planner.lease", rule
     if planner.groups and read_groups(planner.groups) is None:
         yield "planner.groups", "must be empty or name groups by role: prefill=GROUP,decode=GROUP:2"

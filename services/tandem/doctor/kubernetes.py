@@ -39,7 +39,7 @@ def read_pod(system: System) -> PodFacts:
     host, port = system.environ.get("KUBERNETES_SERVICE_HOST", ""), system.environ.get("KUBERNETES_SERVICE_PORT", "443")
     return PodFacts(
         api=f"{host}:{port}" if host else "",
-        namespace=system.text(f"{ACCOUNT}/namespace"),
+        namespace=system.text(f"{ACCOUNT}/namespace") or system.environ.get("POD_NAMESPACE", ""),
         has_token=bool(system.text(f"{ACCOUNT}/token")),
     )
 

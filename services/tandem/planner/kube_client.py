@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +171,14 @@ def connect(namespace: str, client_name: str, timeout_s: float) -> KubeApi:
     `namespace`: empty for the pod's own namespace, or "default" outside a pod. `timeout_s`: limit for connecting and
     for each read. Raises KubeError if there is neither a kubeconfig nor a service account."""
     settings = client.Configuration()
+    # Not `load_config`, which prints a sentence in a pod, where each line of the log must be JSON.
     try:
-        config.load_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-    except config.ConfigException as error:
-        raise KubeError(0, f"neither in a cluster nor with a kubeconfig: {error}") from error
+        config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+    except config.ConfigException as no_file:
+        try:
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        except config.ConfigException as no_pod:
+            raise KubeError(0, f"neither a kubeconfig ({no_file}) nor a service account ({no_pod})") from no_pod
     return KubeApi(settings, namespace or _own_namespace(), client_name, timeout_s)
 
 
@@ -188,10 +193,13 @@ def _kube_error(error: Any) -> KubeError:
     headers = error.headers or {}
     after = str(headers.get("Retry-After", ""))
     try:
-        message = str(json.loads(error.body)["message"])
-    except (TypeError, ValueError, KeyError):
-        message = str(error.reason)
-    return KubeError(int(error.status or 0), message, float(after) if after.isdigit() else None)
+        reply = json.loads(error.body)
+        message, causes = str(reply["message"]), (reply.get("details") or {}).get("causes")
+    except (TypeError, ValueError, KeyError, AttributeError):
+        message, causes = str(error.reason), None
+    is_invalid = error.status == HTTPStatus.UNPROCESSABLE_ENTITY and bool(causes)
+    retry_after_s = float(after) if after.isdigit() else None
+    return KubeError(int(error.status or 0), message, retry_after_s, is_invalid=is_invalid)
 
 
 def _event(event: dict[str, Any]) -> PodEvent:

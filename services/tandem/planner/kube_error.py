@@ -15,21 +15,27 @@ class KubeError(Exception):
     """Raised when a call to the Kubernetes API server fails.
 
     `status`: HTTP status; 0 if no answer arrived, so that the effect of the call is unknown. `retry_after_s`: seconds
-    to wait as the server requests (Retry-After), None if it requests no delay."""
+    to wait as the server requests (Retry-After), None if it requests no delay. `is_invalid`: the server names fields of
+    the object that it refuses, so that repeating the call cannot succeed."""
 
-    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, retry_after_s: float | None = None, *, is_invalid: bool = False
+    ) -> None:
         super().__init__(f"{status or 'no answer'}: {message}")
         self.status = status
         self.message = message
         self.retry_after_s = retry_after_s
+        self.is_invalid = is_invalid
 
     @property
     def is_conflict(self) -> bool:
         """Return whether the object has changed since it was read, or a test operation of a JSON Patch has failed.
 
-        Reading the object again and repeating the call may then succeed.
+        Reading the object again and repeating the call may then succeed. To a failed test the server answers 422 and
+        names no field.
         """
-        return self.status in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
+        unprocessable = self.status == HTTPStatus.UNPROCESSABLE_ENTITY and not self.is_invalid
+        return self.status == HTTPStatus.CONFLICT or unprocessable
 
     @property
     def is_gone(self) -> bool:
@@ -45,7 +51,9 @@ class KubeError(Exception):
 
     @property
     def label(self) -> str:
-        """Return the error as a label of metrics: its HTTP status, or "no_answer"."""
+        """Return the error as a label of metrics: "invalid", its HTTP status, or "no_answer"."""
+        if self.is_invalid:
+            return "invalid"
         return str(int(self.status)) if self.status else "no_answer"
 
 

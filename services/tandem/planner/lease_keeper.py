@@ -23,7 +23,8 @@ class LeaseKeeper:
     """Takes and renews the Lease `name` for this planner whenever `election` allows it.
 
     `run` does so until it is stopped; `look` does it once. `api`: the client with which the Lease is read and written.
-    `on_failure` is called with the error of each failed call, except for conflicts with another planner."""
+    `on_failure` is called with the error of each failed call, except for conflicts with another planner. An error is
+    logged when it first occurs, and again only after another one or a success."""
 
     election: Election
     api: KubeApi
@@ -31,6 +32,7 @@ class LeaseKeeper:
     clock: Clock
     on_failure: Callable[[KubeError], None]
     _did_lead: bool = field(default=False, init=False)
+    _last_error: str = field(default="", init=False)
 
     @property
     def leads(self) -> bool:
@@ -54,10 +56,10 @@ class LeaseKeeper:
         Blocks for up to two calls of the API server. A failed call is logged and passed to `on_failure`, not raised."""
         try:
             self._look()
+            self._last_error = ""
         except KubeError as error:
             if not error.is_conflict:  # a conflict means that another planner was faster
-                self.on_failure(error)
-                _log.warning("lease %s: %s", self.name, error)
+                self._report(error)
         self._log_leadership()
 
     def resign(self) -> None:
@@ -82,6 +84,16 @@ class LeaseKeeper:
         claim = election.claim(sent_at)
         if claim is not None:
             election.claimed(self.api.replace_lease(self.name, claim), sent_at, clock.now())
+
+    def _report(self, error: KubeError) -> None:
+        self.on_failure(error)
+        if str(error) == self._last_error:
+            return
+        self._last_error = str(error)
+        if error.is_invalid:
+            _log.error("lease %s: the API server refuses it, so this planner cannot lead: %s", self.name, error.message)
+        else:
+            _log.warning("lease %s: %s", self.name, error)
 
     def _log_leadership(self) -> None:
         leads = self.leads

@@ -17,6 +17,11 @@ def test_the_pod_is_read_from_files_and_variables(tmp_path: Path) -> None:
     assert read_pod(system(tmp_path, files, **place)) == POD
 
 
+def test_without_a_token_the_namespace_comes_from_the_environment(tmp_path: Path) -> None:
+    place = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAMESPACE": "serving"}
+    assert read_pod(system(tmp_path, {}, **place)) == PodFacts("10.0.0.1:443", "serving", False)
+
+
 def test_a_pod_with_a_token() -> None:
     finding = judge_pod(POD)
     assert_fine(finding, "pod", "in namespace serving, API server 10.0.0.1:443")

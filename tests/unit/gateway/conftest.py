@@ -32,6 +32,7 @@ from tandem.gateway.http.server import HttpServer
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
+from tandem.routing.shortages import Shortage
 from tandem.routing.worker_view import Pool
 from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
@@ -152,6 +153,9 @@ class ScriptedDispatch:
 
     def problem(self) -> str | None:
         return None
+
+    def shortages(self) -> list[Shortage]:
+        return []
 
     def num_live(self) -> dict[Pool, int]:
         return {"mixed": 1}

@@ -33,6 +33,7 @@ from tandem.gateway.text.text_model import TextModel
 from tandem.obs.metrics.metrics import HistogramSeries, Metrics
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
+from tandem.routing.shortages import Shortage
 from tandem.routing.worker_view import Pool
 from tests.unit.gateway.instant import instant_events
 
@@ -100,6 +101,9 @@ class SlowDispatch:
 
     def problem(self) -> str | None:
         return None
+
+    def shortages(self) -> list[Shortage]:
+        return []
 
     def num_live(self) -> dict[Pool, int]:
         return {"mixed": 1}

@@ -140,7 +140,7 @@ async def test_a_role_makes_room_for_what_waits(rig: Rig) -> None:
     """
     first, second = await rig.add("p", "prefill"), await rig.add("q", "prefill")
     await until(lambda: len(rig.fleet.views()) == 2)
-    assert rig.dispatch.ready() == "no live decode worker"
+    assert rig.dispatch.ready() == "model tiny has no live decode worker"
     second.role = "decode"
     await until(lambda: rig.dispatch.ready() is None)
     assert rig.fleet.pairs.linked == {(first.ref, second.ref)}

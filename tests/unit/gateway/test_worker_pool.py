@@ -20,18 +20,61 @@ from tandem.orchestration.request_state import JobGroupPhase
 from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
-MOVED_NOTHING = "no block has moved between a prefill and a decode worker yet"
+MOVED_NOTHING = "no block has moved between a prefill and a decode worker of model tiny yet"
+NO_WORKER = "model tiny has no live worker"
 
 
 async def test_readiness_names_what_is_missing(rig: Rig) -> None:
     assert rig.dispatch.ready() == "no live worker"
     await rig.add("p", "prefill", works=False)
-    await until(lambda: rig.dispatch.ready() == "no live decode worker")
+    await until(lambda: rig.dispatch.ready() == "model tiny has no live decode worker")
     decode = await rig.add("d", "decode", works=False)
     decode.after_submit = probe_events
     decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport")
     await until(lambda: rig.dispatch.ready() == MOVED_NOTHING)
     assert [model.name for model in rig.dispatch.models()] == ["tiny"]
+
+
+async def test_a_gateway_that_was_ready_stays_ready_while_one_worker_can_serve(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
+    prefill, decode = await rig.pair()
+    await until(lambda: rig.fleet._was_ready)
+    for lost, pool, name in ((prefill, "prefill", "q"), (decode, "decode", "e")):
+        rig.workers.remove(lost)
+        await lost.stop()
+        await until(lambda: rig.fleet.num_live()[pool] == 0)  # noqa: B023 # read in this turn
+        assert rig.dispatch.ready() is None
+        assert rig.dispatch.problem() == f"model tiny has no live {pool} worker"
+        assert [(found.model, found.lacks) for found in rig.dispatch.shortages()] == [("tiny", pool)]
+        request = await rig.running()
+        assert request.path == f"fallback;reason=no_{pool}_worker"
+        request.close()
+        await rig.add(name, pool)
+        await until(lambda: rig.dispatch.problem() is None)
+    for worker in list(rig.workers):
+        rig.workers.remove(worker)
+        await worker.stop()
+    await until(lambda: rig.dispatch.ready() == NO_WORKER)
+
+
+async def test_a_new_gateway_waits_for_a_pair_only_so_long(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.add("d", "decode")
+    await until(lambda: rig.fleet.num_live()["decode"] == 1)
+    await until(lambda: rig.fleet._serves_since is not None)
+    assert rig.dispatch.ready() == "model tiny has no live prefill worker"
+    monkeypatch.setattr(worker_pool, "FIRST_PAIR_WAIT_S", 0.0)
+    assert rig.dispatch.ready() is None
+
+
+async def test_a_strict_gateway_without_a_pair_is_not_ready(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(disaggregation="strict")
+    await rig.start()
+    prefill, _ = await rig.pair()
+    rig.workers.remove(prefill)
+    await prefill.stop()
+    await until(lambda: rig.dispatch.ready() == "model tiny has no live prefill worker")
 
 
 async def test_workers_are_looked_for_often_only_while_nothing_can_be_served(
@@ -147,7 +190,7 @@ async def test_queued_requests_are_placed_when_a_stream_is_back(
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     worker.break_streams()
-    await until(lambda: rig.dispatch.ready() == "no live worker")
+    await until(lambda: rig.dispatch.ready() == NO_WORKER)
     request = await rig.open()
     assert request.state.phase.name == "QUEUED"
     await until(lambda: request.state.phase.name == "RUNNING")
@@ -255,7 +298,7 @@ async def test_a_model_whose_last_worker_is_gone_is_served_for_as_long_as_its_re
     rig.workers.remove(worker)
     await worker.stop()
     await until(lambda: not rig.fleet._links)
-    assert [model.name for model in rig.dispatch.models()] == ["tiny"] and rig.dispatch.ready() == "no live worker"
+    assert [model.name for model in rig.dispatch.models()] == ["tiny"] and rig.dispatch.ready() == NO_WORKER
     request = await rig.open()
     assert request.state.phase is JobGroupPhase.QUEUED
     await rig.add("n", "mixed")
@@ -325,7 +368,7 @@ async def test_an_address_that_another_life_answers_at_is_not_that_worker(rig: R
 
 async def test_a_failing_registry_stops_no_request_and_is_named_in_errors(rig: Rig) -> None:
     rig.registry_fails = True
-    await until(lambda: "no live worker is known: " in (rig.dispatch.ready() or ""))
+    await until(lambda: "workers cannot be listed: " in (rig.dispatch.ready() or ""))
     rig.registry_fails = False
     await rig.pair()
     rig.registry_fails = True
@@ -345,4 +388,4 @@ async def test_a_worker_that_is_gone_and_not_listed_is_forgotten(rig: Rig, monke
     assert rig.dispatch.ready() is None, "who answers lives, listed or not"
     await worker.stop()
     await until(lambda: not rig.fleet._links)
-    assert rig.dispatch.ready() == "no live worker"
+    assert rig.dispatch.ready() == NO_WORKER

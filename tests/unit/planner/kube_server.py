@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ import jsonschema
 BOOKMARK_S = 0.05
 _CRDS = Path(os.environ.get("TANDEM_CRDS", Path(__file__).parents[4] / "shared" / "crds"))
 _KINDS = {"rayclusters": "RayCluster", "rayservices": "RayService", "leases": "Lease", "pods": "Pod"}
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+"""A DNS subdomain of RFC 1123, which names of these objects must be."""
 Object = dict[str, Any]
 
 
@@ -50,9 +53,12 @@ class Call:
 
 
 class Refused(Exception):
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    """Answer with an error. `fields`: those of the object that are invalid; a failed test of a patch names none."""
+
+    def __init__(self, status: int, reason: str, message: str, *fields: str) -> None:
         super().__init__(message)
         self.status, self.reason = status, reason
+        self.details = {"causes": [{"reason": "FieldValueInvalid", "field": field} for field in fields]}
 
 
 class KubeServer:
@@ -125,6 +131,8 @@ class KubeServer:
 
     def create(self, who: str, plural: str, content: Object) -> Object:
         name = content["metadata"]["name"]
+        if not _NAME.fullmatch(name):
+            raise Refused(422, "Invalid", f'{_KINDS[plural]} "{name}" is invalid: metadata.name', "metadata.name")
         with self.lock:
             if (plural, name) in self._objects:
                 raise Refused(409, "AlreadyExists", f"{plural} {name} already exists")
@@ -137,6 +145,12 @@ class KubeServer:
             _require_version(before, content)
             self.wrote(who, before, content)
             return self.put(plural, name, content)
+
+    def remove(self, plural: str, name: str) -> Object:
+        with self.lock:
+            gone = self.get(plural, name)
+            self.delete(plural, name)
+            return gone
 
     def patch(self, who: str, plural: str, name: str, operations: list[Object]) -> Object:
         with self.lock:
@@ -241,7 +255,7 @@ def _require_schema(plural: str, content: Object) -> None:
     validator = _validator(plural)
     wrong = next(validator.iter_errors(content), None) if validator is not None else None
     if wrong is not None:
-        raise Refused(422, "Invalid", f"{wrong.json_path}: {wrong.message}")
+        raise Refused(422, "Invalid", f"{wrong.json_path}: {wrong.message}", wrong.json_path)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -257,6 +271,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         self._serve(lambda who, plural, name, query, body: (200, self.api.replace(who, plural, name, body)))
+
+    def do_DELETE(self) -> None:
+        self._serve(lambda who, plural, name, query, body: (200, self.api.remove(plural, name)))
 
     def do_PATCH(self) -> None:
         if self.headers["Content-Type"] != "application/json-patch+json":
@@ -281,7 +298,14 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 done, content = act(who, plural, name, query, body)
             except Refused as refusal:
-                done, content = refusal.status, {"reason": refusal.reason, "message": str(refusal)}
+                done, content = (
+                    refusal.status,
+                    {
+                        "reason": refusal.reason,
+                        "message": str(refusal),
+                        "details": refusal.details,
+                    },
+                )
             status, reply = (status, reply) if fault is not None else (done, content)
             self._note(Call(who, self.command, plural, name, done, body))
         else:

@@ -11,8 +11,9 @@ import pytest
 
 from tandem.core.ray_worker_groups import WorkerGroup
 from tandem.planner.actuator import ActuationResult
+from tandem.planner.kube_error import KubeError
 from tandem.scaling.decision import ReplicaTarget, RoleChange
-from tests.unit.planner.kube_server import Fault, KubeServer, kube_server
+from tests.unit.planner.kube_server import Fault, KubeServer, Object, Refused, kube_server
 from tests.unit.planner.rig import LEASE_S, Planner, eventually
 from tests.unit.planner.world import CLUSTER, GROUPS, SERVICE, World
 
@@ -210,6 +211,38 @@ async def test_what_fails_for_good_is_not(planner: Planner, world: World) -> Non
     world.api.fault = lambda method, plural, who: Fault(500) if plural == "rayclusters" else None
     assert "500" in str(await planner.round(ReplicaTarget(2, 2)))
     assert len(planner.waits) == 4, "nor for ever"
+
+
+async def test_a_patch_that_the_schema_refuses_is_not_tried_again(planner: Planner, world: World) -> None:
+    world.create(1, 2)
+
+    def refuse(who: str, before: Object | None, after: Object) -> None:
+        if "workerGroupSpecs" in after.get("spec", {}):
+            raise Refused(422, "Invalid", "spec.workerGroupSpecs[0].replicas: too many", "spec.workerGroupSpecs")
+
+    world.api.wrote = refuse
+    assert "too many" in str(await planner.round(ReplicaTarget(2, 2)))
+    assert planner.waits == [] and [error.label for error in planner.errors] == ["invalid"]
+    assert not planner.errors[0].is_conflict
+
+
+async def test_a_failed_test_of_a_patch_is_a_conflict(planner: Planner, world: World) -> None:
+    world.create(1, 2)
+    with pytest.raises(KubeError) as failed:
+        planner.api.patch_cluster(CLUSTER, [{"op": "test", "path": "/spec/rayVersion", "value": "another"}])
+    assert failed.value.status == 422 and failed.value.is_conflict and not failed.value.is_invalid
+
+
+async def test_a_lease_with_an_invalid_name_is_reported_once_as_an_error(
+    planner: Planner, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.create(1, 2)
+    planner.leadership.name = "Not_A_Name"
+    for _ in range(3):
+        planner.leadership.look()
+    assert not planner.leadership.leads and [error.label for error in planner.errors] == ["invalid"] * 3
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "Not_A_Name" in record.message and "cannot lead" in record.message
 
 
 async def test_a_watch_that_expired_is_begun_again_with_a_list(planner: Planner, world: World) -> None:

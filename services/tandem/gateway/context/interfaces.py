@@ -20,6 +20,7 @@ from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_queue import Prefixes
 from tandem.routing.circuit_breaker import BreakerState
+from tandem.routing.shortages import Shortage
 from tandem.routing.worker_view import Pool
 
 
@@ -132,10 +133,14 @@ class RequestDispatcher(Protocol):
         ...
 
     def problem(self) -> str | None:
-        """Return a sentence on what is wrong between workers, such as a missing link; None where nothing is wrong.
+        """Return a sentence on what is wrong among the workers, such as a missing link; None where nothing is wrong.
 
         `ready` may report the gateway as ready in spite of such a problem.
         """
+        ...
+
+    def shortages(self) -> Sequence[Shortage]:
+        """Return what each served model lacks, such as a live prefill worker; empty where none lacks anything."""
         ...
 
     def num_live(self) -> Mapping[Pool, int]:

@@ -77,7 +77,8 @@ class RequestDriver:
         self.num_live = fleet.num_live
         self.models = fleet.models
         self.scrape_targets = fleet.scrape_targets
-        self.problem = fleet.pairs.problem
+        self.problem = fleet.problem
+        self.shortages = fleet.shortages
         self.num_queued = self.director.num_queued
         self.num_open = self.director.num_open
         self.demand = DemandCounter(targets, self.director.requests)

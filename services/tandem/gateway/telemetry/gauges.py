@@ -31,6 +31,7 @@ def watch_dispatch(metrics: Metrics, dispatch: RequestDispatcher) -> None:
     metrics.watch(have.QUEUED_REQUESTS, lambda: {(lane.label,): n for lane, n in dispatch.num_queued().items()})
     metrics.watch(have.SERVED_MODELS, _one(lambda: len(dispatch.models())))
     metrics.watch(have.READY, _one(lambda: dispatch.ready() is None))
+    metrics.watch(have.MODEL_SHORTAGE, lambda: {(found.model, found.lacks): 1.0 for found in dispatch.shortages()})
     metrics.watch(have.LIVE_WORKERS, lambda: {(pool,): n for pool, n in dispatch.num_live().items()})
     metrics.watch(
         have.WORKER_BREAKER, lambda: {(worker,): _BREAKER[state] for worker, state in dispatch.breakers().items()}

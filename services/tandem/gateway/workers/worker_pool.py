@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig, TransferConfig
@@ -25,6 +25,7 @@ from tandem.routing.link_policy import has_requirements
 from tandem.routing.pd_pairs import PROBE_RETRY_S, PairRegistry
 from tandem.routing.placement import Placement
 from tandem.routing.router import Routing
+from tandem.routing.shortages import Shortage, find_shortages
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import POOLS, Pair, Pool, WorkerView
 from tandem.wire.peer_auth import PeerAuth
@@ -33,6 +34,11 @@ log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
 SEARCH_PERIOD_S = 0.1
 """Seconds between two discoveries while no request can be served."""
+FIRST_PAIR_WAIT_S = 30.0
+"""Seconds for which a gateway that has never been ready, and could serve requests on one worker each, waits for a pair
+of workers before it becomes ready."""
+MODEL_MEMORY_S = 3600.0
+"""Seconds for which a model whose last worker is gone counts as missing."""
 _NO_REQUIREMENTS = TransferConfig()
 
 
@@ -64,11 +70,14 @@ class WorkerPool:
         self._events: asyncio.Queue[LinkEvent] = asyncio.Queue()
         self._links: dict[WorkerId, WorkerLink] = {}
         self._live: set[WorkerRef] = set()
-        # Models of workers that are not live any more, and until when a request may wait for new workers.
-        self._recently_live: dict[str, tuple[ServedModel, float]] = {}
+        self._known_models: dict[str, tuple[ServedModel, float]] = {}
+        """Models that have a live worker or had one within `MODEL_MEMORY_S`, and when that worker was last seen."""
         self.pairs = PairRegistry(config.disaggregation)
         self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
         self._ranking = WorkerRanking(self.pairs.linked, self.pairs.failed.keys(), self.pairs.refused.keys())
+        self._was_ready = False
+        self._serves_since: float | None = None
+        """Since when requests can be served, if only on one worker each; None while they cannot."""
         self._loop = BackgroundLoop("worker discovery", self._search)
         self._discovery_error: str | None = None
         """Why workers cannot be listed; None where they can."""
@@ -144,41 +153,45 @@ class WorkerPool:
     def models(self) -> Sequence[ServedModel]:
         """Return the models of live workers, and for `no_worker_wait_s` seconds also a model whose last worker is gone,
         so that new requests for it wait like those in the queue."""
-        found: dict[str, ServedModel] = {}
-        for link in list(self._links.values()):
-            if link.model is not None and link.is_live:
-                found.setdefault(link.model.name, link.model)
-        now = self._clock.now()
-        self._recently_live = {name: recent for name, recent in self._recently_live.copy().items() if recent[1] > now}
-        for name, (model, _) in self._recently_live.copy().items():
-            found.setdefault(name, model)
+        found = self._live_models()
+        oldest = self._clock.now() - self._config.no_worker_wait_s
+        for name, (model, seen_at) in self._known_models.copy().items():
+            if seen_at > oldest:
+                found.setdefault(name, model)
         return tuple(found.values())
 
-    def ready(self) -> str | None:
-        """Return None where requests can be served: by one worker alone, or by a pair between which a test block has
-        moved. Otherwise return a sentence that describes what is missing."""
+    def shortages(self) -> list[Shortage]:
+        """Return what each model lacks that has a live worker or had one within `MODEL_MEMORY_S`."""
         views = self.views()
-        if not views:
-            return (
-                "no live worker"
-                if self._discovery_error is None
-                else f"no live worker is known: {self._discovery_error}"
-            )
-        policy = self._config.disaggregation
-        can_serve_alone = policy != "strict" and any(v.pool == "mixed" for v in views)
-        pairs = self.pairs
-        # Requests that fall back because no link can be used are served too.
-        if (
-            can_serve_alone
-            or policy == "off"
-            or pairs.linked
-            or (policy == "prefer" and (pairs.suspected or pairs.refused))
-        ):
+        models = dict.fromkeys([*(view.model for view in views), *self._known_models.copy()])
+        return find_shortages(models, views, self.pairs, self._config.disaggregation)
+
+    def ready(self) -> str | None:
+        """Return None where requests can be served, otherwise a sentence that describes what is missing.
+
+        A gateway that has been ready stays so while a live worker can serve a request of any model, if only as a
+        fallback. One that has not waits until a model lacks nothing: for at most `FIRST_PAIR_WAIT_S` seconds, and not
+        for links that miss their requirements, because those are not tested again."""
+        shortages = self.shortages()
+        lacking = {shortage.model for shortage in shortages}
+        if any(view.model not in lacking for view in self.views()):
             return None
-        missing = [pool for pool in ("prefill", "decode") if not any(v.pool in (pool, "mixed") for v in views)]
-        if missing:
-            return f"no live {' and no live '.join(missing)} worker"
-        return (pairs.refused and pairs.problem()) or "no block has moved between a prefill and a decode worker yet"
+        has_waited = self._serves_since is not None and self._clock.now() - self._serves_since >= FIRST_PAIR_WAIT_S
+        if (self._was_ready or has_waited or self.pairs.refused) and any(shortage.is_served for shortage in shortages):
+            return None
+        return "; ".join(self._missing(shortages) or ["no live worker"])
+
+    def problem(self) -> str | None:
+        """Return a sentence on what is missing, though requests are served: workers that a model lacks, a registry that
+        cannot be read, a link that misses its requirements. None where nothing is."""
+        missing = self._missing(self.shortages())
+        if (link := self.pairs.problem()) is not None and link not in missing:
+            missing.append(link)
+        return "; ".join(missing) or None
+
+    def _missing(self, shortages: Iterable[Shortage]) -> list[str]:
+        unlisted = [f"workers cannot be listed: {self._discovery_error}"] if self._discovery_error is not None else []
+        return [shortage.reason for shortage in shortages] + unlisted
 
     def suspect(self, workers: Set[WorkerRef]) -> None:
         """Stop using the pairs of `workers` until a test block has moved between each pair, because KV may have been
@@ -246,6 +259,10 @@ class WorkerPool:
 
     # ---- discovery
 
+    def _live_models(self) -> dict[str, ServedModel]:
+        links = list(self._links.values())
+        return {link.model.name: link.model for link in reversed(links) if link.model is not None and link.is_live}
+
     def _find(self, worker: WorkerRef) -> WorkerLink | None:
         link = self._links.get(worker.id)
         return link if link is not None and link.ref == worker else None
@@ -262,8 +279,22 @@ class WorkerPool:
         except TandemError as error:
             self._discovery_error = error.message
         self._probe_pairs()
-        is_searching = self._discovery_error is None and self.ready() is not None
+        is_searching = self._note_readiness() and self._discovery_error is None
         return SEARCH_PERIOD_S if is_searching else DISCOVERY_PERIOD_S
+
+    def _note_readiness(self) -> bool:
+        """Record what `ready` depends on besides the workers of now. Return whether the gateway is not ready."""
+        now = self._clock.now()
+        known = self._known_models | {name: (model, now) for name, model in self._live_models().items()}
+        self._known_models = {name: entry for name, entry in known.items() if now - entry[1] < MODEL_MEMORY_S}
+        unserved = {shortage.model for shortage in self.shortages() if not shortage.is_served}
+        if unserved.issuperset(view.model for view in self.views()):
+            self._serves_since = None
+        elif self._serves_since is None:
+            self._serves_since = now
+        is_ready = self.ready() is None
+        self._was_ready |= is_ready
+        return not is_ready
 
     async def _reconcile(self, refs: Mapping[WorkerRef, str]) -> None:
         """Link to new workers and incarnations, drop dead links of unlisted workers, and apply assigned roles.
@@ -333,12 +364,12 @@ class WorkerPool:
                     other.ref, [report for report in other.links.values() if report.source == link.ref]
                 )
             self._probe_pairs()
+            self._note_readiness()
 
     def _mark_not_live(self, link: WorkerLink) -> None:
-        """Mark a worker as not live, and keep its model for `no_worker_wait_s`; do nothing where it is marked
-        already."""
+        """Mark a worker as not live, and its model as last seen now; do nothing where it is marked already."""
         if link.ref in self._live and link.model is not None:
-            self._recently_live[link.model.name] = (link.model, self._clock.now() + self._config.no_worker_wait_s)
+            self._known_models[link.model.name] = (link.model, self._clock.now())
         self._live.discard(link.ref)
 
     def _drop(self, link: WorkerLink, reason: str) -> WorkerLost:
@@ -366,6 +397,7 @@ class WorkerPool:
                 log.info("%s or %s left before a block moved between them", *pair)
                 return
             self.pairs.ended(pair, moved=moved, retry_at=self._clock.now() + PROBE_RETRY_S)
+            self._note_readiness()
             if moved:
                 log.info("a block moved from %s to %s", pair[0].id, pair[1].id)
             else:

@@ -85,6 +85,13 @@ QUOTAS_SHARED = gauge("tandem.quotas.shared", "", "Whether quotas are kept in Re
 # ---- workers, as a gateway sees them
 
 READY = gauge("tandem.ready", "", "Whether the gateway can serve requests.")
+MODEL_SHORTAGE = gauge(
+    "tandem.model.shortage",
+    "",
+    "1: the model lacks what `gateway.disaggregation` needs: a worker, a prefill or decode worker, or a link.",
+    MODEL,
+    "lacks",
+)
 SERVED_MODELS = gauge("tandem.served_models", "{model}", "Models that live workers serve.")
 LIVE_WORKERS = gauge("tandem.live_workers", "{worker}", "Live workers.", "pool")
 WORKER_BREAKER = gauge(

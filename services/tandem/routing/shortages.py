@@ -1,0 +1,56 @@
+"""Find what the live workers of a model lack for the way in which `gateway.disaggregation` places its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from tandem.routing.pd_pairs import PairRegistry
+from tandem.routing.router import Disaggregation
+from tandem.routing.worker_view import WorkerView
+
+Lack = Literal["worker", "prefill", "decode", "link"]
+
+
+class Shortage(NamedTuple):
+    """What one model lacks. `lacks`: a live worker at all, a prefill worker, a decode worker, or a link between the two
+    over which a block has moved. `reason`: a sentence for people. `is_served`: its requests run nevertheless, on one
+    worker."""
+
+    model: str
+    lacks: Lack
+    reason: str
+    is_served: bool
+
+
+def find_shortages(
+    models: Iterable[str], views: Sequence[WorkerView], pairs: PairRegistry, mode: Disaggregation
+) -> list[Shortage]:
+    """Return the shortage of each of `models` that has one, by the live workers `views`. Workers that drain do not
+    count, because they accept no request."""
+    found = (_find_shortage(model, views, pairs, mode) for model in models)
+    return [shortage for shortage in found if shortage is not None]
+
+
+def _find_shortage(
+    model: str, views: Sequence[WorkerView], pairs: PairRegistry, mode: Disaggregation
+) -> Shortage | None:
+    workers = [view for view in views if view.model == model and not view.load.draining]
+    if not workers:
+        return Shortage(model, "worker", f"model {model} has no live worker", is_served=False)
+    is_served = mode != "strict"
+    if mode == "off" or (is_served and all(view.pool == "mixed" for view in workers)):
+        return None
+    # Only a strict gateway has a mixed worker compute a prompt for another worker.
+    producers = [view.ref for view in workers if view.pool == "prefill" or (mode == "strict" and view.prefills)]
+    consumers = [view.ref for view in workers if view.decodes]
+    # Not a loop over `linked`, which another thread may change.
+    if any((producer, consumer) in pairs.linked for producer in producers for consumer in consumers):
+        return None
+    if not producers:
+        return Shortage(model, "prefill", f"model {model} has no live prefill worker", is_served)
+    if not consumers:
+        return Shortage(model, "decode", f"model {model} has no live decode worker", is_served)
+    is_refused = any((producer, consumer) in pairs.refused for producer in producers for consumer in consumers)
+    untested = f"no block has moved between a prefill and a decode worker of model {model} yet"
+    return Shortage(model, "link", (pairs.problem() if is_refused else None) or untested, is_served)
