@@ -86,7 +86,7 @@ def test_ucx_tls_with_missing_transports() -> None:
         finding,
         "ucx",
         "UCX_TLS=rc,tcp names rc, which this machine does not have",
-        "UCX_TLS of what there is: tcp, sysv",
+        "set UCX_TLS to what there is: tcp, sysv",
     )
 
 
