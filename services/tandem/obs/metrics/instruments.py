@@ -321,8 +321,8 @@ KV_UNUSED = gauge(
     "1",
     "Reports the fraction of the pool that a new sequence could use, 0 to 1, cached blocks included.",
 )
-LEASES = gauge("tandem.leases", "{lease}", "Reports the prefills whose KV blocks the worker holds for a consumer.")
-PULLS = gauge("tandem.pulls", "{pull}", "Reports the handoffs whose KV blocks the worker is reading.")
+LEASES = gauge("tandem.leases", "{lease}", "Reports the leases under which the worker holds KV blocks for consumers.")
+PULLS = gauge("tandem.pulls", "{pull}", "Reports the open pulls, for handoffs and remote prefix fetches.")
 PREFIX_QUERIED_TOKENS = counter(
     "tandem.prefix.queried_tokens", "{token}", "Counts the prompt tokens that were looked up in the worker's cache."
 )
