@@ -78,9 +78,7 @@ def check_address(configured: ConfiguredAddress, cluster: ClusterConfig) -> Find
                 return ok("ports", f"{summary} is taken by a Tandem that answers")
             end = f"end the process that listens there (`ss -ltnp 'sport = :{configured.port}'` shows it)"
             return fail("ports", f"{summary} is taken by another program", f"{end}, or set another {configured.key}")
-    return ok(
-        "ports", f"{summary} is free" if configured.port else f"{summary}: any free port of a host of this machine"
-    )
+    return ok("ports", f"{summary} is free" if configured.port else f"{summary} takes any free port of this machine")
 
 
 def _is_ours(configured: ConfiguredAddress, cluster: ClusterConfig) -> bool:

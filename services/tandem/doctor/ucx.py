@@ -111,7 +111,7 @@ def _stuck(trial: Trial, ucx_tls: str) -> Finding:
 def _chose(trial: Trial, ucx_tls: str) -> Finding:
     speed = trial.num_bytes / trial.seconds / 1e9 if trial.seconds else 0.0
     lanes = ", ".join(trial.chosen) or "nothing that its log names"
-    moved = f"UCX {trial.version} reads of this machine by {lanes}, {speed:.1f} GB/s"
+    moved = f"UCX {trial.version} reads memory of this machine by {lanes}, {speed:.1f} GB/s"
     if ucx_tls or "tcp" not in trial.link_types:
         return ok("ucx", f"{moved} (available: {_names(trial)})" + (f"; UCX_TLS={ucx_tls}" if ucx_tls else ""))
     return warn(
