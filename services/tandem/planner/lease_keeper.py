@@ -31,6 +31,7 @@ class LeaseKeeper:
     clock: Clock
     on_failure: Callable[[KubeError], None]
     _did_lead: bool = field(default=False, init=False)
+    _problem: str = field(default="", init=False)
 
     @property
     def leads(self) -> bool:
@@ -51,13 +52,17 @@ class LeaseKeeper:
     def look(self) -> None:
         """Read the Lease once, and renew or take it if the election allows that.
 
-        Blocks for up to two calls of the API server. A failed call is logged and passed to `on_failure`, not raised."""
+        Blocks for up to two calls of the API server. A failed call is logged and passed to `on_failure`, not raised;
+        a failure that repeats is logged at DEBUG."""
         try:
             self._look()
+            self._problem = ""
         except KubeError as error:
             if not error.is_conflict:  # a conflict means that another planner was faster
                 self.on_failure(error)
-                _log.warning("lease %s: %s", self.name, error)
+                level = logging.DEBUG if str(error) == self._problem else logging.WARNING
+                self._problem = str(error)
+                _log.log(level, "this planner can neither take nor renew lease %s: %s", self.name, error)
         self._log_leadership()
 
     def resign(self) -> None:
@@ -66,9 +71,10 @@ class LeaseKeeper:
             return
         try:
             self.api.replace_lease(self.name, released)
-            _log.info("lease %s is left to the next planner", self.name)
+            _log.info("this planner released lease %s", self.name)
         except KubeError as error:
-            _log.info("lease %s cannot be left to the next planner, who will wait for its end: %s", self.name, error)
+            message = "this planner cannot release lease %s, so the next planner waits until it expires: %s"
+            _log.info(message, self.name, error)
 
     def _look(self) -> None:
         election, clock = self.election, self.clock
@@ -86,9 +92,8 @@ class LeaseKeeper:
     def _log_leadership(self) -> None:
         leads = self.leads
         if leads != self._did_lead:
-            _log.info(
-                "this planner %s lease %s",
-                "leads by" if leads else f"does not lead: {self.election.holder} has",
-                self.name,
-            )
+            if leads:
+                _log.info("this planner leads, because it holds lease %s", self.name)
+            else:
+                _log.info("this planner does not lead any more: %r holds lease %s", self.election.holder, self.name)
         self._did_lead = leads
