@@ -1,8 +1,7 @@
-"""Generates helm/tandem/values.schema.json from helm/schema.yaml and the tree of settings; never reads values.
+"""Generate helm/tandem/values.schema.json, the schema of the chart's values, from helm/schema.yaml and the settings.
 
-Where the schema says `settings: SECTION`, every setting of that section may be given, with the type, choices, limits
-and words that the programs have for it.
-`without` names those that the chart sets itself. What properties that are there already say wins.
+An object with `settings: SECTION` accepts every setting of that section, with the type, choices, limits and description
+of the setting. `without` names the settings that the chart sets itself. Properties in helm/schema.yaml take precedence.
 `--check` writes nothing and exits 1 when the committed file is not what would be written.
 """
 
@@ -40,7 +39,7 @@ def generate() -> dict[str, str]:
 
 
 def made(node: Any) -> Any:
-    """What stands for settings is written out, and objects that list properties are closed."""
+    """Return a schema in which `settings` is replaced by properties, and objects with properties accept no others."""
     if isinstance(node, list):
         return [made(one) for one in node]
     if not isinstance(node, dict):

@@ -1,7 +1,7 @@
-"""Generates deploy/grafana/dashboards from deploy/grafana/boards; never edits what it did not write, and asks nobody.
+"""Generate the Grafana dashboards of deploy/grafana/dashboards from the boards of deploy/grafana/boards.
 
-A board is rows of panels, each with its queries and a description; what Grafana wants beside that is the same for all
-and written here. `--check` writes nothing and exits 1 when the committed files are not what would be written.
+A board lists rows of panels, each with its queries and a description; this program adds what all dashboards have in
+common. `--check` writes nothing and exits 1 when the committed files are not what would be written.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BOARDS = ROOT / "deploy" / "grafana" / "boards"
 TARGET = ROOT / "deploy" / "grafana" / "dashboards"
 SCHEMA = 41
-"""Of Grafana 12.0; later ones read it and bring it up to theirs."""
+"""Schema version of Grafana 12.0; later versions of Grafana read it and migrate it."""
 GRID = 24
-"""Columns of a board."""
+"""Number of columns of a dashboard."""
 SOURCE = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
 VARIABLES = {
     "namespace": ("tandem_ready", "Namespace"),
@@ -31,13 +31,13 @@ VARIABLES = {
     "pool": ("tandem_worker_info", "Pool"),
     "worker": ('tandem_worker_info{pool=~"$pool"}', "Worker"),
 }
-"""Name, which is that of the label too -> the series that have all its values, and the title."""
+"""Variables of dashboards: their name, which is also a label -> a series with all values of the label, and a title."""
 RELEASE = 'namespace=~"$namespace"'
-"""Of one release, where the Prometheus operator says whose a series is; series without the label are of all."""
+"""Label matcher that selects one release. Only the Prometheus operator adds this label."""
 OF_ALL = "tandem:slo_objective:ratio"
-"""The one series that is no release's."""
+"""The one series that belongs to no release."""
 SELECTOR = re.compile(r"(?:by|on|group_left) \([^)]*\)|\"[^\"]*\"|\b((?:tandem[_:]|gen_ai_|process_)[\w:]+)(\{?)")
-"""Where series are asked for; what stands in groupings and quotes is passed over."""
+"""Matches the series that an expression queries; groupings and quoted texts match without a group."""
 
 Panel = Mapping[str, Any]
 
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def generate() -> dict[str, str]:
-    """File name -> content of every dashboard."""
+    """Return the content of every dashboard by file name."""
     boards = [yaml.safe_load(path.read_text()) for path in sorted(BOARDS.glob("*.yaml"))]
     titles = {board["uid"]: board["title"] for board in boards}
     made = {f"{board['uid']}.json": dashboard(board, titles) for board in boards}
@@ -72,7 +72,7 @@ def dashboard(board: Panel, titles: Mapping[str, str]) -> dict[str, Any]:
 
 
 def link(uid: str, title: str) -> dict[str, Any]:
-    """To another board, at the same time and with the same choices."""
+    """Return a link to another dashboard that keeps the time range and the variables."""
     short = title.removeprefix("Tandem / ")
     return {"type": "link", "title": short, "url": f"/d/{uid}", "keepTime": True, "includeVars": True}
 
@@ -101,7 +101,7 @@ def variable(name: str) -> dict[str, Any]:
 
 
 def of_release(expression: str) -> str:
-    """With each series it asks for bound to the namespace that is chosen."""
+    """Return an expression whose series are limited to the namespace that the user selects."""
 
     def bound(found: re.Match[str]) -> str:
         series, brace = found.groups()
@@ -113,7 +113,7 @@ def of_release(expression: str) -> str:
 
 
 def laid_out(board: Panel, titles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Panels in rows, from left to right, each line as high as its highest."""
+    """Yield the rows and panels with their places, from left to right; each line is as high as its highest panel."""
     number, top = 1, 0
     for row in board["rows"]:
         place = {"x": 0, "y": top, "w": GRID, "h": 1}
@@ -130,7 +130,7 @@ def laid_out(board: Panel, titles: Mapping[str, str]) -> Iterator[dict[str, Any]
 
 
 def panel(given: Panel, place: dict[str, int], titles: Mapping[str, str]) -> dict[str, Any]:
-    """But for its queries."""
+    """Return a panel without its queries."""
     kind = given.get("kind", "timeseries")
     return {
         "type": kind,
@@ -149,7 +149,7 @@ def panel_link(uid: str, title: str) -> dict[str, str]:
 
 
 def queries(given: Panel) -> Iterator[Panel]:
-    """Those with `quantiles` once for each of them."""
+    """Yield the queries of a panel; a query with `quantiles` is yielded once for each of them."""
     for query in given["queries"]:
         for quantile in query.get("quantiles", (None,)):
             if quantile is None:
@@ -160,7 +160,7 @@ def queries(given: Panel) -> Iterator[Panel]:
 
 
 def targets(given: Panel, where: str) -> Iterator[dict[str, Any]]:
-    """`where` are the label matchers that `$filter` stands for."""
+    """Yield the queries of a panel in Grafana's form. `where`: label matchers that replace `$filter`."""
     for index, query in enumerate(queries(given)):
         is_instant, expression = query.get("instant", False), of_release(query["expr"].replace("$filter", where))
         yield {

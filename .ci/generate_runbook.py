@@ -20,14 +20,23 @@ TARGET = ROOT / "deploy"
 SOURCE = TARGET / "prometheus" / "alerts.yaml"
 WIDTH = 155
 """Most columns of a line."""
+TITLES = {
+    "tandem-clients": "What clients see",
+    "tandem-fleet": "Gateways and workers",
+    "tandem-kv": "KV blocks and transfers",
+    "tandem-scheduler": "Scheduler",
+    "tandem-stores": "Redis and telemetry",
+}
+"""Chapter titles by the name of a group of alerts."""
 HEAD = """# Runbook
 
 <!-- Written by `make runbook` from prometheus/alerts.yaml: change it there. -->
 
-What each alert means, what to check and what to do. `page`: users are affected now. `ticket`: users will be affected,
-or capacity is lost. `info`: good to know.
+This page says of each alert what it means, what to check and what to do. Names in quotes are panels of the dashboard
+that the alert names, or of another one. Severity `page`: users are affected now. `ticket`: users will be affected, or
+capacity is lost. `info`: it is good to know.
 
-On Kubernetes, where release and namespace are `tandem`:
+Commands on Kubernetes, where release and namespace are `tandem`:
 
 ```console
 $ kubectl -n tandem get rayservice,pods -o wide
@@ -37,11 +46,14 @@ $ kubectl -n tandem exec deploy/tandem-gateway -- tandem role --config /etc/tand
 $ kubectl -n tandem exec deploy/tandem-gateway -- tandem drain WORKER --timeout 60 --config /etc/tandem/config.yaml
 $ kubectl -n tandem exec deploy/tandem-gateway -- tandem doctor --all-pairs --config /etc/tandem/config.yaml
 $ kubectl -n tandem logs deploy/tandem-planner --since=15m                # with planner.enabled
+$ helm upgrade tandem helm/tandem -n tandem -f helm/tandem/ci/rdma-values.yaml -f my-values.yaml \\
+    --set pools.prefill.replicas=3
 ```
 
 A worker's name begins with the name of its pod, or of its node where pods use the host network. `kubectl delete pod
-POD` drains and stops its workers; KubeRay starts another pod. [README.md](README.md) says how to add workers, change
-settings and roll back.
+POD` drains and stops the pod's workers, and KubeRay starts another pod. The last command adds prefill workers to a
+release that was installed with these files. [README.md](README.md) says how to add workers, change settings and roll
+back; [COMPOSE.md](COMPOSE.md) describes the containers of a single machine.
 """
 
 
@@ -64,13 +76,15 @@ def contents(groups: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def chapter(group: dict[str, Any]) -> Iterator[str]:
-    yield f"## {group['name'].removeprefix('tandem-').capitalize()}\n"
+    yield f"## {TITLES[group['name']]}\n"
     for rule in group["rules"]:
         annotations = rule["annotations"]
         yield f"### {rule['alert']}\n"
         when = f"{rule['labels']['severity']}, after {rule['for']}; dashboard `{annotations['dashboard']}`"
-        yield f"**{summary(annotations['summary'])}** ({when})\n"
-        yield f"{filled(annotations['runbook'])}\n"
+        yield f"**{plain(annotations['summary'])}** ({when})\n"
+        for paragraph in annotations["runbook"].splitlines():
+            label, _, text = plain(paragraph).partition(": ")
+            yield f"{filled(f'**{label}.** {text}')}\n"
         yield f"```promql\n{filled(rule['expr'])}\n```\n"
 
 
@@ -78,7 +92,7 @@ def filled(text: str) -> str:
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def summary(template: str) -> str:
+def plain(template: str) -> str:
     """Replace the labels of a template by their names, and its figures by N."""
     named = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda label: label[1].upper(), template)
     return re.sub(r"\{\{ \$value[^}]*\}\}", "N", named.replace("| humanizePercentage }}", "}} %"))

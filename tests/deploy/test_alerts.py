@@ -10,7 +10,7 @@ import pytest
 from tandem.core.errors import ErrorKind
 from tandem.core.settings import settings
 from tests.chart.kept import run_cached
-from tests.deploy.files import PROMETHEUS, ROOT, Query, read_yaml, rule_queries, rules
+from tests.deploy.files import PROMETHEUS, ROOT, Query, panels, read_yaml, rule_queries, rules
 from tests.deploy.programs import program
 
 ALERTS = rules("alert")
@@ -55,7 +55,8 @@ def test_no_release_is_added_to_another(query: Query) -> None:
 def test_an_alert_has_a_summary_and_a_runbook(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in ("page", "ticket", "info")
     annotations = alert["annotations"]
-    assert 20 < len(annotations["summary"]) < 120 and len(annotations["runbook"]) > 150
+    assert 20 < len(annotations["summary"]) < 120
+    assert [part.partition(": ")[0] for part in annotations["runbook"].splitlines()] == ["Means", "Check", "Do"]
     assert alert["for"]
 
 
@@ -66,7 +67,9 @@ def test_what_a_runbook_names_exists(alert: dict[str, Any]) -> None:
     sections = {setting.section for setting in settings()}
     assert set(re.findall(rf"(?<!docs/)\b(?:{'|'.join(sections)})\.[a-z_]+\b", text)) <= known
     assert set(re.findall(r"\bTandem[A-Z]\w+", text)) <= {other["alert"] for other in ALERTS}
-    assert all((ROOT / path).is_file() for path in re.findall(r"docs/\w+\.\w+", text))
+    assert all((ROOT / path).is_file() for path in re.findall(r"docs/[\w-]+\.\w+", text))
+    quoted = set(re.findall(r'(?<!=)"([^"]+)"', re.sub(r"`[^`]*`", "", text)))
+    assert quoted <= {place.partition(" / ")[2] for place, _ in panels()}, "panels of dashboards"
 
 
 def test_outcomes_that_alerts_count_are_kinds_of_errors() -> None:

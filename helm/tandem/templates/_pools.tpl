@@ -102,85 +102,85 @@
 {{- $pool := include "tandem.pool" (list $root $name) | fromYaml -}}
 {{- $roles = append $roles $pool.role -}}
 {{- if or (lt (int $pool.replicas) (int $pool.least)) (gt (int $pool.replicas) (int $pool.most)) -}}
-{{- fail (printf "pools.%s.replicas is %v, which is not between minReplicas (%v) and maxReplicas (%v)" $name $pool.replicas $pool.least $pool.most) -}}
+{{- fail (printf "pools.%s.replicas is %v: set a number from minReplicas (%v) to maxReplicas (%v), or change these" $name $pool.replicas $pool.least $pool.most) -}}
 {{- end -}}
 {{- if and $pool.gpus (ne (int $pool.gpus) (int $pool.ranks)) -}}
-{{- fail (printf "pools.%s.tensorParallel is %v: a worker has one rank for each of its %v GPUs" $name $pool.ranks $pool.gpus) -}}
+{{- fail (printf "pools.%s.tensorParallel is %v: a worker has one rank for each of its %v GPUs, so set it to gpus or to 0" $name $pool.ranks $pool.gpus) -}}
 {{- end -}}
 {{- if ne (include "tandem.device" $root) (ternary "cuda" "cpu" (gt (int $pool.gpus) 0)) -}}
-{{- fail (printf "pools.%s.gpus is 0, and other pools have GPUs: their KV differs" $name) -}}
+{{- fail (printf "pools.%s.gpus is 0, and other pools have GPUs: workers on CPUs and on GPUs cannot exchange KV, so set gpus in all pools or in none" $name) -}}
 {{- end -}}
 {{- if $pool.colocate -}}
 {{- $_ := set $pods $name (include "tandem.pods" (list $pool.replicas $pool.replicasPerPod)) -}}
 {{- else if and (has (get $root.Values.transfer "require" | default "any") (list "cuda_ipc" "shared_memory")) (ne $pool.role "mixed") -}}
-{{- fail (printf "transfer.require is %s, which only workers of one pod can have: set pools.%s.colocate" $root.Values.transfer.require $name) -}}
+{{- fail (printf "transfer.require is %s, which only links within one pod can meet: set pools.%s.colocate, or another transfer.require" $root.Values.transfer.require $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if gt (values $pods | uniq | len) 1 -}}
-{{- fail (printf "pools.%s.replicas make %v pods, but colocated pools share theirs: replicas / replicasPerPod must be equal" (keys $pods | sortAlpha | join ".replicas, pools.") (values $pods | sortAlpha | join ", ")) -}}
+{{- fail (printf "pools.%s.replicas make %v pods, but colocated pools share their pods: set replicas so that replicas / replicasPerPod is equal in all of them" (keys $pods | sortAlpha | join ".replicas, pools.") (values $pods | sortAlpha | join ", ")) -}}
 {{- end -}}
 {{- if not (or (has "mixed" $roles) (and (has "prefill" $roles) (has "decode" $roles))) -}}
-{{- fail "pools: there must be prefill and decode workers, or mixed ones" -}}
+{{- fail "pools: there must be prefill and decode workers, or mixed ones: add a pool with the role that is missing" -}}
 {{- end -}}
 {{- if and .Values.planner.enabled (eq .Values.planner.mode "act") -}}
 {{- range $role := list "prefill" "decode" -}}
 {{- $pool := include "tandem.plannedPool" (list $root $role) | fromYaml -}}
 {{- if not $pool -}}
-{{- fail (printf "planner.mode is act, which needs one pool with the role %s: a target is a number of workers of a role" $role) -}}
+{{- fail (printf "planner.mode is act, which needs one pool with the role %s, because the planner plans workers by role: keep one pool of each role, or set planner.mode=explain" $role) -}}
 {{- end -}}
 {{- if and $pool.colocate (eq $root.Values.planner.actuator "raycluster") -}}
-{{- fail (printf "pools.%s.colocate: planner.actuator raycluster plans worker groups, and this one is of several roles" $pool.name) -}}
+{{- fail (printf "pools.%s.colocate: planner.actuator raycluster plans worker groups, and the shared group has several roles: unset colocate, or set planner.actuator=serve" $pool.name) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq .Values.planner.actuator "serve") (not .Values.ray.inTreeAutoscaling.enabled) -}}
-{{- fail "planner.actuator is serve, and ray.inTreeAutoscaling.enabled is false: pods are added by Ray's autoscaler" -}}
+{{- fail "planner.actuator is serve, and ray.inTreeAutoscaling.enabled is false: nothing would add pods, so enable Ray's autoscaler, or set planner.actuator=raycluster" -}}
 {{- end -}}
 {{- end -}}
 {{- if and (include "tandem.patchesClusters" .) .Values.ray.inTreeAutoscaling.enabled -}}
-{{- fail "planner.actuator is raycluster, and ray.inTreeAutoscaling.enabled is true: a planner decides nothing, not even to explain it, where Ray's autoscaler writes the RayCluster" -}}
+{{- fail "planner.actuator is raycluster, and ray.inTreeAutoscaling.enabled is true: both would write the number of pods, so disable Ray's autoscaler, or set planner.actuator=serve" -}}
 {{- end -}}
 {{- $account := .Values.serviceAccount -}}
 {{- $named := compact (list $account.gateway $account.worker $account.planner) -}}
 {{- if and $account.create (ne (len $named) (len (uniq $named))) -}}
-{{- fail (printf "serviceAccount: create makes an account for each component, and %s has one name for two; with create false the accounts are there already" (join ", " $named)) -}}
+{{- fail (printf "serviceAccount: create makes an account for each component, and %s names one account twice: set different names, or create=false for accounts that exist" (join ", " $named)) -}}
 {{- end -}}
 {{- if and (include "tandem.patchesClusters" .) (not $account.create) (not $account.planner) -}}
-{{- fail "serviceAccount.planner is empty, and none is made: every pod with the account default could patch RayClusters" -}}
+{{- fail "serviceAccount.planner is empty, and create is false: every pod with the account default could patch RayClusters, so name an account of the planner's own" -}}
 {{- end -}}
 {{- if and (gt (int .Values.planner.replicas) 1) (eq .Values.planner.actuator "serve") -}}
-{{- fail (printf "planner.replicas is %v: without a Lease, which only planner.actuator raycluster has, there can be one" .Values.planner.replicas) -}}
+{{- fail (printf "planner.replicas is %v, and planner.actuator serve has no Lease that elects a leader: set replicas=1, or planner.actuator=raycluster" .Values.planner.replicas) -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled (include "tandem.usesHostNetwork" .) (not .Values.networkPolicy.nodes) -}}
-{{- fail "networkPolicy.nodes is empty, and a pool has hostNetwork: policies know its pods by the nodes' addresses only" -}}
+{{- fail "networkPolicy.nodes is empty, and a pool has hostNetwork, whose pods policies know only by the nodes' addresses: set the nodes' ipBlocks" -}}
 {{- end -}}
 {{- $external := .Values.redis.external -}}
 {{- if eq .Values.redis.mode "external" -}}
 {{- if not (or $external.addresses $external.urlKey) -}}
-{{- fail "redis.external.addresses is empty: say where Redis is" -}}
+{{- fail "redis.external.addresses is empty: set host:port of your Redis, or urlKey" -}}
 {{- end -}}
 {{- if and (gt (len $external.addresses) 1) (not $external.isCluster) -}}
-{{- fail "redis.external.addresses: only a Redis Cluster, of which isCluster is to tell, has several" -}}
+{{- fail "redis.external.addresses: only a Redis Cluster has several addresses: set isCluster=true, or one address" -}}
 {{- end -}}
 {{- if and $external.urlKey (not $external.existingSecret) -}}
-{{- fail "redis.external.existingSecret is empty, and urlKey names a key of it" -}}
+{{- fail "redis.external.existingSecret is empty, and urlKey names a key of it: set the name of the Secret" -}}
 {{- end -}}
 {{- if and $external.urlKey .Values.networkPolicy.enabled (not (or $external.addresses $external.urlPort)) -}}
-{{- fail "redis.external.urlPort is 0: network policies open the port that the URL of urlKey has" -}}
+{{- fail "redis.external.urlPort is 0: set the port of the URL under urlKey, which network policies open" -}}
 {{- end -}}
 {{- if .Values.ray.gcsFaultTolerance.enabled -}}
 {{- if $external.isCluster -}}
-{{- fail "redis.external.isCluster: Ray keeps its state in a single Redis only, see ray.gcsFaultTolerance" -}}
+{{- fail "redis.external.isCluster: Ray keeps its state in a single Redis only: use one, or set ray.gcsFaultTolerance.enabled=false" -}}
 {{- end -}}
 {{- if $external.urlKey -}}
-{{- fail "redis.external.urlKey: Ray takes no URL for ray.gcsFaultTolerance, but addresses, username, passwordKey and tls" -}}
+{{- fail "redis.external.urlKey: Ray takes no URL for ray.gcsFaultTolerance: set addresses, username, passwordKey and tls instead" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $tenants := .Values.tenants -}}
 {{- if and $tenants.existingSecret $tenants.content -}}
-{{- fail "tenants.content is given, and so is tenants.existingSecret: which of the two?" -}}
+{{- fail "tenants.content is given, and so is tenants.existingSecret: remove one of them" -}}
 {{- end -}}
 {{- if and (not (include "tandem.asksForKeys" .)) (or $tenants.existingSecret $tenants.content) -}}
-{{- fail "gateway.auth is off, and so nobody is asked for a key of tenants.existingSecret or tenants.content" -}}
+{{- fail "gateway.auth is off, so nobody is asked for the keys of tenants.existingSecret or tenants.content: set gateway.auth=keys, or remove them" -}}
 {{- end -}}
 {{- end }}

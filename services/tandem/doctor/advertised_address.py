@@ -25,19 +25,22 @@ def check_advertised(worker: WorkerConfig, environ: Mapping[str, str], rule: Add
     try:
         address = rule(worker, environ)
     except TandemError as error:
-        fix = "worker.advertise_address=HOST:0 at which others reach this machine; in a pod POD_IP by the downward API"
+        fix = (
+            "set worker.advertise_address=HOST:0 with a HOST that others reach; in a pod set POD_IP by the downward API"
+        )
         return fail("advertise-address", error.message, fix)
     summary = f"workers are advertised at {address.removesuffix(':0')}"
     try:
         found = socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
         fix = (
-            "worker.advertise_address of a name that the other machines' DNS knows, or of an IP address of this machine"
+            "set worker.advertise_address to a name that the other machines' DNS knows, or to an IP address of this "
+            "machine"
         )
-        return fail("advertise-address", f"{summary}, which cannot be resolved", fix)
+        return fail("advertise-address", f"{summary}, which cannot be resolved: nobody can reach them", fix)
     leads_to = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
     if is_loopback(leads_to[0]) and not is_loopback(worker.host):
-        fix = "worker.advertise_address=HOST:0 of the address at which other machines reach this one (`hostname -I`)"
+        fix = "set worker.advertise_address=HOST:0 at which other machines reach this one (`hostname -I`)"
         return warn("advertise-address", f"{summary}, a loopback address: other machines would reach themselves", fix)
     if any(map(_is_local, leads_to)):
         return ok("advertise-address", f"{summary}, which is on this machine")

@@ -28,8 +28,8 @@ def check_tenants(check: AuthCheck, resolved: Resolved) -> Finding:
         check(resolved)
     except TandemError as error:
         fix = (
-            "--tenants FILE: docs/tenants.md describes it, `tandem key` generates a key and its hash; in a pod "
-            "`tenants.existingSecret` or `tenants.content`"
+            "set --tenants FILE (docs/tenants.md describes it, `tandem key` generates a key and its hash); in a pod "
+            "set `tenants.existingSecret` or `tenants.content`"
         )
         return fail("tenants", error.message, fix)
     return ok(
@@ -41,7 +41,7 @@ def check_guard(check: AuthCheck, resolved: Resolved) -> Finding:
     try:
         check(resolved)
     except TandemError as error:
-        fix = "--secret-file FILE (`openssl rand -hex 32`), or a loopback address as worker.host"
+        fix = "set --secret-file FILE (`openssl rand -hex 32 > FILE`), or a loopback address as worker.host"
         return fail("guard", error.message, fix)
     return ok("guard", "a worker with these settings accepts calls only from its own cluster")
 
@@ -54,20 +54,26 @@ def check_secret(config: Config) -> Finding:
         num_secrets = len(SecretFile(Path(path)).current(0.0))
         mode = stat.S_IMODE(Path(path).stat().st_mode)
     except TandemError as error:
-        fix = f"`openssl rand -hex 32 > {path}`, one for all; in a pod `cluster.existingSecret` (key `secret`)"
+        fix = f"run `openssl rand -hex 32 > {path}`, once for all; in a pod set `cluster.existingSecret` (key `secret`)"
         return fail("secret", error.message, fix)
     summary = f"{path} holds {num_secrets} secret{'s' * (num_secrets > 1)}"
     if mode & stat.S_IROTH:
-        fix = f"`chmod 600 {path}`; of a mounted Secret `defaultMode: 0440` with the pod's `fsGroup`"
-        return warn("secret", f"{summary}, and every user of this machine can read it (mode {mode:04o})", fix)
+        fix = f"run `chmod 600 {path}`; for a mounted Secret set `defaultMode: 0440` and the pod's `fsGroup`"
+        return warn("secret", f"{summary}, which every user of this machine can read and use (mode {mode:04o})", fix)
     return ok("secret", f"{summary}, mode {mode:04o}")
 
 
 def _judge_no_secret(config: Config) -> Finding:
     if is_loopback(config.worker.host) or config.cluster.has_tls:
-        return skip("secret", "cluster.secret_file is empty: `serve` generates a secret, and hosts are loopback")
-    fix = "`openssl rand -hex 32 > secret`, and --secret-file secret for gateways and workers alike"
+        return skip(
+            "secret",
+            "cluster.secret_file is empty, as it may be on loopback addresses or with TLS; `serve` generates one",
+        )
+    fix = "run `openssl rand -hex 32 > secret`, and set --secret-file secret for gateways and workers alike"
     if config.cluster.insecure:
-        summary = f"cluster.insecure: anybody who can reach {config.worker.host} may use its workers"
+        summary = f"cluster.insecure is set: anybody who can reach {config.worker.host} may use its workers"
         return warn("secret", summary, fix)
-    return fail("secret", f"worker.host is {config.worker.host}, which others can reach, without a secret or TLS", fix)
+    summary = (
+        f"worker.host is {config.worker.host}, without a secret or TLS: anybody who can reach it may use its workers"
+    )
+    return fail("secret", summary, fix)

@@ -41,15 +41,15 @@ def judge_skews(skews: Sequence[Skew]) -> tuple[Finding, ...]:
         return (skip("clock", "there is no other clock to compare with (--redis-url, --url)"),)
     wrong = tuple(_wrong(skew) for skew in skews if _least(skew) > WARN_S)
     summary = ", ".join(f"{skew.who} {_seconds(abs(skew.ahead_s) + skew.within_s)}" for skew in skews)
-    return wrong or (ok("clock", f"apart from this machine's at most: {summary}"),)
+    return wrong or (ok("clock", f"differences from this machine are at most: {summary}"),)
 
 
 def _wrong(skew: Skew) -> Finding:
     fix = "synchronize the clock that is wrong by NTP (`timedatectl set-ntp true`, `chronyc tracking`)"
     if _least(skew) > MAX_SKEW_S:
-        text = f"{skew.who} {_direction(skew)}: beyond {MAX_SKEW_S:g} s workers refuse calls (cluster.secret_file)"
+        text = f"{skew.who} {_direction(skew)}: beyond {MAX_SKEW_S:g} s workers refuse signed calls"
         return fail("clock", text, fix)
-    return warn("clock", f"{skew.who} {_direction(skew)}; at {MAX_SKEW_S:g} s workers refuse calls", fix)
+    return warn("clock", f"{skew.who} {_direction(skew)}; beyond {MAX_SKEW_S:g} s workers refuse signed calls", fix)
 
 
 def _least(skew: Skew) -> float:

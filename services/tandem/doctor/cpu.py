@@ -41,7 +41,7 @@ def _compiler(system: System, *, is_fatal: bool) -> Finding:
             return ok("compiler", found)
     return wrong(
         "compiler",
-        f"no C++ compiler (looked for {', '.join(COMPILERS)})",
-        "`apt-get install g++`, or CXX with the path of one; engine.kernels=reference does without, in plain torch",
+        f"no C++ compiler ({', '.join(COMPILERS)}): CPU kernels cannot be built, and torch's own are slower",
+        "run `apt-get install g++`, or set CXX to the path of one; engine.kernels=reference does without",
         is_fatal=is_fatal,
     )

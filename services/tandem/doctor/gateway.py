@@ -29,20 +29,20 @@ def check_gateway(url: str, clock: Clock) -> tuple[Finding, Skew | None]:
         reply = json.loads(body or "{}")
     except (OSError, http.client.HTTPException, ValueError) as error:
         fix = (
-            "check that it runs and that the network lets you reach it: `curl -i URL/health`; in a pod the Service, "
-            "the Ingress and the NetworkPolicy"
+            "check that it runs and that the network lets you reach it: `curl -i URL/health`; in a pod check the "
+            "Service, the Ingress and the NetworkPolicy"
         )
         return fail("gateway", f"{url} does not answer: {str(error) or type(error).__name__}", fix), None
     if health != 200:
-        fix = "a --url of Tandem's gateway itself, without a path"
-        return fail("gateway", f"{url}/health is not ok", fix), skew
+        fix = "set --url to the address of Tandem's gateway itself, without a path"
+        return fail("gateway", f"{url}/health is not ok: status {health}", fix), skew
     if ready != 200:
-        fix = "workers of both roles that reach the same Redis with the same secret: see the checks of workers"
+        fix = "start workers of both roles, with the same Redis and the same secret: see the check `workers`"
         missing = reply.get("reason") or body.decode(errors="replace")
         return fail("gateway", f"{url} is not ready: {missing}", fix), skew
     if reply.get("warning"):
         found = f"{url} is ready, with a warning: {reply['warning']}"
-        return warn("gateway", found, "see the warning; its log has more"), skew
+        return warn("gateway", found, "correct what the warning names; the gateway's log has more"), skew
     return ok("gateway", f"{url} is ready"), skew
 
 

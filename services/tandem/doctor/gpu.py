@@ -21,7 +21,9 @@ nixl = [name for name in ("nixl_cu12", "nixl_cu13") if importlib.util.find_spec(
 cuda = torch.cuda
 print(json.dumps([torch.__version__, torch.version.cuda, cuda.is_available(), cuda.device_count(), nixl]))
 """
-_IN_A_POD = "in a pod `pools.<name>.gpus`, a node with the device plugin, and its runtime class"
+_IN_A_POD = (
+    "in a pod set `pools.<name>.gpus` and `pools.<name>.runtimeClassName`, with NVIDIA's device plugin on the node"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,10 @@ def judge_gpus(driver: Driver, config: Config) -> tuple[Finding, ...]:
         return (skip("gpu", "model.device is cpu"),)
     if driver.problem:
         fix = f"install NVIDIA's driver (`nvidia-smi` must list the GPUs); {_IN_A_POD}"
-        return (fail("gpu", f"the driver does not answer: {driver.problem}", fix),)
+        return (fail("gpu", f"NVIDIA's driver does not answer: {driver.problem}", fix),)
     if not driver.gpus:
-        return (fail("gpu", f"driver {driver.version or 'unknown'} and no GPU", f"CUDA_VISIBLE_DEVICES; {_IN_A_POD}"),)
+        fix = f"check that `nvidia-smi` lists the GPUs; {_IN_A_POD}"
+        return (fail("gpu", f"driver {driver.version or 'unknown'} and no GPU", fix),)
     needs_ipc = config.transfer.require == "cuda_ipc"
     share = config.engine.gpu_memory_utilization
     return tuple(f for i, gpu in enumerate(driver.gpus) for f in _gpu(i, gpu, driver.version, share, needs_ipc))
@@ -117,17 +120,17 @@ def judge_cuda(torch: Torch, driver: Driver, device: str) -> tuple[Finding, ...]
     if device == "cpu":
         return (skip("cuda", "model.device is cpu"),)
     if torch.problem:
-        fix = "`pip install 'tandem[worker]'` with torch's index for CUDA"
+        fix = "run `pip install 'tandem[worker]'` with torch's index for CUDA"
         return (fail("cuda", f"torch cannot be imported: {torch.problem}", fix),)
     if torch.cuda is None:
-        fix = "`pip install torch --index-url` of the CUDA build (pytorch.org says which), or model.device=cpu"
+        fix = "run `pip install torch --index-url` of the CUDA build (pytorch.org says which), or set model.device=cpu"
         return (fail("cuda", f"torch {torch.version} was built without CUDA", fix),)
     built = f"torch {torch.version} for CUDA {format_version(torch.cuda)}"
     if driver.cuda != (0, 0) and torch.cuda[0] > driver.cuda[0]:
-        fix = f"a driver for CUDA {torch.cuda[0]} or later, or a torch built for CUDA {driver.cuda[0]}"
+        fix = f"install a driver for CUDA {torch.cuda[0]} or later, or a torch built for CUDA {driver.cuda[0]}"
         return (fail("cuda", f"{built}, and the driver knows CUDA {format_version(driver.cuda)} at most", fix),)
     if not torch.sees_gpu:
-        fix = f"CUDA_VISIBLE_DEVICES and /dev/nvidia* must be there for this user; {_IN_A_POD}"
+        fix = f"give this user access to /dev/nvidia*, and let CUDA_VISIBLE_DEVICES name a GPU; {_IN_A_POD}"
         return (fail("cuda", f"{built} sees no GPU", fix),)
     return (ok("cuda", f"{built} sees {torch.num_gpus} GPU{'s' * (torch.num_gpus > 1)}"), _nixl(torch, torch.cuda[0]))
 
@@ -138,7 +141,9 @@ def _nixl(torch: Torch, major: int) -> Finding:
         return ok("cuda", summary)
     extra = "worker,cuda" if major == 13 else "worker"
     return warn(
-        "cuda", f"{summary}, and torch for CUDA {major}: one process loads both", f"`pip install 'tandem[{extra}]'`"
+        "cuda",
+        f"{summary}, and torch for CUDA {major}: a worker would load both",
+        f"run `pip install 'tandem[{extra}]'`",
     )
 
 
@@ -147,21 +152,24 @@ def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Se
     found: list[Finding] = []
     if gpu.compute_mode == "Prohibited":
         unusable = f"{summary}: no process may compute on it (compute mode Prohibited)"
-        found.append(fail("gpu", unusable, f"`nvidia-smi -i {index} -c DEFAULT`"))
+        found.append(fail("gpu", unusable, f"run `nvidia-smi -i {index} -c DEFAULT`"))
     if gpu.compute_mode.startswith("Exclusive"):
         several = f"{summary}: one process only (compute mode {gpu.compute_mode}), and several workers share a GPU"
-        found.append(warn("gpu", several, f"`nvidia-smi -i {index} -c DEFAULT`, or one worker for each GPU"))
+        found.append(warn("gpu", several, f"run `nvidia-smi -i {index} -c DEFAULT`, or start one worker for each GPU"))
     if gpu.mig == "Enabled":
-        fix = f"`nvidia-smi -i {index} -mig 0`, or a whole GPU for each worker and transfer.require=any"
+        fix = f"run `nvidia-smi -i {index} -mig 0`, or set transfer.require=any"
         found.append(wrong("gpu", f"{summary}: MIG is on, and its slices have no cuda_ipc", fix, is_fatal=needs_ipc))
     num_free = gpu.num_bytes - gpu.num_used_bytes
     if num_free < share * gpu.num_bytes:
-        fix = "end processes of other programs on it (`nvidia-smi`), or a smaller engine.gpu_memory_utilization"
-        left = f"{summary}: {num_free / gpu.num_bytes:.0%} are free, engine.gpu_memory_utilization is {share:g}"
+        fix = "end other processes on it (`nvidia-smi` lists them), or lower engine.gpu_memory_utilization"
+        left = (
+            f"{summary}: {num_free / gpu.num_bytes:.0%} are free, and a worker would take "
+            f"engine.gpu_memory_utilization={share:g}"
+        )
         found.append(warn("gpu", left, fix))
     if gpu.persistence == "Disabled":
         slow = f"{summary}: without persistence mode each start takes seconds longer"
-        found.append(warn("gpu", slow, "`nvidia-smi -pm 1` (the nvidia-persistenced service)"))
+        found.append(warn("gpu", slow, "run `nvidia-smi -pm 1`, or start the nvidia-persistenced service"))
     return found or (ok("gpu", f"{summary}, {num_free / gpu.num_bytes:.0%} free"),)
 
 

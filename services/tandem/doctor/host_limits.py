@@ -59,9 +59,9 @@ def judge_memlock(limits: ResourceLimits, pool_bytes: int, uses_rdma: bool) -> F
     return fail(
         "memlock",
         f"{_size(limits.memlock)} may be locked, and RDMA locks the KV pool of {_size(pool_bytes)} and its own queues",
-        "`ulimit -l unlimited` (limits.conf: `* - memlock unlimited`; systemd: LimitMEMLOCK=infinity; "
-        "docker: --ulimit memlock=-1; Kubernetes: LimitMEMLOCK=infinity of the nodes' containerd or CRI-O, of which "
-        "pods have it)",
+        "run `ulimit -l unlimited` (limits.conf: `* - memlock unlimited`; systemd: LimitMEMLOCK=infinity; "
+        "docker: --ulimit memlock=-1; Kubernetes: LimitMEMLOCK=infinity of the nodes' containerd or CRI-O, from which "
+        "pods inherit it)",
     )
 
 
@@ -73,8 +73,9 @@ def judge_open_files(limits: ResourceLimits, max_connections: int) -> Finding:
         return ok("open-files", f"{allowed} files may be open, a gateway needs {needed:,} at most")
     return warn(
         "open-files",
-        f"{limit:,} files may be open, and gateway.max_connections={max_connections} needs {needed:,}",
-        f"`ulimit -Hn {needed}` (systemd: LimitNOFILE={needed}), or a gateway.max_connections of "
+        f"{limit:,} files may be open, and gateway.max_connections={max_connections} needs {needed:,}: beyond, "
+        "connections fail",
+        f"run `ulimit -Hn {needed}` (systemd: LimitNOFILE={needed}), or set gateway.max_connections="
         f"{max(1, limit - OWN_FILES)}",
     )
 
@@ -89,7 +90,10 @@ def _size(num_bytes: int | None) -> str:
 
 
 def check_shared_memory(system: System) -> Finding:
-    fix = "docker: --shm-size=1g; in a pod `pools.<name>.sharedMemory: 1Gi`; else `mount -o remount,size=1G /dev/shm`"
+    fix = (
+        "run `mount -o remount,size=1G /dev/shm`; docker: set --shm-size=1g; in a pod set "
+        "`pools.<name>.sharedMemory: 1Gi`"
+    )
     sizes = read_shared_memory(system)
     if sizes is None:
         return fail("shared-memory", f"there is no {SHM_DIRECTORY}, which Ray and UCX need for shared memory", fix)
@@ -97,7 +101,7 @@ def check_shared_memory(system: System) -> Finding:
     summary = f"{format_bytes(num_free_bytes)} of {format_bytes(num_bytes)} are free in {SHM_DIRECTORY}"
     if num_free_bytes < SHM_NEEDED_BYTES:
         if num_bytes >= SHM_NEEDED_BYTES:
-            fix = f"delete files that crashed processes left (`ls -l {SHM_DIRECTORY}`), or make it larger: {fix}"
+            fix = f"delete files that crashed processes left (`ls -l {SHM_DIRECTORY}`), or enlarge it: {fix}"
         return fail("shared-memory", f"{summary}, and a Ray with workers needs {format_bytes(SHM_NEEDED_BYTES)}", fix)
     if num_bytes < SHM_USUAL_BYTES:
         return warn("shared-memory", f"{summary}, enough for a few small workers only", fix)

@@ -96,14 +96,15 @@ def check_review(permissions: Sequence[Permission], namespace: str, post: Post) 
     if not denied:
         return ok("rbac", f"all {len(permissions)} permissions that the planner needs in {namespace}")
     fix = (
-        "the Role of the chart (`planner.enabled` with `planner.actuator: raycluster`), or "
+        "install the Role of the chart (`planner.enabled` with `planner.actuator: raycluster`), or run "
         f"`kubectl -n {namespace} create role` with these verbs and a rolebinding to the pod's service account"
     )
-    return fail("rbac", f"the service account may not {', '.join(map(str, denied))} in {namespace}", fix)
+    may_not = ", ".join(map(str, denied))
+    return fail("rbac", f"the planner cannot act: its service account may not {may_not} in {namespace}", fix)
 
 
 def _not_reviewed(problem: str) -> Finding:
-    fix = "the NetworkPolicy must let the planner reach the API server"
+    fix = "let the NetworkPolicy admit the planner to the API server (`networkPolicy.apiServerTo`)"
     return fail("rbac", f"the API server does not review our permissions: {problem}", fix)
 
 

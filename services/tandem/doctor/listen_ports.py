@@ -62,9 +62,7 @@ def check_address(configured: ConfiguredAddress, cluster: ClusterConfig) -> Find
     `cluster`: TLS files with which to call a worker that listens there. Blocks for up to a few seconds if it is in use.
     """
     summary = f"{configured.key} {_endpoint(configured)}"
-    fix = (
-        f"a {configured.part}.host of this machine (`ip addr`; 0.0.0.0 means all), and a port from 1024 on unless root"
-    )
+    fix = f"set a {configured.part}.host of this machine (`ip addr`; 0.0.0.0 means all), and a port above 1023"
     try:
         family, *_, address = socket.getaddrinfo(configured.host, configured.port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -78,11 +76,9 @@ def check_address(configured: ConfiguredAddress, cluster: ClusterConfig) -> Find
                 return fail("ports", f"{summary}: {error.strerror or error}", fix)
             if _is_ours(configured, cluster):
                 return ok("ports", f"{summary} is taken by a Tandem that answers")
-            end = f"end the process that listens there (`ss -ltnp 'sport = :{configured.port}'`)"
-            return fail("ports", f"{summary} is taken by another program", f"{end}, or another {configured.key}")
-    return ok(
-        "ports", f"{summary} is free" if configured.port else f"{summary}: any free port of a host of this machine"
-    )
+            end = f"end the process that listens there (`ss -ltnp 'sport = :{configured.port}'` shows it)"
+            return fail("ports", f"{summary} is taken by another program", f"{end}, or set another {configured.key}")
+    return ok("ports", f"{summary} is free" if configured.port else f"{summary} takes any free port of this machine")
 
 
 def _is_ours(configured: ConfiguredAddress, cluster: ClusterConfig) -> bool:

@@ -15,7 +15,7 @@ from tandem.doctor.finding import Finding, fail, format_bytes, ok, skip, warn
 NEEDED_BYTES = 4 << 30
 """Space that must be free in the cache before a model is fetched. The smallest served model takes 1.2 GB including its
 converted form; most are larger, but their size is not known in advance."""
-_FIX = "a --model that is an alias, a directory with config, tokenizer and safetensors, a .gguf file or a hub id"
+_FIX = "set a --model that is an alias, a directory with config, tokenizer and safetensors, a .gguf file or a hub id"
 
 
 def check_model(model: ModelConfig) -> tuple[Finding, ...]:
@@ -32,7 +32,7 @@ def check_model(model: ModelConfig) -> tuple[Finding, ...]:
     except TandemError as error:
         return fail("model", f"{model.id}: {error.message}", _FIX), _cache(root, is_needed=True)
     if directory is None:
-        fix = "the first worker fetches it; if it cannot, fetch it elsewhere and mount it (`cache` of the chart)"
+        fix = "let the first worker fetch it; if it cannot, fetch it elsewhere and mount it (`cache` of the chart)"
         absent = warn("model", f"{model.id} is not on this machine yet", fix)
         return absent, _cache(root, is_needed=True)
     return _files(model.id, directory), _cache(root, is_needed=False)
@@ -43,8 +43,8 @@ def _files(model: str, directory: Path) -> Finding:
     weights = [] if _is_random(directory) else _weights(directory)
     missing += [name for name in weights if not (directory / name).is_file()]
     if missing:
-        fix = f"remove {directory} and let a worker fetch it again, or complete it"
-        return fail("model", f"{directory}: it lacks {', '.join(missing)}", fix)
+        fix = f"remove {directory} and let a worker fetch it again, or add the files"
+        return fail("model", f"{directory}: it lacks {', '.join(missing)}, so no worker can load it", fix)
     try:
         import_module("tandem.runtime.model_config").read_model_config(directory)
     except TandemError as error:
@@ -58,11 +58,13 @@ def _cache(root: Path, *, is_needed: bool) -> Finding:
     num_free_bytes, problem = shutil.disk_usage(_nearest(root)).free, _unwritable(root)
     summary = f"{format_bytes(num_free_bytes)} are free in {root}"
     if problem and is_needed:
-        fix = "--model-cache-dir DIRECTORY that can be written, in a pod the volume of `cache`"
+        fix = "set --model-cache-dir to a directory that can be written; in a pod mount the volume of `cache`"
         return fail("cache", f"{root}: {problem}", fix)
     if num_free_bytes < NEEDED_BYTES and is_needed:
-        fix = "--model-cache-dir on a larger disk; in a pod a larger `cache.size`"
-        return warn("cache", f"{summary}, and the model is not fetched yet", fix)
+        fix = "set --model-cache-dir to a directory of a larger disk; in a pod raise `cache.size`"
+        return warn(
+            "cache", f"{summary}, and the model is not fetched yet: that may need {format_bytes(NEEDED_BYTES)}", fix
+        )
     return ok("cache", summary + ("; nothing needs to be written there" if problem else ""))
 
 

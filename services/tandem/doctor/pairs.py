@@ -76,7 +76,7 @@ async def measure(members: MemberList, pair: Pair) -> LinkReport | Finding:
         problem = error.message
     fix = (
         f"check that {pair.consumer.ref.id} can reach {pair.producer.ref.address} and UCX's own ports (pods of "
-        "workers need all of them); its log has NIXL's error"
+        "workers need all of them); the log of the first has NIXL's error"
     )
     return fail("pairs", f"{pair}: nothing moved: {problem}", fix)
 
@@ -117,12 +117,14 @@ def _problem(report: LinkReport, transfer: TransferConfig) -> str:
 
 def _fix(report: LinkReport, transfer: TransferConfig) -> str:
     if report.gbps < transfer.min_gbps:
-        return "the cards' rate (the check `rdma` on both machines) and what else uses the link, or a smaller min_gbps"
+        return (
+            "run `tandem doctor --only rdma` on both machines, stop what else uses the link, or lower transfer.min_gbps"
+        )
     fixes = {
-        "rdma": "`tandem doctor` on both machines: the checks rdma, gid, memlock and ucx; in pods `pools.<name>.rdma`",
-        "cuda_ipc": "both workers in one pod of one machine (`colocate: true`) and cuda_ipc in UCX_TLS",
-        "shared_memory": "both workers on one machine in one pod, and process_vm_readv allowed (the check `ucx`)",
+        "rdma": "run `tandem doctor --only rdma,memlock,ucx` on both machines; in pods set `pools.<name>.rdma`",
+        "cuda_ipc": "run both workers in one pod (`colocate: true`), with cuda_ipc in UCX_TLS",
+        "shared_memory": "run both workers in one pod, and allow process_vm_readv (see the check `ucx`)",
     }
     return fixes.get(
-        transfer.require, "the consumer's transfer.require and transfer.min_gbps, or a link that meets them"
+        transfer.require, "correct the consumer's transfer.require and transfer.min_gbps, or use a link that meets them"
     )

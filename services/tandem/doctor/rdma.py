@@ -17,7 +17,7 @@ _ROCE_V2 = "RoCE v2"
 _IPV4_MAPPED = re.compile(r"^(0000:){5}ffff:(?!0000:0000)")
 _DMABUF_KERNEL = (5, 12)
 """First Linux version in which a card can register GPU memory by dma-buf, without nvidia_peermem."""
-_IN_A_POD = "in a pod `pools.<name>.rdma` (resources of the RDMA device plugin) and `pools.<name>.hostNetwork: true`"
+_IN_A_POD = "in a pod set `pools.<name>.rdma` (the RDMA device plugin's resource) and `pools.<name>.hostNetwork: true`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,11 @@ def judge_devices(rdma: Rdma, *, is_required: bool) -> tuple[Finding, ...]:
             return (fail("rdma", "transfer.require is rdma, and there is no RDMA device", fix),)
         return (skip("rdma", "there is no RDMA device, and transfer.require needs none"),)
     if not rdma.has_verbs:
-        fix = f"`modprobe ib_uverbs`; docker: --device=/dev/infiniband; {_IN_A_POD}"
+        fix = f"run `modprobe ib_uverbs`; docker: set --device=/dev/infiniband; {_IN_A_POD}"
         names = ", ".join(port.name for port in rdma.ports)
-        return (wrong("rdma", f"{names}, and no /dev/infiniband/uverbs* to open them by", fix, is_fatal=is_required),)
+        return (
+            wrong("rdma", f"{names}, and no /dev/infiniband/uverbs* by which to open them", fix, is_fatal=is_required),
+        )
     is_any = rdma.is_usable
     return tuple(_device(port, is_fatal=is_required and not is_any) for port in rdma.ports)
 
@@ -135,8 +137,9 @@ def judge_gpu_direct(rdma: Rdma, *, is_cuda: bool, is_required: bool) -> Finding
         )
     return wrong(
         "gpudirect",
-        f"neither nvidia_peermem nor dma-buf (open kernel modules and Linux {format_version(_DMABUF_KERNEL)} or later)",
-        "`modprobe nvidia_peermem` on the node (GPU operator: driver.rdma.enabled=true), or the driver's open modules",
+        "network cards do not reach GPU memory: there is neither nvidia_peermem nor dma-buf (open kernel modules and "
+        f"Linux {format_version(_DMABUF_KERNEL)} or later)",
+        "run `modprobe nvidia_peermem` on the node (GPU operator: driver.rdma.enabled=true), or use the open modules",
         is_fatal=is_required,
     )
 
@@ -176,7 +179,7 @@ def _gid(port: Port, gid_index: str, *, is_fatal: bool) -> Finding:
     if not good:
         kinds = ", ".join(sorted({gid.kind or "unknown" for gid in port.gids})) or "none at all"
         fix = (
-            f"give the interface of {port.device} an IPv4 address (`ip addr add`), in a pod "
+            f"give the interface of {port.device} an IPv4 address (`ip addr add`); in a pod set "
             "`pools.<name>.hostNetwork: true` or a secondary network of the RDMA device plugin"
         )
         return wrong("gid", f"{port.name} has no RoCE v2 GID of an IPv4 address ({kinds})", fix, is_fatal=is_fatal)
@@ -185,5 +188,5 @@ def _gid(port: Port, gid_index: str, *, is_fatal: bool) -> Finding:
         return ok("gid", f"{summary}; UCX chooses, because UCX_IB_GID_INDEX is unset")
     if gid_index in map(str, good):
         return ok("gid", f"{summary}; UCX_IB_GID_INDEX={gid_index}")
-    fix = f"unset UCX_IB_GID_INDEX, or UCX_IB_GID_INDEX={good[0]} (in a pod `pools.<name>.ucx`)"
+    fix = f"unset UCX_IB_GID_INDEX, or set UCX_IB_GID_INDEX={good[0]} (in a pod in `pools.<name>.ucx`)"
     return warn("gid", f"{summary}, and UCX_IB_GID_INDEX={gid_index} names another one", fix)

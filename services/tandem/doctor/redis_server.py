@@ -83,14 +83,16 @@ def version_of(info: Mapping[str, Any]) -> tuple[str, tuple[int, int]]:
 
 def _unreachable(facts: RedisFacts, where: str) -> Finding:
     if facts.is_auth:
-        fix = "the user and password in redis.url (redis://user:password@host:6379), as TANDEM_REDIS__URL from a Secret"
+        fix = "correct redis.url (redis://user:password@host:6379), given as TANDEM_REDIS__URL from a Secret"
         return fail("redis", f"{where} refuses our login: {facts.problem}", fix)
     if "redis+cluster" in facts.problem:
         return fail(
-            "redis", f"{where}: {facts.problem}", "redis+cluster:// (or rediss+cluster://) as redis.url's scheme"
+            "redis", f"{where}: {facts.problem}", "set redis+cluster:// (or rediss+cluster://) as redis.url's scheme"
         )
     if "Cluster mode is not enabled" in facts.problem:
-        return fail("redis", f"{where} is a single server, not a Redis Cluster", f"redis.url as {_as_single(where)}")
+        return fail(
+            "redis", f"{where} is a single server, not a Redis Cluster", f"set redis.url as {_as_single(where)}"
+        )
     fix = (
         f"check that it runs and that the network lets you reach it: `redis-cli -u {where} ping`; TLS needs rediss://; "
         "in a pod check `redis.external.addresses` and the NetworkPolicy"
@@ -105,14 +107,16 @@ def _wrong_kind(info: Mapping[str, Any], url: str, where: str) -> Finding | None
         return None
     if info.get("role", "master") != "master":
         primary = f"{info.get('master_host', 'unknown')}:{info.get('master_port', '')}"
-        fix = f"redis.url of the primary ({primary}), or of a name that follows it"
+        fix = f"set redis.url to the primary ({primary}), or to a name that follows it"
         return fail("redis", f"{where} is a replica, which takes no writes", fix)
     is_cluster, url_is_cluster = bool(int(info.get("cluster_enabled", 0))), "+cluster" in url.partition(":")[0]
     if is_cluster and not url_is_cluster:
         scheme, _, rest = where.partition("://")
-        return fail("redis", f"{where} is a node of a Redis Cluster", f"redis.url as {scheme}+cluster://{rest}")
+        return fail("redis", f"{where} is a node of a Redis Cluster", f"set redis.url as {scheme}+cluster://{rest}")
     if url_is_cluster and not is_cluster:
-        return fail("redis", f"{where} is a single server, not a Redis Cluster", f"redis.url as {_as_single(where)}")
+        return fail(
+            "redis", f"{where} is a single server, not a Redis Cluster", f"set redis.url as {_as_single(where)}"
+        )
     return None
 
 
@@ -121,19 +125,19 @@ def _shortcomings(facts: RedisFacts, where: str) -> Iterator[Finding]:
     policy = str(facts.info.get("maxmemory_policy", "noeviction"))
     if not facts.info:
         unknown = f"{where} hides its version, role and memory policy: our user may not send INFO"
-        yield warn("redis", unknown, "`redis-cli acl setuser <user> +info` for the user of redis.url")
+        yield warn("redis", unknown, "run `redis-cli acl setuser <user> +info` for the user of redis.url")
     elif version < OLDEST:
-        old = f"{where} is {kind} {format_version(version)}, tested are {format_version(OLDEST)} and later, and Valkey"
-        yield fail("redis", old, "Redis 7 or Valkey 8 (`redis.mode: builtin` of the chart is one)")
+        old = f"{where} is {kind} {format_version(version)}; tested are {format_version(OLDEST)} and later, and Valkey"
+        yield fail("redis", old, "install Redis 7 or Valkey 8 (`redis.mode: builtin` of the chart is one)")
     if policy != "noeviction":
-        fix = "`redis-cli config set maxmemory-policy noeviction`, and the same in its configuration"
+        fix = "run `redis-cli config set maxmemory-policy noeviction`, and set the same in its configuration"
         evicts = f"{where} evicts keys when it is full (maxmemory-policy {policy}): quotas and workers would be lost"
         yield warn("redis", evicts, fix)
     if facts.script_problem:
-        fix = "`redis-cli acl setuser <user> +eval +evalsha +script` for the user of redis.url"
+        fix = "run `redis-cli acl setuser <user> +eval +evalsha +script` for the user of redis.url"
         yield fail("redis", f"{where} runs no scripts for our user: {facts.script_problem}", fix)
     if facts.info and facts.ping_s > SLOW_S:
-        fix = "a Redis in the same zone, or a less busy one (`redis-cli --latency`, SLOWLOG GET)"
+        fix = "use a Redis in the same zone, or a less busy one (`redis-cli --latency`, SLOWLOG GET)"
         yield warn("redis", f"{where} takes {facts.ping_s * 1e3:.0f} ms for a PING, and requests wait for it", fix)
 
 
@@ -143,7 +147,7 @@ def judge_own_server(problem: str) -> tuple[Finding, ...]:
     `problem`: why it cannot, empty if it can."""
     if not problem:
         return (ok("redis", "redis.url is empty: `serve` starts a server of its own"),)
-    fix = "`pip install 'tandem[worker]'`, which brings a server, or --redis-url with one of yours"
+    fix = "run `pip install 'tandem[worker]'`, which brings a server, or set --redis-url to one of yours"
     return (fail("redis", f"redis.url is empty, and there is no server that `serve` could start: {problem}", fix),)
 
 

@@ -80,14 +80,12 @@ async def _run(check: Check, clock: Clock) -> Examined:
             examine: Any = check.examine
             result = await (examine() if iscoroutinefunction(examine) else on_thread(examine))
     except TimeoutError:
-        fix = f"a program or server that it queries hangs: `tandem doctor --only {check.name}` runs it alone"
+        fix = f"run `tandem doctor --only {check.name}`; if it hangs again, so does a program or server that it queries"
         result = fail(check.name, f"not finished within {check.limit_s:g} s", fix)
     except Exception as error:
         _log.debug("the check %s raised", check.name, exc_info=error)
         reason = error.message if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
-        fix = (
-            f"`tandem doctor --only {check.name} --log-level debug` shows where; if this machine is fine, report a bug"
-        )
+        fix = f"run `tandem doctor --only {check.name} --log-level debug` to see where, and report the defect"
         result = fail(check.name, f"the check itself failed: {reason}", fix)
     findings = (result,) if isinstance(result, Finding) else tuple(result)
     return Examined(check.name, findings, clock.now() - began)

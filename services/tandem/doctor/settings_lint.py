@@ -28,33 +28,34 @@ def judge_settings(resolved: Resolved) -> tuple[Finding, ...]:
 def _exposed(config: Config) -> Iterator[Finding]:
     gateway, worker = config.gateway, config.worker
     if worker.port == 0 and worker.advertise_address.rpartition(":")[2] not in ("", "0"):
-        found = "worker.advertise_address names a port, and worker.port=0 listens at any free one"
-        yield warn("settings", found, "worker.port with the port that worker.advertise_address leads to")
+        found = "worker.advertise_address names a port, and worker.port=0 listens at any free one: calls would fail"
+        yield warn("settings", found, "set worker.port to the port that worker.advertise_address leads to")
     if gateway.auth == "off" and not is_loopback(gateway.host):
-        found = "gateway.auth=off, and others can reach gateway.host: everybody is served"
-        yield warn("settings", found, "--auth keys --tenants FILE (`tandem key` generates keys)")
+        found = f"gateway.auth=off, and others can reach gateway.host={gateway.host}: everybody is served"
+        yield warn("settings", found, "set --auth keys --tenants FILE (`tandem key` generates keys)")
     if config.cluster.insecure and not is_loopback(worker.host):
-        found = "cluster.insecure, and others can reach worker.host: anybody may submit jobs to it and read its KV"
-        fix = "--secret-file FILE for gateways and workers (`openssl rand -hex 32 > FILE`), and no cluster.insecure"
+        found = f"cluster.insecure, and others can reach worker.host={worker.host}: anybody may submit jobs and read KV"
+        fix = "set --secret-file FILE for gateways and workers (`openssl rand -hex 32 > FILE`), and no cluster.insecure"
         yield warn("settings", found, fix)
 
 
 def _contradictory(config: Config) -> Iterator[Finding]:
     handoff, require = config.handoff, config.transfer.require
     if config.planner.mode == "act" and not any(astuple(config.slo)):
-        fix = "slo.ttft_ms and slo.itl_ms, or planner.mode=explain"
-        yield fail("settings", "planner.mode=act, and slo has no target to hold", fix)
+        fix = "set slo.ttft_ms and slo.itl_ms, or planner.mode=explain"
+        yield fail("settings", "planner.mode=act, and slo has no target for which to count workers", fix)
     if require == "rdma" and handoff.transport == "local":
-        found = "transfer.require=rdma, and handoff.transport=local never leaves the machine"
-        yield fail("settings", found, "handoff.transport=nixl")
+        found = "transfer.require=rdma, and handoff.transport=local never leaves the machine: no link can meet it"
+        yield fail("settings", found, "set handoff.transport=nixl")
     if require == "cuda_ipc" and config.model.device == "cpu":
         found = "transfer.require=cuda_ipc, and model.device=cpu has no GPU memory to move"
-        yield fail("settings", found, "transfer.require=shared_memory or any, or model.device=cuda")
+        yield fail("settings", found, "set transfer.require=shared_memory or any, or model.device=cuda")
     if handoff.lease_s > handoff.pull_timeout_s:
         found = (
-            "handoff.lease_s is longer than handoff.pull_timeout_s: blocks are held for consumers that have given up"
+            f"handoff.lease_s is longer ({handoff.lease_s:g} s) than handoff.pull_timeout_s "
+            f"({handoff.pull_timeout_s:g} s): blocks are held for consumers that have given up"
         )
-        yield warn("settings", found, "handoff.lease_s at most handoff.pull_timeout_s")
+        yield warn("settings", found, "set handoff.lease_s to at most handoff.pull_timeout_s")
     if not handoff.digests:
-        found = "handoff.digests is off: KV read from memory that was reused meanwhile would not be detected"
-        yield warn("settings", found, "--kv-digests; off is for measuring only")
+        found = "handoff.digests is off: wrong KV, read from memory that was reused meanwhile, would be used"
+        yield warn("settings", found, "set --kv-digests; off is for measuring only")

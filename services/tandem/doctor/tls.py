@@ -26,7 +26,9 @@ def check_tls(cluster: ClusterConfig, now: float) -> Finding:
     seconds since the epoch. Skipped without TLS."""
     if not cluster.has_tls:
         return skip("tls", "cluster.tls_cert_file is empty: gateways and workers communicate without TLS")
-    renew = f"a certificate of the cluster's CA for DNS:{TLS_NAME}, for servers and clients (cert-manager: usages)"
+    renew = (
+        f"install a certificate of the cluster's CA for DNS:{TLS_NAME}, for servers and clients (cert-manager: usages)"
+    )
     fix = f"{renew}, its key in tls_key_file and that CA in tls_ca_file"
     try:
         TlsFiles(cluster)
@@ -39,7 +41,7 @@ def check_tls(cluster: ClusterConfig, now: float) -> Finding:
         return fail("tls", f"{cluster.tls_cert_file}: {error.reason or error}", fix)
     summary = f"certificate, key and CA belong together, {TLS_NAME} is its name, {left_s / 86_400:.0f} days left"
     if left_s < SOON_S:
-        return warn("tls", summary, f"{renew}; the files are read again when they change")
+        return warn("tls", f"{summary}: then calls fail", f"{renew}; the files are read again when they change")
     return ok("tls", summary)
 
 

@@ -102,8 +102,8 @@ def judge_trial(trial: Trial, handoff: HandoffConfig, transfer: TransferConfig, 
 def _stuck(trial: Trial, ucx_tls: str) -> Finding:
     because = f" ({_missing_names(trial, ucx_tls)})" if trial.missing else ""
     fix = (
-        "`pip install 'tandem[worker]'` if NIXL is missing; unset UCX_TLS and UCX_NET_DEVICES, or name what is there "
-        f"({_names(trial) or 'tcp,sm,self'}); handoff.transport=local does without on one machine"
+        "run `pip install 'tandem[worker]'` if NIXL is missing; unset UCX_TLS and UCX_NET_DEVICES, or name what is "
+        f"there ({_names(trial) or 'tcp,sm,self'}); set handoff.transport=local where one machine has all workers"
     )
     return fail("ucx", f"NIXL moves nothing between two processes: {trial.problem}{because}", fix)
 
@@ -111,12 +111,12 @@ def _stuck(trial: Trial, ucx_tls: str) -> Finding:
 def _chose(trial: Trial, ucx_tls: str) -> Finding:
     speed = trial.num_bytes / trial.seconds / 1e9 if trial.seconds else 0.0
     lanes = ", ".join(trial.chosen) or "nothing that its log names"
-    moved = f"UCX {trial.version} reads of this machine by {lanes}, {speed:.1f} GB/s"
+    moved = f"UCX {trial.version} reads memory of this machine by {lanes}, {speed:.1f} GB/s"
     if ucx_tls or "tcp" not in trial.link_types:
         return ok("ucx", f"{moved} (available: {_names(trial)})" + (f"; UCX_TLS={ucx_tls}" if ucx_tls else ""))
     return warn(
         "ucx",
-        f"{moved}: it may not read another process's memory",
+        f"{moved}, because it may not read another process's memory: handoffs on one machine are slow",
         "let processes of one user read each other: `sysctl kernel.yama.ptrace_scope=0`, or a seccomp profile that "
         "allows process_vm_readv (docker: --cap-add=SYS_PTRACE)",
     )
@@ -124,7 +124,7 @@ def _chose(trial: Trial, ucx_tls: str) -> Finding:
 
 def _missing(trial: Trial, ucx_tls: str) -> Iterator[Finding]:
     if trial.missing:
-        fix = f"UCX_TLS of what there is: {_names(trial)}; RDMA needs the card in the pod (`pools.<name>.rdma`)"
+        fix = f"set UCX_TLS to what there is: {_names(trial)}; for RDMA in a pod set `pools.<name>.rdma`"
         yield warn("ucx", _missing_names(trial, ucx_tls), fix)
 
 
@@ -147,12 +147,14 @@ def _required(trial: Trial, transfer: TransferConfig, ucx_tls: str) -> Iterator[
         yield ok("ucx", f"transfer.require={require}: {'chosen' if require == 'shared_memory' else 'available'}")
         return
     fixes = {
-        "rdma": "the cards and drivers that `rdma` and `memlock` above ask for, and no UCX_TLS without rc or dc",
-        "cuda_ipc": "GPUs of one machine in one pod (`colocate: true`), and no UCX_TLS without cuda_copy and cuda_ipc",
-        "shared_memory": "no UCX_TLS without sm, and process_vm_readv allowed between processes of one user",
+        "rdma": "correct what the checks `rdma` and `memlock` report, and set no UCX_TLS without rc or dc",
+        "cuda_ipc": "use GPUs of one pod (`colocate: true`); set no UCX_TLS without cuda_copy and cuda_ipc",
+        "shared_memory": "set no UCX_TLS without sm, and allow process_vm_readv between processes of one user",
     }
     found = f"transfer.require={require}, and UCX has {_names(trial)}{f' with UCX_TLS={ucx_tls}' if ucx_tls else ''}"
-    yield wrong("ucx", found, f"{fixes[require]}; or transfer.require=any", is_fatal=transfer.on_slow_link == "refuse")
+    yield wrong(
+        "ucx", found, f"{fixes[require]}; or set transfer.require=any", is_fatal=transfer.on_slow_link == "refuse"
+    )
 
 
 def _names(trial: Trial) -> str:

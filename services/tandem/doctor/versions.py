@@ -66,7 +66,7 @@ def installed_parts() -> frozenset[str]:
 
 def judge_versions(versions: Versions) -> tuple[Finding, ...]:
     if versions.requires is None:
-        fix = "`pip install -e .` in the repository, or `pip install 'tandem[gateway,worker]'`"
+        fix = "run `pip install -e .` in the repository, or `pip install 'tandem[gateway,worker]'`"
         return (
             warn("packages", "Tandem runs from files without package metadata, so its requirements are unknown", fix),
         )
@@ -77,7 +77,7 @@ def _python(versions: Versions) -> Finding:
     summary = f"{versions.python}, Tandem {versions.tandem}"
     if Version(versions.python) in SpecifierSet(versions.required_python):
         return ok("python", summary)
-    fix = f"an environment with Python {versions.required_python}"
+    fix = f"make an environment with Python {versions.required_python}"
     return fail("python", f"{summary} requires {versions.required_python}", fix)
 
 
@@ -89,7 +89,7 @@ def _part(versions: Versions, part: str) -> Finding:
     requirements = [requirement for requirement in map(Requirement, versions.requires) if _is_of(requirement, part)]
     wrong = [text for requirement in requirements if (text := _mismatch(requirement, versions.installed))]
     if wrong:
-        fix = f"`pip install '{name}=={versions.tandem}'` in this environment"
+        fix = f"run `pip install '{name}=={versions.tandem}'` in this environment"
         return fail("packages", f"{name}: {'; '.join(wrong)}", fix)
     shown = [f"{package} {versions.installed[package]}" for package in _SHOWN[part] if package in versions.installed]
     return ok("packages", f"{name}: {', '.join(shown)}, all {len(requirements)} as required")

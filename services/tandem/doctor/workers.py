@@ -93,11 +93,11 @@ def judge_workers(worker_list: WorkerList) -> tuple[Finding, ...]:
     if worker_list.reason:
         return (skip("workers", worker_list.reason),)
     if not worker_list.workers:
-        fix = "`tandem worker --redis-url URL --secret-file FILE`, or `tandem serve`; with the same --namespace"
-        return (warn("workers", "no worker is registered", fix),)
+        fix = "run `tandem worker --redis-url URL --secret-file FILE`, or `tandem serve`; with the same --namespace"
+        return (warn("workers", "no worker is registered: gateways answer 503", fix),)
     live = [worker for worker in worker_list.workers if worker.is_live]
     lost = tuple(_lost_finding(worker) for worker in worker_list.workers if not worker.is_live)
-    fix = "the network from that worker to redis.url"
+    fix = "repair redis.url of that worker, and its network to Redis"
     ill = [
         warn("workers", f"{w.ref.id} reports a Redis error: {w.redis_problem}", fix) for w in live if w.redis_problem
     ]
@@ -159,7 +159,7 @@ async def _describe(members: MemberList, record: WorkerRecord, clock: Clock) -> 
 
 def _lost_finding(worker: WorkerFacts) -> Finding:
     if worker.is_stranger:
-        fix = "the same cluster.secret_file and TLS files here as there; the check `clock` shows if clocks differ"
+        fix = "use the same cluster.secret_file and TLS files here as there; the check `clock` shows if clocks differ"
     else:
         fix = (
             f"check that it runs and that {worker.ref.address} (its worker.advertise_address) is reachable from here; "
@@ -182,9 +182,9 @@ def _fingerprint_finding(model: str, workers: Sequence[WorkerFacts]) -> Finding:
         return ok("fingerprints", f"{model}: {_kind(workers[0])} of all {len(workers)}, blocks of {layout}")
     summary = "; ".join(f"{_kind(found[0])} of {', '.join(w.ref.id for w in found)}" for found in groups.values())
     fix = (
-        "the same model.id and files, model.dtype, model.quantization, model.batch_invariant, engine.kv_cache_dtype, "
-        "engine.block_size and handoff.transport for all workers of a model (`tandem config` on each); temporary "
-        "during a rolling update"
+        "wait for the end of a rolling update; else set the same model.id and files, model.dtype, model.quantization, "
+        "model.batch_invariant, engine.kv_cache_dtype, engine.block_size and handoff.transport for all workers of a "
+        "model (`tandem config` on each)"
     )
     return warn("fingerprints", f"{model}: KV moves only within each of {summary}", fix)
 
@@ -202,6 +202,6 @@ def _role_finding(model: str, workers: Sequence[WorkerFacts], disaggregation: st
             return ok("roles", f"{model}: {roles}")
     lacks = "decodes" if any(worker.role == "prefill" for worker in workers) else "prefills"
     other = "decode" if lacks == "decodes" else "prefill"
-    summary = f"{model}: {roles}, and no worker of their kind {lacks}"
-    fix = f"a worker with --pool {other}, or `tandem role WORKER {other}`"
+    summary = f"{model}: {roles}, and no worker of their kind {lacks}: no request is disaggregated"
+    fix = f"start a worker with --pool {other}, or run `tandem role WORKER {other}`"
     return wrong("roles", summary, fix, is_fatal=disaggregation == "strict")

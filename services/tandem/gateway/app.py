@@ -126,7 +126,7 @@ class GatewayApp:
         except TandemError as error:
             await self._refuse(exchange, error)
         except Exception:
-            _log.exception("request %s failed", exchange.request_id)
+            _log.exception("request %s failed because of a defect of the gateway", exchange.request_id)
             message = f"internal error (request {exchange.request_id})"
             await self._refuse(exchange, TandemError(ErrorKind.INTERNAL, message))
         finally:
@@ -143,7 +143,9 @@ class GatewayApp:
             await exchange.send({"type": "http.response.body", "body": exchange.late_error(error)})
         else:
             # The server closes a connection whose response is incomplete.
-            _log.error("request %s failed after its response: %r", exchange.request_id, error)
+            _log.error(
+                "the response to request %s is incomplete and its connection closed: %r", exchange.request_id, error
+            )
 
     @asynccontextmanager
     async def _lifespan(self, _: object) -> AsyncGenerator[None, None]:

@@ -192,7 +192,9 @@ class Gateway:
         error DRAINING, and stop all parts."""
         cut = await self._dispatcher.drain(self._config.drain_s)
         if cut:
-            log.warning("drain timed out: %d requests aborted after %g s", cut, self._config.drain_s)
+            log.warning(
+                "the gateway aborted %d requests that were open after %g s (gateway.drain_s)", cut, self._config.drain_s
+            )
         await self._grpc.stop(FLUSH_S)
         await self._server.stop()  # after gRPC, because its lifespan ends the tokenizer threads of both front ends
         await self._fleet.stop()

@@ -40,7 +40,7 @@ class SpanPipeline:
         closing.start()
         closing.join(timeout_s)
         if closing.is_alive():
-            _log.warning("telemetry: spans could not be sent in the %.1f s that stopping may take", timeout_s)
+            _log.warning("the last spans could not be sent within the %.1f s that a stop may take", timeout_s)
             for exporter in self._exporters:
                 exporter.shutdown()
 

@@ -23,8 +23,8 @@ class LeaseKeeper:
     """Takes and renews the Lease `name` for this planner whenever `election` allows it.
 
     `run` does so until it is stopped; `look` does it once. `api`: the client with which the Lease is read and written.
-    `on_failure` is called with the error of each failed call, except for conflicts with another planner. An error is
-    logged when it first occurs, and again only after another one or a success."""
+    `on_failure` is called with the error of each failed call, except for conflicts with another planner. An error that
+    repeats is logged at DEBUG."""
 
     election: Election
     api: KubeApi
@@ -32,7 +32,7 @@ class LeaseKeeper:
     clock: Clock
     on_failure: Callable[[KubeError], None]
     _did_lead: bool = field(default=False, init=False)
-    _last_error: str = field(default="", init=False)
+    _problem: str = field(default="", init=False)
 
     @property
     def leads(self) -> bool:
@@ -56,7 +56,7 @@ class LeaseKeeper:
         Blocks for up to two calls of the API server. A failed call is logged and passed to `on_failure`, not raised."""
         try:
             self._look()
-            self._last_error = ""
+            self._problem = ""
         except KubeError as error:
             if not error.is_conflict:  # a conflict means that another planner was faster
                 self._report(error)
@@ -68,9 +68,10 @@ class LeaseKeeper:
             return
         try:
             self.api.replace_lease(self.name, released)
-            _log.info("lease %s is left to the next planner", self.name)
+            _log.info("this planner released lease %s", self.name)
         except KubeError as error:
-            _log.info("lease %s cannot be left to the next planner, who will wait for its end: %s", self.name, error)
+            message = "this planner cannot release lease %s, so the next planner waits until it expires: %s"
+            _log.info(message, self.name, error)
 
     def _look(self) -> None:
         election, clock = self.election, self.clock
@@ -87,20 +88,17 @@ class LeaseKeeper:
 
     def _report(self, error: KubeError) -> None:
         self.on_failure(error)
-        if str(error) == self._last_error:
-            return
-        self._last_error = str(error)
-        if error.is_invalid:
-            _log.error("lease %s: the API server refuses it, so this planner cannot lead: %s", self.name, error.message)
-        else:
-            _log.warning("lease %s: %s", self.name, error)
+        level = logging.ERROR if error.is_invalid else logging.WARNING
+        if str(error) == self._problem:
+            level = logging.DEBUG
+        self._problem = str(error)
+        _log.log(level, "this planner can neither take nor renew lease %s: %s", self.name, error)
 
     def _log_leadership(self) -> None:
         leads = self.leads
         if leads != self._did_lead:
-            _log.info(
-                "this planner %s lease %s",
-                "leads by" if leads else f"does not lead: {self.election.holder} has",
-                self.name,
-            )
+            if leads:
+                _log.info("this planner leads, because it holds lease %s", self.name)
+            else:
+                _log.info("this planner does not lead any more: %r holds lease %s", self.election.holder, self.name)
         self._did_lead = leads

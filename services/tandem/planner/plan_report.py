@@ -50,9 +50,9 @@ class PlanReport:
     @property
     def headline(self) -> str:
         if self.decision is None:
-            return f"{self.outcome}: nothing is decided"
+            return f"the planner decided nothing ({self.outcome})"
         target = ", ".join(f"{number} {role}" for role, number in self.decision.target._asdict().items())
-        return f"{self.outcome}: {target}"
+        return f"the planner decided on {target} ({self.outcome})"
 
     def as_json(self) -> dict[str, Any]:
         decision, observed = self.decision, self.observed

@@ -173,7 +173,7 @@ class Loop:
             try:
                 await self.once()
             except Exception:
-                _log.exception("a decision failed; the next one follows in %g s", self.interval_s)
+                _log.exception("the planner failed to decide and decides again in %g s", self.interval_s)
             try:
                 await asyncio.wait_for(stopped.wait(), self.interval_s)
             except TimeoutError:

@@ -157,14 +157,16 @@ class PodInformer:
         if self._is_closed.is_set():
             return
         if error.is_gone:
-            _log.info("the watch of pods is too far behind; they are listed anew")
+            _log.info("the watch of the RayCluster's pods is too far behind, and the planner lists them again")
             self._version = ""
             self._is_closed.wait(self._backoff.failed())
             return
+        problem = f"its pods cannot be watched: {error}"
+        level = logging.DEBUG if problem == self.problem else logging.WARNING
         with self._lock:
-            self.problem = f"its pods cannot be watched: {error}"
+            self.problem = problem
         if not error.is_transient:
             self._version = ""
         delay_s = self._backoff.failed(error.retry_after_s)
-        _log.warning("%s; again in %.1f s", self.problem, delay_s)
+        _log.log(level, "the planner cannot watch the RayCluster's pods and tries again in %.1f s: %s", delay_s, error)
         self._is_closed.wait(delay_s)

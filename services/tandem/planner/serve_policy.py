@@ -86,7 +86,9 @@ def _refresh(known: _Known, stop: Event, role: str, path: str, model: str) -> No
             asyncio.run(_follow(known, stop, role, path, model))
         except Exception as error:
             if str(error) != problem:
-                log.warning("the planner's target for %s cannot be read: %s", role, error)
+                log.warning(
+                    "Ray Serve keeps the number of %s workers: the planner's target is unreadable: %s", role, error
+                )
             problem = str(error)
         stop.wait(REFRESH_S)
 

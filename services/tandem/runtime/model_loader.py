@@ -135,13 +135,14 @@ def load_executor(
         torch.set_num_threads(1)
         cache = kv_sizing.allocate_cache(layout_of(config, model, engine), engine, RankContext(), native.block_digest)
         compiled = _load_compiled(directory, config, model, num_threads)
-        _log.info("compiled kernels, vectors of %d floats, %d threads", native.vector_width(), num_threads)
+        message = "the worker computes with compiled kernels, vectors of %d floats and %d threads"
+        _log.info(message, native.vector_width(), num_threads)
         return TorchExecutor(compiled, cache, _longest(cache, config, engine), grammars)
     if model.batch_invariant:
         message = f"on a CPU only the compiled kernels are batch-invariant, and they are not used: {reason}"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="batch_invariant")
     decoder, cache = _load_rank(directory, config, model, engine, RankContext())
-    _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
+    _log.info("the worker computes with reference kernels in torch and %d threads: %s", num_threads, reason)
     return _compose(decoder, cache, engine, grammars)
 
 
@@ -172,7 +173,7 @@ def _load_rank(
     cache = kv_sizing.allocate_cache(layout_of(config, model, engine), engine, rank_context)
     if not shard.is_whole:
         heads = cache.heads
-        _log.info("rank %d of %d: KV heads [%d, %d)", shard.rank, shard.size, heads.start, heads.stop)
+        _log.info("rank %d of %d holds the KV heads [%d, %d)", shard.rank, shard.size, heads.start, heads.stop)
     return decoder if followers is None else RankedModel(decoder, followers), cache
 
 
@@ -196,7 +197,7 @@ def _grammars(bundle: TokenizerBundle, config: DecoderConfig) -> LlguidanceMasks
     try:
         return LlguidanceMasks(bundle, config.vocab_size)
     except TandemError as error:
-        _log.warning("%s", error.message)
+        _log.warning("the worker refuses requests with a grammar, such as JSON schemas: %s", error.message)
         return None
 
 
@@ -205,7 +206,7 @@ def _why_reference(directory: Path, config: DecoderConfig, model: ModelConfig, e
 
     Raises TandemError when `engine.kernels` requires them and they cannot be used."""
     if engine.kernels == "reference":
-        return "as configured"
+        return "engine.kernels=reference"
     reason = unsupported(shape_of(config))
     if is_random(directory):
         reason = "weights are random, and compiled kernels read weights from files"
@@ -231,5 +232,6 @@ def _load_compiled(directory: Path, config: DecoderConfig, model: ModelConfig, n
     if model.quantization == "int8":
         packing = Packing.INT8
     weights = packed_weights(lambda: Checkpoint(directory, dtype), config, packing, digest, cache_dir)
-    _log.info("weights packed as %s: %d MiB", packing, sum(tensor.nbytes for tensor in weights.values()) >> 20)
+    num_mib = sum(tensor.nbytes for tensor in weights.values()) >> 20
+    _log.info("the worker holds %d MiB of weights, packed as %s", num_mib, packing)
     return CompiledModel(config, weights, packing, native.Team(num_threads))

@@ -108,7 +108,8 @@ def _load(
         pool_bytes = _pool_bytes(device, config, engine, dtype) - share.probe_bytes
     cache = allocate_cache(layout, engine, rank_context, kernels.block_digest, CudaStream(device), pool_bytes)
     torch.cuda.synchronize(device)
-    _log.info("%s kernels on %s, %r", kernels.name, torch.cuda.get_device_name(device), cache)
+    name = torch.cuda.get_device_name(device)
+    _log.info("the worker computes with %s kernels on %s and keeps KV in %r", kernels.name, name, cache)
     return decoder, cache, kernels, stream
 
 

@@ -120,7 +120,7 @@ class DemandStore:
             except ValueError as error:
                 unreadable.add(gateway)
                 if gateway not in self._unreadable:
-                    _log.warning("the demand record of gateway %s is left out: %s", gateway.decode(), error)
+                    _log.warning("the demand record of gateway %s is ignored: %s", gateway.decode(), error)
         self._unreadable = frozenset(unreadable)
         return tuple(sorted(found, key=lambda record: record.gateway))
 

@@ -181,7 +181,7 @@ class IndexReader:
     def _warn_once(self, error: IndexFormatError) -> None:
         """Log the first value that cannot be read; another version may write many of them."""
         if not self._has_unreadable:
-            _log.warning("the prefix index holds an entry or snapshot that this version cannot read: %s", error)
+            _log.warning("the prefix index has entries that this version cannot read and ignores: %s", error)
         self._has_unreadable = True
 
 

@@ -53,7 +53,8 @@ class RedisHealth:
         """Record that a command of a store failed."""
         self.num_errors[store] += 1
         if not self._failing:
-            _log.warning("Redis fails; going on with what is known: %s of %s: %s", command, store, _text(error))
+            message = "Redis fails to execute %s for the store %s, and this process goes on without Redis: %s"
+            _log.warning(message, command, store, _text(error))
         text, _ = self._failing.get((store, command), (_text(error), 0.0))
         self._failing[store, command] = text, self._clock.now()
 

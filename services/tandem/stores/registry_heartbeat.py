@@ -69,7 +69,7 @@ class Heartbeat:
         if state is self.state:
             return
         if state is Registration.REGISTERED:
-            _log.info("%s is registered", self._record.worker)
+            _log.info("worker %s is registered in Redis", self._record.worker)
         elif state is Registration.SUPERSEDED:
-            _log.warning("%s is superseded: a later worker of that id is registered", self._record.worker)
+            _log.warning("worker %s gets no requests: a later worker with its id is registered", self._record.worker)
         self.state = state

@@ -40,6 +40,7 @@ class ScriptPipeline:
 
     def __init__(self, redis: RedisClient, script: str) -> None:
         self._redis = redis
+        self._name = script
         self._script = Script(redis, script)
         self._waiting: list[_Call] = []
         self._sender: asyncio.Task[None] | None = None
@@ -71,7 +72,7 @@ class ScriptPipeline:
                 except Exception as error:
                     # Fail the waiting calls at any exception: they would wait for ever otherwise.
                     if not isinstance(error, StoreUnavailable):
-                        log.exception("calls of a script failed")
+                        log.exception("%d calls of the Redis script %s failed", len(calls), self._name)
                         error = StoreUnavailable(f"{type(error).__name__}: {error}")
                     calls, self._waiting = calls + self._waiting, []
                     answers = [error] * len(calls)

@@ -93,7 +93,7 @@ class WorkerRegistry:
             except ValueError as error:
                 unreadable.add(text)
                 if text not in self._unreadable:
-                    _log.warning("a record in the registry is left out: %s", error)
+                    _log.warning("a worker in the registry is ignored, because its record is unreadable: %s", error)
         self._unreadable = frozenset(unreadable)
         return tuple(sorted(found, key=lambda record: record.worker))
 

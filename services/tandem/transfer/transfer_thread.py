@@ -109,7 +109,7 @@ class TransferThread(KVTransfer):
                 self._emit(self._engine.turn())
             self._drain()
         except Exception as failure:
-            _log.exception("the transfer thread failed")
+            _log.exception("the transfer thread failed, so that this worker moves no KV any more")
             error = f"{type(failure).__name__}: {failure}"
         self._finish(error)
 

@@ -74,5 +74,5 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             self._logged[fault] = (last, num_unlogged + 1)
             return
         self._logged[fault] = (now, 0)
-        more = f" ({num_unlogged} more since the last such line)" if num_unlogged else ""
+        more = f" ({num_unlogged} further calls since the last such line)" if num_unlogged else ""
         _log.warning("a call from %s is refused: %s%s", peer, fault.value, more)

@@ -84,9 +84,9 @@ class SecretFile:
         try:
             self._secrets = self._read()
         except TandemError as error:
-            _log.error("the secret file cannot be used, the previous secrets stay in force: %s", error.message)
+            _log.error("the secret file is unusable, and the previous secrets stay in force: %s", error.message)
         else:
-            _log.info("%s was read again: %d secrets", self._path, len(self._secrets))
+            _log.info("%d secrets were read again from %s", len(self._secrets), self._path)
         return self._secrets != before
 
     def _read(self) -> tuple[bytes, ...]:

@@ -61,9 +61,9 @@ class TlsFiles:
             try:
                 self._pems = self._read()
             except TandemError as error:
-                _log.error("the TLS files cannot be used, the previous ones stay in force: %s", error.message)
+                _log.error("the TLS files are unusable, and the previous certificate stays in force: %s", error.message)
             else:
-                _log.info("%s was read again", self._cert)
+                _log.info("the TLS certificate was read again from %s", self._cert)
         return self._pems
 
     def channel_credentials(self) -> grpc.ChannelCredentials:

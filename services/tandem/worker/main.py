@@ -41,7 +41,7 @@ def run(config: Config) -> int:
         model = load_worker_model(config)
         return uvloop.run(_serve(config, model))
     except TandemError as error:
-        _log.error("%s", error.message)
+        _log.error("the worker cannot run: %s", error.message)
         return 1
     except KeyboardInterrupt:
         return 0
@@ -84,7 +84,7 @@ async def _serve(config: Config, model: WorkerModel) -> int:
     try:
         await _first(signals.get(), broken)
         if not broken.done():
-            _log.info("stopping: waiting up to %g s for running work", config.worker.drain_s)
+            _log.info("the worker stops and waits up to %g s (worker.drain_s) for its jobs", config.worker.drain_s)
             await _first(worker.drain(config.worker.drain_s), signals.get(), broken)
     finally:
         await worker.stop()

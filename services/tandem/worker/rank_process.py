@@ -84,10 +84,10 @@ def run(config: Config, directory: Path, rank: int) -> int:
         return 0
     except TandemError as error:
         _send_event(channel, RankFailed(error.kind, error.message))
-        _log.error("%s", error.message)
+        _log.error("rank %d ends: %s", rank, error.message)
     except Exception as failure:
         _send_event(channel, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
-        _log.exception("rank %d failed", rank)
+        _log.exception("rank %d ends because of a defect", rank)
     finally:
         channel.close()
         has_ended.set()
@@ -114,10 +114,10 @@ class _CommandReader:
         try:
             self._read()
         except TandemError as error:
-            _log.error("%s", error.message)
+            _log.error("this rank ends: %s", error.message)
             _send_event(self.channel, RankFailed(error.kind, error.message))
         except Exception as failure:
-            _log.exception("the first rank sent an invalid message")
+            _log.exception("this rank ends, because the first rank sent an invalid message")
             _send_event(self.channel, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
         # The first rank removes the directory too, unless it was killed.
         shutil.rmtree(self._directory, ignore_errors=True)

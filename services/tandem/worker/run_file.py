@@ -49,7 +49,7 @@ class RunFile:
             if _read(self._path) == self._me:
                 self._path.unlink()
         except (OSError, ValueError) as error:
-            _log.debug("cannot remove %s: %s", self._path, error)
+            _log.debug("the run file %s cannot be removed: %s", self._path, error)
 
 
 def read_run_files(directory: Path) -> tuple[WorkerRef, ...]:
@@ -60,7 +60,7 @@ def read_run_files(directory: Path) -> tuple[WorkerRef, ...]:
         try:
             found.append(_read(path))
         except (OSError, ValueError) as error:
-            _log.warning("skipping run file %s: %s", path, error)
+            _log.warning("the run file %s is unreadable and ignored: %s", path, error)
     return tuple(sorted(found))
 
 

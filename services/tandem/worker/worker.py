@@ -204,7 +204,7 @@ class Worker:
         if self._run_file is not None:
             self._run_file.write()
         metrics_address = self._descriptor.metrics_address or "none"
-        _log.info("%s serves %s; /metrics address: %s", self.me, self._identity.model, metrics_address)
+        _log.info("worker %s serves %s, and /metrics at %s", self.me, self._identity.model, metrics_address)
 
     def healthy(self) -> str | None:
         """Return None, or the reason why this worker should be replaced: a failure, a step that makes no progress, or a
@@ -241,10 +241,11 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not await asyncio.to_thread(self._driver.stop, self._config.worker.step_stall_s):
-            _log.error("a step does not end; the engine's thread is abandoned")
+            message = "worker %s stops without its engine, whose step has not ended within %g s (worker.step_stall_s)"
+            _log.error(message, self.me, self._config.worker.step_stall_s)
         writer = self._step_writer
         if writer is not None and not await asyncio.to_thread(writer.close, THREAD_S):
-            _log.error("the last steps cannot be written; the step log's thread is abandoned")
+            _log.error("the last lines of the step log are lost: they were not written within %g s", THREAD_S)
         self._gateways.close()
         self._handoffs.close()
         await self._producers.close()
@@ -253,13 +254,15 @@ class Worker:
         if await asyncio.to_thread(self._transfer_client.transfer.stop, THREAD_S):
             await self._link_monitor.close()
         else:
-            _log.error("the transfer thread does not end and is abandoned")
+            _log.error(
+                "worker %s stops without its transfer thread, which has not ended within %g s", self.me, THREAD_S
+            )
         if self._rank_group is not None:
             await asyncio.to_thread(self._rank_group.close)
         await asyncio.to_thread(self._telemetry.close, FLUSH_S)
         if self._run_file is not None:
             self._run_file.remove()
-        _log.info("%s has stopped", self.me)
+        _log.info("worker %s has stopped", self.me)
 
     def _compose_driver(self, config: Config, model: WorkerModel) -> EngineDriver:
         limits = engine_limits(config, model.max_model_len)
@@ -321,7 +324,7 @@ class Worker:
                     self._carry_out(effects)
                 except Exception as failure:
                     # Gateways and engine disagree from now on.
-                    _log.exception("effects cannot be carried out")
+                    _log.exception("worker %s failed to carry out a command of its engine", self.me)
                     self._fail(f"the engine failed: {type(failure).__name__}: {failure}")
                 self._service.on_snapshot(snapshot)
             case PeerLost(peer):
@@ -353,7 +356,7 @@ class Worker:
 
     def _fail(self, reason: str) -> None:
         if self._failure is None:
-            _log.error("%s: %s", self.me, reason)
+            _log.error("worker %s has failed and must be restarted: %s", self.me, reason)
             self._failure = reason
             self._has_failed.set()
 
@@ -372,7 +375,10 @@ class Worker:
             await asyncio.sleep(SWEEP_S)
             lost = self._gateways.sweep(self._clock.now())
             if lost:
-                _log.warning("%d jobs cancelled: their gateway has no Watch stream", len(lost))
+                message = (
+                    "the worker cancelled %d jobs, whose gateways have had no stream for %g s (worker.gateway_grace_s)"
+                )
+                _log.warning(message, len(lost), self._config.worker.gateway_grace_s)
             self._service.cancel(lost)
 
     async def _test_transfer(self) -> None:

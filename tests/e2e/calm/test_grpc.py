@@ -135,4 +135,4 @@ def test_a_stream_longer_than_the_drain_ends_with_a_typed_error(calm: Pair) -> N
     calm.cluster.programs.remove(gateway)  # errors in its log are expected
     (complaint,) = gateway.complaints()
     gateway.stop()
-    assert "1 requests were cut off" in complaint
+    assert "aborted 1 requests" in complaint

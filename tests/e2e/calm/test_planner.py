@@ -112,6 +112,8 @@ def test_a_target_is_published_by_one_planner_at_a_time(calm: Pair, redis_url: s
     assert json.loads(client.get(key))["replicas"] == {"prefill": 1, "decode": 3}
     assert first.stop() == 0
     other = once(*planner(calm, redis_url, "--once", "--mode", "act", "--min-decode", "5"))
-    assert other.stdout.startswith("carried_out: 1 prefill, 5 decode\n"), "who ends leaves it to the next one"
+    assert other.stdout.startswith("the planner decided on 1 prefill, 5 decode (carried_out)\n"), (
+        "who ends leaves it to the next one"
+    )
     client.delete(key)
     client.close()

@@ -113,7 +113,7 @@ def test_all_streams_of_a_decode_worker_that_ends_go_on_at_another(running: Clus
     assert [(about["path"], about["attempts"]) for about in (answer.about() for answer in answers)] == [
         ("remote;retries=1", 2)
     ] * len(answers)
-    assert f"drain finished: {NUM_SEQUENCES} migrated, 0 requeued, 0 unfinished" in leaving.log
+    assert f"{NUM_SEQUENCES} sequences moved to other workers, 0 went back to gateways, 0 are unfinished" in leaving.log
     for worker in (prefill, taking):
         until(worker.is_idle, f"an idle {worker.name}")
     assert not [line for program in running.programs for line in program.log.splitlines() if "ERROR" in line]

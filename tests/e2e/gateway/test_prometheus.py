@@ -56,8 +56,8 @@ VALUES = dict.fromkeys(("namespace", "tenant", "lane", "pool", "worker"), ".*") 
 
 EMPTY = {
     "tandem-planner / Failed calls to Kubernetes": "nothing is asked of Kubernetes",
-    "tandem-prefix / Breakers": "no worker fails",
-    "tandem-prefix / Commands that failed": "Redis does what is asked of it",
+    "tandem-prefix / Breakers by worker": "no worker fails",
+    "tandem-prefix / Redis commands that failed": "Redis does what is asked of it",
 }
 """Panels that have no data in a healthy cluster, and why."""
 

@@ -59,7 +59,7 @@ def test_one_that_is_not() -> None:
         assert_fails(check_gateway(url, CLOCK)[0], "gateway", "not ready: no worker prefills", "workers of both roles")
     warning = {"/health": (200, {}), "/ready": (200, {"status": "ready", "warning": "tenants file rejected"})}
     with answering(warning) as url:
-        assert_warns(check_gateway(url, CLOCK)[0], "gateway", "tenants file rejected", "its log has more")
+        assert_warns(check_gateway(url, CLOCK)[0], "gateway", "tenants file rejected", "the gateway's log")
     with answering({}) as url:
         assert_fails(check_gateway(url, CLOCK)[0], "gateway", "/health is not ok", "Tandem's gateway itself")
 

@@ -65,7 +65,7 @@ def test_a_gpu_that_is_fine() -> None:
 
 def test_no_gpu_at_all() -> None:
     (finding,) = judge_gpus(Driver(version="580"), CUDA)
-    assert_fails(finding, "gpu", "driver 580 and no GPU", "CUDA_VISIBLE_DEVICES")
+    assert_fails(finding, "gpu", "driver 580 and no GPU", "`nvidia-smi` lists the GPUs")
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_open_files() -> None:
     assert_fine(judge_open_files(ResourceLimits(None, False, None), 4096), "open-files", "any number of")
     few = judge_open_files(ResourceLimits(None, False, 5119), 4096)
     assert_warns(few, "open-files", "gateway.max_connections=4096 needs 5,120", "`ulimit -Hn 5120`")
-    assert "gateway.max_connections of 4095" in few.fix
+    assert "gateway.max_connections=4095" in few.fix
 
 
 def test_the_size_is_read_from_the_file_system(tmp_path: Path) -> None:

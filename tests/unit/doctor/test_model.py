@@ -87,7 +87,7 @@ def test_a_model_that_is_not_fetched_yet(tmp_path: Path, disk: Callable[[int, st
     config = ModelConfig(cache_dir=str(tmp_path / "none"))
     disk(NEEDED_BYTES, "")
     model, cache = check_model(config)
-    assert_warns(model, "model", "smollm2-135m-instruct is not on this machine yet", "the first worker fetches it")
+    assert_warns(model, "model", "smollm2-135m-instruct is not on this machine yet", "let the first worker fetch it")
     assert_fine(cache, "cache", "4GiB are free")
     disk(1 << 30, "")
     full = check_model(config)[1]

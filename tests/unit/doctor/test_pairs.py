@@ -108,7 +108,7 @@ def test_a_link_that_meets_the_settings() -> None:
         ),
         (FAST, TransferConfig(require="cuda_ipc"), "transfer.require is cuda_ipc", "`colocate: true`"),
         (FAST, TransferConfig(require="shared_memory"), "transfer.require is shared_memory", "process_vm_readv"),
-        (FAST, TransferConfig(min_gbps=7.0), "transfer.min_gbps is 7", "a smaller min_gbps"),
+        (FAST, TransferConfig(min_gbps=7.0), "transfer.min_gbps is 7", "lower transfer.min_gbps"),
         (replace(FAST, problem="1 GB/s of 5"), ANY, "1 GB/s of 5", "the consumer's transfer.require"),
     ],
 )

@@ -75,7 +75,7 @@ def test_all_allowed() -> None:
 
 def test_denied_permissions_are_named() -> None:
     reviewed = check_review(required_permissions(PATCHES), "serving", allowing(PATCH, LEASE))
-    reason = "the service account may not patch rayclusters.ray.io, create leases.coordination.k8s.io in serving"
+    reason = "its service account may not patch rayclusters.ray.io, create leases.coordination.k8s.io in serving"
     assert_fails(reviewed, "rbac", reason, "`kubectl -n serving create role`")
 
 

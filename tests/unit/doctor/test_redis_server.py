@@ -42,7 +42,7 @@ async def test_a_redis_with_a_password(tmp_path: Path) -> None:
             client.config_set("requirepass", "sesame")
             client.acl_setuser("narrow", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info", "-eval"])
         for url, fix in (
-            (server.url, "the user and password in redis.url"),
+            (server.url, "redis://user:password@host:6379"),
             (server.url.replace("//", "//:wrong@"), "TANDEM_REDIS__URL from a Secret"),
         ):
             (finding,) = judge_redis(await read_redis(url, SystemClock()), url)

@@ -11,7 +11,7 @@ from tandem.doctor.settings_lint import judge_settings
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_warns
 
 WARNED: list[tuple[dict[str, Any], str, str]] = [
-    ({"worker.advertise_address": "h:1"}, "worker.port=0 listens at any", "worker.port with the port"),
+    ({"worker.advertise_address": "h:1"}, "worker.port=0 listens at any", "set worker.port to the port"),
     ({"gateway.auth": "off", "gateway.host": "0.0.0.0"}, "everybody is served", "--auth keys"),
     ({"cluster.insecure": True, "worker.host": "10.0.0.1"}, "cluster.insecure", "--secret-file FILE"),
     ({"handoff.lease_s": 40.0}, "handoff.lease_s is longer", "at most handoff.pull_timeout_s"),

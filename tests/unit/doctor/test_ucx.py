@@ -70,7 +70,9 @@ def test_link_types(transport: str, link_type: str) -> None:
 
 def test_a_read_through_the_kernel() -> None:
     (finding,) = judged(CMA)
-    assert_fine(finding, "ucx", "UCX 1.23.0 reads of this machine by cma/memory, 8.0 GB/s (available: tcp, sysv, cma)")
+    assert_fine(
+        finding, "ucx", "UCX 1.23.0 reads memory of this machine by cma/memory, 8.0 GB/s (available: tcp, sysv, cma)"
+    )
 
 
 def test_tcp_within_a_machine_is_a_warning_unless_ucx_tls_is_set() -> None:
@@ -86,7 +88,7 @@ def test_ucx_tls_with_missing_transports() -> None:
         finding,
         "ucx",
         "UCX_TLS=rc,tcp names rc, which this machine does not have",
-        "UCX_TLS of what there is: tcp, sysv",
+        "set UCX_TLS to what there is: tcp, sysv",
     )
 
 

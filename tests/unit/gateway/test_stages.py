@@ -265,7 +265,7 @@ async def test_a_failing_observer_does_not_affect_the_others(rig: Rig, caplog: p
         worker.publish(*events)
         record = await seen.record(answer_task)
     assert record.outcome == "finished" and answer_task.exception() is None
-    assert "deferred telemetry of a request failed" in caplog.text and "Broken.answered" in caplog.text
+    assert "Broken.answered" in caplog.text
 
 
 async def test_all_gaps_of_long_answers_are_counted_each_choice_s_own(rig: Rig) -> None:

@@ -100,12 +100,16 @@ async def test_workers_are_looked_for_often_only_while_nothing_can_be_served(
             await until(lambda: late.positions)
 
 
-async def test_a_probe_that_fails_is_tried_again_until_a_block_moves(rig: Rig) -> None:
+async def test_a_probe_that_fails_is_tried_again_until_a_block_moves(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
     decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport")
     await until(lambda: len(decode.jobs) >= 3)
     assert rig.dispatch.ready() == MOVED_NOTHING
     assert rig.fleet.pairs.failed.keys() == {(prefill.ref, decode.ref)}
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and "no transport" in r.getMessage()]
+    assert len(warnings) == 1, "a failure that repeats is no news"
     decode.on_submit = lambda job: None
     await until(lambda: rig.dispatch.ready() is None)
     pairs = rig.fleet.pairs

@@ -242,7 +242,7 @@ async def test_a_lease_with_an_invalid_name_is_reported_once_as_an_error(
         planner.leadership.look()
     assert not planner.leadership.leads and [error.label for error in planner.errors] == ["invalid"] * 3
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert "Not_A_Name" in record.message and "cannot lead" in record.message
+    assert "Not_A_Name" in record.message and "neither take nor renew" in record.message
 
 
 async def test_a_watch_that_expired_is_begun_again_with_a_list(planner: Planner, world: World) -> None:

@@ -117,7 +117,7 @@ def test_float8_kv_takes_less_and_compiled_kernels_refuse_it(model_dir: Path) ->
 def test_batch_invariance_on_a_cpu_is_the_compiled_kernels(model_dir: Path) -> None:
     assert isinstance(_load(model_dir, ModelConfig(batch_invariant=True)), TorchExecutor)
     for model, engine, reason in (
-        (ModelConfig(), {"kernels": "reference"}, "as configured"),
+        (ModelConfig(), {"kernels": "reference"}, "engine.kernels=reference"),
         (ModelConfig(dtype="bfloat16"), {}, "compiled kernels compute in float32"),
     ):
         with pytest.raises(TandemError, match=reason) as refused:

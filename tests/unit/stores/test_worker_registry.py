@@ -165,7 +165,7 @@ class TestRegistry:
         for _ in range(3):
             assert await registry.list() == (record("w1"),)
         assert [r.getMessage() for r in caplog.records] == [
-            "a record in the registry is left out: not a record of schema 1"
+            "a worker in the registry is ignored, because its record is unreadable: not a record of schema 1"
         ]
 
     async def test_records_are_sent_again_only_when_they_changed(

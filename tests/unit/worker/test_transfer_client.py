@@ -100,7 +100,7 @@ def test_a_failed_read_is_logged_as_a_warning_only_where_a_job_waited_for_it(
     assert engine.failed == [(7, "block 3 is another")] and engine.done == follows
     ((_, level, text),) = caplog.record_tuples
     assert level == (logging.WARNING if is_awaited else logging.INFO)
-    assert text == "read 7 failed (digest): block 3 is another"
+    assert "read 7" in text and "block 3 is another" in text
 
 
 def teardowns(mover: Noting) -> list[TearDownPeer]:
@@ -151,5 +151,4 @@ def test_a_lost_source_is_logged_without_a_warning(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.INFO):
         one.on_event(PeerLost(P, True, down.reason))
         one.on_event(PeerLost(Q, True, "its process ended"))
-    levels = [record.levelno for record in caplog.records if record.message.startswith("lost")]
-    assert levels == [logging.INFO, logging.WARNING]
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]

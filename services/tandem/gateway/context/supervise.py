@@ -42,6 +42,6 @@ class BackgroundLoop:
             try:
                 pause_s = await self._step()
             except Exception:
-                log.exception("%s failed, next attempt in %g s", self._work, PAUSE_S)
+                log.exception("%s failed and is tried again in %g s", self._work, PAUSE_S)
                 pause_s = PAUSE_S
             await asyncio.sleep(pause_s)

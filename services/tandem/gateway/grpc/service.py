@@ -104,7 +104,7 @@ class InferenceService(InferenceServicer):
             except TandemError as error:
                 await call.abort(error)
             except Exception:
-                _log.exception("request %s failed", call.request_id)
+                _log.exception("request %s failed because of a defect of the gateway", call.request_id)
                 await call.abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {call.request_id})"))
 
     def _caller(self, call: GrpcCall, context: Context) -> RequestContext:

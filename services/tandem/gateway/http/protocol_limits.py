@@ -247,7 +247,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _reader_stalled(self) -> None:
         """Abort a connection whose client does not read; the disconnect cancels the request at every worker."""
-        _log.info("connection aborted: the client read nothing of its response for %g s", self._limits.stalled_client_s)
+        _log.info(
+            "the gateway closed a connection whose client had read nothing of its response for %g s"
+            " (gateway.stalled_client_s)",
+            self._limits.stalled_client_s,
+        )
         self.transport.abort()
 
     def _refuse(self, error: TandemError) -> None:

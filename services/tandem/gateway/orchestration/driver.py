@@ -171,7 +171,7 @@ class RequestDriver:
             try:
                 self.on_pool_event(event)
             except Exception:  # of one worker; those of all others are read on
-                log.exception("cannot process %s of the worker pool", type(event).__name__)
+                log.exception("the gateway failed to process an event of its workers: %s", type(event).__name__)
         return 0.0
 
     def on_pool_event(self, event: PoolEvent) -> None:
@@ -182,7 +182,9 @@ class RequestDriver:
                 try:
                     self._execute(self.director.on_worker_events(worker, events, now))
                 except Exception:
-                    log.exception("worker %s: cannot process an update", worker)
+                    log.exception(
+                        "the gateway failed to process an update of worker %s and opens its stream again", worker
+                    )
                     self._fleet.reopen(worker)
                 if freed is not None:
                     self._execute(self.director.on_capacity(freed, now))
@@ -200,8 +202,8 @@ class RequestDriver:
             case PlacementsChanged():
                 self._execute(self.director.place_queued(now))
 
-    async def _probe(self, placement: Placement, model: str) -> bool:
-        """Send one tiny request through a pair of workers; return whether its KV block has moved."""
+    async def _probe(self, placement: Placement, model: str) -> str | None:
+        """Send one tiny request through a pair of workers; return None where its KV block has moved, else why not."""
         request = probe_request(RequestId(f"probe-{secrets.token_hex(8)}"), model)
         admitted = self.director.probe(request, placement, self._clock.now())
         active = self._open_stream(admitted)
@@ -209,11 +211,11 @@ class RequestDriver:
         try:
             async for _ in active:
                 pass
-        except TandemError:
-            return False
+        except TandemError as error:
+            return error.message
         finally:
             active.close()
-        return active.state.pulled is not None
+        return "the test request was served without moving a block" if active.state.pulled is None else None
 
     # ---- inside
 
@@ -247,7 +249,7 @@ class RequestDriver:
             except Exception as failure:
                 request = _request_of(command)
                 if request is None:
-                    log.exception("a command of the request director failed: %r", command)
+                    log.exception("the gateway failed to carry out %r", command)
                 else:
                     self._execute(self.director.abort(request, failure, self._clock.now()))
 
@@ -278,7 +280,8 @@ class RequestDriver:
             self._idle.set()
         outcome = end.outcome
         if isinstance(outcome, TandemError) and outcome.kind is ErrorKind.INTERNAL and outcome.__cause__ is not None:
-            log.error("request %s aborted", end.request, exc_info=outcome.__cause__, extra=OF_ANOTHER)
+            message = "the gateway aborted request %s because of a defect"
+            log.error(message, end.request, exc_info=outcome.__cause__, extra=OF_ANOTHER)
         if stream is not None:
             stream.push(outcome)
             if stream.quota is not None:

@@ -98,7 +98,8 @@ class PrefixIndexClient:
 
         The blocks of a worker that repeatedly has fewer than predicted are loaded again from its snapshot."""
         if self.false_hits.reported(predicted, num_cached):
-            _log.warning("%s holds less than the prefix index lists; its entries are loaded again", predicted.worker)
+            message = "worker %s has fewer cached blocks than the prefix index lists; the gateway loads them again"
+            _log.info(message, predicted.worker)
             self._mirror.suspect(predicted.worker)
 
     @property

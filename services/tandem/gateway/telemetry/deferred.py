@@ -55,7 +55,7 @@ class DeferredCalls:
             try:
                 call()
             except Exception:
-                _log.exception("deferred telemetry of a request failed in %r", call, extra=OF_ANOTHER)
+                _log.exception("the telemetry of a request is incomplete, because %r failed", call, extra=OF_ANOTHER)
         self._is_running = False
 
     def _do_in_time(self) -> None:

@@ -40,7 +40,7 @@ class RequestLog:
 def _write(record: RequestRecord, extra: dict[str, Any]) -> None:
     level = logging.WARNING if record.outcome in _FAULTS else logging.INFO
     if _log.isEnabledFor(level):
-        _log.log(level, "request %s", record.outcome, extra=fields(**_line(record)) | extra)
+        _log.log(level, "request ended: %s", record.outcome, extra=fields(**_line(record)) | extra)
 
 
 def _line(record: RequestRecord) -> dict[str, Any]:

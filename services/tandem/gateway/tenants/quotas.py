@@ -197,7 +197,8 @@ class TenantQuotas:
 
     def _lose(self, error: BaseException) -> None:
         if self.is_reachable:
-            log.info("quotas: Redis is down, using 1/%d of each limit locally: %s", self._num_gateways, error)
+            message = "Redis keeps no quotas now; this gateway grants 1/%d of each limit by itself: %s"
+            log.info(message, self._num_gateways, error)
         self.is_reachable = False
         self._lost.set()
 
@@ -234,7 +235,7 @@ class TenantQuotas:
             unsettled, self._unsettled = self._unsettled, []
             for settlement in unsettled:
                 self._settle(settlement)
-            log.info("quotas: Redis is back, shared by %d gateways", self._num_gateways)
+            log.info("Redis keeps the quotas again, for %d gateways", self._num_gateways)
             await _all(calls)
         idle_since = self._now_ms() - FORGET_S * 1000
         for state in list(self._states.values()):
@@ -261,7 +262,8 @@ class TenantQuotas:
                 state.reenter(entry, self._name())
                 again.append(self._store.reserve(state.tenant, state.limits, entry.reservation))
         if again:
-            log.warning("quotas: Redis lost %d reservations of tenant %s; entered again", len(again), state.tenant)
+            message = "Redis lost %d quota reservations of tenant %s, and this gateway entered them again"
+            log.warning(message, len(again), state.tenant)
         await _all(again)
 
     def _enter_local_reservations(self, state: TenantQuotaState) -> Iterator[Awaitable[ReservationResult]]:

@@ -63,12 +63,13 @@ class TenantsWatch:
             # In a thread: a large file takes longer than streams may stall.
             tenants = await asyncio.to_thread(read_tenants, self._path, self._policy)
         except TandemError as error:
-            log.error("tenants file rejected, keeping the last good one: %s", error.message)
+            log.error("the gateway rejected the tenants file and keeps its last valid content: %s", error.message)
             self._authenticator.keep_after(f"tenants file rejected: {error.message}")
         else:
             self._authenticator.update(tenants)
             if self._last_signature is not None:
-                log.info("%d tenants with %d keys in %s", len(tenants.tenants), len(tenants.keys), self._path)
+                message = "the gateway read %d tenants with %d keys from %s"
+                log.info(message, len(tenants.tenants), len(tenants.keys), self._path)
         # Taken before the file was read, so that a change during the read is seen by the next poll.
         self._last_signature = signature
         return POLL_S

@@ -35,5 +35,5 @@ class TextModels:
             raise TandemError(ErrorKind.INTERNAL, f"the tokenizer bundle does not match its digest {digest}")
         model = TextModel(bundle, digest=digest, generation_config=self._generation_config)
         if model.unserved_defaults:
-            log.info("the model recommends %s, which is not served", ", ".join(model.unserved_defaults))
+            log.info("the model recommends %s, which Tandem ignores", ", ".join(model.unserved_defaults))
         return model

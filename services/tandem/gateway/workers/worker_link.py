@@ -172,8 +172,10 @@ class WorkerLink:
         has_changed = role != self._assigned_role
         self._assigned_role = role
         if has_changed:
-            meaning = "" if role in POOLS else " (the worker's own)"
-            log.info("worker %s: role %r%s", self.ref, role, meaning)
+            if role in POOLS:
+                log.info("worker %s is used in the role %s", self.ref, role)
+            else:
+                log.info("worker %s is used in its own role, because the assigned role is %r", self.ref, role)
         return has_changed
 
     # ---- calls
@@ -243,7 +245,7 @@ class WorkerLink:
         try:
             await call
         except grpc.aio.AioRpcError as error:
-            log.debug("worker %s: %s", self.ref.id, reason_of(error))
+            log.debug("a call of worker %s failed: %s", self.ref.id, reason_of(error))
 
     # ---- what the stream brings, applied by the owner of `events`
 
@@ -254,7 +256,7 @@ class WorkerLink:
         if not self.is_live:
             self.is_live = True
             self.is_gone = False
-            log.info("worker %s (%s) is live", self.ref, self.require_view().pool)
+            log.info("worker %s of pool %s is live", self.ref, self.require_view().pool)
         if update.load is not None:
             self._take_load(update.load)
         if update.step_cost is not None:
@@ -302,7 +304,9 @@ class WorkerLink:
             except TimeoutError:
                 reason = f"silent for {self._config.worker_timeout_s:g} s"
             except Exception as error:
-                log.exception("worker %s: cannot process an update", self.ref)
+                log.exception(
+                    "the gateway failed to process an update of worker %s and opens its stream again", self.ref
+                )
                 reason = repr(error)
             self._events.put_nowait(LinkBroken(self, reason))
             await asyncio.sleep(RETRY_S)

@@ -102,7 +102,9 @@ class WorkerPool:
                     try:
                         report = self._apply_update(event)
                     except Exception:
-                        log.exception("worker %s: cannot process an update", link.ref)
+                        log.exception(
+                            "the gateway failed to process an update of worker %s and opens its stream again", link.ref
+                        )
                         link.reopen()
                         continue
                     if report.events or report.freed is not None:
@@ -197,7 +199,8 @@ class WorkerPool:
         """Stop using the pairs of `workers` until a test block has moved between each pair, because KV may have been
         lost."""
         for pair in self.pairs.suspect(workers, self._clock.now()):
-            log.warning("%s lost KV of %s: the link between them is tested again", pair[1].id, pair[0].id)
+            message = "worker %s lost KV of worker %s; the gateway uses the pair again once a test block has moved"
+            log.warning(message, pair[1].id, pair[0].id)
         self._probe_pairs()
 
     # ---- calls
@@ -385,32 +388,37 @@ class WorkerPool:
         for pair, model in self.pairs.due(self.views(), self._clock.now()):
             self._events.put_nowait(ProbeDue(pair, model))
 
-    async def record_probe(self, pair: Pair, probe: Awaitable[bool]) -> None:
+    async def record_probe(self, pair: Pair, probe: Awaitable[str | None]) -> None:
         """Await `probe`, the test of a pair (prefill, decode) that was requested by `ProbeDue`, and record whether the
         pair may be used.
 
-        `probe` returns whether a block has moved. Where it did, the link is also measured if it must meet requirements
-        and was not measured yet."""
+        `probe` returns None where a block has moved, else why not. Where it has, the link is also measured if it must
+        meet requirements and was not measured yet. The first failure of a pair is logged as a warning, its repetitions
+        at DEBUG."""
+        level = logging.DEBUG if pair in self.pairs.failed else logging.WARNING
         try:
-            moved = await probe and await self._verify(pair)
+            problem = await probe
+            moved = problem is None and await self._verify(pair, level)
             if any(self._find(ref) is None for ref in pair):
-                log.info("%s or %s left before a block moved between them", *pair)
+                log.info("worker %s or %s left before a test block moved between them", *pair)
                 return
             self.pairs.ended(pair, moved=moved, retry_at=self._clock.now() + PROBE_RETRY_S)
             self._note_readiness()
             if moved:
-                log.info("a block moved from %s to %s", pair[0].id, pair[1].id)
-            else:
-                log.warning("no block moved from %s to %s", pair[0].id, pair[1].id)
+                log.info("a test block moved from worker %s to worker %s", pair[0].id, pair[1].id)
+            elif problem is not None:
+                message = "the test of prefill worker %s with decode worker %s failed and is repeated every %g s: %s"
+                log.log(level, message, pair[0].id, pair[1].id, PROBE_RETRY_S, problem)
         finally:
             self.pairs.gone(pair)
         self._events.put_nowait(PlacementsChanged())
 
-    async def _verify(self, pair: Pair) -> bool:
+    async def _verify(self, pair: Pair, level: int) -> bool:
         """Return whether the link of a pair is known to meet its requirements or not; the consumer probes it where
         necessary.
 
-        A report with a problem that does not refuse the link means that the link could not be measured."""
+        A report with a problem that does not refuse the link means that the link could not be measured. A failure is
+        logged at `level`."""
         producer, consumer = pair
         if self._requirements.on_slow_link == "warn" or not has_requirements(self._requirements):
             return True
@@ -422,7 +430,8 @@ class WorkerPool:
             if report is None or (report.problem and not report.refused):
                 self._on_link_reports(consumer, [await link.measure(producer)])
         except TandemError as error:
-            log.warning("the link from %s to %s cannot be measured: %s", producer.id, consumer.id, error.message)
+            message = "the link from worker %s to worker %s cannot be measured: %s"
+            log.log(level, message, producer.id, consumer.id, error.message)
             return False
         return True
 
@@ -433,7 +442,10 @@ class WorkerPool:
         them once the source is live."""
         changed = [link for link in reports if link.source in self._live and self.pairs.on_link_report(consumer, link)]
         for report in changed:
-            what = f"not used: {report.problem}" if report.refused else "used again"
-            log.warning("the link from %s to %s is %s", report.source.id, consumer.id, what)
+            if report.refused:
+                message = "the link from worker %s to worker %s is not used: %s"
+                log.warning(message, report.source.id, consumer.id, report.problem)
+            else:
+                log.info("the link from worker %s to worker %s is used again", report.source.id, consumer.id)
         if changed:
             self._probe_pairs()

@@ -22,210 +22,461 @@ TOKENS = tuple(4.0**power for power in range(10))
 
 MODEL = "gen_ai.request.model"
 _GEN_AI = ("gen_ai.operation.name", MODEL, "tenant", "lane")
+_BY_PULL = ("kind", "transport")
+_PATHS = "`path` is that of tandem.placements, or `none` for a request that was never placed."
+_PULLS = "`kind` is `handoff` or `prefix` (a remote prefix fetch)"
+_PULLS_BY_TRANSPORT = f"{_PULLS}; `transport` is the value of handoff.transport"
 
 # ---- what clients see: gateway
 
 TIME_TO_FIRST_TOKEN = histogram(
-    "gen_ai.server.time_to_first_token", "s", "From a request's arrival to its first token.", LATENCY, *_GEN_AI
+    "gen_ai.server.time_to_first_token",
+    "s",
+    "Measures the seconds from a request's arrival at the gateway to its first token.",
+    LATENCY,
+    *_GEN_AI,
 )
 TIME_PER_OUTPUT_TOKEN = histogram(
     "gen_ai.server.time_per_output_token",
     "s",
-    "Mean time per output token of a finished request, without the first.",
+    "Measures the mean seconds between two tokens of each finished request.",
     GAP,
     *_GEN_AI,
 )
 REQUEST_DURATION = histogram(
-    "gen_ai.server.request.duration", "s", "From a request's arrival to its end.", LATENCY, *_GEN_AI, "error.type"
+    "gen_ai.server.request.duration",
+    "s",
+    "Measures the seconds from a request's arrival at the gateway to its end. `error.type` is empty for a finished"
+    " request, `cancelled` where the client left, else the kind of the error.",
+    LATENCY,
+    *_GEN_AI,
+    "error.type",
 )
 TOKEN_USAGE = histogram(
-    "gen_ai.client.token.usage", "{token}", "Tokens of a request.", TOKENS, *_GEN_AI, "gen_ai.token.type"
+    "gen_ai.client.token.usage",
+    "{token}",
+    "Measures the tokens of each ended request. `gen_ai.token.type` is `input` for the prompt and `output` for the"
+    " answer.",
+    TOKENS,
+    *_GEN_AI,
+    "gen_ai.token.type",
 )
 INTER_TOKEN_LATENCY = histogram(
-    "tandem.inter_token_latency", "s", "Between two tokens of a choice, as sent by the gateway.", GAP, "lane", MODEL
+    "tandem.inter_token_latency",
+    "s",
+    "Measures the seconds between two consecutive tokens of one choice, when the gateway sends them.",
+    GAP,
+    "lane",
+    MODEL,
 )
 
 # ---- requests: gateway
 
-REQUESTS = counter("tandem.requests", "{request}", "Requests that ended.", "endpoint", "outcome", "lane", "tenant")
-HTTP_RESPONSES = counter("tandem.http.responses", "{response}", "HTTP responses.", "status")
-OPEN_REQUESTS = gauge("tandem.open_requests", "{request}", "Requests that have not ended.")
-QUEUED_REQUESTS = gauge("tandem.queued_requests", "{request}", "Requests that wait in the gateway's queue.", "lane")
-PROMPT_TOKENS = counter("tandem.prompt_tokens", "{token}", "Prompt tokens of admitted requests.", "path", "tenant")
-CACHED_PROMPT_TOKENS = counter(
-    "tandem.cached_prompt_tokens", "{token}", "Prompt tokens that a prefix cache had.", "path", "tenant"
+REQUESTS = counter(
+    "tandem.requests",
+    "{request}",
+    "Counts requests that have ended. `outcome` is `finished`, `cancelled` where the client left, or the kind of the"
+    " error.",
+    "endpoint",
+    "outcome",
+    "lane",
+    "tenant",
 )
-OUTPUT_TOKENS = counter("tandem.output_tokens", "{token}", "Output tokens sent to clients.", "path", "tenant")
+HTTP_RESPONSES = counter(
+    "tandem.http.responses",
+    "{response}",
+    "Counts HTTP responses of all endpoints. `status` is the status code.",
+    "status",
+)
+OPEN_REQUESTS = gauge(
+    "tandem.open_requests", "{request}", "Reports the requests that the gateway has received and not yet ended."
+)
+QUEUED_REQUESTS = gauge(
+    "tandem.queued_requests", "{request}", "Reports the requests that wait in the gateway's request queue.", "lane"
+)
+PROMPT_TOKENS = counter(
+    "tandem.prompt_tokens",
+    "{token}",
+    f"Counts the prompt tokens of requests when they end. {_PATHS}",
+    "path",
+    "tenant",
+)
+CACHED_PROMPT_TOKENS = counter(
+    "tandem.cached_prompt_tokens",
+    "{token}",
+    f"Counts the prompt tokens that were read from a prefix cache, when their request ends. {_PATHS}",
+    "path",
+    "tenant",
+)
+OUTPUT_TOKENS = counter(
+    "tandem.output_tokens",
+    "{token}",
+    f"Counts the output tokens of requests when they end. {_PATHS}",
+    "path",
+    "tenant",
+)
 STAGE_DURATION = histogram(
-    "tandem.request.stage.duration", "s", "Time of a request in one of its stages.", LATENCY, "stage", "lane", MODEL
+    "tandem.request.stage.duration",
+    "s",
+    "Measures the seconds that a request spent in each of the nine stages of docs/telemetry.md, which add up to its"
+    " duration. `stage` is the name of the stage.",
+    LATENCY,
+    "stage",
+    "lane",
+    MODEL,
 )
 ADMISSIONS = counter(
-    "tandem.admissions", "{request}", "Requests admitted or refused, and why.", "decision", "reason", "lane", "tenant"
+    "tandem.admissions",
+    "{request}",
+    "Counts decisions on admission. `decision` is `admitted` or `refused`; `reason` is the limit or error that refused"
+    " the request.",
+    "decision",
+    "reason",
+    "lane",
+    "tenant",
 )
-PLACEMENTS = counter("tandem.placements", "{request}", "Where requests went, and why.", "path", "reason")
-RETRIES = counter("tandem.request.retries", "{retry}", "Further attempts of requests after a failed or migrated one.")
+PLACEMENTS = counter(
+    "tandem.placements",
+    "{request}",
+    "Counts placed requests when they end. `path` is `remote` (prefill and decode on two workers), `local` (both on one"
+    " worker) or `fallback` (on one worker, because two were not possible); `reason` says why.",
+    "path",
+    "reason",
+)
+RETRIES = counter(
+    "tandem.request.retries",
+    "{retry}",
+    "Counts the attempts after the first of each request: retries after a failure, and migrations.",
+)
 SLO_REQUESTS = counter(
     "tandem.slo.requests",
     "{request}",
-    "Requests of a lane with a target that finished, or failed without their clients' fault.",
+    "Counts ended requests of lanes with a latency target, without those that failed by their client's fault. `slo` is"
+    " `ttft`, `itl` or `both`; `met` is `true` or `false`.",
     "lane",
     "slo",
     "met",
 )
-SLO_TARGET = gauge("tandem.slo.target", "s", "Latency target of a lane.", "lane", "slo")
+SLO_TARGET = gauge(
+    "tandem.slo.target",
+    "s",
+    "Reports the latency target of each lane in seconds. `slo` is `ttft` or `itl`.",
+    "lane",
+    "slo",
+)
 
 # ---- tenants: gateway
 
-TENANT_OPEN_REQUESTS = gauge("tandem.tenant.open_requests", "{request}", "Requests that have not ended.", "tenant")
-TENANT_QUOTA_LEFT = gauge(
-    "tandem.tenant.quota.left", "1", "Part of a limit that was left at the last reply of Redis.", "tenant", "limit"
+TENANT_OPEN_REQUESTS = gauge(
+    "tandem.tenant.open_requests", "{request}", "Reports the requests of each tenant that have not ended.", "tenant"
 )
-QUOTAS_SHARED = gauge("tandem.quotas.shared", "", "Whether quotas are kept in Redis, not by each gateway alone.")
+TENANT_QUOTA_LEFT = gauge(
+    "tandem.tenant.quota.left",
+    "1",
+    "Reports the fraction of a tenant's limit that was left in Redis' latest reply, 0 to 1. `limit` is `requests` or"
+    " `tokens`, both per minute.",
+    "tenant",
+    "limit",
+)
+QUOTAS_SHARED = gauge(
+    "tandem.quotas.shared",
+    "",
+    "Reports 1 while quotas are kept in Redis for all gateways, 0 while this gateway grants its fraction of each limit"
+    " by itself.",
+)
 
 # ---- workers, as a gateway sees them
 
-READY = gauge("tandem.ready", "", "Whether the gateway can serve requests.")
+READY = gauge("tandem.ready", "", "Reports 1 if this gateway can serve requests, else 0.")
 MODEL_SHORTAGE = gauge(
     "tandem.model.shortage",
     "",
-    "1: the model lacks what `gateway.disaggregation` needs: a worker, a prefill or decode worker, or a link.",
+    "Reports 1 while a model lacks what `gateway.disaggregation` needs: a live worker at all, a prefill or decode "
+    "worker, or a link between the two over which a block has moved.",
     MODEL,
     "lacks",
 )
-SERVED_MODELS = gauge("tandem.served_models", "{model}", "Models that live workers serve.")
-LIVE_WORKERS = gauge("tandem.live_workers", "{worker}", "Live workers.", "pool")
+SERVED_MODELS = gauge("tandem.served_models", "{model}", "Reports the number of models that live workers serve.")
+LIVE_WORKERS = gauge(
+    "tandem.live_workers", "{worker}", "Reports the workers of each pool from which this gateway has a stream.", "pool"
+)
 WORKER_BREAKER = gauge(
     "tandem.worker.breaker",
     "",
-    "1: open, the worker's last jobs failed and it gets none; 0.5: half-open, the worker is being tried.",
+    "Reports the state of each worker's breaker: 0 closed; 0.5 half-open, the worker gets one trial job; 1 open, the"
+    " worker gets no jobs because its last ones failed.",
     "worker",
 )
 TRANSFER_LINKS = gauge(
     "tandem.transfer.links",
     "{link}",
-    "Links over which one worker reads another, by type and by whether they meet their requirements.",
+    "Reports the links over which one worker reads another. `link` is the measured type; `ok` is `true` if the link"
+    " meets transfer.require and transfer.min_gbps, else `false`.",
     "link",
     "ok",
 )
-PREFIX_INDEX_REACHABLE = gauge("tandem.prefix.index.reachable", "", "Whether the prefix index can be read.")
-PREFIX_INDEX_WORKERS = gauge("tandem.prefix.index.workers", "{worker}", "Workers whose blocks are mirrored.")
+PREFIX_INDEX_REACHABLE = gauge(
+    "tandem.prefix.index.reachable",
+    "",
+    "Reports 1 if this gateway can read the prefix index from Redis, 0 if it uses its last copy.",
+)
+PREFIX_INDEX_WORKERS = gauge(
+    "tandem.prefix.index.workers", "{worker}", "Reports the workers whose cached blocks are in this gateway's mirror."
+)
 PREFIX_INDEX_WORKERS_EXPECTED = gauge(
-    "tandem.prefix.index.workers_expected", "{worker}", "Workers whose blocks have to be loaded from a snapshot."
+    "tandem.prefix.index.workers_expected",
+    "{worker}",
+    "Reports the live workers whose cached blocks this gateway still has to load from a snapshot.",
 )
-PREFIX_INDEX_BLOCKS = gauge("tandem.prefix.index.blocks", "{block}", "Blocks in the mirror of the prefix index.")
-PREFIX_INDEX_BYTES = gauge("tandem.prefix.index.size", "By", "Memory of the mirror of the prefix index.")
+PREFIX_INDEX_BLOCKS = gauge(
+    "tandem.prefix.index.blocks", "{block}", "Reports the cached blocks of all workers in this gateway's prefix mirror."
+)
+PREFIX_INDEX_BYTES = gauge(
+    "tandem.prefix.index.size", "By", "Reports the bytes of memory of this gateway's prefix mirror."
+)
 PREFIX_PREDICTED_TOKENS = counter(
-    "tandem.prefix.predicted_tokens", "{token}", "Prompt tokens that the prefix index predicted to be cached."
+    "tandem.prefix.predicted_tokens",
+    "{token}",
+    "Counts prompt tokens that the prefix index predicted to be cached on the worker that was chosen.",
 )
-PREFIX_STALE_HIT_TOKENS = counter("tandem.prefix.stale_hit_tokens", "{token}", "Predicted tokens that were not cached.")
-REDIS_UP = gauge("tandem.redis.up", "", "Whether Redis executes this process' commands.")
-REDIS_ERRORS = counter("tandem.redis.errors", "{command}", "Commands that Redis did not execute.", "store")
+PREFIX_STALE_HIT_TOKENS = counter(
+    "tandem.prefix.stale_hit_tokens",
+    "{token}",
+    "Counts predicted prompt tokens that the worker no longer had in its cache and had to compute.",
+)
+REDIS_UP = gauge(
+    "tandem.redis.up",
+    "",
+    "Reports 1 if Redis executes this process' commands, 0 from a failed command until that command succeeds again.",
+)
+REDIS_ERRORS = counter(
+    "tandem.redis.errors",
+    "{command}",
+    "Counts commands that Redis did not execute. `store` is what they were for, such as `registry`, `index` or"
+    " `quota`.",
+    "store",
+)
 
 # ---- steps: worker
 
-STEPS = counter("tandem.steps", "{step}", "Steps that ran: prefill, decode, or mixed.", "kind")
-STEP_DURATION = histogram("tandem.step.duration", "s", "From the planning of a step to its results.", GAP, "kind")
+STEPS = counter(
+    "tandem.steps",
+    "{step}",
+    "Counts the steps that ran. `kind` is `prefill` (prompt chunks), `decode` (one token per sequence) or `mixed`"
+    " (both).",
+    "kind",
+)
+STEP_DURATION = histogram(
+    "tandem.step.duration", "s", "Measures the seconds from the planning of a step to its results.", GAP, "kind"
+)
 STEP_PREDICTED_DURATION = histogram(
-    "tandem.step.predicted_duration", "s", "Step duration as predicted by the step time model.", GAP, "kind"
+    "tandem.step.predicted_duration",
+    "s",
+    "Measures the seconds that the step time model predicted for each step that ran.",
+    GAP,
+    "kind",
 )
-STEP_PREFILL_TOKENS = counter("tandem.step.prefill_tokens", "{token}", "Prompt tokens that steps computed.")
-STEP_DECODE_TOKENS = counter("tandem.step.decode_tokens", "{token}", "Sequences that steps decoded, summed.")
+STEP_PREFILL_TOKENS = counter("tandem.step.prefill_tokens", "{token}", "Counts the prompt tokens that steps computed.")
+STEP_DECODE_TOKENS = counter(
+    "tandem.step.decode_tokens", "{token}", "Counts the sequences that each step decoded, summed over all steps."
+)
 STEP_BUDGET_TOKENS = counter(
-    "tandem.step.budget_tokens", "{token}", "Prompt tokens that the token budget of steps allowed."
+    "tandem.step.budget_tokens",
+    "{token}",
+    "Counts the prompt tokens that each step was allowed to compute, summed over all steps.",
 )
-STEPS_SATURATED = counter("tandem.step.saturated", "{step}", "Steps whose token budget for prompts was used up.")
+STEPS_SATURATED = counter(
+    "tandem.step.saturated", "{step}", "Counts the steps that computed all prompt tokens that they were allowed to."
+)
 STEPS_OVER_TARGET = counter(
-    "tandem.step.over_target", "{step}", "Steps that could not be planned to end within their latency target."
+    "tandem.step.over_target",
+    "{step}",
+    "Counts the steps that were predicted to exceed slo.itl_ms even with the least number of prompt tokens.",
 )
-PREEMPTIONS = counter("tandem.preemptions", "{sequence}", "Sequences that were preempted and lost their KV blocks.")
-SEQUENCES = gauge("tandem.sequences", "{sequence}", "Sequences of the engine, by state.", "state")
+PREEMPTIONS = counter(
+    "tandem.preemptions", "{sequence}", "Counts the sequences whose KV blocks were taken away and computed again."
+)
+SEQUENCES = gauge(
+    "tandem.sequences", "{sequence}", "Reports the engine's sequences. `state` is `running` or `waiting`.", "state"
+)
 QUEUED_TOKENS = gauge(
-    "tandem.queued_tokens", "{token}", "Prompt tokens that were accepted but not computed yet.", "lane"
+    "tandem.queued_tokens",
+    "{token}",
+    "Reports the prompt tokens that the worker has accepted and not computed yet.",
+    "lane",
 )
-DRAFTED_TOKENS = counter("tandem.speculative.drafted_tokens", "{token}", "Draft tokens of speculative decoding.")
-ACCEPTED_TOKENS = counter("tandem.speculative.accepted_tokens", "{token}", "Draft tokens that were accepted.")
+DRAFTED_TOKENS = counter(
+    "tandem.speculative.drafted_tokens", "{token}", "Counts the tokens that speculative decoding drafted."
+)
+ACCEPTED_TOKENS = counter(
+    "tandem.speculative.accepted_tokens", "{token}", "Counts the drafted tokens that the model accepted."
+)
 
 # ---- KV: worker
 
-KV_CAPACITY = gauge("tandem.kv.capacity", "{block}", "Blocks of the pool.")
+KV_CAPACITY = gauge("tandem.kv.capacity", "{block}", "Reports the KV blocks of the worker's pool.")
 KV_BLOCKS = gauge(
     "tandem.kv.blocks",
     "{block}",
-    "KV blocks by state. `cached` blocks are also `free`; `quarantined` ones wait until no transfer can write to them;"
-    " `host` ones are in host memory, outside the pool.",
+    "Reports KV blocks by state. `used` and `free` add up to the pool. `cached` blocks are also free; `promised` ones"
+    " are free and reserved for requests on their way. `leased` blocks are offered to other workers, and reads write to"
+    " `reading` ones. `quarantined` blocks wait for proof that no transfer writes to them. `host` blocks are in host"
+    " memory, outside the pool.",
     "state",
 )
-KV_UNUSED = gauge("tandem.kv.free_ratio", "1", "Part of the pool that a new sequence could use.")
-LEASES = gauge("tandem.leases", "{lease}", "Prefills whose KV is held for a consumer.")
-PULLS = gauge("tandem.pulls", "{pull}", "Hand-offs whose KV is being pulled.")
-PREFIX_QUERIED_TOKENS = counter("tandem.prefix.queried_tokens", "{token}", "Prompt tokens looked up in the cache.")
-PREFIX_HIT_TOKENS = counter("tandem.prefix.hit_tokens", "{token}", "Prompt tokens that the cache had.")
+KV_UNUSED = gauge(
+    "tandem.kv.free_ratio",
+    "1",
+    "Reports the fraction of the pool that a new sequence could use, 0 to 1, cached blocks included.",
+)
+LEASES = gauge("tandem.leases", "{lease}", "Reports the leases under which the worker holds KV blocks for consumers.")
+PULLS = gauge("tandem.pulls", "{pull}", "Reports the open pulls, for handoffs and remote prefix fetches.")
+PREFIX_QUERIED_TOKENS = counter(
+    "tandem.prefix.queried_tokens", "{token}", "Counts the prompt tokens that were looked up in the worker's cache."
+)
+PREFIX_HIT_TOKENS = counter(
+    "tandem.prefix.hit_tokens", "{token}", "Counts the prompt tokens that were found in the worker's cache."
+)
 PREFIX_REMOTE_HIT_TOKENS = counter(
-    "tandem.prefix.remote_hit_tokens", "{token}", "Prompt tokens whose KV was read from another worker's cache."
+    "tandem.prefix.remote_hit_tokens",
+    "{token}",
+    "Counts the prompt tokens whose KV was read from another worker's cache instead of computed.",
 )
 
 # ---- transfer: worker
 
 TRANSFERS = counter(
-    "tandem.transfers", "{transfer}", "Pulls that ended: KV of a hand-off, or a prefix.", "kind", "outcome"
+    "tandem.transfers",
+    "{transfer}",
+    f"Counts pulls that have ended. {_PULLS}; `outcome` is `done`, `cancelled` or `failed`.",
+    "kind",
+    "outcome",
 )
-TRANSFER_BYTES = counter("tandem.transfer.bytes", "By", "Bytes read by pulls.", "kind", "transport")
+TRANSFER_BYTES = counter(
+    "tandem.transfer.bytes", "By", f"Counts the bytes that pulls have read. {_PULLS_BY_TRANSPORT}.", *_BY_PULL
+)
 TRANSFER_EXPOSED_BYTES = counter(
     "tandem.transfer.exposed_bytes",
     "By",
-    "Bytes that were unread when the last chunk was computed.",
-    "kind",
-    "transport",
+    f"Counts the bytes that were unread when the last block of a pull was announced. {_PULLS_BY_TRANSPORT}.",
+    *_BY_PULL,
 )
-TRANSFER_BUSY = counter("tandem.transfer.busy", "s", "Time during which a read was in progress.", "kind", "transport")
+TRANSFER_BUSY = counter(
+    "tandem.transfer.busy",
+    "s",
+    f"Counts the seconds in which at least one read of a pull was open. {_PULLS_BY_TRANSPORT}.",
+    *_BY_PULL,
+)
 TRANSFER_DURATION = histogram(
-    "tandem.transfer.duration", "s", "From the first announced block to the last verified one.", LATENCY, "kind"
+    "tandem.transfer.duration",
+    "s",
+    f"Measures the seconds from the first announced block of a pull to its last verified one. {_PULLS}.",
+    LATENCY,
+    "kind",
 )
 TRANSFER_EXPOSED_DURATION = histogram(
-    "tandem.transfer.exposed_duration", "s", "From the last announced block to the last verified one.", LATENCY, "kind"
+    "tandem.transfer.exposed_duration",
+    "s",
+    f"Measures the seconds from the last announced block of a pull to its last verified one. {_PULLS}.",
+    LATENCY,
+    "kind",
 )
 
 # ---- jobs and state: worker
 
-JOBS = counter("tandem.jobs", "{job}", "Jobs that ended, with all their choices.", "kind", "outcome")
+JOBS = counter(
+    "tandem.jobs",
+    "{job}",
+    "Counts jobs that have ended. `kind` is `generate` (prefill and decode), `prefill` or `resume` (decode after a"
+    " handoff). `outcome` is `finished`, `handed_over` (to a decode worker), `moved` (migrated), `given_back` (by a"
+    " draining worker), `cancelled` or `failed`.",
+    "kind",
+    "outcome",
+)
 JOB_QUEUE_DURATION = histogram(
     "tandem.job.queue.duration",
     "s",
-    "From a job's acceptance, or the arrival of the KV that it waits for, to its first step.",
+    "Measures the seconds for which a job waited for its first step, once it was accepted and any KV that it needs had"
+    " arrived. `kind` is that of tandem.jobs.",
     LATENCY,
     "kind",
 )
-GENERATED_TOKENS = counter("tandem.generated_tokens", "{token}", "Tokens sampled by this worker.")
-WORKER_HEALTHY = gauge("tandem.worker.healthy", "", "Whether the worker can run jobs.")
-WORKER_DRAINING = gauge("tandem.worker.draining", "", "Whether the worker is draining and takes no new jobs.")
-WORKER_GATEWAYS = gauge("tandem.worker.gateways", "{gateway}", "Gateways that watch the worker, or did a moment ago.")
+GENERATED_TOKENS = counter("tandem.generated_tokens", "{token}", "Counts the tokens that the worker sampled.")
+WORKER_HEALTHY = gauge(
+    "tandem.worker.healthy", "", "Reports 1 if the worker can run jobs, 0 if it should be restarted."
+)
+WORKER_DRAINING = gauge(
+    "tandem.worker.draining", "", "Reports 1 if the worker is draining and accepts no new jobs, else 0."
+)
+WORKER_GATEWAYS = gauge(
+    "tandem.worker.gateways",
+    "{gateway}",
+    "Reports the gateways that have a stream from the worker, or had one within worker.gateway_grace_s.",
+)
 WORKER_INFO = gauge(
-    "tandem.worker.info", "", "Always 1; attributes describe the worker.", "worker", "pool", "model", "transport"
+    "tandem.worker.info",
+    "",
+    "Reports 1. The labels describe the worker: its id, its pool, its model and the transport that moves its KV.",
+    "worker",
+    "pool",
+    "model",
+    "transport",
 )
 
 # ---- planner
 
-PLANNER_TARGET = gauge("tandem.planner.target", "{worker}", "Desired number of workers, as last decided.", "role")
+PLANNER_TARGET = gauge(
+    "tandem.planner.target", "{worker}", "Reports the number of workers that the planner decided on last.", "role"
+)
 PLANNER_NEEDED = gauge(
-    "tandem.planner.needed", "{worker}", "Desired number of workers before bounds and stabilization.", "role"
+    "tandem.planner.needed",
+    "{worker}",
+    "Reports the number of workers that the forecast requires, before planner.min_*, planner.max_* and the delay of"
+    " planner.scale_down_s.",
+    "role",
 )
-PLANNER_WORKERS = gauge("tandem.planner.workers", "{worker}", "Workers by state at the last decision.", "role", "state")
-PLANNER_DECISIONS = counter("tandem.planner.decisions", "{decision}", "Decisions by outcome.", "outcome")
+PLANNER_WORKERS = gauge(
+    "tandem.planner.workers",
+    "{worker}",
+    "Reports the workers at the last decision. `state` is `serving`, `starting` or `draining`.",
+    "role",
+    "state",
+)
+PLANNER_DECISIONS = counter(
+    "tandem.planner.decisions",
+    "{decision}",
+    "Counts decisions. `outcome` is `carried_out`, `explained` (planner.mode=explain), `held_back` (for lack of data),"
+    " `standby` (another planner leads) or `failed`.",
+    "outcome",
+)
 PLANNER_HELD_BACK = gauge(
-    "tandem.planner.held_back", "", "Whether the planner lacks data and therefore changes nothing."
+    "tandem.planner.held_back",
+    "",
+    "Reports 1 while the planner lacks data and changes nothing, else 0. Its log says which data.",
 )
-PLANNER_LEADER = gauge("tandem.planner.leader", "", "Whether this planner is the leader, whose decisions are applied.")
+PLANNER_LEADER = gauge(
+    "tandem.planner.leader", "", "Reports 1 if this planner leads and its decisions are applied, else 0."
+)
 PLANNER_ACTUATOR_ERRORS = counter(
-    "tandem.planner.actuator.errors", "{call}", "Calls to the Kubernetes API that failed, by HTTP status.", "status"
+    "tandem.planner.actuator.errors",
+    "{call}",
+    "Counts failed calls of the Kubernetes API. `status` is the HTTP status, or `no_answer`.",
+    "status",
 )
 
 # ---- every process
 
-PROCESS_CPU = counter("process.cpu.time", "s", "Processor time of the process.")
-PROCESS_MEMORY = gauge("process.memory.usage", "By", "Resident memory of the process.")
-PROCESS_FILES = gauge("process.open_file_descriptor.count", "{file}", "Open file descriptors.")
-SPANS_DROPPED = counter("tandem.span.dropped", "{span}", "Spans dropped because too many waited to be sent.")
-LOG_LINES_DROPPED = counter("tandem.log.dropped", "{line}", "Log lines dropped because too many were alike.")
+PROCESS_CPU = counter("process.cpu.time", "s", "Counts the seconds of CPU time that the process has used.")
+PROCESS_MEMORY = gauge("process.memory.usage", "By", "Reports the bytes of resident memory of the process.")
+PROCESS_FILES = gauge(
+    "process.open_file_descriptor.count", "{file}", "Reports the open file descriptors of the process."
+)
+SPANS_DROPPED = counter(
+    "tandem.span.dropped", "{span}", "Counts spans that were dropped because too many waited to be sent."
+)
+LOG_LINES_DROPPED = counter(
+    "tandem.log.dropped", "{line}", "Counts log lines that were dropped because too many were alike."
+)
 
 
 def all_instruments() -> tuple[Instrument, ...]:

@@ -48,7 +48,7 @@ class MetricSender:
         warning where the time was too short."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            _log.warning("telemetry: metrics could not be sent in the time that stopping may take")
+            _log.warning("the last metrics could not be sent within the %.1f s that a stop may take", timeout_s)
         if not self._is_closed:
             self._is_closed = True
             for exporter in self._exporters:
@@ -66,4 +66,4 @@ class MetricSender:
                 if not self._is_closed:
                     exporter.export(data)
         except Exception:
-            _log.exception("telemetry: metrics could not be sent")
+            _log.warning("metrics could not be sent; the next attempt sends their values again", exc_info=True)

@@ -76,7 +76,7 @@ class MetricsEndpoint:
         try:
             return "200 OK", *self._exposition(accept)
         except Exception:
-            _log.exception("metrics: they could not be collected")
+            _log.exception("the metrics could not be collected, and GET /metrics is answered with status 500")
             return "500 Internal Server Error", _TEXT, b"the log has the reason\n"
 
 
@@ -107,11 +107,11 @@ class _Server(ThreadingWSGIServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log at DEBUG: mostly the client has disconnected."""
-        _log.debug("metrics: a connection of %s broke", client_address, exc_info=True)
+        _log.debug("a connection of %s to the metrics port broke", client_address, exc_info=True)
 
 
 class _Handler(WSGIRequestHandler):
     timeout = TIMEOUT_S
 
     def log_message(self, format: str, *args: object) -> None:
-        _log.debug("metrics: %s " + format, self.client_address[0], *args)
+        _log.debug("the metrics port answered %s: " + format, self.client_address[0], *args)

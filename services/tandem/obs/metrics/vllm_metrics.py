@@ -39,8 +39,9 @@ class Alias:
         name = f"vllm:{self.name}"
         kind = Kind.COUNTER if self.is_counted else self.source.kind
         unit = "s" if name.endswith("_seconds") else ""
-        selection = "".join(f", {attribute} {value!r}" for attribute, value in self.where.items())
-        description = f"vLLM's name for {self.source.name}{selection}."
+        selection = "".join(f" where {attribute} is {value!r}" for attribute, value in self.where.items())
+        value = "1 minus " if self.is_complement else "the number of values of " if self.is_counted else ""
+        description = f"Repeats {value}{self.source.name}{selection} under vLLM's name."
         return Instrument(name, kind, unit, description, ("model_name",), self.source.bounds)
 
 

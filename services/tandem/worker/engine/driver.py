@@ -195,10 +195,10 @@ class EngineDriver:
             while self._run_once():
                 pass
         except DeviceLost as loss:
-            _log.error("the engine ends: %s", loss)
+            _log.error("the engine stops, because its device is lost: %s", loss)
             error = str(loss)
         except Exception as failure:
-            _log.exception("the engine failed")
+            _log.exception("the engine stops because of a defect")
             error = f"{type(failure).__name__}: {failure}"
             kind = ErrorKind.INTERNAL
         self._abandon()
@@ -213,7 +213,9 @@ class EngineDriver:
         except DeviceLost:
             raise
         except Exception:
-            _log.exception("the calibration failed")
+            _log.warning(
+                "the calibration of step times failed; predictions are rough until some steps have run", exc_info=True
+            )
             return
         if cost is not None:
             self._engine.pacer.model.restart(cost)
@@ -281,7 +283,7 @@ class EngineDriver:
         if plan.num_host_copies:
             # Hashes may be published for blocks that were never copied: no cached block can be trusted any more.
             raise error
-        _log.error("%s failed", plan, exc_info=error)
+        _log.error("a step failed, and its sequences end with an error: %s", plan, exc_info=error)
         reason = f"the step failed: {type(error).__name__}: {error}"
         return done, StepResult(plan.number, tuple(SliceResult(s.seq, error=reason) for s in plan.slices))
 
@@ -343,7 +345,7 @@ class EngineDriver:
                 if self._running.popleft().error is None:
                     self._pipeline.collect()
         except Exception as failure:
-            _log.warning("an abandoned step failed: %s", failure)
+            _log.info("a step that was running when the engine stopped has failed: %s", failure)
 
     def _close(self, error: str | None, kind: ErrorKind) -> None:
         """Fail every waiting call and end every job. Nothing enters the inbox after this method took the lock."""

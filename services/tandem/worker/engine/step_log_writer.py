@@ -77,4 +77,4 @@ class StepWriter:
                 file.writelines(lines)
         except OSError as error:
             self._has_failed = True
-            _log.warning("no more steps are logged: cannot write to %s: %s", self.path, error)
+            _log.error("the step log %s cannot be written, and no more steps are logged: %s", self.path, error)

@@ -172,7 +172,7 @@ class WorkerService(WorkerServicer):
         except TandemError:
             return DrainResult(0)
         _log.info(
-            "drain finished: %d migrated, %d requeued, %d unfinished",
+            "the drain has ended: %d sequences moved to other workers, %d went back to gateways, %d are unfinished",
             done.num_migrated,
             done.num_requeued,
             done.num_left,

@@ -169,7 +169,7 @@ class ProducerSession:
                 if is_broken:
                     self._context.transfer.disconnect_when_idle(self.source)
                 return
-            _log.info("session with %s broke: %s", self.source, reason)
+            _log.info("the handoff session with worker %s broke and is opened again: %s", self.source, reason)
             await self._pause(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._num_failures - 1)))
 
     def _should_give_up(self) -> bool:
@@ -304,7 +304,7 @@ class ProducerSession:
         return apply
 
     def _give_up(self, reason: str) -> None:
-        _log.warning("%s is lost: %s", self.source, reason)
+        _log.warning("worker %s is lost as a source of KV: %s", self.source, reason)
         self.report_lost(reason)
         self._context.transfer.disconnect_when_idle(self.source)
 
@@ -365,7 +365,7 @@ class ProducerSessions:
         try:
             await session.run()
         except Exception as defect:
-            _log.exception("%r failed", session)
+            _log.exception("the handoff session with worker %s failed because of a defect", session.source)
             session.report_lost(f"{type(defect).__name__}: {defect}")
         finally:
             del self._sessions[session.source], self._tasks[session.source]

@@ -208,7 +208,7 @@ class TransferClient:
             is_connected = source in self._peers
         problem = self._send(TearDownPeer(source, reason)) if is_connected else None
         if problem is not None:
-            _log.warning("%s cannot be torn down: %s", source, problem)
+            _log.warning("the KV connection to worker %s cannot be closed: %s", source, problem)
 
     def disconnect_when_idle(self, source: WorkerRef) -> None:
         """Disconnect a source that is gone once no read of it is open; a later `connect` cancels this. Returns without
@@ -245,7 +245,8 @@ class TransferClient:
                 self._answer(peer.worker, PeerError(reason))
             case PeerLost(peer, proven, reason):
                 level = logging.INFO if reason == _GONE and proven else logging.WARNING
-                _log.log(level, "lost %s%s: %s", peer.worker, "" if proven else " (reads may go on)", reason)
+                still = "" if proven else ", and reads from it may still write"
+                _log.log(level, "the KV connection to worker %s is closed%s: %s", peer.worker, still, reason)
                 self._lose(event)
             case PeerDrained(peer):
                 with self._lock:
@@ -350,5 +351,5 @@ def _fail(engine: Engine, failed: ReadFailed, now: float) -> list[Effect]:
     abandoned read are reused by its source and may fail the digest check."""
     effects = engine.read_failed(failed.id, failed.reason, drained=failed.drained, now=now)
     level = logging.WARNING if effects else logging.INFO
-    _log.log(level, "read %d failed (%s): %s", failed.id, failed.kind.value, failed.reason)
+    _log.log(level, "the KV read %d failed (%s): %s", failed.id, failed.kind.value, failed.reason)
     return effects

@@ -268,13 +268,13 @@ class LinkMonitor:
     def _on_done(self, source: WorkerRef, num_bytes: int, task: asyncio.Task[LinkReport]) -> None:
         del self._running[source, num_bytes]
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, TandemError):
-            _log.error("the link to %s cannot be probed", source, exc_info=error)
+            _log.error("the measurement of the link to worker %s failed because of a defect", source, exc_info=error)
 
     async def _measure_quietly(self, source: WorkerRef) -> None:
         try:
             await self.measure(source)
         except TandemError as error:
-            _log.info("the link to %s is not measured: %s", source, error.message)
+            _log.info("the link to worker %s could not be measured: %s", source, error.message)
         except Exception as defect:
             # `_on_done` has logged the defect; serving does not depend on a probe.
             self._put(unmeasured(source, repr(defect), self._required))
@@ -283,7 +283,8 @@ class LinkMonitor:
         if self.reports.put(report, self._clock.now()):
             level = logging.WARNING if report.problem else logging.INFO
             problem = f", but {report.problem}" if report.problem else ""
-            _log.log(level, "link to %s: %s, %.3g GB/s%s", report.source, report.link_type, report.gbps, problem)
+            message = "the link to worker %s is %s with %.3g GB/s%s"
+            _log.log(level, message, report.source, report.link_type, report.gbps, problem)
         self._on_change()
 
     async def _choose(self, list_workers: Callable[[], Awaitable[Sequence[WorkerRecord]]]) -> None:

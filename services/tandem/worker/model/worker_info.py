@@ -66,7 +66,7 @@ class WorkerDescriptor:
     def set_role(self, role: str) -> None:
         """Adopt the role that the registry has for this worker, and log a change."""
         if role != self.role:
-            _log.info("worker %s: role %s (pool %s)", self.identity.me, role, self.identity.pool)
+            _log.info("worker %s of pool %s has the role %s now", self.identity.me, self.identity.pool, role)
             self.role = role
 
     def describe(self, *, with_bundle: bool, metadata: Any) -> worker_pb2.DescribeReply:
