@@ -124,7 +124,8 @@ class TenantQueue:
             self.credit = 0
 
     def end(self, key: RequestId) -> float:
-        """Return the value that `counter` would have after sending the waiting request `key`.
+        """Return the tenant's weighted tokens (`counter`) as they would be once the waiting request `key` was sent to
+        workers.
 
         Raises KeyError when the request does not wait.
         """

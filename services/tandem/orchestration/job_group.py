@@ -275,7 +275,7 @@ class JobGroup:
         return has_moved
 
     def clear(self) -> None:
-        """Remove all jobs, the KV offer and the unfit workers."""
+        """Remove all jobs, the KV offer and the record of workers that failed to take it over."""
         self.works.clear()
         self.unanswered = self.source = None
         self.unfit.clear()

@@ -81,7 +81,8 @@ class PairRegistry:
             self._link_proven(self._proven_producers, {consumer})
 
     def gone(self, pair: Pair) -> None:
-        """Record that a pair's test ended without a result; `due` may return the pair again."""
+        """Record that the transfer of a test block between a pair ended without a result, as when a worker left
+        meanwhile; `due` may return the pair again."""
         self._testing.discard(pair)
 
     def suspect(self, workers: Set[WorkerRef], now: float) -> list[Pair]:

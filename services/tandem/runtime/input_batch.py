@@ -1,8 +1,8 @@
-"""Build the input tensors of one forward pass from the checked slices of a plan.
+"""Build the input tensors of one forward pass from the slices of a plan, whose fit to KV blocks has been checked.
 
 Values are gathered in Python lists and become tensors in two calls. After a forward pass has evicted the CPU caches,
-each further kind of call costs more than the list operations: building a batch of one row took half as long again with
-numpy arrays throughout.
+a call of another numpy or torch function costs more than the list operations: building a batch of one row took half as
+long again with numpy arrays throughout.
 """
 
 from __future__ import annotations

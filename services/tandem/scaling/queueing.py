@@ -56,7 +56,7 @@ def erlang_c(num_workers: int, load: float) -> float:
 def late_share(demand: ServiceDemand, num_workers: int, limit_s: float) -> float:
     """Return the fraction of jobs that end later than `limit_s` seconds after their arrival.
 
-    Jobs whose service alone takes longer are not counted, because more workers do not help them. 0 without demand.
+    A job whose service alone takes longer counts as in time, because more workers do not help it. 0 without demand.
     """
     if demand.load <= 0:
         return 0.0

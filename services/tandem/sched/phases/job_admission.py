@@ -198,8 +198,9 @@ def lacking(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> 
 def check_reservation(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> None:
     """Raise TandemError (OVERLOADED) if a new pull cannot reserve the blocks and seats of `need`.
 
-    Two conditions must hold. `need` fits in addition to all leases and reservations, so that the blocks become free
-    without the end of any lease. And the reservations leave enough blocks of the pool for the largest waiting prefill.
+    Two conditions must hold. `need` fits beside all that is leased or reserved by now (`held`), so that the pull waits
+    for running sequences at most, never for the end of a lease. And it leaves enough blocks for the largest waiting
+    prefill.
     """
     if any(lacking(need, held, limits)):
         raise _overloaded(

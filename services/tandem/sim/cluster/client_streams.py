@@ -80,7 +80,8 @@ class ClientStreams:
         return len(self._streams)
 
     def open(self, open_request: OpenRequest, trace: ClientTrace, ended: Ended) -> None:
-        """Open the stream of an admitted request; `ended` is called once, at its end."""
+        """Open the stream of an admitted request; `trace` records the times at which its client receives tokens, and
+        `ended` is called once, at its end."""
         self._streams[trace.id] = _Stream(open_request, trace, ended)
 
     def workers(self, request: RequestId) -> Sequence[WorkerRef]:

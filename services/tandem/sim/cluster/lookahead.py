@@ -32,7 +32,9 @@ class Lookahead:
             del values[num_steps:]
 
     def rest(self, run: DecodeRun, num_done: int) -> Lookahead:
-        """Return the steps after the first `num_done`; `run` is the engine's forecast that begins with them."""
+        """Return the predicted steps after the first `num_done`, which the engine has applied.
+
+        `run`: the engine's new forecast, whose first step is the first of those returned."""
         num_before = self.num_before + num_done
         return Lookahead(run, self.ends[num_done:], self.seconds[num_done:], self.num_free[num_done:], num_before)
 

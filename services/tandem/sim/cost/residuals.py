@@ -27,10 +27,11 @@ def kind_of(step: StepFeatures) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """Factors above 0 on a predicted step time, by kind of step; the factors of one kind are equally likely.
+    """Measured step times divided by predicted ones, by kind of step; the factors of one kind are equally likely.
 
-    A step of a kind without samples has the factors of the nearest kind; a kind with prompt tokens is far from one
-    without them. Raises ValueError for an empty table or a factor that is not above 0."""
+    Steps with similar numbers of prompt tokens and of decoding sequences are of one kind. A step of a kind without
+    samples has the factors of the kind with the nearest numbers; a kind with prompt tokens is far from one without
+    them. Raises ValueError for an empty table or a factor that is not above 0."""
 
     by_kind: Mapping[Kind, tuple[float, ...]]
 

@@ -74,7 +74,8 @@ class TransferClient:
     source's digests. `problem`: None after a self-test that has succeeded, else what is wrong.
 
     Called by the engine's thread (reads), the event loop (connections, probe reads) and the transfer thread (events).
-    All probe reads write the same blocks, and a failed one may go on writing until its source is drained.
+    All probe reads write the same blocks, and a failed one may go on writing until the transport
+    has ended all reads from its source.
     """
 
     def __init__(
