@@ -18,6 +18,8 @@ PAGES = (
     ROOT / "loadtest" / "README.md",
     ROOT / "loadtest" / "RESULTS.md",
     ROOT / "kernels" / "RESULTS.md",
+    ROOT / "tests" / "README.md",
+    ROOT / "tests" / "RESULTS.md",
 )
 
 WORDS = "(?:tandem|helm|kubectl|docker|openssl)"
