@@ -52,8 +52,8 @@ $ helm upgrade tandem helm/tandem -n tandem -f helm/tandem/ci/rdma-values.yaml -
 
 A worker's name begins with the name of its pod, or of its node where pods use the host network. `kubectl delete pod
 POD` drains and stops the pod's workers, and KubeRay starts another pod. The last command adds prefill workers to a
-release that was installed with these files. [README.md](README.md) says how to add workers, change settings and roll
-back; [COMPOSE.md](COMPOSE.md) describes the containers of a single machine.
+release that was installed with these files. [docs/kubernetes.md](../docs/kubernetes.md) says how to add
+workers, change settings and roll back; [COMPOSE.md](COMPOSE.md) describes the containers of a single machine.
 """
 
 

@@ -179,9 +179,9 @@ def test_variables_are_ones_that_the_program_takes(name: str) -> None:
 
 
 def test_a_rollout_may_take_as_long_as_the_documents_advise() -> None:
-    """deploy/README and NOTES.txt wait half an hour; the default `progressDeadlineSeconds` is ten minutes."""
+    """docs/kubernetes.md and NOTES.txt wait half an hour; the default `progressDeadlineSeconds` is ten minutes."""
     deadline = ci("cpu-trial").one("gateway-deployment")["spec"]["progressDeadlineSeconds"]
-    waits = re.findall(r"rollout status .*--timeout=(\d+)m", (ROOT / "deploy" / "README.md").read_text())
+    waits = re.findall(r"rollout status .*--timeout=(\d+)m", (ROOT / "docs" / "kubernetes.md").read_text())
     waits += re.findall(r"rollout status .*--timeout=(\d+)m", (CHART / "templates" / "NOTES.txt").read_text())
     assert len(waits) >= 2 and all(deadline >= int(minutes) * 60 for minutes in waits)
     patient = render({"gateway": {"progressDeadlineSeconds": 7200}})

@@ -184,7 +184,7 @@ def test_the_doctor_of_helm_test_has_time_for_all_that_it_measures() -> None:
     """Helm's own limit is five minutes, so documents must pass a longer `--timeout`."""
     deadline = TRIAL.one("tests/doctor")["spec"]["activeDeadlineSeconds"]
     assert deadline > FEW_PAIRS * MEASURE_S + 60
-    documents = [(CHART / "templates" / "NOTES.txt").read_text(), (DEPLOY / "README.md").read_text()]
+    documents = [(CHART / "templates" / "NOTES.txt").read_text(), (ROOT / "docs" / "kubernetes.md").read_text()]
     waits = [int(minutes) for text in documents for minutes in re.findall(r"test .*--logs --timeout (\d+)m", text)]
     assert len(waits) == 2 and all(minutes * 60 > deadline for minutes in waits)
 

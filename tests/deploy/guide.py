@@ -19,6 +19,8 @@ PAGES = (
     ROOT / "loadtest" / "RESULTS.md",
     ROOT / "loadtest" / "SCALE.md",
     ROOT / "kernels" / "RESULTS.md",
+    ROOT / "tests" / "README.md",
+    ROOT / "tests" / "RESULTS.md",
 )
 
 WORDS = "(?:tandem|helm|kubectl|docker|openssl)"

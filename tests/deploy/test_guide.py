@@ -19,19 +19,19 @@ from tandem.cli.main import _PROGRAMS, _parser
 from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, resolve
 from tests.chart.release import CHART, RELEASE, helm
-from tests.deploy.files import DEPLOY, ROOT
+from tests.deploy.files import ROOT
 from tests.deploy.guide import PAGES, commands, links, own_files, programs
 
-README = DEPLOY / "README.md"
+KUBERNETES = ROOT / "docs" / "kubernetes.md"
 EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 BASE = ("-f", "helm/tandem/ci/rdma-values.yaml", "-f", "my-values.yaml")
-SWITCHES = re.findall(r"^\| [^|]+ \| `([\w.]+=[\w.-]+)` \| (workers|gateways)\b", README.read_text(), re.MULTILINE)
+SWITCHES = re.findall(r"^\| [^|]+ \| `([\w.]+=[\w.-]+)` \| (workers|gateways)\b", KUBERNETES.read_text(), re.MULTILINE)
 
 
 @functools.cache
 def rendered(*flags: str) -> tuple[dict[str, Any], Config]:
     """The RayService's spec with its Serve document read, and the settings, of values that flags of Helm name."""
-    own = own_files(README)
+    own = own_files(KUBERNETES)
     with TemporaryDirectory() as place:
         for name, text in own.items():
             (Path(place) / name).write_text(text)
