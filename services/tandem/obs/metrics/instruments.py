@@ -460,7 +460,7 @@ PLANNER_LEADER = gauge(
 PLANNER_ACTUATOR_ERRORS = counter(
     "tandem.planner.actuator.errors",
     "{call}",
-    "Counts failed calls of the Kubernetes API. `status` is the HTTP status, or `no_answer`.",
+    "Counts failed calls of the Kubernetes API. `status` is the HTTP status, `invalid` or `no_answer`.",
     "status",
 )
 
