@@ -121,6 +121,18 @@ def settings() -> tuple[Setting, ...]:
     return tuple(found)
 
 
+def section_docs() -> dict[str, str]:
+    """Return the docstring of each section of the `Config` tree, on one line."""
+    return {name: " ".join((section.__doc__ or "").split()) for name, section in get_type_hints(Config).items()}
+
+
+def format_default(value: object) -> str:
+    """Return a default value as help texts write it: `true`, `empty` for an empty text, `512`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "empty" if value == "" else str(value)
+
+
 def _descriptions() -> dict[tuple[str, str], str]:
     """Return the string under each field of the sections, on one line, by the names of the class and of the field."""
     found: dict[tuple[str, str], str] = {}
