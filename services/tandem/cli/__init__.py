@@ -1,7 +1,7 @@
 """The `tandem` command: parse the command line, resolve the settings and run one program or subcommand.
 
-The room is floor 6 of the import layers. `main.main` is the entry point, and its table lists each subcommand with the
-function that runs it; read that first. `serve` starts everything on one machine, `programs` a gateway, worker or
+The room is floor 6 of the import layers. `main.main` is the entry point; `subcommands` lists each subcommand with the
+function that runs it, read that first. `serve` starts everything on one machine, `programs` a gateway, worker or
 planner. The other modules implement one subcommand each, or parts that several of them share."""
 
 from tandem.cli.main import main

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import yaml
 
 from tandem.cli import main
 from tandem.cli.gateway_checks import require_free_port
+from tandem.cli.main import _parser
+from tandem.cli.subcommands import SUBCOMMANDS
 from tandem.core.config import Config, GatewayConfig, value_of
 from tandem.core.settings import Setting, build, flags_of, settings
 
@@ -70,7 +73,7 @@ def test_flags_beat_the_environment_and_that_beats_the_file(
     lines = [line.strip().split() for line in capsys.readouterr().out.splitlines()]
     printed = {words[0]: (words[1], words[3]) for words in lines if len(words) > 3}
     assert printed["port:"][0] in ("0", "2")  # the worker has one too
-    assert printed["decode:"] == ("7", "command") and printed["prefill:"] == ("5", f"{file};")
+    assert printed["decode:"] == ("7", "command") and printed["prefill:"] == ("5", str(file))
     config = config_printed(capsys, "--config", str(file), "--decode", "7")
     assert (config.gateway.port, config.gateway.host) == (2, "file")
     assert (config.serve.prefill, config.serve.decode) == (5, 7)
@@ -136,6 +139,26 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "TANDEM_GATEWAY__PORT" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_help_examples_parse(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out.replace("\\\n", " ")
+    examples = [line.split("  (")[0].split(" > ")[0] for line in text.splitlines() if line.startswith("  tandem ")]
+    assert examples
+    for example in examples:
+        _parser().parse_args(shlex.split(example)[1:])
+
+
+def test_an_unknown_flag_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--blok-size=16"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "--blok-size" in error and "did you mean --block-size?" in error
+
+
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["config", "--no-such-flag"]])
 def test_an_unknown_command_line_explains_itself(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -162,7 +185,8 @@ def test_a_missing_extra_is_named(
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.setenv("TANDEM_GATEWAY__AUTH", "off")
-    assert main([command, "--redis-url", "redis://127.0.0.1:1"]) == 1
+    monkeypatch.setenv("TANDEM_REDIS__URL", "redis://127.0.0.1:1")
+    assert main([command]) == 1
     assert f"{missing} is not installed: pip install '{extra}'" in capsys.readouterr().err
 
 
