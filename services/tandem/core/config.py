@@ -38,7 +38,7 @@ class Bytes(int):
         unit = raw[len(number) :].strip()
         unit = unit + "b" if unit.endswith("i") else unit
         if unit not in _UNITS or not number.isascii() or not number.replace(".", "", 1).isdigit():
-            raise ValueError(f"not a size: {text!r} (write 512MiB, 2GiB or a number of bytes)")
+            raise ValueError(f"{text!r} is not a size: write 512MiB, 2GiB or a number of bytes")
         whole, _, fraction = number.partition(".")
         return cls(int(whole or 0) * _UNITS[unit] + int(float(f"0.{fraction or 0}") * _UNITS[unit]))
 

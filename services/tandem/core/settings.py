@@ -176,7 +176,9 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     layer: dict[str, str] = {}
     for name, value in environ.items():
         if name in misspelt:
-            raise _refuse(name, f"environment variable {name} is not read: write {misspelt[name]}")
+            raise _refuse(
+                name, f"environment variable {name} sets nothing: write {misspelt[name]}, with two underscores"
+            )
         if name.startswith(ENV_PREFIX) and ENV_SEPARATOR in name:
             layer[name.removeprefix(ENV_PREFIX).lower().replace(ENV_SEPARATOR, ".", 1)] = value
     return layer
@@ -223,7 +225,7 @@ def _flatten(layer: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
     sections = [section.name for section in fields(Config)]
     for key, value in mapping.items():
         if not isinstance(key, str):
-            raise _refuse(str(key), f"{key!r} (from {layer}) is not the name of a section")
+            raise _refuse(str(key), f"{key!r} (from {layer}) is not the name of a section: {', '.join(sections)}")
         if "." in key:
             flat[key] = value
         elif key not in sections:
@@ -231,7 +233,7 @@ def _flatten(layer: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             flat.update({f"{key}.{name}": leaf for name, leaf in value.items()})
         elif value is not None:  # None: a section with nothing below it
-            raise _refuse(key, f"{key} = {value!r} (from {layer}) must be a mapping of settings")
+            raise _refuse(key, f"{key} = {value!r} (from {layer}) must be a mapping of setting names to values")
     return flat
 
 
@@ -252,8 +254,8 @@ def _unknown(layer: str, key: str, known: Sequence[str]) -> TandemError:
     closest = difflib.get_close_matches(key, known, n=1) or [
         names[n] for n in difflib.get_close_matches(key.rpartition(".")[2], list(names), n=1)
     ]
-    hint = f"; did you mean {closest[0]}?" if closest else ""
-    return _refuse(key, f"unknown setting {key} (from {layer}){hint}")
+    hint = f"did you mean {closest[0]}?" if closest else "`tandem config` lists all settings"
+    return _refuse(key, f"unknown setting {key} (from {layer}); {hint}")
 
 
 def _refuse(key: str, message: str) -> TandemError:

@@ -246,7 +246,9 @@ def test_local_workers_drain_while_a_stream_runs_to_its_end(pod: Pod) -> None:
     assert answer.error() is None
     assert next(event["choices"][0]["finish_reason"] for event in answer.events()[::-1] if _ends(event)) == "length"
     ids = sorted(worker.id for worker in read_run_files(pod.run_dir))
-    assert sorted(output.splitlines()) == [f"{worker} takes no new work, nothing is left" for worker in ids]
+    assert sorted(output.splitlines()) == [
+        f"{worker} accepts no new jobs; no jobs and leases are left" for worker in ids
+    ]
     assert len(ids) == 2
 
 

@@ -98,12 +98,18 @@ def test_the_output_of_config_reads_back_as_the_same_settings(
         (["worker", "--kv-transport", "pigeon"], "must be one of nixl, local"),
         (["gateway", "--port", "http"], "gateway.port = 'http' (from command line) must be a whole number"),
         (["serve", "--prefill", "0"], "serve.mixed"),
-        (["gateway", "--port", "0"], "say where with --redis-url"),
-        (["gateway", "--port", "0", "--redis-url", "redis://127.0.0.1:1"], "with --tenants, or serve everybody with"),
-        (["gateway", "--port", "0", "--redis-url", "redis://h", "--tenants", "/nowhere.yaml"], "cannot read /nowhere"),
-        (["serve", "--port", "0", "--host", "0.0.0.0"], "which others can reach: ask for keys with --auth keys"),
-        (["serve", "--port", "0", "--tenants", "tenants.yaml"], "say --auth keys"),
-        (["serve", "--config", "/nowhere/tandem.yaml"], "cannot read /nowhere/tandem.yaml"),
+        (["gateway", "--port", "0"], "set --redis-url"),
+        (
+            ["gateway", "--port", "0", "--redis-url", "redis://127.0.0.1:1"],
+            "set --tenants FILE, or serve everybody with",
+        ),
+        (
+            ["gateway", "--port", "0", "--redis-url", "redis://h", "--tenants", "/nowhere.yaml"],
+            "/nowhere.yaml: No such file",
+        ),
+        (["serve", "--port", "0", "--host", "0.0.0.0"], "require API keys with --auth keys"),
+        (["serve", "--port", "0", "--tenants", "tenants.yaml"], "add --auth keys"),
+        (["serve", "--config", "/nowhere/tandem.yaml"], "cannot read settings file /nowhere/tandem.yaml"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_starts(
@@ -119,8 +125,8 @@ def test_bad_settings_are_refused_before_anything_starts(
     [
         ("engine: {blok_size: 16}", "did you mean engine.block_size"),
         ("- a list", "must hold a mapping"),
-        ("engine: [", "cannot read"),
-        (b"\xff\xfe\x00", "cannot read"),
+        ("engine: [", "not valid YAML: line 1, column 10"),
+        (b"\xff\xfe\x00", "not UTF-8"),
     ],
 )
 def test_a_bad_file_is_named(
