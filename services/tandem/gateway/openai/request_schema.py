@@ -229,13 +229,15 @@ def _check_names(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
     seen: set[str] = set()
     for name, _ in json.loads(body, object_pairs_hook=list):
         if name in seen:
-            raise TandemError(ErrorKind.INVALID_REQUEST, f"{name} occurs more than once", param=name)
+            raise TandemError(
+                ErrorKind.INVALID_REQUEST, f"{name} occurs more than once in the request body", param=name
+            )
         seen.add(name)
 
 
 def _unserved(name: str) -> str:
     instead = _INSTEAD.get(name)
-    return f"{name} is not supported" + (f"; use {instead}" if instead else "")
+    return f"{name} is not supported; " + (f"use {instead}" if instead else "remove it from the request")
 
 
 def _is_off(raw: msgspec.Raw, off: tuple[Any, ...]) -> bool:
@@ -252,7 +254,9 @@ def _misfit(message: str) -> TandemError:
     path = [where["path"]] if where else []
     path += [missing["name"]] if missing else []
     if not path:
-        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body does not match the schema: {message}")
+        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body must be a JSON object: {message}")
     param = ".".join(path)
+    if missing:
+        return TandemError(ErrorKind.INVALID_REQUEST, f"{param} is required and missing", param=param)
     what = message[: where.start()] if where else message
-    return TandemError(ErrorKind.INVALID_REQUEST, f"{param}: {what}", param=param)
+    return TandemError(ErrorKind.INVALID_REQUEST, f"{param}: {what}; /openapi.json has the schema", param=param)

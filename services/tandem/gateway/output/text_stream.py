@@ -121,7 +121,7 @@ class ChoiceText:
         """End the choice by the worker's event; return a Delta with the text that was held back, if any, and the
         ChoiceEnd. Raises INTERNAL where the event has no reason."""
         if finished.reason is None:
-            raise TandemError(ErrorKind.INTERNAL, "the request ended without a reason")
+            raise TandemError(ErrorKind.INTERNAL, "the stream of tokens ended without a finish reason")
         return self._end(finished.reason, finished.num_output_tokens, finished.num_cached_tokens)
 
     def _end(self, reason: FinishReason, num_tokens: int, num_cached_tokens: int | None) -> list[Delta | ChoiceEnd]:
