@@ -187,7 +187,7 @@ def test_serve_reports_a_broken_pool_and_the_others_keep_serving(pod: Pod) -> No
     until(lambda: all(failures()), PATIENCE_S, lambda: str(pod.head.applications()))
     (wrong, lost) = failures()
     assert "TandemError: args.pol: there is no such key" in wrong
-    assert "TandemError: '/nowhere' is no alias" in lost
+    assert "TandemError: model.id='/nowhere'" in lost
     assert pod.records() == before
     pod.deploy()
     until(lambda: pod.head.applications().keys() == set(APPLICATIONS), PATIENCE_S)
