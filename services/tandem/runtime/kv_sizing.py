@@ -73,6 +73,6 @@ def max_model_len(requested: int, num_positions: int, num_slots: int) -> int:
     limits = {"the model's context length": num_positions, "the KV pool (engine.kv_cache_memory)": num_slots}
     for limit, num_tokens in limits.items():
         if requested > num_tokens:
-            message = f"engine.max_model_len={requested} is more than {limit} allows, which is {num_tokens} tokens"
+            message = f"engine.max_model_len={requested} exceeds {limit} of {num_tokens} tokens: lower it, or set 0"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="max_model_len")
     return requested or min(limits.values())

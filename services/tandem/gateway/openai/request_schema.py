@@ -17,6 +17,8 @@ from tandem.gateway.output.response_format import ResponseFormat, StructuredOutp
 from tandem.gateway.output.tools import MessageCall, Tool, ToolChoice
 
 _WHERE = re.compile(r" - at `\$?\.?(?P<path>.*)`$")
+_EXPECTED = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`")
+_JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 # Fields that would change the response and that are not implemented, with the values that mean "off".
@@ -254,9 +256,20 @@ def _misfit(message: str) -> TandemError:
     path = [where["path"]] if where else []
     path += [missing["name"]] if missing else []
     if not path:
-        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body must be a JSON object: {message}")
+        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body {_rule(message)}")
     param = ".".join(path)
     if missing:
         return TandemError(ErrorKind.INVALID_REQUEST, f"{param} is required and missing", param=param)
     what = message[: where.start()] if where else message
-    return TandemError(ErrorKind.INVALID_REQUEST, f"{param}: {what}; /openapi.json has the schema", param=param)
+    return TandemError(ErrorKind.INVALID_REQUEST, f"{param} {_rule(what)}", param=param)
+
+
+def _rule(message: str) -> str:
+    """Return the message of msgspec as text that follows a field's name, with JSON's names of types."""
+    wrong_type = _EXPECTED.fullmatch(message)
+    if wrong_type is None:
+        return f"is not valid: {message}; /openapi.json has the schema"
+    expected, got = (
+        re.sub(r"\w+", lambda word: _JSON_TYPES.get(word[0], word[0]), text) for text in wrong_type.groups()
+    )
+    return f"must be of type {expected}, got {got}"
