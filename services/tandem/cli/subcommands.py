@@ -38,7 +38,7 @@ def _add_chat_flags(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_doctor_flags(command: argparse.ArgumentParser) -> None:
+def add_doctor_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     command.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
     command.add_argument("--url", default="", help="URL of a running gateway to check as well")
@@ -223,7 +223,7 @@ Example:
 
 Exit status: 0 if no check fails, 1 if one fails (with --strict also for warnings), 2 if a flag or setting is \
 refused.""",
-        add_flags=_add_doctor_flags,
+        add_flags=add_doctor_flags,
     ),
     "key": Subcommand(
         "generate an API key, and its hash for the tenants file",

@@ -146,8 +146,7 @@ def test_a_prompt_that_is_too_long_for_a_tenant_names_both_numbers(tenancy: Tena
     )
     answer = tenancy.post("short", 0, prompt=prompt(11, 0))
     assert (
-        answer.status_code == 400
-        and "has 11 tokens, and more than the 10 per minute" in answer.json()["error"]["message"]
+        answer.status_code == 400 and "has 11 tokens, more than the 10 per minute" in answer.json()["error"]["message"]
     )
 
 
