@@ -17,7 +17,7 @@ import yaml
 from committed import keep
 
 from tandem.core.config import MAX_FLOAT
-from tandem.core.settings import Setting, settings
+from tandem.core.settings import Setting, format_default, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "helm" / "schema.yaml"
@@ -64,7 +64,7 @@ def with_settings(node: Node) -> Node:
 
 
 def described(setting: Setting) -> Node:
-    doc = {"description": f"Setting {setting.key}: {setting.doc} (default: {setting.default})"}
+    doc = {"description": f"Setting {setting.key}: {setting.doc} (default: {format_default(setting.default)})"}
     schema = msgspec.json.schema(setting.annotation, schema_hook=lambda _: dict(BYTES))
     if setting.choices:
         # YAML 1.1 reads a bare `off` as false, and so does Helm.

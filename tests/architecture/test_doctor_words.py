@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tandem.cli.main import add_doctor_flags
+from tandem.cli.subcommands import add_doctor_flags
 from tandem.core.settings import flags_of, settings
 from tests.architecture.test_docs import names
 

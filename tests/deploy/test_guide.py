@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from loadtest.__main__ import _COMMANDS
-from tandem.cli.main import _PROGRAMS, _parser
+from tandem.cli.main import _parser
+from tandem.cli.subcommands import SUBCOMMANDS
 from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, resolve
 from tests.chart.release import CHART, RELEASE, helm
@@ -74,7 +75,7 @@ def test_files_that_commands_name_exist(page: Path) -> None:
 @EACH_PAGE
 def test_programs_know_the_flags(page: Path) -> None:
     for arguments in programs(page):
-        assert arguments[0] in _PROGRAMS
+        assert arguments[0] in SUBCOMMANDS
         if arguments[1:] not in ([], ["--help"]):
             _parser().parse_args(arguments)
 

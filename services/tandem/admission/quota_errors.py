@@ -19,7 +19,7 @@ def exceeds_limit_error(limits: QuotaLimits, num_tokens: int) -> TandemError:
 
     It is not a 429, because clients would retry, and the prompt can never be admitted.
     """
-    message = f"the prompt has {num_tokens} tokens, and this key may use {limits.tokens_per_minute} per minute"
+    message = f"the prompt has {num_tokens} tokens, more than the {limits.tokens_per_minute} per minute of this key"
     return TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason=TOKENS)
 
 
@@ -32,7 +32,9 @@ def batch_exceeds_limit_error(limits: QuotaLimits, charges: Sequence[int]) -> Ta
     """
     for name, limit in ((REQUESTS, limits.requests_per_minute), (CONCURRENCY, limits.max_concurrency)):
         if 0 < limit < len(charges):
-            message = f"the {len(charges)} prompts are as many requests, and this key may have {limit} {_WORDS[name]}"
+            message = (
+                f"{len(charges)} prompts count as {len(charges)} requests, and this key may have {limit} {_WORDS[name]}"
+            )
             return TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason=name)
     if 0 < limits.tokens_per_minute < sum(charges):
         message = (
@@ -50,6 +52,6 @@ def rate_limited_error(result: ReservationResult, limits: QuotaLimits) -> Tandem
         TOKENS: limits.tokens_per_minute,
         CONCURRENCY: limits.max_concurrency,
     }[result.refused]
-    message = f"this key's limit of {limit} {_WORDS[result.refused]} is reached"
     wait_s = result.wait_ms / 1000 or 1.0
+    message = f"this key's limit of {limit} {_WORDS[result.refused]} is reached; retry in {wait_s:.3g} s"
     return TandemError(ErrorKind.QUOTA, message, retry_after_s=wait_s, reason=result.refused)

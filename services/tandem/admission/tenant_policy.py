@@ -27,7 +27,7 @@ def apply_tenant_policy(request: Request, tenant: Tenant) -> Request:
     """
     num_tokens = len(request.prompt_tokens)
     if 0 < tenant.max_prompt_tokens < num_tokens:
-        message = f"prompts may have at most {tenant.max_prompt_tokens} tokens, and this one has {num_tokens}"
+        message = f"the prompt has {num_tokens} tokens, and this key allows at most {tenant.max_prompt_tokens}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason="max_prompt_tokens")
     salt = cache_salt(tenant, request.cache_salt)
     return replace(request, tenant=tenant.id, lane=max(request.lane, tenant.lane), cache_salt=salt)

@@ -88,7 +88,7 @@ def queue_full(num_waiting: int, expected: TtftForecast | None) -> TandemError:
     """Return the OVERLOADED error for a request that is rejected because `num_waiting` others wait, which is
     the limit."""
     retry_s = LEAST_RETRY_S if expected is None else max(LEAST_RETRY_S, expected.wait_s)
-    text = f"{num_waiting} requests are waiting already"
+    text = f"the queue is full: {num_waiting} requests wait (gateway.max_queued); retry later"
     return TandemError(ErrorKind.OVERLOADED, text, retry_after_s=retry_s, reason="queue_full")
 
 
@@ -97,7 +97,7 @@ def _slo_miss_error(reason: str, limit: str, expected: TtftForecast, limit_s: fl
     meantime."""
     return TandemError(
         ErrorKind.SLO_MISS,
-        f"the first token is expected in {expected.ttft_s:.3g} s, {limit} is {limit_s:.3g} s",
+        f"rejected, because the first token is expected in {expected.ttft_s:.3g} s and {limit} is {limit_s:.3g} s",
         retry_after_s=max(LEAST_RETRY_S, min(expected.wait_s, expected.ttft_s - limit_s)),
         reason=reason,
     )

@@ -14,7 +14,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
 
 KEY_VARIABLE = "TANDEM_API_KEY"
-_HELP = "Type a message and Enter. /new starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer."
+_HELP = "Type a message and press Enter. /new starts over, Ctrl-C stops an answer, /quit or Ctrl-D ends the chat."
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
@@ -41,13 +41,19 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
 def _first_model(client: httpx.Client) -> str:
     try:
         response = client.get("/v1/models")
-        if response.status_code == 401:
-            raise TandemError(ErrorKind.UNAUTHENTICATED, f"the gateway takes known keys only: set {KEY_VARIABLE}")
-        models = response.raise_for_status().json()["data"]
     except httpx.HTTPError as error:
-        raise TandemError(ErrorKind.NO_WORKER, f"no gateway answers at {client.base_url}: {error}") from error
+        message = f"no gateway answers at {client.base_url}: {error}; start `tandem serve`, or set --url"
+        raise TandemError(ErrorKind.NO_WORKER, message) from error
+    if response.status_code == 401:
+        message = f"{client.base_url} requires an API key: set {KEY_VARIABLE} to a valid one"
+        raise TandemError(ErrorKind.UNAUTHENTICATED, message)
+    if response.status_code != 200:
+        message = f"{client.base_url} answered {response.status_code}: {_error_message(response.text)}"
+        raise TandemError(ErrorKind.NO_WORKER, message)
+    models = response.json()["data"]
     if not models:
-        raise TandemError(ErrorKind.NO_WORKER, "the gateway serves no model yet")
+        message = f"{client.base_url} serves no model yet: GET /ready says what is missing"
+        raise TandemError(ErrorKind.NO_WORKER, message)
     return str(models[0]["id"])
 
 

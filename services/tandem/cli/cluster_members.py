@@ -39,15 +39,18 @@ class ClusterMembers:
         for record in records:
             if record.worker.id == worker:
                 return record
-        known = ", ".join(record.worker.id for record in records) or "none is registered"
-        raise TandemError(ErrorKind.NOT_FOUND, f"no worker {worker!r}; there are: {known}")
+        known = ", ".join(record.worker.id for record in records) or "none"
+        raise TandemError(ErrorKind.NOT_FOUND, f"worker {worker!r} is not registered in Redis; registered are: {known}")
 
     async def set_role(self, record: WorkerRecord, role: str) -> None:
         """Set the role in which routers use the worker of `record`.
 
         Raises TandemError(NOT_FOUND) if that incarnation of the worker is not registered any more."""
         if not await self._registry.set_role(record.worker, role):
-            raise TandemError(ErrorKind.NOT_FOUND, f"worker {record.worker.id} is not registered any more")
+            raise TandemError(
+                ErrorKind.NOT_FOUND,
+                f"worker {record.worker.id} is not registered any more: list the workers again",
+            )
 
     @asynccontextmanager
     async def stub(self, worker: WorkerRef) -> AsyncIterator[WorkerStub]:
@@ -71,13 +74,13 @@ async def members_of(config: Config) -> AsyncIterator[ClusterMembers]:
     Raises TandemError(INVALID_REQUEST) if the settings have no Redis URL, and converts StoreUnavailable, raised inside
     the `with` block when Redis does not answer, into TandemError(NO_WORKER)."""
     if not config.redis.url:
-        message = "workers are found in Redis: say where with --redis-url"
+        message = "redis.url is empty: set --redis-url to the Redis of the cluster, in which workers are registered"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
     trust = PeerAuth.of(f"cli-{socket.gethostname()}-{os.getpid()}", config.cluster)
     registry = WorkerRegistry(config.redis.url, config.redis.namespace)
     try:
         yield ClusterMembers(registry, trust)
     except StoreUnavailable as error:
-        raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
+        raise TandemError(ErrorKind.NO_WORKER, f"Redis does not answer: {error}; check redis.url") from error
     finally:
         await registry.close()

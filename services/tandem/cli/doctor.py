@@ -56,7 +56,7 @@ def _selected(checks: Sequence[Check], only: str) -> set[str]:
     known = [check.name for check in checks]
     for name in names:
         if name not in known:
-            message = f"--only {name}: there are {', '.join(known)}"
+            message = f"--only {name}: there is no such check; known are {', '.join(known)}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="only")
     return set(names or known)
 

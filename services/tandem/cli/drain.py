@@ -36,7 +36,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
         message = f"--timeout {timeout_s:g} must be between 0 and {MAX_TIMEOUT_S:g} seconds"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="timeout")
     if bool(args.worker) == args.local:
-        message = "name a worker, or say --local for all that run here"
+        message = "name either a worker, or --local for all workers of this machine"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker")
     if args.local:
         return asyncio.run(_drain_local(config, timeout_s))
@@ -49,19 +49,21 @@ async def _drain_one(config: Config, worker: str, timeout_s: float) -> int:
         try:
             return await _drain(members.trust, record.worker, timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise TandemError(ErrorKind.WORKER_LOST, f"worker {worker}: {reason_of(error)}") from error
+            raise TandemError(ErrorKind.WORKER_LOST, f"cannot drain worker {worker}: {reason_of(error)}") from error
 
 
 async def _drain_local(config: Config, timeout_s: float) -> int:
     """Drain all workers on this machine concurrently, without Redis, which may be gone already."""
     if not config.worker.run_dir:
-        message = "workers that run here are found by their files: set worker.run_dir, for them and for this"
+        message = (
+            "worker.run_dir is empty: --local finds workers by their files there, so set --run-dir as for the workers"
+        )
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.run_dir")
     found = read_run_files(Path(config.worker.run_dir))
     trust = PeerAuth.of(f"drain-{socket.gethostname()}-{os.getpid()}", config.cluster)
     codes = await asyncio.gather(*(_drain_found(trust, worker, timeout_s) for worker in found))
     if not found:
-        print(f"no worker runs here: {config.worker.run_dir} has no file of one")  # noqa: T201
+        print(f"no worker runs on this machine: worker.run_dir {config.worker.run_dir} has no file of one")  # noqa: T201
     return max(codes, default=0)
 
 
@@ -100,6 +102,6 @@ async def _drain(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> int:
 
 
 def _print_result(worker: str, num_left: int, timeout_s: float) -> int:
-    result = f"{num_left} jobs and leases are left after {timeout_s:g} s" if num_left else "nothing is left"
-    print(f"{worker} takes no new work, {result}")  # noqa: T201 - the command's output
+    result = f"{num_left or 'no'} jobs and leases are left" + (f" after {timeout_s:g} s" if num_left else "")
+    print(f"{worker} accepts no new jobs; {result}")  # noqa: T201 - the command's output
     return 1 if num_left else 0

@@ -25,7 +25,9 @@ def run(_resolved: Resolved, args: argparse.Namespace) -> int:
     try:
         args.output.write_text(encode_profile(profile))
     except OSError as error:
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"cannot write {args.output}: {error}") from error
+        raise TandemError(
+            ErrorKind.INVALID_REQUEST, f"cannot write --output {args.output}: {error.strerror}"
+        ) from error
     sys.stdout.write("\n".join([*(_summary(pool, *found) for pool, found in fitted.items()), str(args.output), ""]))
     return 0
 
@@ -39,7 +41,10 @@ def read_logs(paths: Iterable[Path]) -> list[StepLog]:
     for path in paths:
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not files:
-            raise TandemError(ErrorKind.INVALID_REQUEST, f"no *.jsonl in {path}")
+            raise TandemError(
+                ErrorKind.INVALID_REQUEST,
+                f"{path} has no step log (*.jsonl); workers write them into the directory of --step-log",
+            )
         for file in files:
             try:
                 with file.open(encoding="utf-8") as lines:
@@ -47,7 +52,10 @@ def read_logs(paths: Iterable[Path]) -> list[StepLog]:
                 pool_named(log.head.pool)
                 logs.append(log)
             except (OSError, ValueError) as error:
-                raise TandemError(ErrorKind.INVALID_REQUEST, f"cannot read {file}: {error}") from error
+                raise TandemError(
+                    ErrorKind.INVALID_REQUEST,
+                    f"cannot read step log {file}: {getattr(error, 'strerror', None) or error}",
+                ) from error
     return logs
 
 
@@ -72,7 +80,10 @@ def profile_of(logs: Iterable[StepLog], fitted: Fitted, latency_s: float, bandwi
     heads = [log.head for log in logs]
     models = sorted({head.model for head in heads})
     if len(models) > 1:
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"the logs are of several models: {', '.join(models)}")
+        raise TandemError(
+            ErrorKind.INVALID_REQUEST,
+            f"the step logs are of several models ({', '.join(models)}): fit each model apart",
+        )
     kinds = Counter(f"{head.pool} with {head.num_threads} threads" for head in heads)
     steps = sum(worker.num_steps for worker, _ in fitted.values())
     provenance = f"fitted on {steps} steps of {', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}"

@@ -41,17 +41,18 @@ def require_auth_if_public(resolved: Resolved) -> None:
     if config.auth == "keys":
         if not config.tenants:
             message = (
-                "gateway.auth is keys: name the file of tenants with --tenants, or serve everybody with --auth off"
+                "gateway.auth=keys needs a file of tenants and their keys: set --tenants FILE, or serve everybody with "
+                "--auth off"
             )
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="gateway.tenants")
         read_tenants(Path(config.tenants), config.disaggregation)
         return
     if config.tenants:
-        message = "gateway.tenants is for gateway.auth=keys, and that is off: say --auth keys"
+        message = "gateway.tenants is set, but gateway.auth=off requires no keys: add --auth keys, or remove --tenants"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="gateway.auth")
     if resolved.origins["gateway.auth"] == DEFAULT_LAYER and not is_loopback(config.host):
         message = (
-            f"gateway.host is {config.host}, which others can reach: ask for keys with --auth keys --tenants FILE, "
-            "or serve everybody with --auth off"
+            f"gateway.host {config.host} can be reached from other machines: require API keys with --auth keys "
+            "--tenants FILE, or serve everybody with --auth off"
         )
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="gateway.auth")

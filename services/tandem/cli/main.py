@@ -3,135 +3,46 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, get_args
+from typing import Any
 
-from tandem.cli import simulate_flags
+from tandem.cli.subcommands import SUBCOMMANDS, Subcommand
+from tandem.core.config import Bytes
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, flags_of, from_environment, resolve, settings
-from tandem.routing.worker_view import Pool
+from tandem.core.settings import (
+    DEFAULT_LAYER,
+    Resolved,
+    Setting,
+    flags_of,
+    format_default,
+    from_environment,
+    resolve,
+    section_docs,
+    settings,
+)
 from tandem.stores.settings_file import read_settings
 
+_METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Bytes: "SIZE"}
+_SETTINGS = """\
+Settings: every setting below has three names. engine.block_size is the flag --block-size (also --engine-block-size), \
+the variable TANDEM_ENGINE__BLOCK_SIZE, and block_size under engine in the file of --config. A flag wins over the \
+environment, the environment over the file, the file over the default. `tandem config` prints what results."""
+_OVERVIEW = """\
+Examples:
+  tandem serve --model smollm2-135m-instruct
+  tandem chat --url http://127.0.0.1:8000
+  tandem doctor
 
-class _Subcommand(NamedTuple):
-    """Definition of a subcommand.
-
-    `target`: `module:function`, called with the resolved settings and the parsed arguments. `extra`: extras of the
-    package that it needs. `sections`: sections of settings that have flags, None for all. `defaults`: values that
-    replace the settings' own defaults. `add_flags`: adds further flags.
-    """
-
-    doc: str
-    target: str
-    extra: str
-    sections: tuple[str, ...] | None = None
-    defaults: Mapping[str, str] = MappingProxyType({})
-    add_flags: Callable[[argparse.ArgumentParser], None] = lambda _: None
-
-
-def _add_chat_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--url", help="where the gateway listens (default: --host and --port)")
-    command.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: 512)")
-
-
-def add_doctor_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    command.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
-    command.add_argument("--url", default="", help="URL of a running gateway to check as well")
-    command.add_argument("--only", metavar="CHECK,...", default="", help="run only these checks")
-    pairs = command.add_mutually_exclusive_group()
-    pairs.add_argument("--pairs", action="store_true", help="measure the links of a few pairs of workers")
-    pairs.add_argument("--all-pairs", action="store_true", help="measure every pair of workers in both directions")
-
-
-def _add_role_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("worker", nargs="?", help="id of the worker; without one all workers are listed")
-    command.add_argument("role", nargs="?", choices=get_args(Pool), help="role by which routers use it from now on")
-
-
-def _add_drain_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("worker", nargs="?", help="id of the worker")
-    command.add_argument("--local", action="store_true", help="drain every worker on this machine, found in --run-dir")
-    command.add_argument(
-        "--timeout", type=float, metavar="S", help="seconds to wait for its jobs (default: --worker-drain-s)"
-    )
-
-
-def _add_planner_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--once", action="store_true", help="make one decision, print its reasons, and exit")
-    command.add_argument("--json", action="store_true", help="write each decision as a line of JSON")
-
-
-# Targets are imported on use: the gateway must start without torch, and `tandem config` without optional packages.
-_PROGRAMS = {
-    "serve": _Subcommand(
-        "start workers and a gateway on this machine",
-        "tandem.cli.serve:run",
-        "gateway,worker",
-        defaults=MappingProxyType({"gateway.auth": "off"}),
-    ),
-    "gateway": _Subcommand("run one gateway; workers are found in Redis", "tandem.cli.programs:run_gateway", "gateway"),
-    "worker": _Subcommand("run one worker", "tandem.cli.programs:run_worker", "worker"),
-    "chat": _Subcommand("talk to a running gateway", "tandem.cli.chat:run", "gateway", add_flags=_add_chat_flags),
-    "simulate": _Subcommand(
-        "simulate a workload on a cluster",
-        "tandem.cli.simulate:run",
-        "sim",
-        (*simulate_flags.SECTIONS, "planner"),
-        simulate_flags.DEFAULTS,
-        simulate_flags.add_simulate_flags,
-    ),
-    "plan": _Subcommand(
-        "find the cheapest cluster that meets an SLO",
-        "tandem.cli.plan:run",
-        "sim",
-        simulate_flags.SECTIONS,
-        simulate_flags.DEFAULTS,
-        simulate_flags.add_plan_flags,
-    ),
-    "fit-cost": _Subcommand(
-        "make a profile for simulate and plan from the step logs of real workers",
-        "tandem.cli.fit_cost:run",
-        "",
-        (),
-        add_flags=simulate_flags.add_fit_flags,
-    ),
-    "role": _Subcommand(
-        "list the workers, or set the role of one",
-        "tandem.cli.role:run",
-        "gateway",
-        ("redis", "cluster"),
-        add_flags=_add_role_flags,
-    ),
-    "drain": _Subcommand(
-        "stop a worker from accepting jobs, and wait for the jobs it has",
-        "tandem.cli.drain:run",
-        "gateway",
-        ("redis", "cluster", "worker"),
-        add_flags=_add_drain_flags,
-    ),
-    "planner": _Subcommand(
-        "autoscale the workers to meet the latency targets",
-        "tandem.cli.programs:run_planner",
-        "gateway,kubernetes",
-        ("planner", "slo", "redis", "cluster", "telemetry"),
-        add_flags=_add_planner_flags,
-    ),
-    "doctor": _Subcommand(
-        "check this machine and a cluster, and print remedies",
-        "tandem.cli.doctor:run",
-        "gateway",
-        add_flags=add_doctor_flags,
-    ),
-    "key": _Subcommand("generate an API key, and its hash for the tenants file", "tandem.cli.key:run", "", ()),
-    "config": _Subcommand("print the resolved settings and their origins", "tandem.cli.config:run", ""),
-}
+`tandem COMMAND --help` explains a command and its flags. Exit status: 0 for success, 1 for a failure, 2 for a refused \
+flag or setting, 130 after Ctrl-C; some commands say more."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,45 +62,84 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wraps paragraphs but not indented lines, and lists a setting with its shortest flag only."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = (line if line.startswith(" ") else textwrap.fill(line, width) for line in text.splitlines())
+        return textwrap.indent("\n".join(lines), indent)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if "." not in action.dest:
+            return super()._format_action_invocation(action)
+        flag = action.option_strings[0]
+        return f"--[no-]{flag.removeprefix('--')}" if action.nargs == 0 else f"{flag} {action.metavar}"
+
+
 class _Command(argparse.ArgumentParser):
     """Parser of a subcommand, which adds its flags only when it is chosen: those of all subcommands are thousands."""
 
-    program: _Subcommand
+    program: Subcommand
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         _add_flags(self, self.program)
-        return super().parse_known_args(args, namespace)
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            closest = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+            hint = f"did you mean {closest[0]}?" if closest else f"`{self.prog} --help` lists all flags"
+            self.error(f"unknown argument {flag}; {hint}")
+        return found, unknown
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tandem", description="LLM serving with disaggregated prefill and decode.")
+    parser = argparse.ArgumentParser(
+        prog="tandem",
+        usage="tandem COMMAND [FLAG ...]",
+        description="Serve large language models with prefill and decode on separate workers.",
+        epilog=_OVERVIEW,
+        formatter_class=_HelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Command)
-    for name, program in _PROGRAMS.items():
-        commands.add_parser(name, help=program.doc, description=program.doc).program = program
+    for name, program in SUBCOMMANDS.items():
+        usage = " ".join(filter(None, ("tandem", name, program.arguments, "[FLAG ...]")))
+        description = f"{program.summary[0].upper()}{program.summary[1:]}.\n\n{program.details}"
+        commands.add_parser(
+            name,
+            help=program.summary,
+            prog=f"tandem {name}",
+            usage=usage,
+            description=description,
+            formatter_class=_HelpFormatter,
+        ).program = program
     return parser
 
 
-def _add_flags(command: argparse.ArgumentParser, program: _Subcommand) -> None:
-    command.add_argument("--config", metavar="FILE", help="YAML file with settings; flags and environment win")
+def _add_flags(command: argparse.ArgumentParser, program: Subcommand) -> None:
     program.add_flags(command)
-    flags = flags_of()
-    for setting in settings():
-        if program.sections is None or setting.section in program.sections:
-            default = program.defaults.get(setting.key, setting.default)
-            _add_flag(command, setting, default, flags[setting.key])
+    chosen = [s for s in settings() if program.sections is None or s.section in program.sections]
+    command.add_argument("--config", metavar="FILE", help="YAML file with settings; the environment and flags win")
+    if chosen:
+        command.description = f"{command.description}\n\n{_SETTINGS}"
+    flags, docs = flags_of(), section_docs()
+    for section, members in groupby(chosen, key=lambda setting: setting.section):
+        group = command.add_argument_group(f"{section} (TANDEM_{section.upper()}__...)", docs[section])
+        for setting in members:
+            _add_flag(group, setting, program.defaults.get(setting.key, setting.default), flags[setting.key])
 
 
-def _add_flag(command: argparse.ArgumentParser, setting: Setting, default: object, names: tuple[str, ...]) -> None:
+def _add_flag(group: argparse._ArgumentGroup, setting: Setting, default: object, names: tuple[str, ...]) -> None:
     """Add the flag of a setting. Its value stays text, which `resolve` parses and checks like that of every layer."""
-    text = f"{setting.doc} (default: {default})".replace("%", "%%")
+    text = f"{setting.doc} (default: {format_default(default)})".replace("%", "%%")
     if setting.type is bool:
-        command.add_argument(*names, dest=setting.key, action=argparse.BooleanOptionalAction, default=None, help=text)
+        group.add_argument(*names, dest=setting.key, action=argparse.BooleanOptionalAction, default=None, help=text)
         return
-    command.add_argument(*names, dest=setting.key, default=None, metavar="VALUE", help=text)
+    metavar = f"{{{','.join(setting.choices)}}}" if setting.choices else _METAVARS[setting.type]
+    group.add_argument(*names, dest=setting.key, default=None, metavar=metavar, help=text)
 
 
 def _layers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    layers: list[tuple[str, dict[str, Any]]] = [(DEFAULT_LAYER, dict(_PROGRAMS[args.command].defaults))]
+    layers: list[tuple[str, dict[str, Any]]] = [(DEFAULT_LAYER, dict(SUBCOMMANDS[args.command].defaults))]
     if args.config:
         layers.append((args.config, read_settings(Path(args.config))))
     layers.append(("environment", from_environment(os.environ)))
@@ -199,12 +149,12 @@ def _layers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _run(command: str, resolved: Resolved, args: argparse.Namespace) -> int:
-    module, _, name = _PROGRAMS[command].target.partition(":")
+    module, _, name = SUBCOMMANDS[command].target.partition(":")
     try:
         program: Callable[[Resolved, argparse.Namespace], int] = getattr(import_module(module), name)
         return program(resolved, args)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tandem"):
             raise
-        message = f"{error.name} is not installed: pip install 'tandem[{_PROGRAMS[command].extra}]'"
+        message = f"{error.name} is not installed: pip install 'tandem[{SUBCOMMANDS[command].extra}]'"
         raise TandemError(ErrorKind.UNSUPPORTED, message) from error

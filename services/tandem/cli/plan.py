@@ -72,7 +72,7 @@ def _targets(args: argparse.Namespace) -> tuple[SloTarget, SloTarget]:
     """
     slo, count = parse_slo(args.slo), simulate_setup.count_of(args)
     if slo == Slo():
-        raise simulate_setup.refuse("set the SLO with --slo: ttft=500ms,itl=40ms, or one of them")
+        raise simulate_setup.refuse("--slo is missing: name one or both targets, as in --slo ttft=500ms,itl=40ms")
     if not 0 < args.percentile < 100:
         raise simulate_setup.refuse(f"--percentile {args.percentile:g} must lie between 0 and 100")
     if args.max_gpus < 1:
@@ -80,7 +80,7 @@ def _targets(args: argparse.Namespace) -> tuple[SloTarget, SloTarget]:
     more = None if count is None else count * CONFIRMATION_TIMES
     first = list(simulate_setup.workload_requests(args, count, args.seed))
     if not first:
-        raise simulate_setup.refuse(f"--workload {args.workload} has no request")
+        raise simulate_setup.refuse(f"--workload {args.workload} has no requests: name another file, or a built-in mix")
     # A trace may have fewer requests than that.
     second = list(islice(simulate_setup.workload_requests(args, None, args.seed + CONFIRMATION_SEED), more))
     return (
@@ -95,7 +95,9 @@ def _recipes(
     degrees, budgets = _numbers("--tp", args.tp), _numbers("--budgets", args.budgets)
     link = simulate_setup.link_bandwidth(args)
     if len(machines) > 1 and not all(machine.price_per_hour for machine in machines):
-        raise simulate_setup.refuse("--hardware names several kinds: each needs a price to be compared")
+        raise simulate_setup.refuse(
+            "--hardware names several kinds, which are compared by price: --price must be more than 0"
+        )
     return [r for m in machines for r in recipes(m, degrees, budgets, resolved.config, slo, link)]
 
 
@@ -143,7 +145,7 @@ def _axes(text: str) -> tuple[str, ...]:
     found = tuple(filter(None, text.split(",")))
     for axis in found:
         if axis not in AXES:
-            raise simulate_setup.refuse(f"--break-even {axis}: known are {', '.join(AXES)}")
+            raise simulate_setup.refuse(f"--break-even {axis}: there is no such axis; known are {', '.join(AXES)}")
     return found
 
 

@@ -14,7 +14,7 @@ from tandem.obs.logs.logging_setup import set_up_logging
 def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
     require_free_port(resolved.config.gateway)
     if not resolved.config.redis.url:
-        message = "a gateway finds its workers in Redis: say where with --redis-url"
+        message = "redis.url is empty: a gateway finds its workers in Redis, so set --redis-url"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
     require_auth_if_public(resolved)
     return int(import_module("tandem.gateway.main").run(resolved.config))
@@ -32,7 +32,7 @@ def run_planner(resolved: Resolved, args: argparse.Namespace) -> int:
     Raises TandemError for settings that are missing or contradict each other."""
     config = resolved.config
     if not config.redis.url:
-        message = "a planner finds gateways and workers in Redis: say where with --redis-url"
+        message = "redis.url is empty: a planner finds gateways and workers in Redis, so set --redis-url"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
     if config.planner.actuator == "raycluster":
         _require_cluster(resolved)
@@ -42,8 +42,10 @@ def run_planner(resolved: Resolved, args: argparse.Namespace) -> int:
 def _require_cluster(resolved: Resolved) -> None:
     planner = resolved.config.planner
     if bool(planner.rayservice) == bool(planner.raycluster):
-        message = "say which with --planner-rayservice, or with --planner-raycluster where no RayService owns it"
+        message = "planner.actuator=raycluster needs a cluster: set --rayservice, or --raycluster without a RayService"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="planner.rayservice")
     if not planner.groups:
-        message = "say which worker groups have which role: --planner-groups prefill=GROUP,decode=GROUP"
+        message = (
+            "planner.actuator=raycluster needs the worker group of each role: set --groups prefill=GROUP,decode=GROUP"
+        )
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="planner.groups")

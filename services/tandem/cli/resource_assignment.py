@@ -31,11 +31,14 @@ def gpu_share(num_workers: int, num_gpus: int, utilization: float, num_ranks: in
     ranks that run on one GPU. `num_ranks`: ranks of each worker. Raises TandemError(UNSUPPORTED) if there is no GPU, or
     if workers of several ranks cannot have one GPU for each rank."""
     if num_gpus < 1:
-        message = "device 'cuda': Ray finds no GPU on this machine (is one visible in CUDA_VISIBLE_DEVICES?)"
+        message = "model.device=cuda, but Ray finds no GPU on this machine: check nvidia-smi and CUDA_VISIBLE_DEVICES"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="device")
     num_together = -(-num_workers * num_ranks // num_gpus)
     if num_ranks > 1 < num_together:
-        message = f"{num_workers} workers of {num_ranks} ranks need a GPU for each rank, this machine has {num_gpus}"
+        message = (
+            f"{num_workers} workers with engine.tensor_parallel={num_ranks} need {num_workers * num_ranks} GPUs, and "
+            f"this machine has {num_gpus}: start fewer workers, or lower --tensor-parallel"
+        )
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="tensor_parallel")
     return GpuShare(_PARTS // num_together / _PARTS, utilization / num_together)
 

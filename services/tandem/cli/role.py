@@ -26,7 +26,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
 
     Raises TandemError if a role is missing, the worker is unknown, or Redis does not answer."""
     if args.worker and not args.role:
-        message = f"name the role of {args.worker}: {', '.join(get_args(Pool))}"
+        message = f"the new role of {args.worker} is missing: add one of {', '.join(get_args(Pool))}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="role")
     print(asyncio.run(_run(resolved, args.worker, args.role)))  # noqa: T201 - the command's output
     return 0

@@ -55,7 +55,10 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
             print(_banner(gateway, config, logs) + operating, flush=True)  # noqa: T201 - the command's output
             while not signals.wait(0.5):
                 if gateway.exit_code() is not None:
-                    raise TandemError(ErrorKind.INTERNAL, f"the gateway ended with code {gateway.exit_code()}")
+                    raise TandemError(
+                        ErrorKind.INTERNAL,
+                        f"the gateway process ended with exit code {gateway.exit_code()}; its log above says why",
+                    )
             print("\ndraining ...", file=sys.stderr, flush=True)  # noqa: T201
     except KeyboardInterrupt:
         print("\nstopped before it was ready", file=sys.stderr, flush=True)  # noqa: T201
@@ -100,7 +103,7 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     local.deploy({pool: replace(config, engine=engine) for pool, engine in engines.items()}, pools, num_gpus)
     progress.step("gateway", "moving a test block between the workers")
     if not gateway.wait_until_listening():
-        raise TandemError(ErrorKind.INTERNAL, "the gateway did not start")
+        raise TandemError(ErrorKind.INTERNAL, "the gateway process ended before it listened; its log above says why")
     problem = gateway.wait_until_ready(READY_TIMEOUT_S)
     if problem is not None:
         raise TandemError(ErrorKind.INTERNAL, f"the gateway is not ready: {problem}\nlogs: {local.logs}")

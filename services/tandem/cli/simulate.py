@@ -41,7 +41,9 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     It is 0 even if requests were not served. Raises TandemError(INVALID_REQUEST) for invalid flags."""
     machines, resolved = simulate_setup.machines(resolved, args)
     if len(machines) > 1:
-        raise simulate_setup.refuse(f"--hardware {args.hardware}: a simulated cluster has one kind of accelerator")
+        raise simulate_setup.refuse(
+            f"--hardware {args.hardware} names several kinds, but a simulated cluster has one: name one"
+        )
     deployment = Deployment(
         machine=machines[0],
         pools=parse_pools(args.pools, args.tp),
@@ -54,7 +56,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     chart = simulate_setup.chart_path(args)
     if args.autoscale:
         if chart is not None:
-            raise simulate_setup.refuse("--chart draws fixed numbers of workers; take --json with --autoscale")
+            raise simulate_setup.refuse("--chart cannot draw a run with --autoscale: write its numbers with --json")
         return _run_autoscaled(deployment, resolved.config.planner, args, slo, path)
     series = Series() if path or chart else None
     count = simulate_setup.count_of(args)

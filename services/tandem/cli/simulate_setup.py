@@ -42,13 +42,13 @@ def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine
     With `--profile` there is one machine, and the settings with which it was measured replace the defaults. Raises
     TandemError(INVALID_REQUEST) for unknown names and for flags that contradict each other."""
     if args.price is not None and not 0 <= args.price < float("inf"):
-        raise refuse(f"--price {args.price} must not be negative")
+        raise refuse(f"--price {args.price} must be 0 or more")
     if args.profile is None:
         return [_roofline(args, name.strip()) for name in args.hardware.split(",")], resolved
     try:
         profile = decode_profile(Path(args.profile).read_text(), args.profile)
     except (OSError, UnicodeDecodeError) as error:
-        raise refuse(f"cannot read --profile {args.profile}: {error}") from error
+        raise refuse(f"cannot read --profile {args.profile}: {getattr(error, 'strerror', None) or error}") from error
     given = {key: value_of(resolved.config, key) for key, name in resolved.origins.items() if name != DEFAULT_LAYER}
     settled = resolve([(DEFAULT_LAYER, _measured(profile, args.profile)), ("given", given)])
     return [profile_machine(profile, args.price or 0.0)], settled
@@ -64,7 +64,7 @@ def _measured(profile: Profile, name: str) -> dict[str, dict[str, Any]]:
         for worker in profile.workers.values()
     ]
     if any(values != found[0] for values in found):
-        raise refuse(f"the workers of --profile {name} ran with different settings: fit a profile of each")
+        raise refuse(f"the workers of --profile {name} ran with different settings: fit one profile for each")
     return {section: values for section, values in found[0].items() if section in SECTIONS}
 
 
@@ -92,7 +92,9 @@ def efficiency(text: str) -> Efficiency:
             elif name in ("memory", "compute", "link"):
                 changed[name] = float(value)
             else:
-                raise refuse(f"--efficiency {part}: known are memory, compute, link, overhead and sum")
+                raise refuse(
+                    f"--efficiency {part}: there is no such name; known are memory, compute, link, overhead and sum"
+                )
         except ValueError:
             raise refuse(f"--efficiency {part}: {value!r} is not a number") from None
     try:
@@ -145,7 +147,7 @@ def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
     try:
         return parse_tenants(Path(file).read_text(), file).tenants
     except (OSError, UnicodeDecodeError) as error:
-        raise refuse(f"cannot read --tenants {file}: {error}") from error
+        raise refuse(f"cannot read --tenants {file}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def known(flag: str, name: str, table: Mapping[str, Value]) -> Value:
@@ -158,7 +160,7 @@ def known(flag: str, name: str, table: Mapping[str, Value]) -> Value:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise refuse(f"{flag} {name} is not known ({', '.join(table)}){hint}")
+    raise refuse(f"{flag} {name} is not known; known are {', '.join(table)}{hint}")
 
 
 def writable(flag: str, name: str | None) -> Path | None:
@@ -169,7 +171,7 @@ def writable(flag: str, name: str | None) -> Path | None:
         return None
     path = Path(name)
     if not path.resolve().parent.is_dir() or path.is_dir():
-        raise refuse(f"{flag} {name}: there is no such folder")
+        raise refuse(f"cannot write {flag} {name}: its directory does not exist, or it is a directory")
     return path
 
 

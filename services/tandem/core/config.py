@@ -38,7 +38,7 @@ class Bytes(int):
         unit = raw[len(number) :].strip()
         unit = unit + "b" if unit.endswith("i") else unit
         if unit not in _UNITS or not number.isascii() or not number.replace(".", "", 1).isdigit():
-            raise ValueError(f"not a size: {text!r} (write 512MiB, 2GiB or a number of bytes)")
+            raise ValueError(f"{text!r} is not a size: write 512MiB, 2GiB or a number of bytes")
         whole, _, fraction = number.partition(".")
         return cls(int(whole or 0) * _UNITS[unit] + int(float(f"0.{fraction or 0}") * _UNITS[unit]))
 
@@ -51,25 +51,34 @@ class Bytes(int):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
+    """The model, its precision and the device that runs it."""
+
     id: str = "smollm2-135m-instruct"
-    """alias, directory, .gguf file, hub id, or random: followed by the name of a published model"""
+    """Name the model to load: an alias (smollm2-135m-instruct), a directory in Hugging Face format, a .gguf file, a
+    Hugging Face hub id (org/name), or random:NAME for a published architecture with random weights. A hub id is
+    downloaded at the first start."""
     served_name: str = ""
-    """model name for clients, or several separated by commas; empty: the last part of model.id"""
+    """Set the model name that clients send, or several names separated by commas. Empty means the last part of
+    model.id."""
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
-    """data type of weights, activations and KV; auto: float32 on a CPU, bfloat16 on a GPU"""
+    """Choose the data type of weights, activations and KV cache. auto means float32 on a CPU and bfloat16 on a GPU."""
     quantization: Literal["none", "int8"] = "none"
-    """quantization of weights; int8 computes in float32 with 8-bit products"""
+    """Quantize the weights when they are loaded. int8 stores them in 8 bits, changes the output slightly and runs on a
+    CPU only; none keeps model.dtype."""
     batch_invariant: bool = False
-    """make a token's result bitwise independent of the rest of the batch and of the prefill chunking; slower on a GPU,
-    free on a CPU, whose compiled kernels always compute so"""
+    """Make the logits of a token independent, bit for bit, of the other requests in its batch and of the chunks of its
+    prompt. It is slower on a GPU; the compiled CPU kernels always compute this way."""
     compact: bool = True
-    """store weights in fewer bits where that is lossless (compiled kernels)"""
+    """Store weights in fewer bits where that loses no information, which saves memory bandwidth on a CPU. Turn it off
+    only to measure its effect."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """where the model runs"""
+    """Choose the device that runs the model."""
     generation_config: Literal["auto", "none"] = "auto"
-    """none: ignore the model's own sampling defaults"""
+    """Choose the defaults of sampling parameters that a request does not set. auto takes them from the model's
+    generation_config.json, none ignores that file."""
     cache_dir: str = ""
-    """directory of imported models; empty: $XDG_CACHE_HOME/tandem/models"""
+    """Set the directory for downloaded wheels, converted GGUF files and packed weights. Empty means
+    $XDG_CACHE_HOME/tandem/models, which is ~/.cache/tandem/models on most machines."""
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -81,84 +90,115 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
+    """Batching, KV cache memory and kernels of each worker."""
+
     max_num_batched_tokens: PositiveCount = 512
-    """token budget of one step"""
+    """Limit the tokens that one step computes, decodes and prompt chunks together. Raise it for throughput and shorter
+    TTFT; lower it, or set slo.itl_ms, for shorter ITL."""
     max_num_seqs: PositiveCount = 64
-    """sequences that may run at once"""
+    """Limit the sequences that one worker runs at the same time. It must not exceed engine.max_num_batched_tokens."""
     max_model_len: Count = 0
-    """most prompt and output tokens of one request; 0: what the model and the KV pool allow"""
+    """Limit the tokens of one request, prompt and output together. 0 means the smaller of the model's context length
+    and the size of the KV pool."""
     block_size: Count = 0
-    """tokens per KV block; 0: 16 on a CPU, 64 on a GPU"""
+    """Set the number of tokens per KV block, a power of two from 8 to 256, equal for all workers of a model. 0 means 16
+    on a CPU and 64 on a GPU."""
     tensor_parallel: PositiveCount = 1
-    """tensor-parallel ranks of one worker, each in a process and on a device of its own"""
+    """Split the model of one worker over this number of ranks. Each rank is a process, with a GPU of its own where
+    model.device is cuda."""
     enable_chunked_prefill: bool = True
-    """compute prompts in chunks; off: each prompt in one step, whatever the budget"""
+    """Split long prompts over several steps, so that running requests keep producing tokens meanwhile. When off, each
+    prompt is computed in one step, even beyond engine.max_num_batched_tokens."""
     enable_prefix_caching: bool = True
-    """reuse the KV of equal prefixes"""
+    """Keep the KV blocks of finished requests while there is room, and reuse them for prompts that begin with the same
+    tokens."""
     kv_cache_memory: Bytes = Bytes(0)
-    """size of the KV pool of each rank; 0: 1GiB on a CPU, on a GPU what gpu_memory_utilization leaves"""
+    """Set the memory for KV blocks of each rank in bytes, for example 8GiB. 0 means 1GiB on a CPU, and on a GPU what
+    engine.gpu_memory_utilization leaves after the weights."""
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
-    """fraction of a GPU's memory for all workers on it, KV pools included; `serve` divides it among them"""
+    """Set the fraction of a GPU's memory, from 0 to 1, for weights, activations and KV cache of the workers on it.
+    `tandem serve` divides it among its workers; workers that you start yourself each need their own share."""
     kv_cache_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
-    """data type of KV; auto: model.dtype; float8: one byte a value, with a scale per token, head and plane"""
+    """Choose the data type of the KV cache. auto means model.dtype; float8_e4m3fn stores one byte per value with
+    scales, which halves the cache of a 16-bit model and needs a GPU of compute capability 8.9 or the CPU's reference
+    kernels."""
     host_cache_memory: Bytes = Bytes(0)
-    """host memory for KV blocks evicted from the pool; 0: none. Worth it where GPU memory is scarce: on a CPU it is the
-    same memory as the pool's, plus copies"""
+    """Set the host memory, in bytes per rank, for KV blocks that are evicted from the pool and loaded again when a
+    prompt begins with them. 0 turns it off. It helps where GPU memory is scarce; on a CPU, raise engine.kv_cache_memory
+    instead."""
     cuda_graphs: bool = True
-    """on a GPU, capture decode-only steps once per batch size and replay them"""
+    """Capture decode-only steps as CUDA graphs at startup, one per batch size, which shortens steps on a GPU. Turn it
+    off to start faster or to save GPU memory."""
     plan_depth: Annotated[int, Meta(ge=0, le=2)] = 0
-    """steps planned ahead and not finished: with 2 the next is planned while a GPU computes; 0: by device"""
+    """Set the number of steps that may be planned before the first of them has finished; 2 plans the next step while
+    the GPU computes. 0 means 2 on a GPU without speculative decoding, else 1."""
     num_threads: Count = 0
-    """compute threads of one worker; 0: the cores divided by the workers"""
+    """Set the compute threads of one worker on a CPU. 0 means all cores of the machine; `tandem serve` divides the
+    cores among its workers."""
     kernels: Literal["auto", "compiled", "reference"] = "auto"
-    """auto on a CPU: compiled where a C++ compiler, dtype and sizes allow, else plain torch; on a GPU: Triton"""
+    """Choose the implementation of the model's kernels on a CPU. auto uses the compiled C++ kernels where a compiler,
+    the data type and the model's sizes allow, else reference, which is plain torch; a GPU always uses its Triton
+    kernels and needs auto."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
+    """Speculative decoding, which proposes several tokens and verifies them in one step."""
+
     method: Literal["off", "ngram"] = "off"
-    """ngram: draft the tokens that followed the same n-gram earlier in the sequence; the output stays the same"""
+    """Choose how draft tokens are proposed. ngram copies the tokens that followed the same n-gram earlier in the
+    sequence, which speeds up edits and summaries and does not change the output; off disables speculation."""
     num_tokens: PositiveCount = 8
-    """most draft tokens of one sequence in a step"""
+    """Limit the draft tokens of one sequence in one step."""
     max_batch_tokens: PositiveCount = 16
-    """most running sequences and draft tokens in one step; with more sequences than this nothing is drafted"""
+    """Limit the running sequences and draft tokens of one step together. With more running sequences than this nothing
+    is drafted, because drafts would only lengthen the step."""
     ngram_min: PositiveCount = 2
-    """shortest n-gram whose earlier occurrence gives a draft"""
+    """Set the length in tokens of the shortest n-gram whose earlier occurrence gives a draft."""
     ngram_max: PositiveCount = 4
-    """longest n-gram compared to choose among several earlier occurrences"""
+    """Set the length in tokens up to which matches are compared when an n-gram occurred several times before. The
+    longest match is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloConfig:
-    """Latency targets in milliseconds for each lane; 0 means no target. `ttft_ms` and `itl_ms` are the interactive
-    lane's."""
+    """Latency targets in milliseconds for each lane. 0 means no target; `ttft_ms` and `itl_ms` are those of the
+    interactive lane."""
 
     ttft_ms: NonNegative = 0.0
-    """time to first token, interactive lane; a prompt about to miss it goes ahead of shorter ones"""
+    """Set the target for the time to first token of interactive requests, in milliseconds. Prompts about to miss it are
+    computed first, hopeless requests are rejected (gateway.early_rejection) and the planner sizes prefill for it."""
     itl_ms: NonNegative = 0.0
-    """time between two tokens, interactive lane; prefill chunks shrink to fit it"""
+    """Set the target for the time between two output tokens of interactive requests, in milliseconds. Workers shorten
+    prompt chunks to keep it, and the planner sizes decode for it."""
     standard_ttft_ms: NonNegative = 0.0
-    """time to first token, standard lane"""
+    """Set the target for the time to first token of standard requests, in milliseconds."""
     standard_itl_ms: NonNegative = 0.0
-    """time between two tokens, standard lane"""
+    """Set the target for the time between two output tokens of standard requests, in milliseconds."""
     batch_ttft_ms: NonNegative = 0.0
-    """time to first token, batch lane"""
+    """Set the target for the time to first token of batch requests, in milliseconds."""
     batch_itl_ms: NonNegative = 0.0
-    """time between two tokens, batch lane"""
+    """Set the target for the time between two output tokens of batch requests, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffConfig:
+    """The transfer of KV blocks between workers."""
+
     transport: Literal["nixl", "local"] = "nixl"
-    """how KV blocks move between workers"""
+    """Choose how KV blocks move between workers. nixl uses NIXL over UCX (shared memory, TCP, RDMA or CUDA IPC); local
+    reads the memory of another process on the same machine and works on CPUs only."""
     lease_s: Positive = 10.0
-    """how long a producer keeps offered KV without a renewal"""
+    """Set the seconds for which a prefill worker keeps blocks for a decode worker that does not renew its lease. Keep
+    it below handoff.pull_timeout_s."""
     pull_timeout_s: Positive = 30.0
-    """a pull fails when neither KV nor a message of its source arrives for this long"""
+    """Set the seconds without any KV block or message from the prefill worker after which a transfer fails. The prompt
+    is then computed again elsewhere."""
     drain_timeout_s: Positive = 10.0
-    """a read that does not end for this long costs the connection to that worker"""
+    """Set the seconds after which a cancelled read that has not ended closes the connection to that worker."""
     digests: bool = True
-    """check every block that was read; off is for measuring only"""
+    """Check a 64-bit digest of every KV block that was read from another worker. Turn it off only to measure its cost,
+    because corrupt KV would go unnoticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,102 +210,138 @@ class TransferConfig:
     """
 
     require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = "any"
-    """transport that KV must use: rdma is required between machines, cuda_ipc and shared_memory within one"""
+    """Require this type of link for KV: rdma applies between machines, cuda_ipc and shared_memory within one machine.
+    any accepts every link."""
     min_gbps: NonNegative = 0.0
-    """gigabytes per second that a link must reach in a bandwidth probe; 0: any"""
+    """Set the bandwidth that every link must reach, in gigabytes per second. 0 accepts every bandwidth."""
     on_slow_link: Literal["refuse", "warn"] = "refuse"
-    """refuse: hand-offs avoid a pair of workers whose link is known to miss the requirements: a few pairs of each
-    worker are probed before use, others are judged once reads of 1 MiB and more add up to 16 MiB; remote prefix fetches
-    are exempt. warn: hand-offs use the pair, and logs and metrics report it"""
+    """Choose what happens to a link that misses transfer.require or transfer.min_gbps. refuse places no handoff on it,
+    once it was probed or has moved 16 MiB; warn uses it and reports it in logs and metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
+    """One worker: its role, addresses, shutdown and logs."""
+
     pool: Literal["prefill", "decode", "mixed"] = "mixed"
-    """role of the worker, which routers read"""
+    """Set the role in which gateways use this worker: prefill, decode, or mixed for both. `tandem role` changes it at
+    runtime."""
     id: str = ""
-    """stable name of the worker; empty: host and process id"""
+    """Set the name of the worker in logs, metrics and `tandem role`, unique in the cluster. Empty means host name and
+    process id."""
     host: str = "127.0.0.1"
-    """address to bind and advertise; for 0.0.0.0 and :: it advertises $POD_IP, else an address of its machine"""
+    """Set the address to listen on, which is also advertised to the cluster. With 0.0.0.0 or :: the worker advertises
+    $POD_IP, or the address of its default route."""
     host_label: str = ""
-    """label of the worker's machine; KV moves fastest between workers of one machine"""
+    """Set a label that is equal for all workers of one machine. Gateways prefer pairs of workers with equal labels;
+    empty equals no other label."""
     rack: str = ""
-    """label of the worker's rack"""
+    """Set a label that is equal for all workers of one rack. Gateways prefer pairs of workers with equal labels; empty
+    equals no other label."""
     zone: str = ""
-    """label of the worker's zone"""
+    """Set a label that is equal for all workers of one zone. Gateways prefer pairs of workers with equal labels; empty
+    equals no other label."""
     port: Port = 0
-    """gRPC port; 0: any free one"""
+    """Set the TCP port of the worker's gRPC server. 0 means any free port."""
     advertise_address: str = ""
-    """host:port at which others reach the worker, behind a proxy or NAT; port 0: the port it listens at; empty: the
-    address it listens at"""
+    """Set the host:port at which gateways and other workers reach this worker behind a proxy or NAT; port 0 stands for
+    the port it listens on. Empty means the address it listens on."""
     drain_s: NonNegative = 20.0
-    """how long running work may take to migrate or end after SIGTERM"""
+    """Set the seconds that running requests have to finish or migrate after SIGTERM. Keep it below the grace period of
+    your supervisor."""
     gateway_grace_s: NonNegative = 10.0
-    """how long jobs live on after their gateway's stream is gone"""
+    """Set the seconds for which a worker continues the jobs of a gateway whose connection is lost. Then it cancels them
+    and frees their blocks."""
     step_stall_s: Positive = 30.0
-    """a step longer than this (and than 20 times its prediction) makes the worker unhealthy"""
+    """Set the seconds after which a step that does not end makes the worker unhealthy, so that it is restarted. Steps
+    of 20 times the longest recent one are tolerated, whatever this limit is."""
     queue_horizon_ms: NonNegative = 0.0
-    """predicted prefill accepted beside the longest prompt of each size; the rest waits in gateways; 0: two steps"""
+    """Set how many milliseconds of prompts, by predicted compute time, a worker accepts in addition to its longest one;
+    further prompts wait in the gateway. 0 means two steps of engine.max_num_batched_tokens."""
     step_log: str = ""
-    """directory for one append-only log of steps per process; empty: none"""
+    """Write the batch and duration of every step to a file in this directory, as input of `tandem fit-cost`. Empty
+    writes none."""
     run_dir: str = ""
-    """directory of the file by which `tandem drain --local` finds the worker; empty: none"""
+    """Set the directory in which a worker keeps a file while it runs, by which `tandem drain --local` finds it. Empty
+    writes none."""
     metrics_port: OptionalPort = 0
-    """port of the worker's own /metrics; 0: any free one, which gateways list; -1: none"""
+    """Set the TCP port of the worker's /metrics. 0 means any free port, which the gateways list for Prometheus; -1
+    turns it off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
+    """The gateway: addresses, authentication, routing, queue and timeouts."""
+
     host: str = "127.0.0.1"
-    """address to bind"""
+    """Set the address to listen on. Use 0.0.0.0 to accept clients from other machines, which requires gateway.auth to
+    be set."""
     port: Port = 8000
-    """HTTP port; 0: any free one"""
+    """Set the TCP port of the HTTP API. 0 means any free port."""
     grpc_port: OptionalPort = -1
-    """gRPC port; 0: any free one; -1: the one after port, any free one where that is 0"""
+    """Set the TCP port of the gRPC API. -1 means the port after gateway.port, or any free port where that is 0; 0 means
+    any free port."""
     auth: Literal["keys", "off"] = "keys"
-    """keys: requests without an API key are refused; off: everybody is served"""
+    """Choose who may send requests. keys requires an API key of gateway.tenants, off serves everybody; `tandem serve`
+    defaults to off and then listens on loopback addresses only."""
     tenants: str = ""
-    """YAML file of tenants and the hashes of their API keys; reloaded when it changes"""
+    """Set the YAML file with tenants, their quotas and the hashes of their API keys (`tandem key` makes one). It is
+    read again when it changes."""
     disaggregation: Literal["off", "auto", "prefer", "strict"] = "prefer"
-    """off: never split; auto: split where it costs less; prefer: split while both pools have workers; strict: split or
-    refuse"""
+    """Choose when prefill and decode of a request run on different workers. off: never; auto: where it is predicted to
+    be cheaper; prefer: while both roles have workers; strict: always, and requests fail where a role has no workers."""
     routing_policy: Literal["cost", "random", "round_robin", "least_loaded", "prefix"] = "cost"
-    """how workers are chosen; all but cost are baselines for comparison"""
+    """Choose how workers are selected for a request. cost predicts latency from load, prefix hits and link bandwidth;
+    the others are baselines for comparison."""
     remote_prefix: bool = True
-    """fetch a prompt's prefix from another worker's cache where that costs less than computing it"""
+    """Read the KV of a prompt's prefix from another worker's cache where that is predicted to be faster than computing
+    it."""
     max_body: Bytes = Bytes(4 << 20)
-    """largest request body or gRPC message"""
+    """Limit the size in bytes of an HTTP request body or a gRPC message, for example 16MiB. Larger requests fail with
+    413."""
     request_timeout_s: Positive = 60.0
-    """a request that has not arrived completely after this long is refused"""
+    """Set the seconds that a client has to send a complete HTTP request. Slower requests fail with 408."""
     stalled_client_s: Positive = 60.0
-    """a client that reads nothing of its response for this long is disconnected"""
+    """Set the seconds for which a client may read nothing of its response before it is disconnected."""
     max_connections: PositiveCount = 4096
-    """HTTP connections, and gRPC calls, at once; beyond that only probes are answered"""
+    """Limit the open HTTP connections, and separately the gRPC calls. Beyond it only the probes /health, /live and
+    /ready are answered; other requests fail with 503 overloaded."""
     queue_timeout_s: Positive = 120.0
-    """a request that finds no worker with capacity for this long is refused"""
+    """Set the seconds that a request waits in the queue while no worker has capacity. Then it fails with 503
+    no_worker."""
     no_worker_wait_s: NonNegative = 30.0
-    """the same limit while no suitable worker is alive, as after a crash"""
+    """Set the seconds that a request waits while no suitable worker is alive, as during a restart. Then it fails with
+    503 no_worker."""
     max_retries: Count = 4
-    """failed attempts in a row without a new token that a request survives"""
+    """Limit how many times in a row a request is tried again on other workers without a new token. Then it fails with
+    the last error."""
     # Four times the timeout between workers, so that they report a failure first and a long prompt has enough time.
     progress_timeout_s: Positive = 120.0
-    """an attempt fails when its workers make no progress for this long"""
+    """Set the seconds without progress of its workers after which a request is tried again on others. Keep it several
+    times handoff.pull_timeout_s, so that long prompts have enough time."""
     drain_s: NonNegative = 20.0
-    """how long requests in flight may take after SIGTERM"""
+    """Set the seconds that open requests have to finish after SIGTERM. Keep it below the grace period of your
+    supervisor."""
     worker_timeout_s: Annotated[float, Meta(ge=3, le=MAX_FLOAT)] = 10.0
-    """a worker whose stream carries nothing for this long is lost"""
+    """Set the seconds without any message on a worker's connection after which the worker counts as lost and its
+    requests are tried again. Workers send at least one message per second."""
     heartbeat_s: Positive = 10.0
-    """how often a stream without a first token yet sends a comment"""
+    """Set the seconds between the comments that a stream sends before its first token, so that proxies keep the
+    connection open."""
     max_queued: PositiveCount = 1024
-    """requests that may wait for a worker; beyond that the tenant with most of them loses one"""
+    """Limit the requests that wait for a worker. Beyond it the tenant with the most waiting requests loses one, which
+    fails with 503 overloaded."""
     early_rejection: Literal["on", "off"] = "on"
-    """refuse at once a request predicted to miss its lane's slo or its client's deadline"""
+    """Reject a request at once, with 503 predicted_slo_miss, if it is predicted to miss the slo.ttft_ms of its lane or
+    its client's deadline."""
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "none"] = "auto"
-    """how the model writes tool calls; auto: detected from its chat template or vocabulary"""
+    """Choose the format in which the model writes tool calls. auto detects it from the chat template and vocabulary;
+    none returns tool calls as text."""
     console: bool = True
-    """serve the console at /console; with auth=keys it requires an API key"""
+    """Serve the web console at /console. With gateway.auth=keys it requires an API key."""
     reasoning_parser: Literal["auto", "think", "none"] = "auto"
-    """whether text in <think> is reasoning; auto: if the model's template or vocabulary has that tag"""
+    """Choose whether text in <think> is returned as reasoning_content. auto does so if the model's chat template or
+    vocabulary has that tag."""
 
     @property
     def own_grpc_port(self) -> int:
@@ -281,24 +357,29 @@ class TelemetryConfig:
     sent; without them nothing is sent."""
 
     log_format: Literal["text", "json"] = "text"
-    """lines for people, or one JSON object per line"""
+    """Choose the format of log lines: text for people, json for one JSON object per line."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """lowest level that is logged"""
+    """Set the lowest level of log lines that are written."""
     log_requests: Literal["off", "failed", "all"] = "failed"
-    """which ended requests the gateway logs, one line each"""
+    """Choose which ended requests the gateway logs, one line each: off, failed or all."""
     max_values: PositiveCount = 100
-    """tenants, models and workers with metric labels of their own; the rest is 'other'"""
+    """Limit the tenants, models and workers that have metric series of their own. Further ones are counted together
+    under the label value other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisConfig:
+    """The Redis server that gateways, workers and planners of one cluster share."""
+
     url: str = ""
-    """redis://, rediss:// or unix://; redis+cluster:// or rediss+cluster:// with nodes separated by commas; empty: an
-    embedded server where `serve` starts one"""
+    """Set the Redis server: redis://, rediss:// or unix:// for one server, redis+cluster:// or rediss+cluster:// with
+    nodes separated by commas for a Redis Cluster. Empty makes `tandem serve` start its own; all other programs need a
+    URL."""
     namespace: str = "tandem"
-    """prefix of every Redis key"""
+    """Set the prefix of every Redis key. Clusters that share a Redis server need different ones."""
     index_stride: Annotated[int, Meta(ge=1, le=64)] = 1
-    """publish every n-th block of a prompt to the prefix index; the same in gateways and workers"""
+    """Publish only every n-th block of a prompt to the prefix index, equal for gateways and workers. Raise it to lower
+    the load of Redis; matches of prefixes are then less precise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,15 +387,19 @@ class ClusterConfig:
     """How gateways and workers authenticate each other; all of them need the same settings."""
 
     secret_file: str = ""
-    """file with one secret of 32 bytes or more per line: the first signs, a second is accepted"""
+    """Set the file with the secrets by which gateways and workers sign their calls: 32 bytes or more per line, the
+    first line signs, a second line is accepted too. Empty means calls are not signed; `tandem serve` then makes a
+    secret for its run."""
     insecure: bool = False
-    """let a worker without a secret or TLS listen on a non-loopback address"""
+    """Allow a worker without secret or TLS to listen on an address that other machines reach. Anybody who reaches it
+    may then submit jobs and read KV."""
     tls_cert_file: str = ""
-    """PEM certificate for the name tandem-cluster; with all three files, gateways and workers use TLS"""
+    """Set the PEM file with this program's certificate, valid for the name tandem-cluster. Gateways and workers use
+    mutual TLS when all three tls files are set."""
     tls_key_file: str = ""
-    """PEM private key of tls_cert_file"""
+    """Set the PEM file with the private key of cluster.tls_cert_file."""
     tls_ca_file: str = ""
-    """PEM certificates of the trusted CA"""
+    """Set the PEM file with the CA certificates that the other side's certificate is checked against."""
 
     @property
     def has_tls(self) -> bool:
@@ -324,64 +409,71 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
+    """The number of workers that `tandem serve` starts."""
+
     prefill: Count = 1
-    """prefill workers"""
+    """Set the number of prefill workers."""
     decode: Count = 1
-    """decode workers"""
+    """Set the number of decode workers."""
     mixed: Count = 0
-    """mixed workers"""
+    """Set the number of workers that do both prefill and decode. Use --prefill 0 --decode 0 --mixed 1 for one
+    worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
-    """Settings of the planner: how many workers of each role to keep so that the targets of `slo` are met, and where to
-    start them."""
+    """The planner, which changes the number of workers of each role so that the targets of `slo` are met."""
 
     mode: Literal["explain", "act"] = "explain"
-    """explain: decide and say why, change nothing"""
+    """Choose whether the planner changes the cluster. explain only decides and logs the reasons; act carries the
+    decisions out."""
     actuator: Literal["serve", "raycluster"] = "serve"
-    """serve: set the targets of Serve's autoscaling policy, and Ray's autoscaler adds pods; raycluster: also set the
-    pods of a RayCluster whose own autoscaler is off"""
+    """Choose how decisions are carried out. serve sets the targets of Ray Serve's autoscaling policy, and Ray's
+    autoscaler adds pods; raycluster patches the worker groups of a RayCluster whose own autoscaler is off."""
     model: str = ""
-    """model whose workers are planned; empty: the one that the workers serve"""
+    """Set the name of the model whose workers are planned. Empty means the only model that the cluster serves."""
     interval_s: Positive = 5.0
-    """time between two decisions"""
+    """Set the seconds between two decisions."""
     window_s: Positive = 300.0
-    """length of the demand history that a forecast uses"""
+    """Set the seconds of past demand that a forecast uses. Lower it to follow bursts, raise it for steadier numbers."""
     start_s: Positive = 60.0
-    """how long a new worker takes until it serves; the forecast's horizon"""
+    """Set the seconds that a new worker takes until it serves, which is how far the forecast looks ahead. Measure it
+    with your model."""
     percentile: Annotated[float, Meta(ge=50, lt=100)] = 99.0
-    """percentage of requests that are to meet the targets"""
+    """Set the percentage of requests that are to meet the targets of slo."""
     headroom: Annotated[float, Meta(ge=0, lt=1)] = 0.15
-    """fraction of the capacity kept free beyond the forecast demand"""
+    """Set the fraction of capacity, from 0 to 1, that is kept free beyond the forecast demand."""
     scale_down_s: NonNegative = 300.0
-    """how long fewer workers must have been enough before some are removed"""
+    """Set the seconds for which fewer workers must have been enough before some are removed."""
     change_roles: bool = True
-    """change the role of a worker instead of starting one, where that is enough"""
+    """Change the role of a running worker instead of starting a new one, where that is enough."""
     min_prefill: Count = 1
-    """fewest prefill workers"""
+    """Set the fewest prefill workers to keep."""
     max_prefill: Count = 0
-    """most prefill workers; 0: any number"""
+    """Limit the number of prefill workers. 0 means no limit."""
     min_decode: Count = 1
-    """fewest decode workers"""
+    """Set the fewest decode workers to keep."""
     max_decode: Count = 0
-    """most decode workers; 0: any number"""
+    """Limit the number of decode workers. 0 means no limit."""
     host: str = "127.0.0.1"
-    """address to bind for /metrics and /health"""
+    """Set the address on which the planner serves /metrics and /health."""
     metrics_port: OptionalPort = 0
-    """port of /metrics and /health; 0: any free one; -1: none"""
+    """Set the TCP port of the planner's /metrics and /health. 0 means any free port; -1 turns them off."""
     kubernetes_namespace: str = ""
-    """namespace of the planned objects; empty: the planner pod's own, else default"""
+    """Set the Kubernetes namespace of the planned objects. Empty means the namespace of the planner's pod, else
+    default."""
     rayservice: str = ""
-    """name of the RayService whose active RayCluster is planned"""
+    """Set the name of the RayService whose active RayCluster is planned, for planner.actuator=raycluster."""
     raycluster: str = ""
-    """name of a RayCluster without a RayService, instead of rayservice"""
+    """Set the name of the RayCluster to plan where no RayService owns it, for planner.actuator=raycluster. Set this or
+    planner.rayservice."""
     groups: str = ""
-    """worker groups by role, as prefill=GROUP,decode=GROUP; GROUP:2+1: two workers in a pod, and one spare pod"""
+    """Map roles to worker groups of the RayCluster, as prefill=GROUP,decode=GROUP. GROUP:2+1 means two workers in each
+    pod and one spare pod."""
     lease: str = "tandem-planner"
-    """name of the Lease for leader election among planners"""
+    """Set the name of the Kubernetes Lease by which several planners elect the one that acts."""
     lease_s: Annotated[float, Meta(ge=3, le=MAX_FLOAT)] = 15.0
-    """a leader that has not renewed its Lease for this long has lost it"""
+    """Set the seconds after which a planner that has not renewed its Lease loses it to another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

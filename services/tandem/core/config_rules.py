@@ -60,35 +60,38 @@ def _is_endpoint(address: str) -> bool:
 def _model_violations(config: Config) -> Iterator[Violation]:
     model, tensor_parallel = config.model, config.engine.tensor_parallel
     if not model.id:
-        yield "model.id", "must not be empty"
+        yield "model.id", "must not be empty: name a directory, a .gguf file or a hub id"
     if not all(model.served_names) or len(set(model.served_names)) < len(model.served_names):
-        yield "model.served_name", "must be different names, none of them empty"
+        yield "model.served_name", "must list different names separated by commas, none of them empty"
     if model.device == "cuda" and model.quantization != "none":
-        yield "model.quantization", "cannot be int8 on cuda: its products are the CPU kernels'"
+        yield (
+            "model.quantization",
+            "must be none where model.device is cuda, because only the CPU kernels compute with int8",
+        )
     if model.device == "cuda" and model.dtype == "float64":
-        yield "model.dtype", "cannot be float64 on cuda, whose kernels take float32 and half types"
+        yield "model.dtype", "must be float32, bfloat16 or float16 where model.device is cuda"
     if model.batch_invariant and tensor_parallel > (2 if model.device == "cuda" else 1):
-        rule = "takes one rank on a CPU, whose compiled kernels compute whole models, and at most two on cuda: the "
-        yield "model.batch_invariant", f"{rule}order in which more are summed up is a library's"
+        rule = f"must be false with engine.tensor_parallel={tensor_parallel}: it supports one rank on a CPU and two on "
+        yield "model.batch_invariant", f"{rule}cuda, because a library chooses the order in which more are summed up"
 
 
 def _engine_violations(config: Config) -> Iterator[Violation]:
     engine, speculative = config.engine, config.speculative
     if engine.max_num_batched_tokens < engine.max_num_seqs:
-        rule = "must be at least engine.max_num_seqs, because a step takes every running sequence"
+        rule = f"must be at least engine.max_num_seqs ({engine.max_num_seqs}): raise it, or lower engine.max_num_seqs"
         yield "engine.max_num_batched_tokens", rule
     if engine.max_model_len == 1:
         yield "engine.max_model_len", "must be 0 (whatever fits) or at least 2"
     if engine.block_size not in _BLOCK_SIZES:
-        yield "engine.block_size", "must be a power of two from 8 to 256, or 0 (by device)"
+        yield "engine.block_size", "must be a power of two from 8 to 256, or 0 for the device's default"
     if config.model.device == "cuda" and engine.kernels != "auto":
-        yield "engine.kernels", "must be auto on cuda, which has kernels of its own"
+        yield "engine.kernels", "must be auto where model.device is cuda, which always uses Triton kernels"
     if engine.host_cache_memory and not engine.enable_prefix_caching:
-        yield "engine.host_cache_memory", "needs engine.enable_prefix_caching"
+        yield "engine.host_cache_memory", "must be 0 while engine.enable_prefix_caching is false"
     if config.model.device == "cuda" and config.handoff.transport == "local":
-        yield "handoff.transport", "cannot be local on cuda, because it reads host memory"
+        yield "handoff.transport", "must be nixl where model.device is cuda, because local reads host memory only"
     if speculative.ngram_max < speculative.ngram_min:
-        yield "speculative.ngram_max", "must be at least speculative.ngram_min"
+        yield "speculative.ngram_max", f"must be at least speculative.ngram_min ({speculative.ngram_min})"
 
 
 def _worker_violations(config: Config) -> Iterator[Violation]:
@@ -96,37 +99,43 @@ def _worker_violations(config: Config) -> Iterator[Violation]:
     if len(worker.id.encode()) > 200:
         yield "worker.id", "must be at most 200 bytes long"
     if worker.advertise_address and not _is_endpoint(worker.advertise_address):
-        yield "worker.advertise_address", "must be empty or host:port"
+        yield "worker.advertise_address", "must be empty or host:port, with a port up to 65535"
 
 
 def _redis_violations(config: Config) -> Iterator[Violation]:
     redis = config.redis
     if redis.url and not redis.url.startswith(_REDIS_SCHEMES):
-        yield "redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}"
+        yield "redis.url", f"must start with {', '.join(_REDIS_SCHEMES[:-1])} or {_REDIS_SCHEMES[-1]}"
     if not _names_redis(redis.url):
-        yield "redis.url", "must name one server, or with +cluster one or more, as host:port"
+        yield (
+            "redis.url",
+            "must name one server as host:port, or several separated by commas with redis+cluster:// or rediss+cluster://",
+        )
     if not _is_plain(redis.namespace):
-        yield "redis.namespace", "must be letters, digits, '.', '_' or '-'"
+        yield "redis.namespace", "must be one or more letters, digits, '.', '_' or '-'"
 
 
 def _gateway_violations(config: Config) -> Iterator[Violation]:
     gateway, has_pair = config.gateway, min(config.serve.prefill, config.serve.decode) > 0
     if gateway.own_grpc_port > 65535:
-        yield "gateway.grpc_port", "must not be -1 where gateway.port is 65535, which has no port after it"
+        yield "gateway.grpc_port", "must be a port, because gateway.port is 65535 and has no port after it"
     if not gateway.max_body:
         yield "gateway.max_body", "must be more than 0"
     if gateway.disaggregation == "strict" and not has_pair:
-        yield "gateway.disaggregation", "cannot be strict without prefill and decode workers"
+        yield "gateway.disaggregation", "must not be strict while serve.prefill or serve.decode is 0"
     if not config.serve.mixed and not has_pair:
-        yield "serve.mixed", "must be at least 1 unless there are prefill and decode workers"
+        yield (
+            "serve.mixed",
+            "must be at least 1 while serve.prefill or serve.decode is 0, because nothing could serve a whole request",
+        )
 
 
 def _planner_violations(config: Config) -> Iterator[Violation]:
     planner = config.planner
     if 0 < planner.max_prefill < planner.min_prefill:
-        yield "planner.max_prefill", "must be 0 (any number) or at least planner.min_prefill"
+        yield "planner.max_prefill", f"must be 0 for no limit, or at least planner.min_prefill ({planner.min_prefill})"
     if 0 < planner.max_decode < planner.min_decode:
-        yield "planner.max_decode", "must be 0 (any number) or at least planner.min_decode"
+        yield "planner.max_decode", f"must be 0 for no limit, or at least planner.min_decode ({planner.min_decode})"
     if len(planner.lease) > 253 or not _KUBERNETES_NAME.fullmatch(planner.lease):
         rule = "must be a name of a Kubernetes object: lower-case letters, digits, '-' and '.', at most 253"
         yield "planner.lease", rule

@@ -121,6 +121,18 @@ def settings() -> tuple[Setting, ...]:
     return tuple(found)
 
 
+def section_docs() -> dict[str, str]:
+    """Return the docstring of each section of the `Config` tree, on one line."""
+    return {name: " ".join((section.__doc__ or "").split()) for name, section in get_type_hints(Config).items()}
+
+
+def format_default(value: object) -> str:
+    """Return a default value as help texts write it: `true`, `empty` for an empty text, `512`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "empty" if value == "" else str(value)
+
+
 def _descriptions() -> dict[tuple[str, str], str]:
     """Return the string under each field of the sections, on one line, by the names of the class and of the field."""
     found: dict[tuple[str, str], str] = {}
@@ -164,7 +176,9 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     layer: dict[str, str] = {}
     for name, value in environ.items():
         if name in misspelt:
-            raise _refuse(name, f"environment variable {name} is not read: write {misspelt[name]}")
+            raise _refuse(
+                name, f"environment variable {name} sets nothing: write {misspelt[name]}, with two underscores"
+            )
         if name.startswith(ENV_PREFIX) and ENV_SEPARATOR in name:
             layer[name.removeprefix(ENV_PREFIX).lower().replace(ENV_SEPARATOR, ".", 1)] = value
     return layer
@@ -211,7 +225,7 @@ def _flatten(layer: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
     sections = [section.name for section in fields(Config)]
     for key, value in mapping.items():
         if not isinstance(key, str):
-            raise _refuse(str(key), f"{key!r} (from {layer}) is not the name of a section")
+            raise _refuse(str(key), f"{key!r} (from {layer}) is not the name of a section: {', '.join(sections)}")
         if "." in key:
             flat[key] = value
         elif key not in sections:
@@ -219,7 +233,7 @@ def _flatten(layer: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             flat.update({f"{key}.{name}": leaf for name, leaf in value.items()})
         elif value is not None:  # None: a section with nothing below it
-            raise _refuse(key, f"{key} = {value!r} (from {layer}) must be a mapping of settings")
+            raise _refuse(key, f"{key} = {value!r} (from {layer}) must be a mapping of setting names to values")
     return flat
 
 
@@ -240,8 +254,8 @@ def _unknown(layer: str, key: str, known: Sequence[str]) -> TandemError:
     closest = difflib.get_close_matches(key, known, n=1) or [
         names[n] for n in difflib.get_close_matches(key.rpartition(".")[2], list(names), n=1)
     ]
-    hint = f"; did you mean {closest[0]}?" if closest else ""
-    return _refuse(key, f"unknown setting {key} (from {layer}){hint}")
+    hint = f"did you mean {closest[0]}?" if closest else "`tandem config` lists all settings"
+    return _refuse(key, f"unknown setting {key} (from {layer}); {hint}")
 
 
 def _refuse(key: str, message: str) -> TandemError:

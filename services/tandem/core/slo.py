@@ -60,7 +60,9 @@ def parse_slo(text: str) -> Slo:
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
         if name not in ("ttft", "itl") or name in targets_s:
-            raise _refuse(f"--slo {text}: {part!r} is neither ttft=TIME nor itl=TIME, each once")
+            raise _refuse(
+                f"--slo {text}: {part!r} must be ttft=TIME or itl=TIME, each at most once, as in ttft=500ms,itl=40ms"
+            )
         targets_s[name] = parse_time(value, f"--slo {text}")
     return Slo(targets_s.get("ttft"), targets_s.get("itl"))
 
@@ -74,7 +76,7 @@ def parse_time(text: str, where: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
-        raise _refuse(f"{where}: {text!r} is no time: write 500ms or 1.5s")
+        raise _refuse(f"{where}: {text!r} is not a time: write 500ms or 1.5s")
     return seconds
 
 

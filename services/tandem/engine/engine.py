@@ -87,7 +87,7 @@ class Engine:
             return []
         fenced, tombstoned = conflicts
         if self.draining:
-            raise TandemError(ErrorKind.DRAINING, "this worker takes no new work", retry_after_s=1.0)
+            raise TandemError(ErrorKind.DRAINING, "this worker is draining and accepts no new jobs", retry_after_s=1.0)
         if isinstance(job, ResumeJob):
             self._consumer.check_free(job)
         self._jobs.forget(now)

@@ -122,12 +122,15 @@ class GatewayApp:
             return
         except asyncio.CancelledError:
             # The server's grace period is over. This is the task's outermost frame: send the client an error.
-            await self._refuse(exchange, TandemError(ErrorKind.DRAINING, "the gateway is shutting down"))
+            await self._refuse(
+                exchange,
+                TandemError(ErrorKind.DRAINING, "this gateway is shutting down; send the request to another gateway"),
+            )
         except TandemError as error:
             await self._refuse(exchange, error)
         except Exception:
             _log.exception("request %s failed because of a defect of the gateway", exchange.request_id)
-            message = f"internal error (request {exchange.request_id})"
+            message = f"internal error; the gateway's log has the reason under request_id={exchange.request_id}"
             await self._refuse(exchange, TandemError(ErrorKind.INTERNAL, message))
         finally:
             # These break reference cycles that only the garbage collector would free.
@@ -158,4 +161,4 @@ async def _refuse_path(scope: Scope, receive: Receive, send: Send) -> None:
     for feature, prefixes in _UNSERVED.items():
         if any(path == prefix or path.startswith(prefix + "/") for prefix in prefixes):
             raise TandemError(ErrorKind.NOT_FOUND, f"{path}: Tandem does not serve {feature}")
-    raise TandemError(ErrorKind.NOT_FOUND, f"there is nothing at {path}")
+    raise TandemError(ErrorKind.NOT_FOUND, f"unknown path {path}; /docs lists all paths")

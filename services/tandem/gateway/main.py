@@ -218,7 +218,7 @@ class Gateway:
         try:
             return {record.worker: record.role for record in await self._registry.list()}
         except StoreUnavailable as error:
-            raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
+            raise TandemError(ErrorKind.NO_WORKER, f"Redis does not answer: {error}; check redis.url") from error
 
 
 def new_name() -> GatewayId:

@@ -124,7 +124,9 @@ def _check_spans(environ: Mapping[str, str]) -> None:
             _read(variable, _LIMIT, 0, environ)
     max_batch, max_spans = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", _read("OTEL_BSP_MAX_QUEUE_SIZE", _COUNT, 2048, environ)
     if int(_read(max_batch, _COUNT, 512, environ)) > int(max_spans):
-        raise _invalid(max_batch, "a batch cannot be larger than the queue")
+        raise _invalid(
+            max_batch, "it must be at most OTEL_BSP_MAX_QUEUE_SIZE, because a batch is taken from that queue"
+        )
 
 
 def _check_otlp(signal: Signal, environ: Mapping[str, str]) -> None:
@@ -154,14 +156,14 @@ def _check_endpoint(variable: str, value: str, is_grpc: bool) -> None:
     except ValueError:
         is_url = False
     if value and not is_url:
-        raise _invalid(variable, f"{value!r} is no http:// or https:// URL")
+        raise _invalid(variable, f"{value!r} must be an http:// or https:// URL")
 
 
 def _check_pairs(variable: str, environ: Mapping[str, str]) -> None:
     for pair in environ.get(variable, "").split(","):
         key, equals, _ = pair.partition("=")
         if pair.strip() and not (equals and key.strip()):
-            raise _invalid(variable, "it is a list of key=value, with commas between them")
+            raise _invalid(variable, "it must be a list of key=value separated by commas")
 
 
 def _otlp(suffix: str, signal: Signal) -> tuple[str, str]:

@@ -495,7 +495,7 @@ class RequestDirector:
             self._workers.add_inflight(open_request.state.placement.prefill, open_request.id, 0)
 
     def _abort(self, open_request: OpenRequest, failure: Exception, now: float, out: list[Command]) -> None:
-        error = TandemError(ErrorKind.INTERNAL, f"the gateway failed at this request: {failure!r}")
+        error = TandemError(ErrorKind.INTERNAL, f"the gateway failed while it processed this request: {failure!r}")
         error.__cause__ = failure
         try:
             for command in open_request.state.failed(error):
@@ -516,7 +516,9 @@ class RequestDirector:
             )
         if self._is_stalled(open_request, now):
             open_request.progress_at = now
-            return open_request.state.stalled(f"no progress within {self._config.progress_timeout_s:g} s")
+            return open_request.state.stalled(
+                f"its workers made no progress for {self._config.progress_timeout_s:g} s (gateway.progress_timeout_s)"
+            )
         return ()
 
     def _timeout(self, open_request: OpenRequest, now: float) -> TandemError | None:
@@ -584,7 +586,7 @@ def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:
     if left_s <= 0:
         return TandemError(ErrorKind.DEADLINE, "the client's deadline has passed", reason="deadline")
     if left_s < prefill_s:
-        reason = f"the client's deadline leaves {left_s:.3g} s, its prompt alone takes {prefill_s:.3g} s"
+        reason = f"rejected, because the prompt takes {prefill_s:.3g} s and the client's deadline leaves {left_s:.3g} s"
         return TandemError(ErrorKind.SLO_MISS, reason, retry_after_s=1.0, reason="deadline")
     return None
 
@@ -599,9 +601,10 @@ def queue_timeout_error(
     it was lost, None while there is one. Both are seconds of one clock. `why` returns what it waits for.
     """
     if now - since >= config.queue_timeout_s:
-        waited_s = config.queue_timeout_s
+        waited_s, name = config.queue_timeout_s, "queue_timeout_s"
     elif no_worker_since is not None and now - max(since, no_worker_since) >= config.no_worker_wait_s:
-        waited_s = config.no_worker_wait_s
+        waited_s, name = config.no_worker_wait_s, "no_worker_wait_s"
     else:
         return None
-    return TandemError(ErrorKind.NO_WORKER, f"no place within {waited_s:g} s: {why()}", retry_after_s=1.0)
+    message = f"no worker could take the request within {waited_s:g} s (gateway.{name}): {why()}"
+    return TandemError(ErrorKind.NO_WORKER, message, retry_after_s=1.0)

@@ -289,14 +289,14 @@ class RequestState:
             return out
         if job_group.source is not None and job_group.source.worker == work.worker:
             return [*out, *self._if_forgotten(job_group, index)]
-        error = TandemError(ErrorKind.WORKER_LOST, f"worker {work.worker.id} gave the job up")
+        error = TandemError(ErrorKind.WORKER_LOST, f"worker {work.worker.id} cancelled the job")
         return [*out, *self._replace_consumer(job_group, work.worker, error)]
 
     def _if_forgotten(self, job_group: JobGroup, index: int) -> list[StateCommand]:
         """Fail a choice whose workers are all done although it has no end."""
         if self._has_ended or index not in self._choices or job_group.is_worked_on(index):
             return []
-        lost = TandemError(ErrorKind.KV_LOST, f"all workers of choice {index} are done and it has no end")
+        lost = TandemError(ErrorKind.KV_LOST, f"the workers of choice {index} ended without a result")
         return self._fail(job_group, frozenset(), lost)
 
     def _is_missed(self, work: WorkerJob) -> bool:
@@ -392,4 +392,4 @@ def retries_exhausted_error(error: TandemError, num_attempts: int) -> TandemErro
     """Return the final error of a request whose last allowed attempt failed with `error`."""
     if num_attempts == 1:
         return error
-    return TandemError(error.kind, f"{error.message}; {num_attempts} attempts in a row came to nothing")
+    return TandemError(error.kind, f"{error.message}; {num_attempts} attempts in a row failed")

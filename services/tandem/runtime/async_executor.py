@@ -264,7 +264,7 @@ def _device_result(
     drafted = prepared.tokens[piece.num_certain :]
     for index in range(sampling.num_choices if not drafted else 1 + len(drafted)):
         if sampled[index] < 0:
-            return failed(piece.seq, ValueError("logits are not finite"))
+            return failed(piece.seq, ValueError("the model computed logits that are not finite"))
         tokens.append(SampledToken(sampled[index]))
         if index < len(drafted) and sampled[index] != drafted[index]:
             break

@@ -32,7 +32,11 @@ def weight_files(directory: Path) -> list[Path]:
         files = [directory / SINGLE_FILE]
     for file in files:
         if file.parent != directory or not file.is_file():
-            raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"{directory} lacks {file.name}", param="model")
+            raise TandemError(
+                ErrorKind.MODEL_NOT_FOUND,
+                f"model directory {directory} has no {file.name}: download the model again, or correct model.id",
+                param="model",
+            )
     return files
 
 
@@ -73,15 +77,19 @@ class Checkpoint:
         `shape` is the expected shape of the whole tensor. Raises TandemError when the tensor is missing, was taken
         before, has another shape or is not stored in floating point."""
         if name not in self._handles:
-            raise _broken(f"the weights lack {name}")
+            raise _broken(f"the weights have no tensor {name}, which config.json requires: download the model again")
         handle = self._handles.pop(name)
         stored = handle.get_slice(name)
         if tuple(stored.get_shape()) != shape:
-            raise _broken(f"{name} has shape {list(stored.get_shape())}, expected {list(shape)} from config.json")
+            raise _broken(
+                f"tensor {name} has shape {list(stored.get_shape())}, expected {list(shape)} from config.json"
+            )
         is_whole = rows is None and columns is None
         tensor: torch.Tensor = handle.get_tensor(name) if is_whole else _part(stored, rows, columns)
         if tensor.dtype not in _FLOATS:
-            raise _broken(f"{name} is stored as {tensor.dtype}, which is not supported")
+            raise _broken(
+                f"tensor {name} is stored as {tensor.dtype}; supported are float64, float32, bfloat16 and float16"
+            )
         return tensor.to(self._device, self._dtype)
 
     def drop(self, suffix: str) -> None:
@@ -97,7 +105,9 @@ class Checkpoint:
         model."""
         if self._handles:
             rest = sorted(self._handles)
-            raise _broken(f"{len(rest)} weights have no place in the model, the first is {rest[0]}")
+            raise _broken(
+                f"the weights have {len(rest)} tensors that this architecture does not use, the first is {rest[0]}"
+            )
 
 
 def _part(stored: Any, rows: range | None, columns: range | None) -> torch.Tensor:

@@ -92,7 +92,7 @@ def open_cuda(rank: int = 0) -> torch.device:
     `device.rank_device` chooses the GPU. Matrix products in float32 are computed without TF32 from then on. Raises
     TandemError when no GPU is visible or torch was built without CUDA."""
     if not torch.cuda.is_available():
-        raise _refuse("no CUDA device is visible to this process, or torch was built without CUDA")
+        raise _refuse("torch finds no GPU: check nvidia-smi, CUDA_VISIBLE_DEVICES and that torch was built with CUDA")
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     device = rank_device("cuda", rank)
@@ -112,7 +112,7 @@ def device_kernels(device: torch.device, *, batch_invariant: bool = False) -> Ke
     shared: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
     if shared < LEAST_SHARED_BYTES:
         name, needed = torch.cuda.get_device_name(device), LEAST_SHARED_BYTES >> 10
-        raise _refuse(f"{name} has {shared >> 10} KiB of shared memory per block, the kernels' tiles need {needed}")
+        raise _refuse(f"{name} has {shared >> 10} KiB of shared memory per block, and the kernels need {needed} KiB")
     return kernels
 
 
@@ -123,7 +123,9 @@ def require_float8(device: torch.device) -> None:
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < LEAST_FLOAT8:
         name = torch.cuda.get_device_name(device)
-        message = f"float8 KV needs compute capability 8.9 or later, {name} has {major}.{minor}"
+        message = (
+            f"engine.kv_cache_dtype needs compute capability 8.9 or later, {name} has {major}.{minor}: set it to auto"
+        )
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="kv_cache_dtype")
 
 
@@ -136,4 +138,4 @@ def arithmetic() -> str:
 
 
 def _refuse(message: str) -> TandemError:
-    return TandemError(ErrorKind.UNSUPPORTED, f"device 'cuda': {message}", param="device")
+    return TandemError(ErrorKind.UNSUPPORTED, f"model.device=cuda: {message}", param="device")

@@ -21,7 +21,9 @@ def torch_dtype(name: str) -> torch.dtype:
 
     Raises TandemError(UNSUPPORTED) for any other name."""
     if name not in _DTYPES:
-        raise TandemError(ErrorKind.UNSUPPORTED, f"dtype {name!r} (known: {', '.join(_DTYPES)})", param="dtype")
+        raise TandemError(
+            ErrorKind.UNSUPPORTED, f"model.dtype={name!r} must be one of {', '.join(_DTYPES)}", param="dtype"
+        )
     return _DTYPES[name]
 
 

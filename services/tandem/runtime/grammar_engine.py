@@ -58,7 +58,10 @@ class LlguidanceMasks:
         try:
             self._tokenizer = LLTokenizer(bundle.tokenizer_json.decode(), eos_token=self._end_ids or None)
         except ValueError as error:
-            raise TandemError(ErrorKind.UNSUPPORTED, f"no grammars over this tokenizer: {error}") from error
+            raise TandemError(
+                ErrorKind.UNSUPPORTED,
+                f"structured output is off, because llguidance does not support this tokenizer: {error}",
+            ) from error
         self._textless_ids = [token for token in self._tokenizer.eos_tokens if token < vocab_size]
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._walks: dict[SeqId, _Walk] = {}
@@ -124,7 +127,7 @@ class LlguidanceMasks:
             matcher, mask = self._walk(seq, grammar).mask(output)
         if matcher.is_error():
             del self._walks[seq]
-            message = f"this grammar cannot be followed within the bounds on work per token: {matcher.get_error()}"
+            message = f"the grammar takes too much work per token, so simplify it: {matcher.get_error()}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message)
         return matcher, mask
 

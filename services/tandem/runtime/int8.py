@@ -31,9 +31,9 @@ def check_int8(config: DecoderConfig, dtype: str) -> None:
     widths = {"hidden": config.hidden_size, "heads": config.heads * config.head_dim, "inner": config.intermediate_size}
     reason = None
     if dtype != "float32":
-        reason = f"computes in float32, the model is to run in {dtype}"
+        reason = f"computes in float32, and model.dtype is {dtype}: set --dtype float32"
     for name, width in widths.items():
         if width % GROUP:
-            reason = f"takes rows in groups of {GROUP} components, {name} has {width}"
+            reason = f"needs multiples of {GROUP}, and this model's {name} size is {width}: set --quantization none"
     if reason is not None:
-        raise TandemError(ErrorKind.UNSUPPORTED, f"quantization int8 {reason}", param="quantization")
+        raise TandemError(ErrorKind.UNSUPPORTED, f"model.quantization=int8 {reason}", param="quantization")

@@ -200,7 +200,8 @@ def _pinned(layout: KVLayout, number: int) -> torch.Tensor:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if code:
-            message = f"{memory.nbytes >> 20} MiB of host memory cannot be locked for the GPU: CUDA error {code}"
+            what = f"{memory.nbytes >> 20} MiB of host memory for the GPU (CUDA error {code})"
+            message = f"cannot lock {what}: lower engine.host_cache_memory"
             raise TandemError(ErrorKind.UNSUPPORTED, message, param="host_cache_memory")
     return memory
 

@@ -29,8 +29,8 @@ def num_blocks(layout: KVLayout, num_bytes: int, setting: str) -> int:
     """
     number = num_bytes // layout.block_bytes
     if number < 1:
-        needed = f"one block of {layout} has {layout.block_bytes} bytes"
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"{needed}, {setting} is less", param=setting)
+        message = f"engine.{setting} must hold at least one KV block, which has {layout.block_bytes:,} bytes ({layout})"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=setting)
     return number
 
 
@@ -70,9 +70,9 @@ def max_model_len(requested: int, num_positions: int, num_slots: int) -> int:
     `num_positions`: positions of the model. `num_slots`: tokens that the KV pool holds. Raises TandemError when
     `requested` exceeds one of them. The pool bounds the default because a request without `max_tokens` may use the
     whole length, and one that the pool cannot hold would be rejected."""
-    limits = {"the model's positions end at": num_positions, "kv_cache_memory holds": num_slots}
+    limits = {"the model's context length": num_positions, "the KV pool (engine.kv_cache_memory)": num_slots}
     for limit, num_tokens in limits.items():
         if requested > num_tokens:
-            message = f"max_model_len={requested}: {limit} {num_tokens}"
+            message = f"engine.max_model_len={requested} exceeds {limit} of {num_tokens} tokens: lower it, or set 0"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="max_model_len")
     return requested or min(limits.values())

@@ -74,7 +74,7 @@ class LogitsProcessor:
         if has_min and stops:
             logits[stops] = -torch.inf
         if (has_min or params.grammar is not None) and not torch.any(logits > -torch.inf):
-            raise ValueError("no token may follow")
+            raise ValueError("the grammar of this request lets no token follow")
 
     def _penalize(self, seq: SeqId, sampling: Sampling, logits: torch.Tensor, output: tuple[int, ...]) -> None:
         params = sampling.params
@@ -93,7 +93,7 @@ class LogitsProcessor:
 
     def _allowed(self, seq: SeqId, params: SamplingParams, output: tuple[int, ...]) -> torch.Tensor:
         if params.grammar is None or self.grammars is None:
-            raise ValueError("this worker supports no grammars")
+            raise ValueError("this worker cannot follow a grammar: llguidance does not support the model's tokenizer")
         return self.grammars.allowed(seq, params.grammar, output, params.stop_token_ids)
 
     def __repr__(self) -> str:

@@ -178,12 +178,17 @@ def read_model_config(directory: Path) -> DecoderConfig:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"{directory} has no config.json", param="model") from None
+        raise TandemError(
+            ErrorKind.MODEL_NOT_FOUND, f"{directory} is not a model directory: it has no config.json", param="model"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise unsupported(f"{path} is not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise unsupported(f"{path} is not a JSON object")
-    return parse_model_config(raw)
+    try:
+        return parse_model_config(raw)
+    except TandemError as error:
+        raise TandemError(error.kind, f"{path}: {error.message}", param=error.param) from None
 
 
 def parse_model_config(raw: Json) -> DecoderConfig:

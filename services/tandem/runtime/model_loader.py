@@ -68,10 +68,10 @@ def check_parallel(model: ModelConfig, engine: EngineConfig) -> None:
     directory = resolve_model(model.id, cache_root(model.cache_dir))
     require_divisible(read_model_config(directory), engine.tensor_parallel)
     if model.quantization != "none":
-        message = f"{model.quantization} weights have groups that cannot be split: do not set tensor_parallel with them"
+        message = f"engine.tensor_parallel must be 1 with model.quantization={model.quantization}"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="quantization")
     if engine.kernels == "compiled":
-        message = "compiled kernels support one rank only: do not set tensor_parallel with them"
+        message = "engine.tensor_parallel must be 1 with engine.kernels=compiled, which run in one rank only"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="kernels")
 
 
@@ -139,7 +139,7 @@ def load_executor(
         _log.info(message, native.vector_width(), num_threads)
         return TorchExecutor(compiled, cache, _longest(cache, config, engine), grammars)
     if model.batch_invariant:
-        message = f"on a CPU only the compiled kernels are batch-invariant, and they are not used: {reason}"
+        message = f"model.batch_invariant needs compiled kernels on a CPU, and they cannot be used: {reason}"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="batch_invariant")
     decoder, cache = _load_rank(directory, config, model, engine, RankContext())
     _log.info("the worker computes with reference kernels in torch and %d threads: %s", num_threads, reason)
@@ -211,16 +211,18 @@ def _why_reference(directory: Path, config: DecoderConfig, model: ModelConfig, e
     if is_random(directory):
         reason = "weights are random, and compiled kernels read weights from files"
     if model.dtype != "float32":
-        reason = f"compiled kernels compute in float32, the model is to run in {model.dtype}"
+        reason = f"compiled kernels compute in float32, and model.dtype is {model.dtype}"
     if engine.kv_cache_dtype != "auto":
-        reason = f"compiled kernels keep KV in float32, not in {engine.kv_cache_dtype}"
+        reason = f"compiled kernels store KV in float32, and engine.kv_cache_dtype is {engine.kv_cache_dtype}"
     if reason is None:
         try:
             native.load()
         except NativeUnavailable as problem:
             reason = str(problem)
     if reason is not None and engine.kernels == "compiled":
-        raise TandemError(ErrorKind.UNSUPPORTED, f"no compiled kernels: {reason}", param="kernels")
+        raise TandemError(
+            ErrorKind.UNSUPPORTED, f"engine.kernels=compiled is not possible: {reason}; set it to auto", param="kernels"
+        )
     return reason
 
 

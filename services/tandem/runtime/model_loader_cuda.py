@@ -75,7 +75,9 @@ def _explained_out_of_memory(device: torch.device) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         memory = f"{free >> 20} of {total >> 20} MiB are free"
-        message = f"the GPU's memory is too small for weights and engine.kv_cache_memory ({memory}): {error}"
+        message = (
+            f"the GPU's memory does not hold weights and KV pool ({memory}): lower engine.kv_cache_memory; {error}"
+        )
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="kv_cache_memory") from error
 
 
@@ -151,7 +153,7 @@ def _pool_bytes(device: torch.device, config: DecoderConfig, engine: EngineConfi
         message = (
             f"engine.gpu_memory_utilization={engine.gpu_memory_utilization:g} of {total >> 20} MiB leaves nothing for "
             f"KV: {memory.used >> 20} MiB hold weights, {memory.step >> 20} MiB are for a step's activations, "
-            f"{free >> 20} MiB are free"
+            f"{free >> 20} MiB are free; raise it, lower engine.max_num_batched_tokens or raise engine.tensor_parallel"
         )
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="gpu_memory_utilization")
     return num_bytes

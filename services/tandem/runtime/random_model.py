@@ -65,9 +65,11 @@ def _parse(model_id: str) -> tuple[str, int]:
     name, separator, seed = model_id.removeprefix(PREFIX).partition("@")
     if name not in PUBLISHED:
         known = ", ".join(PREFIX + published_name for published_name in PUBLISHED)
-        raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"{model_id!r} is none of {known}", param="model")
+        raise TandemError(
+            ErrorKind.MODEL_NOT_FOUND, f"model.id={model_id!r} does not exist: name one of {known}", param="model"
+        )
     if separator and not (re.fullmatch("[0-9]+", seed) and int(seed) < 1 << _SEED_BITS):
-        what = f"{model_id!r}: the seed must be a number of {_SEED_BITS} bits, got {seed!r}"
+        what = f"model.id={model_id!r}: the seed must be a whole number below 2^{_SEED_BITS}, got {seed!r}"
         raise TandemError(ErrorKind.INVALID_REQUEST, what, param="model")
     return name, int(seed or 0)
 

@@ -46,7 +46,7 @@ class LogitRows:
         and what `adjust` raises."""
         params, token = sampling.params, self._greatest[row]
         if not all(math.isfinite(self._values.item(row, end)) for end in (token, self._least[row])):
-            raise ValueError("logits are not finite")
+            raise ValueError("the model computed logits that are not finite")
         if params.temperature == 0 and params.logprobs is None and adjust is None:
             return SampledToken(token)
         logits = self._logits[row].to(torch.float64, copy=adjust is not None)

@@ -23,11 +23,15 @@ def read_bundle(directory: Path, config: DecoderConfig) -> TokenizerBundle:
     """
     path = directory / "tokenizer.json"
     if not path.is_file():
-        raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"{directory} has no tokenizer.json", param="model")
+        raise TandemError(
+            ErrorKind.MODEL_NOT_FOUND,
+            f"model directory {directory} has no tokenizer.json: save the model's fast tokenizer there",
+            param="model",
+        )
     tokenizer_json = path.read_bytes()
     settings = read_json(directory / "tokenizer_config.json")
     generation = read_json(directory / "generation_config.json")
-    special = _special_tokens(_parse_tokenizer(tokenizer_json), settings, generation, config)
+    special = _special_tokens(_parse_tokenizer(tokenizer_json, path), settings, generation, config)
     return TokenizerBundle(
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(directory, settings),
@@ -77,11 +81,11 @@ def _special_tokens(
     return {"eos_token_ids": sorted(ends), "bos_token_id": begin, **flags, **texts}
 
 
-def _parse_tokenizer(tokenizer_json: bytes) -> Tokenizer:
+def _parse_tokenizer(tokenizer_json: bytes, path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_buffer(tokenizer_json)
     except Exception as error:  # the library raises bare Exception
-        raise TandemError(ErrorKind.UNSUPPORTED, f"tokenizer.json cannot be used: {error}", param="model") from None
+        raise TandemError(ErrorKind.UNSUPPORTED, f"{path} is not a usable tokenizer: {error}", param="model") from None
 
 
 def _text(token: Any) -> str | None:

@@ -51,7 +51,9 @@ class EmbeddedServer:
         status = server._first_line()
         if status != "ready":
             server.stop()
-            raise TandemError(ErrorKind.UNSUPPORTED, f"{command} did not start: {status or 'it gave no reason'}")
+            reason = status or f"it was not ready within {_START_S:g} s"
+            message = f"the embedded Redis ({command}) did not start: {reason}; name a running one with --redis-url"
+            raise TandemError(ErrorKind.UNSUPPORTED, message)
         return server
 
     @property
@@ -108,7 +110,10 @@ def find_program() -> Path:
         for program in sorted(Path(directory).glob("_binaries/*/valkey-server")):
             if os.access(program, os.X_OK):
                 return program
-    message = "no Redis server to embed: install redis-server or valkey-server, or the extra `worker`, or set redis.url"
+    message = (
+        "there is no Redis server on this machine: install valkey-server, redis-server or the extra `tandem[worker]`, "
+        "or name a running one with --redis-url"
+    )
     raise TandemError(ErrorKind.UNSUPPORTED, message)
 
 
@@ -118,7 +123,8 @@ def _private_directory() -> Path:
         max_length = _MAX_SOCKET_PATH - len("/tandem-redis-12345678/redis.sock")
         if parent and len(os.fsencode(parent)) <= max_length and os.access(parent, os.W_OK | os.X_OK):
             return Path(tempfile.mkdtemp(prefix="tandem-redis-", dir=parent))
-    raise TandemError(ErrorKind.UNSUPPORTED, "no directory with a short path to put a socket into: set TMPDIR to one")
+    message = "the embedded Redis needs a writable directory with a short path for its socket: set TMPDIR to one"
+    raise TandemError(ErrorKind.UNSUPPORTED, message)
 
 
 def _spawn(command: str, run_dir: Path, memory: Bytes) -> tuple[subprocess.Popen[bytes], Path]:

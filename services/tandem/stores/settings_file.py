@@ -17,8 +17,22 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     try:
         value = yaml.safe_load(path.read_text()) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise _refuse(f"cannot read settings file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _refuse(f"settings file {path} is not UTF-8 text: {error}") from error
+    except yaml.YAMLError as error:
+        raise _refuse(f"settings file {path} is not valid YAML: {_problem(error)}") from error
     if not isinstance(value, dict):
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"{path} must hold a mapping of sections")
+        raise _refuse(f"settings file {path} must hold a mapping of sections, such as `engine: {{block_size: 16}}`")
     return value
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    """Return what is wrong on one line, with line and column where they are known."""
+    mark = getattr(error, "problem_mark", None)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', '')}" if mark else str(error)
+
+
+def _refuse(message: str) -> TandemError:
+    return TandemError(ErrorKind.INVALID_REQUEST, message)

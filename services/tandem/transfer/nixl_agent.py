@@ -69,9 +69,11 @@ def open_agent(name: str, *, uses_cuda: bool = False) -> NixlAgent:
         config = api.nixl_agent_config(enable_prog_thread=False, enable_listen_thread=False, backends=["UCX"])
         agent = api.nixl_agent(name, config)
     except (*errors, RuntimeError) as error:
-        raise TandemError(ErrorKind.UNSUPPORTED, f"NIXL cannot start here: {error}") from error
+        raise TandemError(
+            ErrorKind.UNSUPPORTED, f"NIXL cannot start: {error}; `tandem doctor --only ucx` checks UCX"
+        ) from error
     if "UCX" not in agent.backends:
-        raise TandemError(ErrorKind.UNSUPPORTED, "NIXL has no UCX plugin here: is NIXL_PLUGIN_DIR set wrongly?")
+        raise TandemError(ErrorKind.UNSUPPORTED, "NIXL finds no UCX plugin: unset NIXL_PLUGIN_DIR, or correct it")
     return NixlAgent(name, agent, (*errors, RuntimeError), bindings.nixlRemoteDisconnectError)
 
 

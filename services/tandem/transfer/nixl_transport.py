@@ -101,7 +101,7 @@ class NixlTransport:
             raise TandemError(
                 ErrorKind.UNSUPPORTED,
                 f"KV memory of {pool.region.device} cannot be shared with other processes: "
-                "PYTORCH_CUDA_ALLOC_CONF must not ask for expandable_segments or another allocator",
+                "remove expandable_segments and other allocators from PYTORCH_CUDA_ALLOC_CONF",
                 param="device",
             )
         self._nixl: NixlAgent = open_agent(agent, uses_cuda=memory == "VRAM")
@@ -124,7 +124,8 @@ class NixlTransport:
         except self._nixl.errors as error:
             raise TandemError(
                 ErrorKind.UNSUPPORTED,
-                f"NIXL cannot register {pool.num_bytes} bytes of {pool.region.device} memory: {error}",
+                f"NIXL cannot register the KV pool of {pool.num_bytes >> 20} MiB on {pool.region.device}: {error}; "
+                "`tandem doctor` checks the limit of locked memory",
             ) from error
 
     def __repr__(self) -> str:
@@ -317,9 +318,9 @@ class NixlTransport:
         except self._nixl.disconnected:
             return ReadState.FAILED
         except self._nixl.errors as error:
-            raise PeerError(f"a read of {name} ended in doubt: {error}") from error
+            raise PeerError(f"it is unknown whether a read of {name} has ended: {error}") from error
         if word == "ERR":
-            raise PeerError(f"a read of {name} ended in doubt")
+            raise PeerError(f"it is unknown whether a read of {name} has ended")
         return ReadState.DONE if word == "DONE" else ReadState.PENDING
 
     def _read_state(self, link: _Link, read: _Read) -> ReadState:

@@ -134,7 +134,7 @@ class PeerAuth:
             is_valid = is_proven(reply.transport_proof, nonce, covered, self._secret.current(now))
         if not is_valid:
             # Do not quote the reply: content from an unauthenticated peer must not reach a log.
-            message = "the program that answers does not prove that it knows the cluster's secret (cluster.secret_file)"
+            message = "the program at this address does not prove that it knows the secret: compare cluster.secret_file"
             raise TandemError(ErrorKind.UNAUTHENTICATED, message)
 
     # ---- as a server

@@ -45,7 +45,7 @@ class TlsFiles:
         """
         for name in ("tls_cert_file", "tls_key_file", "tls_ca_file"):
             if not getattr(config, name):
-                message = f"cluster.{name} is empty: TLS takes a certificate, its key and a CA"
+                message = f"cluster.{name} is empty: TLS needs all three tls files, so set all or none"
                 raise TandemError(ErrorKind.INVALID_REQUEST, message, param=f"cluster.{name}")
         self._key, self._cert = Path(config.tls_key_file), Path(config.tls_cert_file)
         self._ca = Path(config.tls_ca_file)
@@ -110,15 +110,15 @@ class TlsFiles:
             context.load_cert_chain(self._cert, self._key)
             return Pems(self._key.read_bytes(), self._cert.read_bytes(), self._ca.read_bytes())
         except OSError as error:
-            raise _refuse("tls_cert_file", self._cert, error) from None
+            raise _refuse("tls_cert_file", f"{self._cert} with key {self._key}", error) from None
 
 
 def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], pems.ca)
 
 
-def _refuse(name: str, path: Path, error: OSError) -> TandemError:
+def _refuse(name: str, path: object, error: OSError) -> TandemError:
     reason = getattr(error, "reason", None) or error.strerror or str(error)
     return TandemError(
-        ErrorKind.INVALID_REQUEST, f"cluster.{name}: {path} and its key: {reason}", param=f"cluster.{name}"
+        ErrorKind.INVALID_REQUEST, f"cluster.{name}: cannot use {path}: {reason}", param=f"cluster.{name}"
     )

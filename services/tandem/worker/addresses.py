@@ -49,7 +49,7 @@ def default_route_address(wildcard: str) -> str:
                 return str(probe.getsockname()[0])
         except OSError:
             continue
-    message = f"worker.host is {wildcard} and this machine has no address to advertise: set worker.advertise_address"
+    message = f"worker.host is {wildcard}, but this machine has no default route: set --advertise-address HOST:PORT"
     raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.advertise_address")
 
 
@@ -62,8 +62,8 @@ def require_worker_auth(config: Config, worker_name: str = "") -> PeerAuth:
     trust = PeerAuth.of(worker_name, config.cluster)
     if trust.is_open and not config.cluster.insecure and not is_loopback(config.worker.host):
         message = (
-            f"worker.host is {config.worker.host}, which others can reach: name a file with a secret that all gateways "
-            "and workers share with --secret-file, or TLS files, or allow anyone with --cluster-insecure"
+            f"worker.host {config.worker.host} can be reached from other machines: set --secret-file to a secret that "
+            "all gateways and workers share, or the three TLS files, or allow anybody with --cluster-insecure"
         )
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="cluster.secret_file")
     return trust

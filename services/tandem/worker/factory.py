@@ -75,7 +75,9 @@ def _bind(server: grpc.aio.Server, trust: PeerAuth, config: WorkerConfig) -> str
         port = trust.listen(server, where)
     except RuntimeError as error:
         raise TandemError(
-            ErrorKind.INVALID_REQUEST, f"cannot listen on {where}: {error}", param="worker.port"
+            ErrorKind.INVALID_REQUEST,
+            f"cannot listen on {where}: {error}; set worker.host and --worker-port to a free address, or port 0",
+            param="worker.port",
         ) from None
     return advertised_address(config, port, os.environ, default_route_address)
 

@@ -40,7 +40,7 @@ class RunFile:
             unfinished.write_text(json.dumps(record))
             unfinished.replace(self._path)
         except OSError as error:
-            message = f"{self._path} cannot be written: {error}"
+            message = f"worker.run_dir: cannot write {self._path}: {error.strerror}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.run_dir") from error
 
     def remove(self) -> None:

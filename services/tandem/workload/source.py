@@ -62,4 +62,4 @@ def _mix(name: str) -> Mix | None:
         return built_in(name)
     if Path(name).exists():
         return None
-    raise refused(name, f"is neither a file nor one of the built-in mixes: {', '.join(built_in_names())}")
+    raise refused(name, f"there is no such file or built-in mix; built in are {', '.join(built_in_names())}")

@@ -113,8 +113,8 @@ def test_prompts_that_can_never_all_be_admitted_cost_no_quota(tenancy: Tenancy) 
     for _ in range(2):
         answer = tenancy.post("slow", 0, prompt=["a", "b", "c", "d"])
         assert answer.status_code == 400 and "retry-after" not in answer.headers
-        message = "the 4 prompts are as many requests, and this key may have 3 requests per minute"
-        assert answer.json()["error"]["message"] == message
+        message = answer.json()["error"]["message"]
+        assert "4 prompts" in message and "3 requests per minute" in message
 
 
 def test_limits_hold_and_are_reported(tenancy: Tenancy) -> None:
@@ -140,9 +140,14 @@ def test_limits_hold_and_are_reported(tenancy: Tenancy) -> None:
 
 def test_a_prompt_that_is_too_long_for_a_tenant_names_both_numbers(tenancy: Tenancy) -> None:
     answer = tenancy.post("short", 0)
-    assert answer.status_code == 400 and f"20 tokens, and this one has {LENGTH}" in answer.json()["error"]["message"]
+    assert (
+        answer.status_code == 400
+        and f"has {LENGTH} tokens, and this key allows at most 20" in answer.json()["error"]["message"]
+    )
     answer = tenancy.post("short", 0, prompt=prompt(11, 0))
-    assert answer.status_code == 400 and "has 11 tokens, and this key may use 10" in answer.json()["error"]["message"]
+    assert (
+        answer.status_code == 400 and "has 11 tokens, more than the 10 per minute" in answer.json()["error"]["message"]
+    )
 
 
 def test_a_removed_tenant_is_refused_at_once_but_its_running_requests_finish(tenancy: Tenancy) -> None:

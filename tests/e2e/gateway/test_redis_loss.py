@@ -148,7 +148,7 @@ def test_a_worker_started_without_redis_is_found_later_and_a_gateway_names_what_
     newcomer, late = rig.cluster.worker("new", "decode"), rig.cluster.gateway("late")
     newcomer.wait_ready()
     late.wait_ready()
-    until(lambda: "the registry does not answer" in (late.missing() or ""), "what the late gateway waits for")
+    until(lambda: "Redis does not answer" in (late.missing() or ""), "what the late gateway waits for")
     rig.redis.start()
     late.wait_serving()
     until(lambda: "new" in late.log, "the newcomer, found")

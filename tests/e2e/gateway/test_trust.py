@@ -145,15 +145,15 @@ def _drain_one(here: tuple[str, ...], gateway: Gateway, workers: dict[str, Worke
         left = tandem("drain", drained, "--timeout", "0", *here)
         assert (left.returncode, left.stdout) == (
             1,
-            f"{drained} takes no new work, 1 jobs and leases are left after 0 s\n",
+            f"{drained} accepts no new jobs; 1 jobs and leases are left after 0 s\n",
         )
         # What runs there moves to the others meanwhile.
         rows = {row.split()[0]: row for row in tandem("role", *here).stdout.splitlines()}
         assert "draining" in rows[drained]
     done = tandem("drain", drained, "--timeout", "30", *here)
-    assert (done.returncode, done.stdout) == (0, f"{drained} takes no new work, nothing is left\n")
+    assert (done.returncode, done.stdout) == (0, f"{drained} accepts no new jobs; no jobs and leases are left\n")
     missing = tandem("drain", "nobody", *here)
-    assert missing.returncode == 1 and "no worker 'nobody'; there are: d, e, p" in missing.stderr
+    assert missing.returncode == 1 and "'nobody'" in missing.stderr and "d, e, p" in missing.stderr
     assert tandem("role", "d", *here).returncode == 2
     refused = tandem("role", *here[:-1], "/nowhere")
     assert refused.returncode == 2 and "cluster.secret_file: cannot read /nowhere" in refused.stderr
@@ -191,4 +191,4 @@ def test_a_cluster_with_certificates(tmp_path: Path, redis_url: str, model: Path
 def test_a_worker_that_strangers_reach_does_not_start_without_a_secret(model: Path) -> None:
     refused = tandem("worker", "--model", str(model), "--worker-host", "0.0.0.0")
     assert refused.returncode == 2
-    assert "worker.host is 0.0.0.0, which others can reach" in refused.stderr and "--secret-file" in refused.stderr
+    assert "worker.host 0.0.0.0" in refused.stderr and "--secret-file" in refused.stderr

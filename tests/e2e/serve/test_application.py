@@ -187,7 +187,7 @@ def test_serve_reports_a_broken_pool_and_the_others_keep_serving(pod: Pod) -> No
     until(lambda: all(failures()), PATIENCE_S, lambda: str(pod.head.applications()))
     (wrong, lost) = failures()
     assert "TandemError: args.pol: there is no such key" in wrong
-    assert "TandemError: '/nowhere' is no alias" in lost
+    assert "TandemError: model.id='/nowhere'" in lost
     assert pod.records() == before
     pod.deploy()
     until(lambda: pod.head.applications().keys() == set(APPLICATIONS), PATIENCE_S)
@@ -246,7 +246,9 @@ def test_local_workers_drain_while_a_stream_runs_to_its_end(pod: Pod) -> None:
     assert answer.error() is None
     assert next(event["choices"][0]["finish_reason"] for event in answer.events()[::-1] if _ends(event)) == "length"
     ids = sorted(worker.id for worker in read_run_files(pod.run_dir))
-    assert sorted(output.splitlines()) == [f"{worker} takes no new work, nothing is left" for worker in ids]
+    assert sorted(output.splitlines()) == [
+        f"{worker} accepts no new jobs; no jobs and leases are left" for worker in ids
+    ]
     assert len(ids) == 2
 
 

@@ -33,7 +33,7 @@ def refusal(request: Request, tenant: Tenant) -> TandemError:
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
     assert apply_tenant_policy(REQUEST, replace(ACME, max_prompt_tokens=10))
     error = refusal(REQUEST, replace(ACME, max_prompt_tokens=9))
-    assert error.kind.http == 400 and "at most 9 tokens" in error.message and "has 10" in error.message
+    assert error.kind.http == 400 and "at most 9" in error.message and "has 10" in error.message
 
 
 def test_a_more_urgent_lane_is_lowered_to_the_tenants() -> None:
@@ -90,4 +90,4 @@ def test_a_key_is_as_long_as_it_must_be_and_its_hash_reads_back() -> None:
 
 
 def test_the_limit_may_be_one_token() -> None:
-    assert "at most 1 tokens" in refusal(REQUEST, replace(ACME, max_prompt_tokens=1)).message
+    assert "at most 1" in refusal(REQUEST, replace(ACME, max_prompt_tokens=1)).message

@@ -52,7 +52,7 @@ def test_what_fails_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["doctor", "--only", "redis,workers", *away]) == 1
     out = capsys.readouterr().out
     assert "fail  redis" in out and "-> check that it runs" in out and COLOUR not in out
-    assert "skip  workers" in out and "the registry does not answer" in out
+    assert "skip  workers" in out and "Redis does not answer" in out
     assert main(["doctor", "--only", "redis"]) == 0
 
 
@@ -76,8 +76,8 @@ def test_colour_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "redis,hair"], "--only hair: there are versions, settings, cpu"),
-        (["--only", "pairs"], "--only pairs: there are"),
+        (["--only", "redis,hair"], "--only hair: there is no such check; known are versions, settings, cpu"),
+        (["--only", "pairs"], "--only pairs: there is no such check"),
         (["--transfer-require", "magic"], "transfer.require"),
     ],
 )

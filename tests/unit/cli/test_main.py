@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import yaml
 
 from tandem.cli import main
 from tandem.cli.gateway_checks import require_free_port
+from tandem.cli.main import _parser
+from tandem.cli.subcommands import SUBCOMMANDS
 from tandem.core.config import Config, GatewayConfig, value_of
 from tandem.core.settings import Setting, build, flags_of, settings
 
@@ -70,7 +73,7 @@ def test_flags_beat_the_environment_and_that_beats_the_file(
     lines = [line.strip().split() for line in capsys.readouterr().out.splitlines()]
     printed = {words[0]: (words[1], words[3]) for words in lines if len(words) > 3}
     assert printed["port:"][0] in ("0", "2")  # the worker has one too
-    assert printed["decode:"] == ("7", "command") and printed["prefill:"] == ("5", f"{file};")
+    assert printed["decode:"] == ("7", "command") and printed["prefill:"] == ("5", str(file))
     config = config_printed(capsys, "--config", str(file), "--decode", "7")
     assert (config.gateway.port, config.gateway.host) == (2, "file")
     assert (config.serve.prefill, config.serve.decode) == (5, 7)
@@ -95,12 +98,18 @@ def test_the_output_of_config_reads_back_as_the_same_settings(
         (["worker", "--kv-transport", "pigeon"], "must be one of nixl, local"),
         (["gateway", "--port", "http"], "gateway.port = 'http' (from command line) must be a whole number"),
         (["serve", "--prefill", "0"], "serve.mixed"),
-        (["gateway", "--port", "0"], "say where with --redis-url"),
-        (["gateway", "--port", "0", "--redis-url", "redis://127.0.0.1:1"], "with --tenants, or serve everybody with"),
-        (["gateway", "--port", "0", "--redis-url", "redis://h", "--tenants", "/nowhere.yaml"], "cannot read /nowhere"),
-        (["serve", "--port", "0", "--host", "0.0.0.0"], "which others can reach: ask for keys with --auth keys"),
-        (["serve", "--port", "0", "--tenants", "tenants.yaml"], "say --auth keys"),
-        (["serve", "--config", "/nowhere/tandem.yaml"], "cannot read /nowhere/tandem.yaml"),
+        (["gateway", "--port", "0"], "set --redis-url"),
+        (
+            ["gateway", "--port", "0", "--redis-url", "redis://127.0.0.1:1"],
+            "set --tenants FILE, or serve everybody with",
+        ),
+        (
+            ["gateway", "--port", "0", "--redis-url", "redis://h", "--tenants", "/nowhere.yaml"],
+            "/nowhere.yaml: No such file",
+        ),
+        (["serve", "--port", "0", "--host", "0.0.0.0"], "require API keys with --auth keys"),
+        (["serve", "--port", "0", "--tenants", "tenants.yaml"], "add --auth keys"),
+        (["serve", "--config", "/nowhere/tandem.yaml"], "cannot read settings file /nowhere/tandem.yaml"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_starts(
@@ -116,8 +125,8 @@ def test_bad_settings_are_refused_before_anything_starts(
     [
         ("engine: {blok_size: 16}", "did you mean engine.block_size"),
         ("- a list", "must hold a mapping"),
-        ("engine: [", "cannot read"),
-        (b"\xff\xfe\x00", "cannot read"),
+        ("engine: [", "not valid YAML: line 1, column 10"),
+        (b"\xff\xfe\x00", "not UTF-8"),
     ],
 )
 def test_a_bad_file_is_named(
@@ -134,6 +143,26 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setenv("TANDEM_GATEWAY_PORT", "1")
     assert main(["config"]) == 2
     assert "TANDEM_GATEWAY__PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_help_examples_parse(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out.replace("\\\n", " ")
+    examples = [line.split("  (")[0].split(" > ")[0] for line in text.splitlines() if line.startswith("  tandem ")]
+    assert examples
+    for example in examples:
+        _parser().parse_args(shlex.split(example)[1:])
+
+
+def test_an_unknown_flag_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--blok-size=16"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "--blok-size" in error and "did you mean --block-size?" in error
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["config", "--no-such-flag"]])
@@ -162,7 +191,8 @@ def test_a_missing_extra_is_named(
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.setenv("TANDEM_GATEWAY__AUTH", "off")
-    assert main([command, "--redis-url", "redis://127.0.0.1:1"]) == 1
+    monkeypatch.setenv("TANDEM_REDIS__URL", "redis://127.0.0.1:1")
+    assert main([command]) == 1
     assert f"{missing} is not installed: pip install '{extra}'" in capsys.readouterr().err
 
 

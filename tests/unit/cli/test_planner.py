@@ -18,10 +18,10 @@ HERE = ("planner", "--redis-url", "unix:///nowhere")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("planner",), "say where with --redis-url"),
-        ((*HERE, "--actuator", "raycluster"), "--planner-rayservice"),
-        ((*HERE, "--actuator", "raycluster", "--rayservice", "a", "--raycluster", "b"), "--planner-rayservice"),
-        ((*HERE, "--actuator", "raycluster", "--rayservice", "a"), "--planner-groups"),
+        (("planner",), "set --redis-url"),
+        ((*HERE, "--actuator", "raycluster"), "--rayservice"),
+        ((*HERE, "--actuator", "raycluster", "--rayservice", "a", "--raycluster", "b"), "--rayservice"),
+        ((*HERE, "--actuator", "raycluster", "--rayservice", "a"), "--groups"),
         ((*HERE, "--groups", "fast"), "planner.groups"),
         ((*HERE, "--max-decode", "2", "--min-decode", "3"), "planner.max_decode"),
         ((*HERE, "--planner-lease-s", "1"), "planner.lease_s"),

@@ -30,7 +30,7 @@ def test_without_a_gpu() -> None:
 def test_ranks_have_a_gpu_each() -> None:
     share = gpu_share(2, 8, 0.9, num_ranks=4)
     assert (share.num_gpus, share.memory_utilization) == (1.0, 0.9)
-    with pytest.raises(TandemError, match="GPU for each rank") as refused:
+    with pytest.raises(TandemError, match="need 8 GPUs, and this machine has 7") as refused:
         gpu_share(2, 7, 0.9, num_ranks=4)
     assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "tensor_parallel")
 

@@ -47,9 +47,9 @@ def here(redis_url: str) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["role"], "say where with --redis-url"),
-        (["role", "w0"], "name the role of w0: prefill, decode, mixed"),
-        (["drain", "w0"], "say where with --redis-url"),
+        (["role"], "set --redis-url"),
+        (["role", "w0"], "w0 is missing: add one of prefill, decode, mixed"),
+        (["drain", "w0"], "set --redis-url"),
         (["drain", "w0", "--timeout", "-1"], "--timeout -1 must be between 0"),
         (["drain", "w0", "--timeout", "nan"], "--timeout nan must be between 0"),
         (["role", "--redis-url", "unix:///nowhere", "--secret-file", "/nowhere"], "cluster.secret_file: cannot read"),
@@ -70,7 +70,7 @@ def test_an_unknown_role_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_redis_that_does_not_answer_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["role"], ["role", "w0", "mixed"], ["drain", "w0"]):
         assert main([*command, "--redis-url", f"unix://{tmp_path}/nothing.sock"]) == 1
-        assert "the registry does not answer" in capsys.readouterr().err
+        assert "Redis does not answer" in capsys.readouterr().err
 
 
 @pytest.mark.redis
@@ -78,7 +78,7 @@ def test_an_empty_cluster_has_no_workers(here: list[str], capsys: pytest.Capture
     assert main(["role", *here]) == 0
     assert capsys.readouterr().out == "no worker is registered\n"
     assert main(["role", "w0", "mixed", *here]) == 1
-    assert "no worker 'w0'; there are: none is registered" in capsys.readouterr().err
+    assert "'w0' is not registered" in capsys.readouterr().err
 
 
 @pytest.mark.redis

@@ -74,7 +74,7 @@ def test_a_chart_is_written(tmp_path: Path, ending: str) -> None:
 REFUSED = [
     (["--model", "llama-3.1-9b"], "did you mean llama-3.1-8b?"),
     (["--hardware", "h300"], "h300 is not known"),
-    (["--hardware", "h100,h200"], "has one kind of accelerator"),
+    (["--hardware", "h100,h200"], "h100,h200 names several kinds"),
     (["--tp", "3"], "cannot be cut into 3"),
     (["--model", "llama-3.1-70b", "--hardware", "l40s"], "does not fit into 1 x l40s"),
     (["--hardware", "a100", "--weights", "fp8"], "a100 does not multiply in fp8"),
@@ -84,16 +84,16 @@ REFUSED = [
     (["--pools", "mixed"], "not POOL=NUMBER"),
     (["--pools", "mixed=1", "--tp", "decode=2"], "--tp names decode"),
     (["--disaggregation", "strict"], "needs two workers"),
-    (["--slo", "ttft=500"], "is no time"),
-    (["--slo", "tpot=5ms"], "neither ttft=TIME nor itl=TIME"),
+    (["--slo", "ttft=500"], "500' is not a time"),
+    (["--slo", "tpot=5ms"], "must be ttft=TIME or itl=TIME"),
     (["--workload", "no-such-mix"], "no-such-mix"),
     (["--count", "0"], "must be at least 1"),
-    (["--price", "-1"], "must not be negative"),
+    (["--price", "-1"], "must be 0 or more"),
     (["--link", "0"], "must be more than 0"),
     (["--efficiency", "compute=1.5"], "shares must lie in (0, 1]"),
     (["--efficiency", "speed=1"], "known are memory"),
-    (["--json", "no/such/folder/run.json"], "no such folder"),
-    (["--kv-cache-memory", "900GiB"], "have room for"),
+    (["--json", "no/such/folder/run.json"], "its directory does not exist"),
+    (["--kv-cache-memory", "900GiB"], "must hold one block"),
     (["--max-num-seqs", "4096"], "engine.max_num_batched_tokens"),
     (["--profile", "no-such-profile.json"], "cannot read --profile"),
 ]
@@ -201,12 +201,12 @@ def test_break_even_points_are_plotted(tmp_path: Path) -> None:
 
 
 REFUSED_PLANS = [
-    ([], "set the SLO with --slo"),
+    ([], "--slo is missing"),
     (["--slo", "itl=1ms", "--percentile", "100"], "must lie between 0 and 100"),
     (["--slo", "itl=1ms", "--max-gpus", "0"], "must be at least 1"),
     (["--slo", "itl=1ms", "--tp", "1,x"], "--tp 1,x must be a comma-separated list"),
     (["--slo", "itl=1ms", "--break-even", "colour"], "known are prompt, load, link"),
-    (["--slo", "itl=1ms", "--hardware", "h100,h200", "--price", "0"], "each needs a price"),
+    (["--slo", "itl=1ms", "--hardware", "h100,h200", "--price", "0"], "--price must be more than 0"),
 ]
 
 

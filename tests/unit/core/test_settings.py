@@ -117,7 +117,7 @@ def test_an_unknown_key_suggests_the_nearest(key: str, near: str) -> None:
 
 
 def test_an_unknown_key_like_nothing_is_refused_without_a_suggestion() -> None:
-    assert refusal(("flags", {"qqq.zzz": 1})).message == "unknown setting qqq.zzz (from flags)"
+    assert "did you mean" not in refusal(("flags", {"qqq.zzz": 1})).message
 
 
 def test_malformed_layers_are_refused() -> None:

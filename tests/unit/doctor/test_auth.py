@@ -34,7 +34,7 @@ def test_a_valid_tenants_file() -> None:
 def test_what_keeps_a_gateway_from_starting(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("tenants: {acme: {keys: [nonsense]}}")
     for resolved, found in (
-        (settings(gateway__auth="keys"), "name the file of tenants"),
+        (settings(gateway__auth="keys"), "--tenants"),
         (settings(gateway__tenants=str(tmp_path / "none.yaml")), "cannot read"),
         (settings(gateway__tenants=str(tmp_path / "bad.yaml")), "acme"),
     ):
@@ -52,7 +52,7 @@ def test_a_worker_that_accepts_unauthenticated_calls() -> None:
         return check_guard(lambda resolved: require_worker_auth(resolved.config) and None, resolved)
 
     assert_fine(guard(settings()), "guard", "only from its own cluster")
-    assert_fails(guard(settings(worker__host="0.0.0.0")), "guard", "others can reach", "--secret-file FILE")
+    assert_fails(guard(settings(worker__host="0.0.0.0")), "guard", "worker.host 0.0.0.0", "--secret-file FILE")
 
 
 def written(path: Path, text: str, mode: int = 0o600) -> str:

@@ -80,7 +80,7 @@ def test_a_model_that_no_worker_would_load(directory: Path) -> None:
     model, _ = check(directory)
     assert_fails(model, "model", "model_type='gpt2'", "a --model that is an alias")
     nowhere, _ = check(directory / "none")
-    assert_fails(nowhere, "model", "is no alias", "a --model that is an alias")
+    assert_fails(nowhere, "model", str(directory / "none"), "a --model that is an alias")
 
 
 def test_a_model_that_is_not_fetched_yet(tmp_path: Path, disk: Callable[[int, str], None]) -> None:

@@ -110,7 +110,7 @@ def test_shared_memory_must_be_chosen() -> None:
 
 
 def test_nothing_moves() -> None:
-    (finding,) = judged(Trial(problem="NIXL cannot start here: NIXL_ERR_BACKEND", available=HOST))
+    (finding,) = judged(Trial(problem="NIXL cannot start: NIXL_ERR_BACKEND", available=HOST))
     assert_fails(finding, "ucx", "NIXL_ERR_BACKEND", "there (tcp, sysv, cma)")
     assert "`pip install 'tandem[worker]'`" in finding.fix
     (finding,) = judged(Trial(problem="NIXL_ERR_BACKEND", missing=("rc", "dc")), ucx_tls="rc,dc")
@@ -136,4 +136,4 @@ def test_a_real_read_uses_the_transport_of_ucx_tls() -> None:
     assert (trial.problem, trial.link_types, trial.num_bytes) == ("", {"tcp"}, 8 << 20)
     assert "tcp" in dict(trial.available) and trial.seconds > 0 and trial.version
     broken = read_trial(System(environ={**bare, "UCX_TLS": "rc"}))
-    assert (broken.problem, broken.missing) == ("NIXL cannot start here: NIXL_ERR_BACKEND", ("rc",))
+    assert "NIXL_ERR_BACKEND" in broken.problem and broken.missing == ("rc",)

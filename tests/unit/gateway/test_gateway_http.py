@@ -189,7 +189,7 @@ def test_health_and_readiness(front: Front, http: httpx.Client) -> None:
 def test_without_any_model_the_error_is_unavailable_and_not_not_found(front: Front, http: httpx.Client) -> None:
     front.dispatch.served, front.dispatch.missing = [], "no worker is registered"
     response = http.post(URL, json=CHAT)
-    assert (response.status_code, error_of(response)["message"]) == (503, "no worker is registered")
+    assert response.status_code == 503 and "no worker is registered" in error_of(response)["message"]
     assert response.headers["retry-after"] == "1"
 
 

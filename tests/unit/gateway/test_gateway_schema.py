@@ -272,8 +272,8 @@ def test_the_context_length_names_both_numbers(served: ServedModel) -> None:
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
-        (b"[]", "Expected `object`"),
-        (b"null", "Expected `object`"),
+        (b"[]", "must be of type object"),
+        (b"null", "must be of type object"),
         (b'{"model":"m"}', "messages"),
         (b'{"model":"m","messages":[],}', "not valid JSON"),
         (b'{"model":"m","x":NaN}', "not valid JSON"),

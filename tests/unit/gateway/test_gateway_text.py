@@ -136,7 +136,7 @@ def test_template_failures_are_invalid_requests(make_text: Make, template: str, 
 
 
 def test_a_request_cannot_replace_the_conversation(make_text: Make) -> None:
-    with pytest.raises(TandemError, match="cannot set messages"):
+    with pytest.raises(TandemError, match="must not set messages"):
         make_text().encode_chat(CHATS[0], {"messages": []})
 
 

@@ -130,7 +130,7 @@ async def test_a_request_without_progress_fails_and_is_cancelled_at_both_workers
     await rig.start()
     prefill, decode = await rig.pair()
     request = await rig.open()
-    with pytest.raises(TandemError, match=r"no progress within 0\.25 s; 2 attempts") as late:
+    with pytest.raises(TandemError, match=r"no progress for 0\.25 s .*; 2 attempts") as late:
         await collect(request)
     assert late.value.kind is ErrorKind.DEADLINE and late.value.kind.http == 504
     name = str(request.state.request.id)
@@ -160,7 +160,7 @@ async def test_a_request_that_keeps_failing_ends_with_the_last_error(make_rig: C
     worker = await rig.add("m", "mixed")
     worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "the step failed")]
     await until(lambda: rig.dispatch.ready() is None)
-    with pytest.raises(TandemError, match="the step failed; 3 attempts in a row came to nothing") as broken:
+    with pytest.raises(TandemError, match="the step failed; 3 attempts") as broken:
         await collect(await rig.open())
     assert broken.value.kind is ErrorKind.INTERNAL and len(worker.jobs) == 3
 
@@ -288,7 +288,9 @@ async def test_a_request_waits_less_long_for_a_missing_worker_than_for_a_full_on
     monkeypatch.setattr(request_queue, "REFUSAL_BACKOFF_S", 0.1)
     rig = make_rig(no_worker_wait_s=0.1, queue_timeout_s=60.0)
     await rig.start()
-    with pytest.raises(TandemError, match=r"no place within 0\.1 s: no live worker serves the model") as refused:
+    with pytest.raises(
+        TandemError, match=r"within 0\.1 s .gateway\.no_worker_wait_s.: no live worker serves the model"
+    ) as refused:
         await collect(await rig.open())
     assert refused.value.kind is ErrorKind.NO_WORKER and refused.value.retry_after_s
     worker = await rig.add("m", "mixed")
@@ -325,7 +327,7 @@ async def test_a_failing_placement_ends_only_its_own_request(rig: Rig) -> None:
     broken.state.reported = breaks  # type: ignore[method-assign, assignment]
     end = Finished(broken.state.key, FinishReason.STOP, 0, 0)
     worker.publish(end, Finished(other.state.key, FinishReason.STOP, 0, 0))
-    with pytest.raises(TandemError, match="the gateway failed at this request") as ended:
+    with pytest.raises(TandemError, match="ZeroDivisionError") as ended:
         await collect(broken)
     assert ended.value.kind is ErrorKind.INTERNAL and await collect(other) == []
     await until(lambda: "cancel" in worker.verbs(str(broken.state.request.id)))

@@ -86,13 +86,13 @@ async def gateway(text: TextModel) -> AsyncIterator[TenantGateway]:
 @pytest.mark.parametrize(
     ("headers", "reason"),
     [
-        ({}, "needed"),
-        ({"authorization": "Bearer "}, "needed"),
-        ({"authorization": f"Basic {KEY}"}, "needed"),
-        ({"x-api-key": ""}, "needed"),
-        (bearer("tdm_wrong"), "not valid"),
-        (bearer(hash_text(key_digest(KEY))), "not valid"),
-        ({"x-api-key": "tdm_wrong"}, "not valid"),
+        ({}, "required"),
+        ({"authorization": "Bearer "}, "required"),
+        ({"authorization": f"Basic {KEY}"}, "required"),
+        ({"x-api-key": ""}, "required"),
+        (bearer("tdm_wrong"), "unknown or expired"),
+        (bearer(hash_text(key_digest(KEY))), "unknown or expired"),
+        ({"x-api-key": "tdm_wrong"}, "unknown or expired"),
     ],
     ids=str,
 )

@@ -67,7 +67,7 @@ async def test_a_worker_that_proves_nothing_is_not_used(
     worker = await rig.add("w", "mixed")
     await rig.start()
     await until(lambda: lines_about(worker, caplog))
-    assert "does not prove that it knows the cluster's secret" in lines_about(worker, caplog)[0]
+    assert "does not prove" in lines_about(worker, caplog)[0]
     assert worker.positions == [] and worker.jobs == []
 
 

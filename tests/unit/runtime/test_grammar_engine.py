@@ -141,7 +141,7 @@ def test_an_output_that_breaks_the_grammar_is_refused_with_its_position(
 
 
 def test_a_tokenizer_that_cannot_be_read() -> None:
-    with pytest.raises(TandemError, match="no grammars"):
+    with pytest.raises(TandemError, match="tokenizer"):
         LlguidanceMasks(TokenizerBundle(tokenizer_json=b"{}"), 10)
 
 
@@ -193,7 +193,7 @@ def test_a_grammar_that_takes_too_much_work_fails_alone(masks: LlguidanceMasks, 
         for _ in range(num_tokens):
             output.append(rng.choice(sorted(follow(masks, grammar, output, (), seq) - {END, OTHER_END})))
 
-    with pytest.raises(TandemError, match="bounds on work per token") as caught:
+    with pytest.raises(TandemError, match="too much work per token") as caught:
         walk(grammar, 0, 400)
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
     walk(Grammar("json_schema", '{"type":"array","items":{"type":"string"},"minItems":50}'), 1, 50)

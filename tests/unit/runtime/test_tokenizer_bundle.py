@@ -91,5 +91,5 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         read_bundle(directory, _MODEL)
     (directory / "generation_config.json").unlink()
     (directory / "tokenizer.json").write_text("{}")
-    with pytest.raises(TandemError, match=r"tokenizer\.json cannot be used"):
+    with pytest.raises(TandemError, match=r"tokenizer\.json is not a usable tokenizer"):
         read_bundle(directory, _MODEL)

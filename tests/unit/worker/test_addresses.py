@@ -47,7 +47,7 @@ def test_without_a_route_the_address_must_be_configured(monkeypatch: pytest.Monk
         raise OSError("Network is unreachable")
 
     monkeypatch.setattr(socket.socket, "connect", no_route)
-    with pytest.raises(TandemError, match=r"set worker\.advertise_address"):
+    with pytest.raises(TandemError, match="--advertise-address"):
         default_route_address("::")
 
 

@@ -33,7 +33,7 @@ async def test_all_local_workers_drain(nodes: Nodes, tmp_path: Path, capsys: pyt
     assert await drain(tmp_path) == 0
     assert [await is_draining(node) for node in (first, second, elsewhere)] == [True, True, False]
     lines = sorted(capsys.readouterr().out.splitlines())
-    assert lines == [f"w{number} takes no new work, nothing is left" for number in (0, 1)]
+    assert lines == [f"w{number} accepts no new jobs; no jobs and leases are left" for number in (0, 1)]
 
 
 @pytest.mark.slow
@@ -46,8 +46,8 @@ async def test_work_left_at_the_timeout_is_reported(
     assert await drain(tmp_path, "--timeout", "0.2") == 1
     busy.executor.before_step = lambda plan: None
     lines = sorted(capsys.readouterr().out.splitlines())
-    assert lines[0] == "w0 takes no new work, 1 jobs and leases are left after 0.2 s" and lines[1].startswith(
-        "w1 takes"
+    assert lines[0] == "w0 accepts no new jobs; 1 jobs and leases are left after 0.2 s" and lines[1].startswith(
+        "w1 accepts"
     )
     assert isinstance(await busy.client.end_of(key), Finished)
 
@@ -89,9 +89,9 @@ def test_without_workers_no_work_is_left(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--local"], "set worker.run_dir"),
-        (["--local", "w0", "--run-dir", "/tmp"], "name a worker, or say --local"),
-        ([], "name a worker, or say --local"),
+        (["--local"], "worker.run_dir is empty"),
+        (["--local", "w0", "--run-dir", "/tmp"], "name either a worker, or --local"),
+        ([], "name either a worker, or --local"),
     ],
 )
 def test_an_invalid_argument_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

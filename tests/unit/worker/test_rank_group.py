@@ -184,9 +184,9 @@ def test_two_ranks_of_one_number_are_refused(rig: Rig) -> None:
 
 
 def test_a_rank_that_fails_while_loading_reports_the_reason(rig: Rig) -> None:
-    rig.messages = (RankFailed(ErrorKind.UNSUPPORTED, "the weights lack a.weight"),)
+    rig.messages = (RankFailed(ErrorKind.UNSUPPORTED, "no tensor a.weight"),)
     rank_group = rig.rank_group(2)
-    with pytest.raises(TandemError, match=r"rank 1: the weights lack a\.weight") as caught:
+    with pytest.raises(TandemError, match=r"rank 1: no tensor a\.weight") as caught:
         rank_group.wait_loaded()
     assert caught.value.kind is ErrorKind.UNSUPPORTED
     rank_group.close()

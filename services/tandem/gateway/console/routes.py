@@ -65,7 +65,9 @@ class Console:
     async def _show_file(self, exchange: Exchange) -> Response:
         name = exchange.path_params["file"]
         if name == PAGE or name not in self._assets:
-            raise TandemError(ErrorKind.NOT_FOUND, f"there is nothing at {exchange.scope['path']}")
+            raise TandemError(
+                ErrorKind.NOT_FOUND, f"the console has no page {exchange.scope['path']}; it begins at /console"
+            )
         return self._asset(exchange, name)
 
     def _asset(self, exchange: Exchange, name: str) -> Response:

@@ -49,7 +49,7 @@ class GrpcServer:
         try:
             self.port = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as error:
-            message = f"cannot listen on {host}:{port}; choose another --grpc-port"
+            message = f"cannot listen on {host}:{port}: {error}; choose another --grpc-port"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="gateway.grpc_port") from error
         await self._server.start()
 

@@ -105,11 +105,16 @@ class InferenceService(InferenceServicer):
                 await call.abort(error)
             except Exception:
                 _log.exception("request %s failed because of a defect of the gateway", call.request_id)
-                await call.abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {call.request_id})"))
+                await call.abort(
+                    TandemError(
+                        ErrorKind.INTERNAL,
+                        f"internal error; the gateway's log has the reason under request_id={call.request_id}",
+                    )
+                )
 
     def _caller(self, call: GrpcCall, context: Context) -> RequestContext:
         if self._num_calls >= self._max_calls:
-            message = f"{self._max_calls} calls are open already"
+            message = f"{self._max_calls} gRPC calls are open (gateway.max_connections); retry later"
             raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
         received_at = self._answers.now()
         return read_context(

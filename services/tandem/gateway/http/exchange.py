@@ -165,4 +165,7 @@ def header_value(text: str) -> str:
 
 
 def _too_large(limit: int) -> TandemError:
-    return TandemError(ErrorKind.BODY_TOO_LARGE, f"the request body is larger than {limit} bytes")
+    return TandemError(
+        ErrorKind.BODY_TOO_LARGE,
+        f"the request body is larger than {int(limit):,} bytes, the limit of this gateway (gateway.max_body)",
+    )

@@ -92,7 +92,7 @@ class OpenAIRoutes:
         tenant = self._caller(exchange).tenant
         name = exchange.path_params["model"]
         if not name:
-            raise TandemError(ErrorKind.NOT_FOUND, f"there is nothing at {exchange.scope['path']}")
+            raise TandemError(ErrorKind.NOT_FOUND, f"unknown path {exchange.scope['path']}; /docs lists all paths")
         return json_response(_model_card(self._answers.find(name, tenant), name))
 
     @Operation("POST", "/tokenize", _TOKENIZE, body=TokenizeBody, reply=TokenizeReply, errors=_OF_TOKENIZE)

@@ -102,7 +102,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self._refuse(self._refusal or TandemError(ErrorKind.INVALID_REQUEST, "the request is not valid HTTP"))
+            self._refuse(
+                self._refusal
+                or TandemError(
+                    ErrorKind.INVALID_REQUEST,
+                    "the request is not valid HTTP/1.1; for TLS or HTTP/2, put a proxy before this port",
+                )
+            )
         else:
             if self._num_kept_bytes > self._limits.max_head_bytes:
                 self._refuse(self._head_too_large())
@@ -163,7 +169,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_extra and self.url not in self._limits.probes:
             raise self._refused(self._too_many())
         if len(self._cycles) > self._limits.max_pipelined:
-            raise self._refused(TandemError(ErrorKind.INVALID_REQUEST, "too many requests wait on this connection"))
+            message = f"more than {self._limits.max_pipelined} requests wait on this connection: open more connections"
+            raise self._refused(TandemError(ErrorKind.INVALID_REQUEST, message))
         super().on_headers_complete()
         self._in_head = False
         self._cycles.append(self.cycle)
@@ -211,11 +218,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         limits = self._limits
         return TandemError(
             ErrorKind.HEADERS_TOO_LARGE,
-            f"the request's head has more than {limits.max_head_bytes} bytes or {limits.max_headers} headers",
+            f"the headers are too large: at most {limits.max_head_bytes:,} bytes and {limits.max_headers} headers",
         )
 
     def _too_many(self) -> TandemError:
-        reason = f"{self._limits.max_connections} connections are open already"
+        reason = f"{self._limits.max_connections} connections are open (gateway.max_connections); retry later"
         return TandemError(ErrorKind.OVERLOADED, reason, retry_after_s=1.0, reason="connections")
 
     def _refused(self, error: TandemError) -> TandemError:
@@ -237,7 +244,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._await_request()
         elif self._has_begun:
             limit = self._limits.request_timeout_s
-            self._refuse(TandemError(ErrorKind.REQUEST_TIMEOUT, f"the request was not complete within {limit:g} s"))
+            self._refuse(
+                TandemError(
+                    ErrorKind.REQUEST_TIMEOUT,
+                    f"the request was not complete within {limit:g} s (gateway.request_timeout_s)",
+                )
+            )
         else:
             self.transport.abort()
 

@@ -67,7 +67,7 @@ class HandlerRoute(Route):
         if method in (self.methods or ()):
             response = await self.endpoint(scope["exchange"])
         else:
-            error = TandemError(ErrorKind.METHOD_NOT_ALLOWED, f"{scope['path']} takes {allowed}, not {method}")
+            error = TandemError(ErrorKind.METHOD_NOT_ALLOWED, f"{scope['path']} accepts {allowed}, not {method}")
             response = error_response(error, {"allow": allowed})
         if response is not None:
             await response(scope, receive, send)

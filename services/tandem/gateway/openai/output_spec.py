@@ -148,7 +148,9 @@ class OutputSpecFactory:
         box = make_tool_set(body.tools, body.tool_choice, body.parallel_tool_calls)
         family = select_tool_format(self._tool_parser, text.template, text.knows) if box is not None else None
         if box is not None and box.is_required and family is None:
-            message = "tool_choice requires a call, but this gateway has gateway.tool_parser=none"
+            message = (
+                "tool_choice requires a tool call, but this gateway does not parse them (gateway.tool_parser=none)"
+            )
             raise TandemError(ErrorKind.UNSUPPORTED, message, param="tool_choice")
         return OutputSpec(
             text=text,

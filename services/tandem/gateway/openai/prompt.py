@@ -54,11 +54,11 @@ def _read_prompts(prompt: str | list[int | str | list[int]], vocab_size: int) ->
     if len(tokens) == len(prompt):
         return [checked_tokens(tokens, vocab_size)]
     if len(prompt) > MAX_PROMPTS:
-        raise _invalid(f"prompt holds {len(prompt)} prompts, at most {MAX_PROMPTS} are taken")
+        raise _invalid(f"prompt holds {len(prompt)} prompts, at most {MAX_PROMPTS} are allowed in one request")
     texts = [item for item in prompt if isinstance(item, str)]
     lists = [item for item in prompt if isinstance(item, list)]
     if len(prompt) not in (len(texts), len(lists)):
-        raise _invalid("prompt mixes texts, token ids and lists of token ids")
+        raise _invalid("prompt must hold only texts, only token ids or only lists of token ids")
     return [*texts] if texts else [checked_tokens(each, vocab_size) for each in lists]
 
 
@@ -76,7 +76,7 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int, param: str = "prompt"
     vocab_size)."""
     for token in (min(tokens), max(tokens)) if tokens else ():
         if not 0 <= token < vocab_size:
-            message = f"{param} holds the token id {token}, outside of [0, {vocab_size})"
+            message = f"{param} holds the token id {token}; this model's token ids are 0 to {vocab_size - 1}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param=param)
     return tuple(tokens)
 

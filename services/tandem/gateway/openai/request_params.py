@@ -66,7 +66,7 @@ def chat_params(body: ChatBody) -> GenerationParams:
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
     if body.top_logprobs and not body.logprobs:
-        raise _invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+        raise _invalid("top_logprobs requires logprobs to be true", "top_logprobs")
     logprobs = _logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
     return _params(body, "messages", _max_tokens(limit, param, least=1), logprobs)
 
@@ -117,9 +117,11 @@ def chat_ending(
     if not continue_last:
         return GenerationPrompt.CLOSED if add_header is False else GenerationPrompt.HEADER
     if add_header:
-        raise _invalid("continue_final_message excludes add_generation_prompt", "continue_final_message")
+        raise _invalid(
+            "continue_final_message and add_generation_prompt must not both be true", "continue_final_message"
+        )
     if messages and messages[-1].content is None:
-        raise _invalid("continue_final_message needs a final message with content", "continue_final_message")
+        raise _invalid("continue_final_message requires a last message with content", "continue_final_message")
     return GenerationPrompt.OPEN
 
 
@@ -135,11 +137,11 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:
     if message.role not in ROLES:
-        raise _invalid(f"{where}.role must be one of {sorted(ROLES)}, got {message.role!r}", f"{where}.role")
+        raise _invalid(f"{where}.role must be one of {', '.join(sorted(ROLES))}, got {message.role!r}", f"{where}.role")
     for name in _UNSERVED_IN_MESSAGES:
         if getattr(message, name):
             param = f"{where}.{name}"
-            raise TandemError(ErrorKind.UNSUPPORTED, f"{param} is not supported", param=param)
+            raise TandemError(ErrorKind.UNSUPPORTED, f"{param} is not supported; remove it", param=param)
     content = message.content
     if content is None and message.role == "assistant":
         content = ""  # the message has only tool calls, reasoning or a refusal
@@ -150,7 +152,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
         for index, part in enumerate(content):
             param = f"{where}.content[{index}]"
             if part.type != "text":
-                text = f"{param} is of type {part.type!r}; only text is supported"
+                text = f"{param} has type {part.type!r}, and this server supports text only"
                 raise TandemError(ErrorKind.UNSUPPORTED, text, param=param)
             if part.text is None:
                 raise _invalid(f"{param}.text is missing", f"{param}.text")
@@ -216,14 +218,15 @@ def _output_room(params: GenerationParams, served: ServedModel, num_prompt_token
     room = served.max_model_len - num_prompt_tokens
     limit = f"this model's maximum context length is {served.max_model_len} tokens"
     if room < 0 or (room == 0 and params.max_tokens != 0):
-        message = f"{limit}, and the prompt alone has {num_prompt_tokens}"
+        message = f"{limit}, and the prompt alone has {num_prompt_tokens}; shorten {params.prompt_param}"
         raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=params.prompt_param)
     if params.max_tokens is None:
         return room
     if params.max_tokens > room:
         total = num_prompt_tokens + params.max_tokens
         message = (
-            f"{limit}, but {total} were requested: {num_prompt_tokens} of prompt and {params.max_tokens} of output"
+            f"{limit}, but {total} were requested: {num_prompt_tokens} of prompt and {params.max_tokens} of output; "
+            f"shorten {params.prompt_param} or lower max_tokens"
         )
         raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=params.prompt_param)
     return params.max_tokens
@@ -254,7 +257,7 @@ def _sampling(params: GenerationParams, served: ServedModel, max_tokens: int) ->
 def _stop_token_ids(tokens: Sequence[int], vocab_size: int) -> frozenset[int]:
     if len(tokens) > MAX_NAMED_TOKENS:
         raise _invalid(
-            f"stop_token_ids holds {len(tokens)} tokens, at most {MAX_NAMED_TOKENS} are taken", "stop_token_ids"
+            f"stop_token_ids holds {len(tokens)} tokens, at most {MAX_NAMED_TOKENS} are allowed", "stop_token_ids"
         )
     return frozenset(checked_tokens(tokens, vocab_size, "stop_token_ids"))
 
@@ -263,7 +266,7 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, flo
     """Check the biases and sort them by token id. Keys must be decimal without leading zeros, so that no token can
     occur twice."""
     if len(bias) > MAX_NAMED_TOKENS:
-        raise _invalid(f"logit_bias holds {len(bias)} tokens, at most {MAX_NAMED_TOKENS} are taken", "logit_bias")
+        raise _invalid(f"logit_bias holds {len(bias)} tokens, at most {MAX_NAMED_TOKENS} are allowed", "logit_bias")
     for key in bias:
         if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
             message = f"logit_bias.{key} must be a token id in [0, {vocab_size}) in decimal"
@@ -301,7 +304,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     if len(stops) > MAX_STOPS:
         raise _invalid(f"stop must hold at most {MAX_STOPS} strings, got {len(stops)}", "stop")
     if any(not 1 <= len(text) <= MAX_STOP_CHARS for text in stops):
-        raise _invalid(f"each stop string must have 1 to {MAX_STOP_CHARS} characters", "stop")
+        raise _invalid(f"stop strings must have 1 to {MAX_STOP_CHARS} characters each", "stop")
     return tuple(dict.fromkeys(stops))
 
 

@@ -17,6 +17,8 @@ from tandem.gateway.output.response_format import ResponseFormat, StructuredOutp
 from tandem.gateway.output.tools import MessageCall, Tool, ToolChoice
 
 _WHERE = re.compile(r" - at `\$?\.?(?P<path>.*)`$")
+_EXPECTED = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`")
+_JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 # Fields that would change the response and that are not implemented, with the values that mean "off".
@@ -229,13 +231,15 @@ def _check_names(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
     seen: set[str] = set()
     for name, _ in json.loads(body, object_pairs_hook=list):
         if name in seen:
-            raise TandemError(ErrorKind.INVALID_REQUEST, f"{name} occurs more than once", param=name)
+            raise TandemError(
+                ErrorKind.INVALID_REQUEST, f"{name} occurs more than once in the request body", param=name
+            )
         seen.add(name)
 
 
 def _unserved(name: str) -> str:
     instead = _INSTEAD.get(name)
-    return f"{name} is not supported" + (f"; use {instead}" if instead else "")
+    return f"{name} is not supported; " + (f"use {instead}" if instead else "remove it from the request")
 
 
 def _is_off(raw: msgspec.Raw, off: tuple[Any, ...]) -> bool:
@@ -252,7 +256,20 @@ def _misfit(message: str) -> TandemError:
     path = [where["path"]] if where else []
     path += [missing["name"]] if missing else []
     if not path:
-        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body does not match the schema: {message}")
+        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body {_rule(message)}")
     param = ".".join(path)
+    if missing:
+        return TandemError(ErrorKind.INVALID_REQUEST, f"{param} is required and missing", param=param)
     what = message[: where.start()] if where else message
-    return TandemError(ErrorKind.INVALID_REQUEST, f"{param}: {what}", param=param)
+    return TandemError(ErrorKind.INVALID_REQUEST, f"{param} {_rule(what)}", param=param)
+
+
+def _rule(message: str) -> str:
+    """Return the message of msgspec as text that follows a field's name, with JSON's names of types."""
+    wrong_type = _EXPECTED.fullmatch(message)
+    if wrong_type is None:
+        return f"is not valid: {message}; /openapi.json has the schema"
+    expected, got = (
+        re.sub(r"\w+", lambda word: _JSON_TYPES.get(word[0], word[0]), text) for text in wrong_type.groups()
+    )
+    return f"must be of type {expected}, got {got}"

@@ -50,7 +50,7 @@ from tandem.routing.placement import Placement
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 log = logging.getLogger(__name__)
-_DRAINING = "this gateway is shutting down"
+_DRAINING = "this gateway is shutting down; send the request to another gateway"
 
 
 class RequestDriver:

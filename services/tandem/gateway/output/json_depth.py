@@ -22,4 +22,4 @@ def check_depth(value: Any, param: str) -> None:
         if not inner:
             return
         level = inner
-    raise TandemError(ErrorKind.INVALID_REQUEST, f"{param} is nested deeper than {MAX_DEPTH}", param=param)
+    raise TandemError(ErrorKind.INVALID_REQUEST, f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)

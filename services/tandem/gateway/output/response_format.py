@@ -90,11 +90,14 @@ def requested_structured_output(
     if structured is not None:
         outputs += _guided("structured_outputs.", msgspec.structs.asdict(structured))
         if len(outputs) - (response_format is not None) != 1:
-            raise _invalid("structured_outputs must set exactly one of its fields", "structured_outputs")
+            raise _invalid(
+                "structured_outputs must have exactly one of json, json_object, regex, choice and grammar",
+                "structured_outputs",
+            )
     outputs += _guided("guided_", guided)
     requested = [output for output in outputs if output is not None]
     if len(requested) > 1:
-        raise _invalid(f"{requested[1].param} and {requested[0].param} exclude each other", requested[1].param)
+        raise _invalid(f"{requested[1].param} and {requested[0].param} must not be used together", requested[1].param)
     return requested[0] if requested else None
 
 
@@ -129,7 +132,7 @@ class GrammarCheck:
             raise _invalid(f"{output.param} {limit}, has {len(output.grammar.source)}", output.param)
         reason = _defect(output.grammar)
         if reason:
-            raise _invalid(f"{output.param} cannot be used: {reason}", output.param)
+            raise _invalid(f"{output.param} does not compile: {reason}", output.param)
         with self._lock:
             self._good[output.grammar] = None
             if len(self._good) > MAX_CHECKED:
@@ -144,7 +147,7 @@ def _of_response_format(response_format: ResponseFormat) -> StructuredOutput | N
     json_schema = response_format.json_schema
     if json_schema is None or json_schema.schema is None:
         param = "response_format.json_schema" + ("" if json_schema is None else ".schema")
-        raise _invalid(f"{param} is missing", param)
+        raise _invalid(f"{param} is required and missing", param)
     param = "response_format.json_schema.schema"
     check_depth(json_schema.schema, param)
     return StructuredOutput(
@@ -201,7 +204,7 @@ def _lark(source: str, param: str) -> str:
     try:
         return str(any_to_lark(source))
     except Exception as error:  # the library's parser raises all kinds of exceptions
-        raise _invalid(f"{param} cannot be used: {error}", param) from None
+        raise _invalid(f"{param} does not compile: {error}", param) from None
 
 
 def _defect(grammar: Grammar) -> str:

@@ -125,7 +125,7 @@ class ChoiceText:
         Raises INTERNAL where the event has no reason.
         """
         if finished.reason is None:
-            raise TandemError(ErrorKind.INTERNAL, "the request ended without a reason")
+            raise TandemError(ErrorKind.INTERNAL, "the stream of tokens ended without a finish reason")
         return self._end(finished.reason, finished.num_output_tokens, finished.num_cached_tokens)
 
     def _end(self, reason: FinishReason, num_tokens: int, num_cached_tokens: int | None) -> list[Delta | ChoiceEnd]:

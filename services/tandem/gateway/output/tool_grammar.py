@@ -63,7 +63,9 @@ def answer_grammar(
         return form
     if form is not None and form.kind == "lark":
         if calls is not None:
-            raise TandemError(ErrorKind.UNSUPPORTED, "a Lark grammar and tools exclude each other", param="tool_choice")
+            raise TandemError(
+                ErrorKind.UNSUPPORTED, "tools and a Lark grammar must not be used together", param="tool_choice"
+            )
         return form  # rule names of ours could clash with its own, so it must allow for the reasoning itself
     rules = []
     if form is not None:

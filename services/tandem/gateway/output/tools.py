@@ -93,7 +93,7 @@ def make_tool_set(tools: Sequence[Tool] | None, choice: ToolChoice | None, paral
     Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise _invalid("tool_choice asks for a call, but there are no tools", "tool_choice")
+            raise _invalid("tool_choice requires a tool call, but tools is empty or missing", "tool_choice")
         return None
     _check(tools)
     functions = tuple(tool.function for tool in tools)
@@ -102,7 +102,7 @@ def make_tool_set(tools: Sequence[Tool] | None, choice: ToolChoice | None, paral
     if isinstance(choice, NamedTool):
         named = tuple(function for function in functions if function.name == choice.function.name)
         if choice.type != "function" or not named:
-            raise _invalid(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
+            raise _invalid(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
         return ToolSet(shown, named, is_required=True, max_calls=1)
     if choice == "none":
         return ToolSet((), (), is_required=False, max_calls=None)
@@ -148,7 +148,7 @@ def _check(tools: Sequence[Tool]) -> None:
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         if tool.type != "function":
-            message = f"{where}.type is {tool.type!r}; only function is supported"
+            message = f"{where}.type must be function, got {tool.type!r}"
             raise TandemError(ErrorKind.UNSUPPORTED, message, param=f"{where}.type")
         name = tool.function.name
         if not _NAME.fullmatch(name):

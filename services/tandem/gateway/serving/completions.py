@@ -196,7 +196,7 @@ class CompletionStream:
                 yield self._sent(part)
             if not any(choice.is_open for choice in choices):
                 return
-        raise TandemError(ErrorKind.INTERNAL, "the token stream ended before the choices did")
+        raise TandemError(ErrorKind.INTERNAL, "the stream of tokens ended before all choices had")
 
     def _sent(self, part: Delta | ChoiceEnd) -> Delta | ChoiceEnd:
         """Record that a part is sent now, and return it."""
@@ -295,9 +295,10 @@ class CompletionService:
             if name in model.names:
                 return model
         if not self._dispatch.models():
-            reason = self._dispatch.ready() or "no model is served yet"
+            reason = f"no model is served yet: {self._dispatch.ready() or 'a worker has just started'}"
             raise TandemError(ErrorKind.NO_WORKER, reason, retry_after_s=1.0)
-        raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"the model {name!r} does not exist", param="model")
+        message = f"the model {name!r} does not exist or you have no access to it; GET /v1/models lists your models"
+        raise TandemError(ErrorKind.MODEL_NOT_FOUND, message, param="model")
 
     async def chat(self, body: ChatBody, caller: RequestContext) -> CompletionStream:
         """Admit a chat completion and return its stream, without waiting for output. Raises TandemError where it is
@@ -341,7 +342,9 @@ class CompletionService:
         """
         served = self._named_or_only(body.model, tenant)
         if (body.prompt is None) == (body.messages is None):
-            raise TandemError(ErrorKind.INVALID_REQUEST, "either prompt or messages must be given", param="prompt")
+            raise TandemError(
+                ErrorKind.INVALID_REQUEST, "exactly one of prompt and messages is required", param="prompt"
+            )
         if body.prompt is None:
             output_spec = OutputSpec(text=served.text, tools=make_tool_set(body.tools, body.tool_choice, None))
             return served, await self._encode_chat(served, body, output_spec)
@@ -359,7 +362,7 @@ class CompletionService:
     def _named_or_only(self, name: str | None, tenant: Tenant) -> ServedModel:
         models = self.models(tenant)
         if name is None and len(models) > 1:
-            message = "model must be given, because several are served"
+            message = "model is required, because several models are served; GET /v1/models lists them"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="model")
         return self.find(models[0].name if name is None and models else name or "", tenant)
 
@@ -390,7 +393,7 @@ class CompletionService:
         if num_chars <= _INLINE_CHARS:
             return work()
         if self._num_encoding and self._num_encoding + num_chars > _MAX_ENCODING:
-            message = "too much text waits for tokenization"
+            message = "too many long prompts wait for tokenization at this gateway; retry later"
             raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="tokenization")
         self._num_encoding += num_chars
         try:

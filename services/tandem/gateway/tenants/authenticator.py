@@ -32,11 +32,15 @@ class ApiKeyAuthenticator:
 
     def identify(self, key: str | None) -> Tenant:
         if not key:
-            raise TandemError(ErrorKind.UNAUTHENTICATED, f"an API key is needed: {_HOW}", reason="no_key")
+            raise TandemError(ErrorKind.UNAUTHENTICATED, f"an API key is required: {_HOW}", reason="no_key")
         found = self._find(key)
         if found is None or (found.expires_ns is not None and found.expires_ns <= self._wall_ns()):
             # The same message for unknown and for expired keys.
-            raise TandemError(ErrorKind.UNAUTHENTICATED, "this API key is not valid", reason="wrong_key")
+            raise TandemError(
+                ErrorKind.UNAUTHENTICATED,
+                "this API key is unknown or expired; ask the operator of this server for another",
+                reason="wrong_key",
+            )
         return found.tenant
 
     def _find(self, key: str) -> Key | None:

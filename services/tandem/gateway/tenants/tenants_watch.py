@@ -28,12 +28,14 @@ def read_tenants(path: Path, gateway_policy: str) -> Tenants:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"cannot read {path}: {reason}", param="gateway.tenants") from None
+        raise TandemError(
+            ErrorKind.INVALID_REQUEST, f"cannot read tenants file {path}: {reason}", param="gateway.tenants"
+        ) from None
     tenants = parse_tenants(text, str(path))
     for tenant in tenants.tenants.values():
         if gateway_policy == "off" and tenant.disaggregation not in (None, "off"):
             place = f"{path}: tenants.{tenant.id}.disaggregation"
-            message = f"{place}: {tenant.disaggregation} is impossible with gateway.disaggregation=off"
+            message = f"{place} must be off, got {tenant.disaggregation}, because gateway.disaggregation is off"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="gateway.tenants")
     return tenants
 

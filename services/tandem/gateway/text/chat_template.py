@@ -82,7 +82,9 @@ class ChatTemplate:
         for name in variables:
             if name in _RESERVED:
                 raise TandemError(
-                    ErrorKind.INVALID_REQUEST, f"chat_template_kwargs cannot set {name}", param="chat_template_kwargs"
+                    ErrorKind.INVALID_REQUEST,
+                    f"chat_template_kwargs must not set {name}, which the server sets",
+                    param="chat_template_kwargs",
                 )
         context = {**self._special_tokens, **variables}
         conversation = [self._message(message) for message in messages]

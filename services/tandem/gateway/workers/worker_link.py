@@ -331,7 +331,7 @@ class WorkerLink:
         timeout_s = self._config.worker_timeout_s if self.model is None else RECONNECT_S
         reply = await self._stub.Describe(pb.DescribeRequest(with_bundle=self.model is None), timeout=timeout_s)
         if decode_worker(reply.worker) != self.ref:
-            raise TandemError(ErrorKind.WORKER_LOST, "another worker answers at this address")
+            raise TandemError(ErrorKind.WORKER_LOST, f"another worker answers at {self.ref.address}")
         if self.model is None:
             text = await self._texts.load(reply.bundle_digest, decode_bundle(reply.bundle))
             aliases = tuple(reply.aliases)

@@ -69,5 +69,5 @@ def require_divisible(config: DecoderConfig, size: int) -> None:
     }
     for name, number in parts.items():
         if number % size:
-            message = f"tensor_parallel={size}: the model's {name}={number} is no multiple of it"
+            message = f"engine.tensor_parallel={size} must divide the model's {name}={number}"
             raise TandemError(ErrorKind.UNSUPPORTED, message, param="tensor_parallel")

@@ -161,13 +161,14 @@ def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: i
     if blocks_for(num_tokens, block_size) > num_blocks:
         raise TandemError(
             ErrorKind.CONTEXT_LENGTH,
-            f"{num_tokens} tokens need {blocks_for(num_tokens, block_size)} KV blocks, this worker has {num_blocks}",
+            f"{num_tokens} tokens need {blocks_for(num_tokens, block_size)} KV blocks, the worker has {num_blocks}: "
+            "shorten the prompt or lower max_tokens",
         )
     if len(job.output_tokens) >= max(1, output):
         raise TandemError(ErrorKind.INVALID_REQUEST, f"all {output} output tokens were sampled already")
     for token, _ in job.request.sampling.logit_bias:
         if not 0 <= token < limits.vocab_size:
-            message = f"logit_bias names the token {token}, outside of [0, {limits.vocab_size})"
+            message = f"logit_bias names token {token}; this model's token ids are 0 to {limits.vocab_size - 1}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="logit_bias")
 
 

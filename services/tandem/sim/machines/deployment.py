@@ -70,13 +70,13 @@ class Deployment:
     def _serving(self) -> tuple[PoolSize, ...]:
         present = {pool.pool for pool in self.pools if pool.number > 0}
         if not present:
-            raise _refuse("--pools has no worker")
+            raise _refuse("--pools has no worker: name at least one, as in mixed=1")
         if present in ({"prefill"}, {"decode"}):
             (only,) = present
             other = "decode" if only == "prefill" else "prefill"
             raise _refuse(f"--pools has {only} workers alone: add {other} or mixed ones")
         if self.config.gateway.disaggregation == "strict" and sum(pool.number for pool in self.pools) < 2:
-            raise _refuse("gateway.disaggregation = strict needs two workers")
+            raise _refuse("gateway.disaggregation=strict needs two workers or more: raise the numbers of --pools")
         return self.pools
 
     def _worker(self, pool: PoolSize) -> WorkerSpec:
@@ -94,7 +94,9 @@ class Deployment:
         number = kv_bytes // spec.layout.block_bytes
         if not 1 <= number <= spec.num_blocks:
             most = spec.num_blocks * spec.layout.block_bytes / 2**30
-            raise _refuse(f"engine.kv_cache_memory: {pool.pool} workers have room for one block to {most:.1f} GiB")
+            raise _refuse(
+                f"engine.kv_cache_memory of {pool.pool} workers must hold one block and be at most {most:.1f} GiB"
+            )
         return number
 
 
@@ -109,7 +111,7 @@ def parse_pools(sizes: str, degrees: str = "") -> tuple[PoolSize, ...]:
     )
     for pool in degree_by_pool:
         if pool not in numbers:
-            raise _refuse(f"--tp names {pool}, which --pools does not")
+            raise _refuse(f"--tp names {pool}, but --pools has no such workers")
     if 0 in degree_by_pool.values():
         raise _refuse("--tp must be at least 1")
     return tuple(PoolSize(pool, number, degree_by_pool.get(pool, 1)) for pool, number in numbers.items())

@@ -375,4 +375,4 @@ def _lifetime_counters(load: WorkerLoad) -> WorkerLoad:
 
 
 def _ended(how: str) -> TandemError:
-    return TandemError(ErrorKind.WORKER_LOST, f"the engine {how}")
+    return TandemError(ErrorKind.WORKER_LOST, f"the worker's engine {how}")

@@ -40,7 +40,9 @@ class StepWriter:
             self.path.write_text(encode_head(head) + "\n")
         except OSError as error:
             raise TandemError(
-                ErrorKind.INVALID_REQUEST, f"cannot write steps to {self.path}: {error}", param="worker.step_log"
+                ErrorKind.INVALID_REQUEST,
+                f"worker.step_log: cannot write {self.path}: {error.strerror}",
+                param="worker.step_log",
             ) from error
         self._waiting: deque[LoggedStep] = deque(maxlen=MAX_WAITING)
         self._has_stopped = threading.Event()

@@ -85,7 +85,7 @@ def private_directory() -> Path:
     for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         if parent and len(os.fsencode(parent)) <= room and os.access(parent, os.W_OK | os.X_OK):
             return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    message = "no directory with a short path to put a socket into: set TMPDIR to one"
+    message = "engine.tensor_parallel needs a writable directory with a short path for a socket: set TMPDIR to one"
     raise TandemError(ErrorKind.UNSUPPORTED, message, param="engine.tensor_parallel")
 
 

@@ -191,9 +191,12 @@ class RankGroup:
                 return
             for rank, process in enumerate(self._processes, 1):
                 if rank not in self._channels and (reason := process.ended()) is not None:
-                    raise TandemError(ErrorKind.INTERNAL, f"rank {rank} did not start: {reason}")
+                    raise TandemError(
+                        ErrorKind.INTERNAL,
+                        f"tensor-parallel rank {rank} did not start: {reason}; the worker's log says more",
+                    )
         missing = sorted(set(range(1, size)) - self._channels.keys())
-        raise TandemError(ErrorKind.INTERNAL, f"ranks {missing} did not start within {START_S:g} s")
+        raise TandemError(ErrorKind.INTERNAL, f"tensor-parallel ranks {missing} did not start within {START_S:g} s")
 
     def _accept(self, channel: RankChannel, size: int) -> None:
         """Accept a connection whose first message is RankReady. The directory's permissions authenticate the
@@ -207,7 +210,7 @@ class RankGroup:
 
     def _listen(self, rank: int, channel: RankChannel) -> None:
         """Receive the messages of one rank, on a thread of its own, until the rank is lost or closed."""
-        error = TandemError(ErrorKind.WORKER_LOST, f"rank {rank} is gone")
+        error = TandemError(ErrorKind.WORKER_LOST, f"tensor-parallel rank {rank} is gone: its process has ended")
         try:
             while (message := channel.receive()) is not None:
                 event = RANK_EVENTS.decode(message)

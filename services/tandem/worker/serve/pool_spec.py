@@ -44,11 +44,11 @@ class PoolSpec:
         is_cuda = config.model.device == "cuda"
         given = float(is_cuda) if self.num_gpus is None else self.num_gpus
         if is_cuda and config.engine.tensor_parallel > 1 and given != 1:
-            raise _refuse(f"{given:g}: with engine.tensor_parallel more than 1 each rank has 1 GPU")
+            raise _refuse(f"{given:g} must be 1, the GPUs of each rank, while engine.tensor_parallel is more than 1")
         if is_cuda and not 0 < given <= 1:
-            raise _refuse(f"{given:g}: on cuda a worker of one rank has more than 0 and at most 1 GPU")
+            raise _refuse(f"{given:g} must be more than 0 and at most 1 while model.device is cuda")
         if not is_cuda and given:
-            raise _refuse(f"{given:g}: model.device is cpu")
+            raise _refuse(f"{given:g} must be 0 while model.device is cpu")
         return given
 
 

@@ -48,7 +48,9 @@ class WorkerTelemetry:
             self._endpoint.start()
         except OSError as error:
             raise TandemError(
-                ErrorKind.INVALID_REQUEST, f"/metrics cannot be served: {error}", param="worker.metrics_port"
+                ErrorKind.INVALID_REQUEST,
+                f"worker.metrics_port: cannot serve /metrics: {error}; set another port, or 0",
+                param="worker.metrics_port",
             ) from error
         # Use the advertised host, which may differ from the one that the endpoint listens on.
         host, port = self._identity.me.address.rpartition(":")[0], self._endpoint.address.rpartition(":")[2]
