@@ -129,6 +129,21 @@ def test_only_so_many_are_served_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
                 continue
 
 
+def test_a_connection_for_which_no_thread_starts_does_not_count_as_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with an_endpoint() as endpoint:
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            fetch(connected(endpoint), "/health")
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert fetch(connected(endpoint), "/health")[0] == 200
+
+
 def test_who_is_idle_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module._Handler.timeout == module.TIMEOUT_S
     monkeypatch.setattr(module._Handler, "timeout", 0.05)
