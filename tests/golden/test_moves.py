@@ -18,7 +18,7 @@ from tests.covering import covering
 from tests.golden.cluster import Knobs, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.migrations import MigratingCluster, Story
-from tests.golden.models import TINY_VOCAB, Reference
+from tests.golden.models import Reference, random_prompt
 
 _OUTPUTS = 30
 _GREEDY = SamplingParams(max_tokens=_OUTPUTS, temperature=0.0)
@@ -32,12 +32,7 @@ _PRODUCT = [
 ]
 
 
-def _prompt(length: int) -> list[int]:
-    rng = random.Random(length)
-    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
-
-
-_PROMPTS = tuple(map(_prompt, (3, 41, 96)))
+_PROMPTS = tuple(random_prompt(length, length) for length in (3, 41, 96))
 
 
 def _cluster(reference: Reference, knobs: Knobs, num_nodes: int = 2, num_blocks: int = 160) -> MigratingCluster:

@@ -13,14 +13,7 @@ import pytest
 from tandem.obs.metrics import metrics_server as module
 from tandem.obs.metrics.metrics_server import Exposition, MetricsEndpoint
 
-
-@pytest.fixture(autouse=True)
-def every_thread_ends() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(30.0)
-        assert not thread.is_alive(), thread
+pytestmark = pytest.mark.usefixtures("every_thread_ends")
 
 
 @contextmanager
