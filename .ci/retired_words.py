@@ -22,7 +22,7 @@ way ways told tell tells telling say says said hear heard hears ask asks asked a
 receipt receipts standing standings evacuate evacuated evacuation departure departures parting entrance ration
 rations draw draws drawn drawing crew crews whereabouts promise promised promises foresee foreseen doubt
 doubted doubts manner manners want wants wanted aftermath chronicle hindsight lookout yardstick attest
-attestor attested come comes came
+attestor attested come comes came mover movers desk desks roster rosters drafter drafters
 """
 RETIRED = frozenset(_WORDS.split())
 ALLOWED = frozenset({"draw", "DrawFn", "tell", "SSLWantReadError"})

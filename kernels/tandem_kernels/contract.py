@@ -109,6 +109,16 @@ DIGEST_MULTIPLIER = _signed(0xBF58476D1CE4E5B9)
 DIGEST_HEAD = _signed(0x94D049BB133111EB)
 DIGEST_BLOCK = _signed(0xD6E8FEB86659FD93)
 
+
+def digest_words(pool: torch.Tensor) -> int:
+    """Return how many 64-bit words one head's part of a block of `pool` has. Raises ValueError where its bytes are no
+    multiple of 8."""
+    slab_bytes = pool[0, 0].numel() * pool.element_size()
+    if slab_bytes % torch.int64.itemsize:
+        raise ValueError(f"a head's part of a block has {slab_bytes} bytes, which is no multiple of 8")
+    return slab_bytes // torch.int64.itemsize
+
+
 FLOAT8 = torch.float8_e4m3fn
 FLOAT8_MAX = 448.0
 

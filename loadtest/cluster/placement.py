@@ -38,23 +38,23 @@ class PlacementWorkers:
         self.views = {view.ref: view for view in map(_worker, range(num_workers))}
         producers = [ref for ref, view in self.views.items() if view.prefills]
         consumers = [ref for ref, view in self.views.items() if view.decodes]
-        self.roster = WorkerRanking(
+        self.ranking = WorkerRanking(
             {(producer, consumer) for producer in producers for consumer in consumers}, frozenset()
         )
         for ref in self.views:
-            self.roster.put(partial(self.views.__getitem__, ref))
+            self.ranking.put(partial(self.views.__getitem__, ref))
         self.hits = {ref: PrefixHit(50 + i % 400, 50) for i, ref in enumerate(self.views) if i % 8 in (0, 1)}
 
     def place(self, number: int, mode: Disaggregation, *, has_hits: bool) -> None:
         hits = self.hits if has_hits else {}
         placed = place(
-            self.roster, RoutingRequest("m", NUM_PROMPT, num_prompt=NUM_PROMPT, hits=hits, key=f"r{number}"), mode
+            self.ranking, RoutingRequest("m", NUM_PROMPT, num_prompt=NUM_PROMPT, hits=hits, key=f"r{number}"), mode
         )
         assert isinstance(placed, Placement), placed
         view = self.views[placed.prefill]
         load = replace(view.load, num_queued_tokens=(view.load.num_queued_tokens + 700) % 30_000)
         self.views[placed.prefill] = replace(view, load=load)
-        self.roster.put(partial(self.views.__getitem__, placed.prefill))
+        self.ranking.put(partial(self.views.__getitem__, placed.prefill))
 
 
 def main(argv: Sequence[str]) -> int:

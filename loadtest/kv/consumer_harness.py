@@ -62,13 +62,13 @@ class ConsumerHarness:
         self._arrived = threading.Event()
         self._arrived_at = 0.0
         self._pulled: KVReceived | None = None
-        self._desk = TransferClient(
+        self._client = TransferClient(
             lambda on_event: TransferThread(transport, cache.digest, on_event, self._clock),
             self._post,
             lambda event: None,
             digests=True,
         )
-        self._mover = self._desk.transfer
+        self._transfer = self._client.transfer
         self._was_moving = False
         self._source: WorkerRef | None = None
         size = cache.num_blocks
@@ -84,14 +84,14 @@ class ConsumerHarness:
         self._driver = EngineDriver(engine, SerialPipeline(_Instant(cache.layout, size)), self, self._clock, GUARD_S)
 
     def start(self, peer: TransportPeer) -> None:
-        self._mover.start()
+        self._transfer.start()
         self._driver.start()
-        self._desk.connect(peer).result(GUARD_S)
+        self._client.connect(peer).result(GUARD_S)
         self._source = peer.worker
 
     def stop(self) -> None:
         self._driver.stop(GUARD_S)
-        self._mover.stop(GUARD_S)
+        self._transfer.stop(GUARD_S)
 
     @property
     def copies(self) -> tuple[BlockCopy, ...]:
@@ -127,14 +127,14 @@ class ConsumerHarness:
     def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
         if snapshot.is_transferring != self._was_moving:
             self._was_moving = snapshot.is_transferring
-            self._mover.send(SetPolling(snapshot.is_transferring))
+            self._transfer.send(SetPolling(snapshot.is_transferring))
         for effect in effects:
             match effect:
                 case StartRead():
-                    self._desk.start_read(effect)
+                    self._client.start_read(effect)
                     self._read = effect
                 case TearDownPeer():
-                    self._desk.tear_down(effect.source, effect.reason)
+                    self._client.tear_down(effect.source, effect.reason)
                 case KVReceived() as pulled:
                     self._pulled, self._arrived_at = pulled, self._clock.now()
                     self._arrived.set()

@@ -242,9 +242,9 @@ def measure(case: GpuTransferCase, size: int, consumer: Consumer) -> GpuTransfer
     """
     copies = copies_of(case, case.blocks_of(size))
     sampled = copies[:: max(1, len(copies) // 3)]
-    for mover in (consumer.nixl, consumer.loop):
+    for read in (consumer.nixl, consumer.loop):
         consumer.spoil(sampled)
-        mover(copies)
+        read(copies)
         consumer.check(sampled)
     seconds = [(consumer.nixl(copies), consumer.loop(copies)) for _ in range(case.rounds)]
     nixl, loop = zip(*seconds, strict=True)

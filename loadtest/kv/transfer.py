@@ -166,8 +166,8 @@ def give(case: TransferCase, pipe: Connection) -> None:
         while _poll_until_stopped(bare, pipe, is_bare=pipe.recv()):
             pass
     except EOFError:
-        for _, mover in parts:
-            mover.stop(GUARD_S)
+        for _, transfer in parts:
+            transfer.stop(GUARD_S)
 
 
 def _give_rank(
@@ -179,10 +179,10 @@ def _give_rank(
         cache, pool = _open_cache(case, rank, case.ranks)
         cache.pool.copy_(whole.pool[:, pool.heads.start : pool.heads.stop])
     transport = _open_transport(case, pool, f"producer.1.{rank}")
-    mover = TransferThread(transport, cache.digest, lambda event: None, SystemClock())
-    mover.start()
-    mover.send(SetPolling(True))
-    return transport.describe(PRODUCER), mover
+    transfer = TransferThread(transport, cache.digest, lambda event: None, SystemClock())
+    transfer.start()
+    transfer.send(SetPolling(True))
+    return transport.describe(PRODUCER), transfer
 
 
 def _poll_until_stopped(bare: Transport, pipe: Connection, *, is_bare: bool) -> bool:

@@ -43,7 +43,7 @@ from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_engine import TransferEngine
 from tandem.worker.engine.serial_pipeline import SerialPipeline
 from tests.golden.guesses import Method, speculation
-from tests.golden.ranked_movers import RankedMover
+from tests.golden.multi_rank_node import MultiRankCarrier
 
 TransportKind = Literal["local", "nixl"]
 _lives = itertools.count(1)
@@ -124,10 +124,12 @@ class Node:
         self.pipeline: Pipeline = executor if isinstance(executor, AsyncExecutor) else SerialPipeline(executor)
         self.num_open = 0
         self.num_spilled = self.num_filled = 0
-        self.transport: Transport | RankedMover
-        self.carrier: TransferEngine | RankedMover
+        self.transport: Transport | MultiRankCarrier
+        self.carrier: TransferEngine | MultiRankCarrier
         if num_ranks > 1:
-            self.transport = self.carrier = RankedMover(knobs.transport, self.ref, executor.cache, clock, num_ranks)
+            self.transport = self.carrier = MultiRankCarrier(
+                knobs.transport, self.ref, executor.cache, clock, num_ranks
+            )
             return
         memory = MemoryPool(executor.cache.region, executor.layout, keepalive=executor)
         agent = agent_name(self.ref.id, self.ref.incarnation)
@@ -136,7 +138,7 @@ class Node:
 
     def share(self, blocks: Sequence[BlockId]) -> None:
         """Blocks that are announced are where others read them."""
-        if isinstance(self.transport, RankedMover):
+        if isinstance(self.transport, MultiRankCarrier):
             self.transport.lay_out(blocks)
 
 

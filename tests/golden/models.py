@@ -8,6 +8,7 @@ cache, so that it is imported once per machine.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +47,14 @@ Kernels = Literal["auto", "compiled", "reference"]
 Quantization = Literal["none", "int8"]
 REAL_MODEL = "smollm2-135m-instruct"
 TINY_VOCAB = 256
+
+
+def random_prompt(length: int, seed: int) -> list[int]:
+    """Return token ids of the tiny models."""
+    rng = random.Random(seed)
+    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
+
+
 # Near-tie rule of the design: below this margin of the reference's two best logits, either may win.
 NEAR_TIE = 5e-4
 

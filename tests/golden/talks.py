@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
-from tests.golden.models import TINY_VOCAB, Reference
+from tests.golden.models import Reference, random_prompt
 
 NUM_TURNS, NUM_OUTPUTS = 3, 10
 _NUM_TALKS, _NUM_QUESTION_TOKENS = 3, 7
 
 
-def _words(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
-
-
-OPENINGS = tuple(_words(17, 0) + _words(20 + 3 * i, 1 + i) for i in range(_NUM_TALKS))
+OPENINGS = tuple(random_prompt(17, 0) + random_prompt(20 + 3 * i, 1 + i) for i in range(_NUM_TALKS))
 LONGEST = len(OPENINGS[-1]) + NUM_TURNS * (NUM_OUTPUTS + _NUM_QUESTION_TOKENS)
 """Tokens that a conversation comes to at most."""
 
@@ -27,5 +20,7 @@ def turns_of(reference: Reference) -> list[list[tuple[list[int], list[int]]]]:
     for turn in range(NUM_TURNS):
         answers = [reference.greedy(prompt, NUM_OUTPUTS) for prompt in histories]
         turns.append(list(zip(histories, answers, strict=True)))
-        histories = [[*p, *a, *_words(_NUM_QUESTION_TOKENS, 100 * turn + i)] for i, (p, a) in enumerate(turns[-1])]
+        histories = [
+            [*p, *a, *random_prompt(_NUM_QUESTION_TOKENS, 100 * turn + i)] for i, (p, a) in enumerate(turns[-1])
+        ]
     return turns

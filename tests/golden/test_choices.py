@@ -7,7 +7,6 @@ its last block.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from tests.covering import covering
 from tests.golden.cluster import Cluster, Knobs, Node, Outcome, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.guesses import Method
-from tests.golden.models import TINY_VOCAB, Reference, check_sampled
+from tests.golden.models import Reference, check_sampled, random_prompt
 
 _OUTPUTS = 20
 _NUM_CHOICES = 4
@@ -78,13 +77,8 @@ def _of(name: RequestId, choice: int) -> RequestId:
     return RequestId(f"{name}/{choice}")
 
 
-def _prompt(length: int) -> list[int]:
-    rng = random.Random(length)
-    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
-
-
 # One that fills its last block under either block size, and one that does not.
-_PROMPTS = (_prompt(32), _prompt(45))
+_PROMPTS = (random_prompt(32, 32), random_prompt(45, 45))
 
 
 def _cluster(reference: Reference, knobs: Knobs, prompt: Sequence[int], right: Sequence[Sequence[int]]) -> Choices:

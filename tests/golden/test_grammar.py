@@ -28,8 +28,8 @@ from tandem_kernels.reference.sample import kept_tokens
 from tests.covering import covering
 from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
 from tests.golden.conftest import TinyModels
+from tests.golden.migrations import MigratingCluster
 from tests.golden.models import NEAR_TIE, TINY_VOCAB, Reference
-from tests.golden.movers import Movers
 from tests.golden.test_choices import Choices
 from tests.golden.test_same_answer import _PROMPTS, _RIVALS
 
@@ -160,12 +160,12 @@ def test_choices_that_move_stay_within_their_grammar(tiny: TinyModels, bundle: T
             )
             for _ in range(2)
         ]
-        with Movers(executors, knobs) as movers:
-            stories = movers.begin(prompt, params, len(right))
+        with MigratingCluster(executors, knobs) as cluster:
+            stories = cluster.begin(prompt, params, len(right))
             for _ in range(num_steps):
-                movers.step()
-            movers.start_drain(movers.nodes[0])
-            movers.run()
+                cluster.step()
+            cluster.start_drain(cluster.nodes[0])
+            cluster.run()
         assert [story.ids for story in stories] == right
         assert all(story.num_moved == 1 and not story.num_recomputed for story in stories), num_steps
 

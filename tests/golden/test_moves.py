@@ -17,8 +17,8 @@ from tandem.core.request import SamplingParams
 from tests.covering import covering
 from tests.golden.cluster import Knobs, can_guess
 from tests.golden.conftest import TinyModels
-from tests.golden.models import TINY_VOCAB, Reference
-from tests.golden.movers import Movers, Story
+from tests.golden.migrations import MigratingCluster, Story
+from tests.golden.models import Reference, random_prompt
 
 _OUTPUTS = 30
 _GREEDY = SamplingParams(max_tokens=_OUTPUTS, temperature=0.0)
@@ -32,16 +32,11 @@ _PRODUCT = [
 ]
 
 
-def _prompt(length: int) -> list[int]:
-    rng = random.Random(length)
-    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
+_PROMPTS = tuple(random_prompt(length, length) for length in (3, 41, 96))
 
 
-_PROMPTS = tuple(map(_prompt, (3, 41, 96)))
-
-
-def _movers(reference: Reference, knobs: Knobs, num_nodes: int = 2, num_blocks: int = 160) -> Movers:
-    return Movers(
+def _cluster(reference: Reference, knobs: Knobs, num_nodes: int = 2, num_blocks: int = 160) -> MigratingCluster:
+    return MigratingCluster(
         [
             reference.executor(block_size=knobs.block_size, num_blocks=num_blocks, on_device=knobs.on_device)
             for _ in range(num_nodes)
@@ -53,21 +48,21 @@ def _movers(reference: Reference, knobs: Knobs, num_nodes: int = 2, num_blocks: 
 @cache
 def _alone(reference: Reference, sampling: SamplingParams, num_choices: int = 1) -> list[list[object]]:
     """What one worker draws of each choice of each prompt."""
-    with _movers(reference, Knobs(), 1) as movers:
-        stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, sampling, num_choices)]
-        movers.run()
+    with _cluster(reference, Knobs(), 1) as cluster:
+        stories = [story for prompt in _PROMPTS for story in cluster.begin(prompt, sampling, num_choices)]
+        cluster.run()
     return [list(story.tokens) for story in stories]
 
 
 def _moved(reference: Reference, knobs: Knobs, sampling: SamplingParams, at: int, num_choices: int = 1) -> list[Story]:
     """All prompts, begun at the first of two nodes, which drains from step `at` on until all has gone."""
-    with _movers(reference, knobs) as movers:
-        stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, sampling, num_choices)]
+    with _cluster(reference, knobs) as cluster:
+        stories = [story for prompt in _PROMPTS for story in cluster.begin(prompt, sampling, num_choices)]
         for _ in range(at):
-            movers.step()
-        movers.start_drain(movers.nodes[0])
-        movers.run()
-        books = [node.engine.books() for node in movers.nodes]
+            cluster.step()
+        cluster.start_drain(cluster.nodes[0])
+        cluster.run()
+        books = [node.engine.books() for node in cluster.nodes]
     assert all(b.num_free_blocks == b.num_blocks and not b.num_leases and not b.num_pulls for b in books)
     assert all(story.end is not None and not story.open for story in stories)
     return stories
@@ -125,12 +120,12 @@ def test_what_guesses_moves_exactly(tiny: TinyModels, right_guesses: bool) -> No
     right = _alone(reference, _GREEDY)
     answers = [[*prompt, *(token.id for token in tokens)] for prompt, tokens in zip(_PROMPTS, right, strict=True)]
     executors = [reference.executor(block_size=4, num_blocks=160) for _ in range(2)]
-    with Movers(executors, knobs, answers) as movers:
-        stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, _GREEDY)]
+    with MigratingCluster(executors, knobs, answers) as cluster:
+        stories = [story for prompt in _PROMPTS for story in cluster.begin(prompt, _GREEDY)]
         for _ in range(5):
-            movers.step()
-        movers.start_drain(movers.nodes[0])
-        movers.run()
+            cluster.step()
+        cluster.start_drain(cluster.nodes[0])
+        cluster.run()
     assert _outputs(stories) == right
     assert all(story.num_moved == 1 and not story.num_recomputed for story in stories)
 
@@ -138,13 +133,13 @@ def test_what_guesses_moves_exactly(tiny: TinyModels, right_guesses: bool) -> No
 def test_a_choice_moves_on_from_the_worker_that_it_moved_to(tiny: TinyModels) -> None:
     reference = tiny("llama", "float64")
     right = _alone(reference, _SAMPLED)
-    with _movers(reference, Knobs(block_size=4), 3) as movers:
-        stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, _SAMPLED)]
-        for node in movers.nodes[:2]:
+    with _cluster(reference, Knobs(block_size=4), 3) as cluster:
+        stories = [story for prompt in _PROMPTS for story in cluster.begin(prompt, _SAMPLED)]
+        for node in cluster.nodes[:2]:
             for _ in range(8):
-                movers.step()
-            movers.start_drain(node)
-        movers.run()
+                cluster.step()
+            cluster.start_drain(node)
+        cluster.run()
     assert _outputs(stories) == right
     assert all(story.num_moved == 2 and not story.num_recomputed for story in stories)
 
@@ -155,19 +150,19 @@ def test_a_sequence_whose_consumer_is_lost_thaws_and_is_offered_anew(tiny: TinyM
     right = _alone(reference, _SAMPLED)
     for seed in range(6):
         rng = random.Random(seed)
-        with _movers(reference, Knobs(block_size=4, plan_depth=1 + seed % 2)) as movers:
-            stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, _SAMPLED)]
+        with _cluster(reference, Knobs(block_size=4, plan_depth=1 + seed % 2)) as cluster:
+            stories = [story for prompt in _PROMPTS for story in cluster.begin(prompt, _SAMPLED)]
             for _ in range(5):
-                movers.step()
-            movers.start_drain(movers.nodes[0])
+                cluster.step()
+            cluster.start_drain(cluster.nodes[0])
             for _ in range(12):
-                movers.hold = rng.random() < 0.7
-                movers.step()
+                cluster.hold = rng.random() < 0.7
+                cluster.step()
                 if rng.random() < 0.5:
-                    movers.abandon(rng.choice(stories))
-            movers.hold = False
-            movers.run()
-            assert movers.nodes[0].engine.is_idle
+                    cluster.abandon(rng.choice(stories))
+            cluster.hold = False
+            cluster.run()
+            assert cluster.nodes[0].engine.is_idle
         assert _outputs(stories) == right, seed
         assert not any(story.num_recomputed for story in stories), seed
 
@@ -178,17 +173,17 @@ def test_without_room_at_the_consumer_the_producer_goes_on(tiny: TinyModels) -> 
     reference = tiny("llama", "float64")
     right = _alone(reference, _GREEDY)[2]
     executors = [reference.executor(block_size=4, num_blocks=blocks) for blocks in (64, 32)]
-    with Movers(executors, Knobs(block_size=4)) as movers:
-        (story,) = movers.begin(_PROMPTS[2], _GREEDY)
-        rival = movers.nodes[1]
+    with MigratingCluster(executors, Knobs(block_size=4)) as cluster:
+        (story,) = cluster.begin(_PROMPTS[2], _GREEDY)
+        rival = cluster.nodes[1]
         for _ in range(8):
-            movers.step()
-        movers.start_drain(movers.nodes[0])
-        movers.hold = True
-        movers.answer()
+            cluster.step()
+        cluster.start_drain(cluster.nodes[0])
+        cluster.hold = True
+        cluster.answer()
         for _ in range(3):
-            movers.step()
-        movers.hold = False
-        movers.run()
+            cluster.step()
+        cluster.hold = False
+        cluster.run()
         assert rival.engine.is_idle
     assert list(story.tokens) == right

@@ -7,7 +7,6 @@ is in `test_same_answer_real.py`.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,7 +20,7 @@ from tests.covering import covering
 from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.guesses import Method
-from tests.golden.models import TINY_VOCAB, Quantization, Reference
+from tests.golden.models import TINY_VOCAB, Quantization, Reference, random_prompt
 
 _OUTPUTS = 30
 _MODELS = ("llama", "mistral", "qwen2", "qwen3")
@@ -68,14 +67,9 @@ _PRODUCT = [
 ]
 
 
-def _prompt(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
-
-
-_PROMPTS = tuple(_prompt(length, length) for length in (3, 41, 96))
+_PROMPTS = tuple(random_prompt(length, length) for length in (3, 41, 96))
 # Two of one length grow at the same time, so that with a block too few the younger has to give way.
-_RIVALS = (_prompt(41, 1), _prompt(41, 2))
+_RIVALS = (random_prompt(41, 1), random_prompt(41, 2))
 
 
 def _prompts(knobs: Knobs) -> Sequence[list[int]]:

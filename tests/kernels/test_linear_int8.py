@@ -105,7 +105,7 @@ def test_sums_are_fused_and_ascending() -> None:
             assert y[i, j].item() == total
 
 
-def testfma_rounds_once() -> None:
+def test_fma_rounds_once() -> None:
     """Sums that lie beside the middle of two floats, by less than float64 can see."""
     a, b = torch.tensor([1 + 2.0**-12, 1.0]), torch.tensor([1 + 2.0**-12, 1 + 2.0**-23])
     c = torch.tensor([2.0**-60, -(2.0**-60)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import example, given
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from tandem.admission.quota import MAX_BACK_MS, MAX_SWEEP, Levels, QuotaLimits, Reservation, TenantQuota
 from tandem.admission.token_bucket import UNIT, capacity
 from tandem.core.ids import TenantId
-from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.quota_store import RedisQuotas
 from tests.effort import effort
 
@@ -53,12 +51,6 @@ AHEAD_AND_BACK: list[tuple[object, ...]] = [
     ("clock", 1),
     ("reserve", "b", 1, 100, False),
 ]
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with EmbeddedServer.start() as server:
-        yield server.url
 
 
 async def compare(url: str, limits: QuotaLimits, steps: list[tuple[object, ...]]) -> None:
@@ -105,15 +97,15 @@ async def compare(url: str, limits: QuotaLimits, steps: list[tuple[object, ...]]
 @example(
     QuotaLimits(7, 59, 0), [("reserve", "a", 1, 59, False), ("clock", -MAX_BACK_MS), ("clock", -1), ("clock", 999)]
 )
-def test_python_and_lua_agree(url: str, limits: QuotaLimits, steps: list[tuple[object, ...]]) -> None:
-    asyncio.run(compare(url, limits, steps))
+def test_python_and_lua_agree(redis_url: str, limits: QuotaLimits, steps: list[tuple[object, ...]]) -> None:
+    asyncio.run(compare(redis_url, limits, steps))
 
 
 @pytest.mark.redis
-def test_they_agree_on_more_late_ones_than_one_call_settles(url: str) -> None:
+def test_they_agree_on_more_late_ones_than_one_call_settles(redis_url: str) -> None:
     many: list[tuple[object, ...]] = [("reserve", f"r{i:04}", 1, 1, False) for i in range(MAX_SWEEP + 40)]
     looks: list[tuple[object, ...]] = [("clock", TTL_MS), *[("reserve", f"x{i}", 1, 1, False) for i in range(3)]]
-    asyncio.run(compare(url, QuotaLimits(10**6, 10**6, MAX_SWEEP + 40), many + looks))
+    asyncio.run(compare(redis_url, QuotaLimits(10**6, 10**6, MAX_SWEEP + 40), many + looks))
 
 
 @effort(100)

@@ -15,7 +15,7 @@ from functools import cache
 
 import torch
 
-from tandem_kernels.contract import AttentionBatch
+from tandem_kernels.contract import AttentionBatch, digest_words
 from tandem_kernels.native.build import NativeUnavailable, library_file
 
 
@@ -298,17 +298,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def block_digest(
     pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
 ) -> torch.Tensor:
-    """Return the digests int64 `[n, G]` of the blocks `block_ids` of a pool of any dtype, one per KV head, as
-    `block_digest` in `tandem_kernels.contract` defines them.
-
-    `block_indices`: the blocks' indices in the prompt. `head_start`: index in the model of the pool's first KV head.
-    Raises ValueError where one head's part of a block is no multiple of 8 bytes."""
-    slab_bytes = pool[0, 0].numel() * pool.element_size()
-    if slab_bytes % 8:
-        raise ValueError(f"a head's part of a block has {slab_bytes} bytes, which is no multiple of 8")
+    """Return the digests `[n, G]` of the KV heads of blocks `block_ids`, as `block_digest` in `tandem_kernels.contract`
+    defines them. Raises ValueError like `digest_words`."""
+    words = digest_words(pool)
     out = torch.empty((len(block_ids), pool.shape[1]), dtype=torch.int64)
     load().tandem_block_digest(
-        address(pool, pool.dtype), slab_bytes // 8, pool.shape[1], head_start, address(block_ids, torch.int64),
+        address(pool, pool.dtype), words, pool.shape[1], head_start, address(block_ids, torch.int64),
         address(block_indices, torch.int64), len(block_ids), address(out, torch.int64),
     )  # fmt: skip
     return out

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tandem_kernels.contract import DIGEST_BLOCK, DIGEST_HEAD, DIGEST_MULTIPLIER, DIGEST_WORD
-
-_WORD_BYTES = 8
+from tandem_kernels.contract import DIGEST_BLOCK, DIGEST_HEAD, DIGEST_MULTIPLIER, DIGEST_WORD, digest_words
 
 
 def pack_blocks(pool: torch.Tensor, block_ids: torch.Tensor, head_start: int, head_stop: int) -> torch.Tensor:
@@ -24,14 +22,10 @@ def unpack_blocks(packed: torch.Tensor, pool: torch.Tensor, block_ids: torch.Ten
 def block_digest(
     pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
 ) -> torch.Tensor:
-    """Return a 64-bit digest `[n, G]` of each KV head of blocks `block_ids`. `block_indices` are the blocks' indices in
-    the prompt, `head_start` is the model's index of the pool's first head. Raises ValueError when the bytes of a head's
-    part of a block are not a multiple of 8. The exact result is defined in `tandem_kernels.contract`."""
-    slab_bytes = pool[0, 0].numel() * pool.element_size()
-    if slab_bytes % _WORD_BYTES:
-        raise ValueError(f"a head's part of a block has {slab_bytes} bytes, which is no multiple of {_WORD_BYTES}")
+    """Return the digests `[n, G]` of the KV heads of blocks `block_ids`, as `block_digest` in `tandem_kernels.contract`
+    defines them. Raises ValueError like `digest_words`."""
     heads = pool.shape[1]
-    salts = torch.arange(slab_bytes // _WORD_BYTES) * DIGEST_WORD
+    salts = torch.arange(digest_words(pool)) * DIGEST_WORD
     sums = torch.empty((len(block_ids), heads), dtype=torch.int64)
     # One block at a time, so that it and the intermediate words stay in the cache of a core.
     for row, block in enumerate(block_ids.tolist()):

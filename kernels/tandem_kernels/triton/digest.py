@@ -54,19 +54,13 @@ def _digest_kernel(
 def block_digest(
     pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
 ) -> torch.Tensor:
-    """Return a 64-bit digest `[n, G]` of each KV head of blocks `block_ids`. `block_indices` are the blocks' indices in
-    the prompt, `head_start` is the model's index of the pool's first head. Raises ValueError when the bytes of a head's
-    part of a block are not a multiple of 8. The exact result is defined in `tandem_kernels.contract`."""
-    slab_bytes = pool[0, 0].numel() * pool.element_size()
-    if slab_bytes % torch.int64.itemsize:
-        raise ValueError(
-            f"a head's part of a block has {slab_bytes} bytes, which is no multiple of {torch.int64.itemsize}"
-        )
+    """Return the digests `[n, G]` of the KV heads of blocks `block_ids`, as `block_digest` in `tandem_kernels.contract`
+    defines them. Raises ValueError like `digest_words`."""
+    words = contract.digest_words(pool)
     digests = torch.zeros((len(block_ids), pool.shape[1]), dtype=torch.int64, device=pool.device)
     if not digests.numel():
         return digests
     slabs = as_words(pool, torch.int64)
-    words = slabs.shape[2]
     _digest_kernel[(*digests.shape, triton.cdiv(words, _SPAN))](
         slabs,
         block_ids,

@@ -12,9 +12,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 
-from tandem.cli.process_session import die_with
 from tandem.core.config import Config, value_of
 from tandem.core.settings import settings
+from tandem.stores.redis_supervisor import die_with
 
 GATEWAY = (sys.executable, "-m", "tandem.cli", "gateway")
 POLL_S = 0.1

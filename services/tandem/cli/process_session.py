@@ -7,13 +7,12 @@ it to the child alone.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
 
-_PR_SET_PDEATHSIG = 1
+from tandem.stores.redis_supervisor import die_with
+
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -41,18 +40,3 @@ def enter_own_session() -> int | None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if code >= 0 else 128 - code
-
-
-def die_with(parent: int, number: signal.Signals) -> Callable[[], None]:
-    """Return a function to call in a forked child, after which it receives the signal `number` when `parent` ends.
-
-    `parent`: process id of the parent. If the parent has ended by the call, the child exits. Linux binds this to the
-    thread that forked, so that must be the parent's main thread."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return arm

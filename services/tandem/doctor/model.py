@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from importlib import import_module
@@ -40,16 +39,19 @@ def check_model(model: ModelConfig) -> tuple[Finding, ...]:
 
 def _files(model: str, directory: Path) -> Finding:
     missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
-    weights = [] if _is_random(directory) else _weights(directory)
-    missing += [name for name in weights if not (directory / name).is_file()]
+    incomplete = f"remove {directory} and let a worker fetch it again, or add the files"
     if missing:
-        fix = f"remove {directory} and let a worker fetch it again, or add the files"
-        return fail("model", f"{directory}: it lacks {', '.join(missing)}, so no worker can load it", fix)
+        return fail("model", f"{directory}: it lacks {', '.join(missing)}, so no worker can load it", incomplete)
+    try:
+        is_random = import_module("tandem.runtime.random_weights").is_random(directory)
+        files: list[Path] = [] if is_random else import_module("tandem.runtime.checkpoint").weight_files(directory)
+    except TandemError as error:
+        return fail("model", error.message, incomplete)
     try:
         import_module("tandem.runtime.model_config").read_model_config(directory)
     except TandemError as error:
         return fail("model", f"{directory}: {error.message}", _FIX)
-    num_bytes = sum((directory / name).stat().st_size for name in weights)
+    num_bytes = sum(file.stat().st_size for file in files)
     return ok("model", f"{model} in {directory}, {format_bytes(num_bytes)} of weights")
 
 
@@ -66,21 +68,6 @@ def _cache(root: Path, *, is_needed: bool) -> Finding:
             "cache", f"{summary}, and the model is not fetched yet: that may need {format_bytes(NEEDED_BYTES)}", fix
         )
     return ok("cache", summary + ("; nothing needs to be written there" if problem else ""))
-
-
-def _weights(directory: Path) -> list[str]:
-    """Return the names of all files with weights, according to the index if there is one."""
-    index = directory / "model.safetensors.index.json"
-    try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except FileNotFoundError:
-        return ["model.safetensors"]
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        return [index.name + " (readable)"]
-
-
-def _is_random(directory: Path) -> bool:
-    return not any(directory.glob("*.safetensors*")) and directory.name.startswith("random-")
 
 
 def _unwritable(cache: Path) -> str:

@@ -84,7 +84,7 @@ RankCommand = SpillBlocks | FillBlocks | CopyBlocks | ClearBlocks | DigestBlocks
 
 
 @dataclass(frozen=True, slots=True)
-class OpenMover:
+class StartTransfer:
     """Start the transfer agent of a rank, which reads KV from other workers. Answered by RankRegistered.
 
     `worker` names the incarnation of the worker to which the rank belongs.
@@ -94,11 +94,11 @@ class OpenMover:
 
 
 @dataclass(frozen=True, slots=True)
-class HaltMover:
+class StopTransfer:
     """Stop the transfer agent of a rank once its open reads have ended. Answered by TransferStopped."""
 
 
-AgentCommand = OpenMover | HaltMover | Command
+AgentCommand = StartTransfer | StopTransfer | Command
 """Commands to the transfer agent, carried out in parallel to the model's commands."""
 
 

@@ -197,8 +197,8 @@ class Gateway:
             )
         await self._grpc.stop(FLUSH_S)
         await self._server.stop()  # after gRPC, because its lifespan ends the tokenizer threads of both front ends
-        await self._fleet.stop()
         await self._dispatcher.stop()
+        await self._fleet.stop()  # after the driver, whose last cancellations go to workers
         await self._tenancy.stop()
         await self._fairness.stop()
         await self._demand.stop()

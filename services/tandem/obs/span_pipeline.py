@@ -60,7 +60,10 @@ class CountingProcessor(BatchSpanProcessor):
 
     @property
     def num_dropped(self) -> int:
-        """Return how many spans were replaced by newer ones or not sent because the export failed."""
+        """Return how many spans were replaced by newer ones or not sent because the export failed.
+
+        While the SDK's thread takes a batch out of a full queue, a span that ends is counted as replaced although there
+        is room for it: the SDK does not report what it has taken before it calls the exporter."""
         return self._num_replaced + self._counted.num_refused
 
     def on_end(self, span: ReadableSpan) -> None:

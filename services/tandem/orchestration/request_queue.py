@@ -115,18 +115,18 @@ class AdmissionResult:
 class PlacementQueue:
     """Queue admitted requests, and choose workers for the first request of each model.
 
-    Knows a request from `admit` until `leave`. `roster`: the ranked workers. `prefixes`: None where no prefix index is
+    Knows a request from `admit` until `leave`. `ranking`: the workers by load. `prefixes`: None where no prefix index is
     kept.
     """
 
     def __init__(
-        self, roster: WorkerRanking, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS,
+        self, ranking: WorkerRanking, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS,
         prefixes: Prefixes | None = None, routing: Routing = BY_COST,
     ) -> None:  # fmt: skip
         self.queue = RequestQueue(config.max_queued)
         self.breaker = CircuitBreakers()
         self._prefix_fetches = PrefixFetchBackoff()
-        self._roster = roster
+        self._ranking = ranking
         self._config = config
         self._targets = targets
         self._routing = routing
@@ -203,10 +203,10 @@ class PlacementQueue:
         """Choose a worker that takes over the KV of an offer, without queueing; None when there is none now."""
         self.refused(search.excluded, now)
         unfit, failing = search.unfit | self._full(now), self.breaker.excluded(now)
-        consumer = pick_migration_target(self._roster.without(unfit | failing), model, search.source)
+        consumer = pick_migration_target(self._ranking.without(unfit | failing), model, search.source)
         if consumer is None and failing:
             resting = self.breaker.resting(now)
-            consumer = pick_migration_target(self._roster.without(unfit | resting), model, search.source)
+            consumer = pick_migration_target(self._ranking.without(unfit | resting), model, search.source)
         if consumer is not None:
             self.breaker.on_attempt((consumer,), now)
         return consumer
@@ -294,7 +294,7 @@ class PlacementQueue:
         self._hopeless_since.pop(routing_request.model, None)
         self.breaker.on_attempt((placement.prefill, placement.decode), now)
         self._num_turns += 1
-        worker = self._roster.find(routing_request.model, placement.prefill)
+        worker = self._ranking.find(routing_request.model, placement.prefill)
         assert worker is not None, f"{placement.prefill} was chosen"
         picked = placement.picked
         self.queue.send(
@@ -306,7 +306,7 @@ class PlacementQueue:
         """Place a request. Failing workers count as absent, unless no others exist: then they are tried now and
         then."""
         full, failing = self._full(now), self.breaker.excluded(now)
-        candidates = self._roster.without(failing)
+        candidates = self._ranking.without(failing)
         choose = partial(self._choose, queued, routing_request)
         if queued.avoided:
             outcome = choose(candidates, full | queued.avoided)
@@ -316,7 +316,7 @@ class PlacementQueue:
         outcome = choose(candidates, full)
         if not failing or not _is_hopeless(outcome) or (full and not _is_hopeless(choose(candidates, frozenset()))):
             return outcome
-        return choose(self._roster, full | self.breaker.resting(now))
+        return choose(self._ranking, full | self.breaker.resting(now))
 
     def _choose(
         self,
@@ -335,7 +335,7 @@ class PlacementQueue:
 
     def _expect(self, item: QueueItem, queued: _QueuedRequest) -> TtftForecast | None:
         """Predict with the longest prefix that any worker holds."""
-        workers = self._roster.prefillers(queued.routing_request.model)
+        workers = self._ranking.prefillers(queued.routing_request.model)
         routing_request = self._looked_up(queued, item.num_tokens)
         best = min(map(routing_request.num_uncached, workers), default=item.num_tokens)
         item = replace(item, num_tokens=max(1, best))

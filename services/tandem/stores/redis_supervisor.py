@@ -45,7 +45,7 @@ def main(socket_path: str, log_path: str, command: list[str]) -> int:
 
 def _supervise(socket_path: str, log_path: str, command: list[str]) -> int:
     wake = _wake_on_signals()
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent())
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with(os.getpid(), signal.SIGKILL))
     if _wait_ready(server, socket_path, wake):
         _report(b"ready\n")
         select.select([0, wake], [], [])
@@ -78,19 +78,19 @@ def _wake_on_signals() -> int:
     return reader
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """Return a function that makes the forked server receive SIGKILL when the supervisor dies.
+def die_with(parent: int, number: signal.Signals) -> Callable[[], None]:
+    """Return a function to call in a forked child, after which it receives the signal `number` when `parent` ends.
 
-    The function runs in the child before its program starts. Returns None except on Linux.
+    `parent`: process id of the parent. If the parent has ended by the call, the child exits. Linux binds this to the
+    thread that forked, so that must be the parent's main thread. Elsewhere the function does nothing.
     """
     if not sys.platform.startswith("linux"):
-        return None
-    supervisor = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
+        return lambda: None
+    prctl = ctypes.CDLL(None).prctl  # before the fork, after which little is safe
 
     def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:
+        prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
             os._exit(1)
 
     return arm

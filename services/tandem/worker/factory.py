@@ -9,7 +9,7 @@ import socket
 import grpc.aio
 
 from tandem.core.addresses import format_host
-from tandem.core.clock import Clock, SystemClock, wall_ns
+from tandem.core.clock import SystemClock, wall_ns
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
@@ -31,11 +31,10 @@ async def start_worker(
     config: Config,
     model: WorkerModel,
     *,
-    clock: Clock | None = None,
     open_transport: OpenTransport = open_transport,
 ) -> Worker:
-    """Start a worker on the running event loop and return it once it serves. `clock` and `open_transport` replace the
-    system clock and the real transports in tests.
+    """Start a worker on the running event loop and return it once it serves. `open_transport` replaces the real
+    transports in tests.
 
     Raises TandemError when the worker cannot start, for example because its port is in use, after stopping everything
     that it has started.
@@ -49,7 +48,7 @@ async def start_worker(
     try:
         peer = await asyncio.to_thread(_describe, model, me, transport)
         identity = _identity(config, model, me, peer)
-        worker = Worker(config, model, identity, server, trust, transport, clock or SystemClock())
+        worker = Worker(config, model, identity, server, trust, transport, SystemClock())
     except BaseException:
         await asyncio.to_thread(transport.close)
         raise

@@ -23,12 +23,12 @@ from tandem.core.ids import WorkerRef
 from tandem.core.settings import build, from_environment
 from tandem.engine.rank_messages import (
     Loaded,
-    OpenMover,
     RankCommand,
     RankEvent,
     RankFailed,
     RankReady,
     RankRegistered,
+    StartTransfer,
 )
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.obs.logs.logging_setup import set_up_logging
@@ -132,7 +132,7 @@ class _CommandReader:
                 command = RANK_COMMANDS.decode(message)
                 if isinstance(command, RankCommand):
                     self.commands.put(command)
-                elif isinstance(command, OpenMover):
+                elif isinstance(command, StartTransfer):
                     assert transfer is None, "the transfer is opened once"
                     transfer, peer = self.openers.get()(command.worker)
                     _send_event(self.channel, RankRegistered(peer))

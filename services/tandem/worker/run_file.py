@@ -5,13 +5,14 @@ A killed worker leaves its file behind, so a run file names a worker that may be
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from urllib.parse import quote
 
+import msgspec
+
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import WorkerRef
 
 _SUFFIX = ".worker"
 _log = logging.getLogger(__name__)
@@ -34,10 +35,9 @@ class RunFile:
         """Write the file atomically, and create the directory if needed. Raises TandemError when that is not
         possible."""
         unfinished = self._path.with_suffix(".new")
-        record = {"id": self._me.id, "incarnation": self._me.incarnation, "address": self._me.address}
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unfinished.write_text(json.dumps(record))
+            unfinished.write_bytes(msgspec.json.encode(self._me))
             unfinished.replace(self._path)
         except OSError as error:
             message = f"worker.run_dir: cannot write {self._path}: {error.strerror}"
@@ -48,7 +48,7 @@ class RunFile:
         try:
             if _read(self._path) == self._me:
                 self._path.unlink()
-        except (OSError, ValueError) as error:
+        except (OSError, msgspec.MsgspecError) as error:
             _log.debug("the run file %s cannot be removed: %s", self._path, error)
 
 
@@ -59,17 +59,12 @@ def read_run_files(directory: Path) -> tuple[WorkerRef, ...]:
     for path in directory.glob(f"*{_SUFFIX}"):
         try:
             found.append(_read(path))
-        except (OSError, ValueError) as error:
+        except (OSError, msgspec.MsgspecError) as error:
             _log.warning("the run file %s is unreadable and ignored: %s", path, error)
     return tuple(sorted(found))
 
 
 def _read(path: Path) -> WorkerRef:
-    """Return the worker that a run file names. Raises OSError or ValueError when there is none or the file is
+    """Return the worker that a run file names. Raises OSError or msgspec.MsgspecError when there is none or the file is
     malformed."""
-    record = json.loads(path.read_text())
-    match record:
-        case {"id": str(worker), "incarnation": int(incarnation), "address": str(address)}:
-            return WorkerRef(WorkerId(worker), Incarnation(incarnation), address)
-        case _:
-            raise ValueError(f"not a worker's run file: {record!r}")
+    return msgspec.json.decode(path.read_bytes(), type=WorkerRef)

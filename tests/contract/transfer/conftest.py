@@ -102,8 +102,8 @@ class Rig:
 
     def settle(self, handle: int, transport: Transport | None = None) -> ReadState:
         """Poll until the read is over. Raises PeerError where `poll` does."""
-        mover = transport or self.transport
-        return self.until(lambda: mover.poll(handle), lambda state: state is not ReadState.PENDING)
+        transport = transport or self.transport
+        return self.until(lambda: transport.poll(handle), lambda state: state is not ReadState.PENDING)
 
     def reap(self) -> None:
         for peer in self.peers:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-SUITES = ("test_transports.py", "test_mover_contract.py", "test_heads.py", "test_joined_mover.py")
+SUITES = ("test_transports.py", "test_transfer_thread.py", "test_heads.py", "test_multi_rank_transfer.py")
 UNLIKE = (
     "test_transports.py::test_any_blocks_arrive_anywhere_and_nothing_else_changes[nixl]",
     "test_transports.py::test_a_peer_that_dies_during_a_read[nixl]",
     "test_transports.py::test_a_stopped_peer_hangs_nobody_and_its_next_life_is_read[nixl]",
     "test_transports.py::test_a_teardown_is_unproven_while_a_stopped_peer_may_still_answer[nixl]",
     "test_transports.py::test_nothing_writes_after_close[nixl]",
-    "test_mover_contract.py::test_a_stopped_peer_is_torn_down_and_its_next_life_is_read[nixl]",
+    "test_transfer_thread.py::test_a_stopped_peer_is_torn_down_and_its_next_life_is_read[nixl]",
     "test_heads.py::test_a_rank_that_dies_during_a_read_leaves_no_uncertain_read[nixl-float32]",
 )
 """Over TCP a read needs its target as long as it goes on: these end otherwise than those of shared memory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -35,3 +36,9 @@ def client(calm: Pair) -> Iterator[openai.OpenAI]:
         openai.OpenAI(base_url=f"{calm.gateway.url}/v1", api_key="none", http_client=http, max_retries=0) as client,
     ):
         yield client
+
+
+@pytest.fixture(scope="package")
+def http() -> Iterator[httpx.Client]:
+    with httpx.Client(trust_env=False, timeout=60) as http:
+        yield http

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,12 +13,6 @@ from tests.e2e.gateway.pair import Pair
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 SEEDED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 11}
-
-
-@pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    with httpx.Client(trust_env=False, timeout=60) as http:
-        yield http
 
 
 def post_completion(http: httpx.Client, url: str, body: dict[str, Any], path: str) -> dict[str, Any]:

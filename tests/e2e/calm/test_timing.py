@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -23,12 +22,6 @@ NUM_TRIES = 20
 clocks.
 """
 clock, salts = SystemClock(), itertools.count(5_300_000)
-
-
-@pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    with httpx.Client(trust_env=False, timeout=60) as http:
-        yield http
 
 
 def timed_request(http: httpx.Client, url: str, max_tokens: int, *, stream: bool) -> tuple[dict[str, float], float]:

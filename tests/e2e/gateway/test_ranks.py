@@ -16,6 +16,7 @@ import pytest
 from tests.e2e.gateway.http import Post, completion
 from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Worker, cluster, until
+from tests.pids import is_running
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -46,13 +47,6 @@ def follower_of(worker: Worker) -> int:
         except (OSError, IndexError, ValueError):
             continue
     raise AssertionError(f"{worker.name} has no second rank: {worker.log}")
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def complete_all(url: str) -> list[str]:

@@ -16,6 +16,7 @@ from tandem.cli import gateway_process
 from tandem.cli.gateway_process import GatewayProcess
 from tandem.core.config import Config, GatewayConfig
 from tandem.core.settings import build, from_environment
+from tests.pids import is_running
 
 PATIENCE_S = 30.0
 
@@ -112,18 +113,10 @@ def test_the_gateway_dies_with_a_killed_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert is_alive(pid)
+        assert is_running(pid)
         parent.kill()
         parent.wait()
-    wait_for(lambda: not is_alive(pid))
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether the process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    wait_for(lambda: not is_running(pid))
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

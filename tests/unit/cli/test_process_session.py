@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.unit.cli.test_gateway_process import is_alive, wait_for
+from tests.pids import is_running
+from tests.unit.cli.test_gateway_process import wait_for
 
 PROGRAM = """
 import os, signal, subprocess, sys
@@ -68,7 +69,7 @@ def test_the_exit_code_is_that_of_the_program(end: str, code: int) -> None:
 
 def test_the_program_is_killed_with_the_process_that_the_user_started() -> None:
     with started() as (outer, inner):
-        assert is_alive(inner)
+        assert is_running(inner)
         outer.kill()
         outer.wait()
-        wait_for(lambda: not is_alive(inner))
+        wait_for(lambda: not is_running(inner))

@@ -65,14 +65,15 @@ def test_one_of_many_files_that_is_missing(directory: Path) -> None:
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     (directory / "one.safetensors").write_bytes(b"")
-    (directory / "tokenizer.json").unlink()
     model, _ = check(directory)
-    assert_fails(model, "model", "it lacks tokenizer.json, two.safetensors", f"remove {directory}")
+    assert_fails(model, "model", f"{directory} lacks two.safetensors", f"remove {directory}")
+    (directory / "tokenizer.json").unlink()
+    assert_fails(check(directory)[0], "model", f"{directory} lacks tokenizer.json", f"remove {directory}")
 
 
 def test_a_malformed_index(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text("[]")
-    assert_fails(check(directory)[0], "model", "it lacks model.safetensors.index.json (readable)", "remove")
+    assert_fails(check(directory)[0], "model", "model.safetensors.index.json is not an index of weights", "remove")
 
 
 def test_a_model_that_no_worker_would_load(directory: Path) -> None:

@@ -64,8 +64,8 @@ class Rig:
         await self.fleet.start()
 
     async def stop(self) -> None:
-        await self.fleet.stop()
         await self.dispatch.stop()
+        await self.fleet.stop()
         for worker in self.workers:
             await worker.stop()
 

@@ -148,6 +148,8 @@ def test_head_is_get_without_the_body(front: Front, http: httpx.Client, path: st
 def test_a_wrong_method_is_refused_with_the_allowed_ones(front: Front, http: httpx.Client, method: str) -> None:
     answer = http.request(method, CHAT)
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+    answer = http.request("PATCH", "/v1/models/tiny")
+    assert answer.status_code == 405 and answer.headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_durations_as_openai_writes_them(seconds: float, written: str) -> None:
         (ErrorKind.SLO_MISS, "", "predicted_slo_miss"),
         (ErrorKind.NO_WORKER, "", "no_worker"),
         (ErrorKind.WORKER_LOST, "", None),
-        (ErrorKind.FORBIDDEN, "", None),
+        (ErrorKind.UNAUTHENTICATED, "", None),
     ],
 )
 def test_refusals_name_the_limit_and_the_retry_time(

@@ -21,7 +21,6 @@ from tandem.gateway.context.rate_limits import RateLimitedError
 from tandem.gateway.tenants import quotas as quotas_module
 from tandem.gateway.tenants.quota_reservation import QuotaReservation, UnlimitedReservation
 from tandem.gateway.tenants.quotas import TenantQuotas
-from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.quota_store import RedisQuotas
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
@@ -76,15 +75,9 @@ class Gateways:
             return int(await redis.hlen(f"{self.namespace}:quota:{{{tenant.id}}}:open"))  # type: ignore[misc]
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with EmbeddedServer.start() as server:
-        yield server.url
-
-
 @pytest.fixture
-async def gateways(url: str) -> AsyncIterator[Gateways]:
-    gateways = Gateways(url)
+async def gateways(redis_url: str) -> AsyncIterator[Gateways]:
+    gateways = Gateways(redis_url)
     yield gateways
     for quotas in gateways.made:
         await quotas.stop()
@@ -608,9 +601,9 @@ async def test_the_buckets_of_an_inactive_tenant_expire(gateways: Gateways) -> N
             assert 0 < await redis.pttl(key) <= 60_000
 
 
-async def test_on_the_clock_of_the_server_limits_hold_too(url: str) -> None:
+async def test_on_the_clock_of_the_server_limits_hold_too(redis_url: str) -> None:
     """The server's own clock is used, as in production."""
-    store = RedisQuotas(url, f"n{next(_names)}")
+    store = RedisQuotas(redis_url, f"n{next(_names)}")
     who = tenant(requests_per_minute=1, tokens_per_minute=1)
     verdicts = [await store.reserve(who.id, who.limits, Reservation(name, 1, 1)) for name in ("a", "a", "b")]
     assert [verdict.refused for verdict in verdicts] == ["", "", "requests_per_minute"]

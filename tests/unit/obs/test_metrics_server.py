@@ -13,14 +13,7 @@ import pytest
 from tandem.obs.metrics import metrics_server as module
 from tandem.obs.metrics.metrics_server import Exposition, MetricsEndpoint
 
-
-@pytest.fixture(autouse=True)
-def every_thread_ends() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(30.0)
-        assert not thread.is_alive(), thread
+pytestmark = pytest.mark.usefixtures("every_thread_ends")
 
 
 @contextmanager
@@ -127,6 +120,21 @@ def test_only_so_many_are_served_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
                 break
             except (http.client.RemoteDisconnected, ConnectionError):
                 continue
+
+
+def test_a_connection_for_which_no_thread_starts_does_not_count_as_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with an_endpoint() as endpoint:
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            fetch(connected(endpoint), "/health")
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert fetch(connected(endpoint), "/health")[0] == 200
 
 
 def test_who_is_idle_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

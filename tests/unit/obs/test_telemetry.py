@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
 from typing import Literal
 
 import pytest
@@ -24,6 +23,7 @@ from tandem.obs.tracing import OFF, begin_trace, end_span, nanoseconds
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
 from tests.ports import free_port
 
+pytestmark = pytest.mark.usefixtures("every_thread_ends")
 BOTH = pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 
 
@@ -32,15 +32,6 @@ def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture(autouse=True)
-def every_thread_ends() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(30.0)
-        assert not thread.is_alive(), thread
 
 
 def send_to(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:

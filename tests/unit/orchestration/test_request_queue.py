@@ -62,15 +62,15 @@ class Rig:
     def __init__(self, *views: WorkerView) -> None:
         self.views = {view.ref: view for view in views}
         producers, consumer = [v for v in views if v.pool == "prefill"], views[-1]
-        self.roster = WorkerRanking(frozenset((producer.ref, consumer.ref) for producer in producers), frozenset())
+        self.ranking = WorkerRanking(frozenset((producer.ref, consumer.ref) for producer in producers), frozenset())
         for view in views:
             self.put(view)
         self.held = FixedPrefixes()
-        self.waiting = PlacementQueue(self.roster, GatewayConfig(), prefixes=self.held)
+        self.waiting = PlacementQueue(self.ranking, GatewayConfig(), prefixes=self.held)
 
     def put(self, view: WorkerView) -> None:
         self.views[view.ref] = view
-        self.roster.put(lambda ref=view.ref: self.views[ref])  # type: ignore[misc]
+        self.ranking.put(lambda ref=view.ref: self.views[ref])  # type: ignore[misc]
 
     def next(self) -> Dispatchable:
         turn = self.waiting.next(0.0)

@@ -15,14 +15,14 @@ class Counting:
         return tuple(range(max_tokens + 3))
 
 
-def lengths(drafter: AdaptiveDraft, share: float, steps: int) -> list[int]:
+def lengths(adaptive: AdaptiveDraft, share: float, steps: int) -> list[int]:
     """Return the number of draft tokens of each step when this share of them is right."""
     made = []
     for _ in range(steps):
-        guesses = drafter.draft([1], 100)
+        guesses = adaptive.draft([1], 100)
         made.append(len(guesses))
         if guesses:
-            drafter.learn(len(guesses), int(share * len(guesses)))
+            adaptive.learn(len(guesses), int(share * len(guesses)))
     return made
 
 
@@ -46,22 +46,22 @@ def test_never_right_pauses_twice_as_long_each_time() -> None:
 
 
 def test_one_right_guess_ends_the_pauses() -> None:
-    drafter = AdaptiveDraft(Counting(), 12)
-    lengths(drafter, 0.0, 4)
-    drafter.learn(1, 1)
-    assert drafter.length == 2 and lengths(drafter, 1.0, 20)[-1] == 12
+    adaptive = AdaptiveDraft(Counting(), 12)
+    lengths(adaptive, 0.0, 4)
+    adaptive.learn(1, 1)
+    assert adaptive.length == 2 and lengths(adaptive, 1.0, 20)[-1] == 12
 
 
 def test_the_caller_bounds_it_too() -> None:
-    drafter = AdaptiveDraft(Counting(), 12)
-    assert drafter.draft([1], 2) == (0, 1)
-    assert drafter.draft([1], 0) == drafter.draft([1], -3) == ()
+    adaptive = AdaptiveDraft(Counting(), 12)
+    assert adaptive.draft([1], 2) == (0, 1)
+    assert adaptive.draft([1], 0) == adaptive.draft([1], -3) == ()
     assert AdaptiveDraft(Counting(), 1).draft([1], 9) == (0,)
 
 
 def test_fewer_than_half_right_halves() -> None:
-    drafter = AdaptiveDraft(Counting(), 12)
-    lengths(drafter, 1.0, 1)
-    assert len(drafter.draft([1], 100)) == 8
-    drafter.learn(8, 3)
-    assert drafter.length == 4
+    adaptive = AdaptiveDraft(Counting(), 12)
+    lengths(adaptive, 1.0, 1)
+    assert len(adaptive.draft([1], 100)) == 8
+    adaptive.learn(8, 3)
+    assert adaptive.length == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,12 +20,6 @@ from tandem.stores.service_counters import TTL_S, ServiceCounters
 ACME = ModelFlow("m", FlowKey(Lane.BATCH, TenantId("acme: {☃}")))
 _numbers = itertools.count()
 GLOBEX = ModelFlow("m", FlowKey(Lane.INTERACTIVE, TenantId("globex")))
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with EmbeddedServer.start() as server:
-        yield server.url
 
 
 def counters(url: str, gateway: str, namespace: str) -> ServiceCounters:

@@ -30,7 +30,7 @@ from tandem.engine.transfer_messages import (
 )
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
-from tandem.transfer import transfer_thread as mover_module
+from tandem.transfer import transfer_thread as transfer_thread_module
 from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.transfer_thread import TransferThread
 from tests.memory_pools import memory_pool
@@ -115,43 +115,43 @@ def events() -> queue.SimpleQueue[Event]:
 
 
 @pytest.fixture
-def mover(transport: SteppedTransport, events: queue.SimpleQueue[Event]) -> Iterator[TransferThread]:
-    mover = TransferThread(transport, lambda blocks, logical: [], events.put, SystemClock())
-    mover.start()
-    yield mover
-    assert mover.stop(GUARD_S)
+def transfer(transport: SteppedTransport, events: queue.SimpleQueue[Event]) -> Iterator[TransferThread]:
+    transfer = TransferThread(transport, lambda blocks, logical: [], events.put, SystemClock())
+    transfer.start()
+    yield transfer
+    assert transfer.stop(GUARD_S)
 
 
 def take(events: queue.SimpleQueue[Event]) -> Event:
     return events.get(timeout=GUARD_S)
 
 
-def test_only_the_movers_thread_touches_the_transport(mover, transport, events) -> None:
-    mover.send(ConnectPeer(PEER))
+def test_only_the_transfer_thread_touches_the_transport(transfer, transport, events) -> None:
+    transfer.send(ConnectPeer(PEER))
     assert take(events) == Connected(PEER)
-    mover.send(SetPolling(True))
-    mover.send(order(1))
-    mover.send(order(2))
-    mover.send(Cancel(2))
+    transfer.send(SetPolling(True))
+    transfer.send(order(1))
+    transfer.send(order(2))
+    transfer.send(Cancel(2))
     transport.finish.set()
     done = {event.id: event for event in (take(events), take(events))}
     assert isinstance(done[1], ReadDone)
     assert isinstance(done[2], ReadFailed)
-    mover.send(SelfTest())
+    transfer.send(SelfTest())
     tested = take(events)
     assert isinstance(tested, SelfTestDone)
     assert tested.error is None
-    assert mover.stop(GUARD_S)
+    assert transfer.stop(GUARD_S)
     assert take(events) == TransferStopped(None)
     assert transport.threads == {"tandem-transfer"}
     assert transport.num_entered == 1
 
 
-def test_a_teardown_is_answered_while_the_read_hangs(mover, transport, events) -> None:
-    mover.send(ConnectPeer(PEER))
-    mover.send(order(1))
+def test_a_teardown_is_answered_while_the_read_hangs(transfer, transport, events) -> None:
+    transfer.send(ConnectPeer(PEER))
+    transfer.send(order(1))
     until_posted(transport)
-    mover.send(TearDownPeer(PEER.worker, "deadline"))
+    transfer.send(TearDownPeer(PEER.worker, "deadline"))
     assert [take(events) for _ in range(3)] == [
         Connected(PEER),
         ReadFailed(1, FailureKind.TEARDOWN, "deadline", drained=False),
@@ -161,14 +161,14 @@ def test_a_teardown_is_answered_while_the_read_hangs(mover, transport, events) -
     assert take(events) == PeerDrained(PEER)
 
 
-def test_stop_waits_for_open_reads_and_answers_them(mover, transport, events) -> None:
-    mover.send(ConnectPeer(PEER))
-    mover.send(order(1))
+def test_stop_waits_for_open_reads_and_answers_them(transfer, transport, events) -> None:
+    transfer.send(ConnectPeer(PEER))
+    transfer.send(order(1))
     assert take(events) == Connected(PEER)
     until_posted(transport)
     timer = threading.Timer(0.05, transport.finish.set)
     timer.start()
-    assert mover.stop(GUARD_S)
+    assert transfer.stop(GUARD_S)
     timer.join()
     event = take(events)
     assert isinstance(event, ReadFailed)
@@ -176,24 +176,26 @@ def test_stop_waits_for_open_reads_and_answers_them(mover, transport, events) ->
     assert take(events) == TransferStopped(None)
 
 
-def test_stop_does_not_wait_for_ever(mover, transport, events, monkeypatch) -> None:
-    monkeypatch.setattr(mover_module, "DRAIN_TURNS", 3)
-    mover.send(ConnectPeer(PEER))
-    mover.send(order(1))
+def test_stop_does_not_wait_for_ever(transfer, transport, events, monkeypatch) -> None:
+    monkeypatch.setattr(transfer_thread_module, "DRAIN_TURNS", 3)
+    transfer.send(ConnectPeer(PEER))
+    transfer.send(order(1))
     until_posted(transport)
-    assert mover.stop(GUARD_S)
+    assert transfer.stop(GUARD_S)
     assert transport.closed
     assert take(events) == Connected(PEER)
     event = take(events)
     assert isinstance(event, ReadFailed)
     assert event.drained, "closing the transport is the proof"
     with pytest.raises(RuntimeError, match="stopped"):
-        mover.send(order(2))
+        transfer.send(order(2))
 
 
-def test_a_transport_that_breaks_ends_the_mover_loudly_and_answers_everything(mover, transport, events) -> None:
-    mover.send(ConnectPeer(PEER))
-    mover.send(order(1))
+def test_a_transport_that_breaks_ends_the_transfer_thread_loudly_and_answers_everything(
+    transfer, transport, events
+) -> None:
+    transfer.send(ConnectPeer(PEER))
+    transfer.send(order(1))
     until_posted(transport)
     transport.crash = True
     assert take(events) == Connected(PEER)
@@ -205,7 +207,7 @@ def test_a_transport_that_breaks_ends_the_mover_loudly_and_answers_everything(mo
     assert stopped.error is not None
     assert "the library broke" in stopped.error
     with pytest.raises(RuntimeError, match="stopped"):
-        mover.send(ConnectPeer(PEER))
+        transfer.send(ConnectPeer(PEER))
 
 
 def test_a_part_is_checked_while_the_next_one_is_copied_inside_its_post(transport, events, monkeypatch) -> None:
@@ -226,27 +228,27 @@ def test_a_part_is_checked_while_the_next_one_is_copied_inside_its_post(transpor
 
     monkeypatch.setattr(transport, "post_read", post_read)
     transport.finish.set()
-    mover = TransferThread(transport, digest, events.put, SystemClock(), max_post_bytes=LAYOUT.block_bytes)
-    mover.start()
-    mover.send(ConnectPeer(PEER))
+    transfer = TransferThread(transport, digest, events.put, SystemClock(), max_post_bytes=LAYOUT.block_bytes)
+    transfer.start()
+    transfer.send(ConnectPeer(PEER))
     offered = tuple(BlockDigest(BlockId(i), (0,)) for i in range(2))
-    mover.send(StartRead(1, PEER.worker, (0, 1), offered, (BlockId(0), BlockId(1))))
+    transfer.send(StartRead(1, PEER.worker, (0, 1), offered, (BlockId(0), BlockId(1))))
     assert take(events) == Connected(PEER)
     assert isinstance(take(events), ReadDone)
-    assert mover.stop(GUARD_S)
+    assert transfer.stop(GUARD_S)
     assert helpers[0] == "tandem-digests"
     assert len(helpers) == 2
 
 
-def test_a_digest_that_breaks_ends_the_mover_loudly(transport, events) -> None:
+def test_a_digest_that_breaks_ends_the_transfer_thread_loudly(transport, events) -> None:
     def digest(blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
         raise ValueError("no such block")
 
-    mover = TransferThread(transport, digest, events.put, SystemClock())
-    mover.start()
+    transfer = TransferThread(transport, digest, events.put, SystemClock())
+    transfer.start()
     transport.finish.set()
-    mover.send(ConnectPeer(PEER))
-    mover.send(StartRead(1, PEER.worker, (0,), (BlockDigest(BlockId(0), (0,)),), (BlockId(0),)))
+    transfer.send(ConnectPeer(PEER))
+    transfer.send(StartRead(1, PEER.worker, (0,), (BlockDigest(BlockId(0), (0,)),), (BlockId(0),)))
     assert take(events) == Connected(PEER)
     failed, stopped = take(events), take(events)
     assert isinstance(failed, ReadFailed)
@@ -254,13 +256,13 @@ def test_a_digest_that_breaks_ends_the_mover_loudly(transport, events) -> None:
     assert isinstance(stopped, TransferStopped)
     assert stopped.error is not None
     assert "no such block" in stopped.error
-    assert mover.stop(GUARD_S)
+    assert transfer.stop(GUARD_S)
 
 
-def test_a_mover_that_never_started_closes_its_transport(transport, events) -> None:
-    mover = TransferThread(transport, lambda blocks, logical: [], events.put, SystemClock())
-    mover.send(order(1))
-    assert mover.stop(GUARD_S)
+def test_a_transfer_thread_that_never_started_closes_its_transport(transport, events) -> None:
+    transfer = TransferThread(transport, lambda blocks, logical: [], events.put, SystemClock())
+    transfer.send(order(1))
+    assert transfer.stop(GUARD_S)
     assert isinstance(take(events), ReadFailed)
     assert take(events) == TransferStopped(None)
     assert transport.closed

@@ -19,16 +19,16 @@ from tandem.engine.rank_messages import (
     DigestBlocks,
     FillBlocks,
     Forward,
-    HaltMover,
     Loaded,
     Logits,
-    OpenMover,
     RankCommand,
     RankEvent,
     RankFailed,
     RankReady,
     RankRegistered,
     SpillBlocks,
+    StartTransfer,
+    StopTransfer,
 )
 from tandem.engine.transfer_messages import (
     Cancel,
@@ -65,8 +65,8 @@ COMMANDS: list[RankCommand | AgentCommand] = [
     DigestBlocks(4),
     Forward(num_rows=9, num_sequences=4, num_blocks=3, num_decodes=2, max_rows=5),
     Logits(0),
-    HaltMover(),
-    OpenMover(WORKER),
+    StopTransfer(),
+    StartTransfer(WORKER),
 ]
 EVENTS: list[RankEvent] = [
     RankReady(1),

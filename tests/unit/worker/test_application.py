@@ -111,7 +111,7 @@ def test_a_secret_of_the_environment_is_not_stored_by_serve(monkeypatch: pytest.
         ({"pool": "prefill", "num_gpus": "1"}, "args.num_gpus"),
         ({"pool": "prefill", "num_gpus": -1}, "args.num_gpus"),
         ({"pool": "prefill", "num_gpus": float("nan")}, "args.num_gpus"),
-        ({"pool": "prefill", "resources": {"tandem-prefill": "1"}}, "args.resources.tandem-prefill"),
+        ({"pool": "prefill", "resources": {"tandem-prefill": "1"}}, "args.resources"),
         ({"pool": "prefill", "num_gpus": 1}, "num_gpus"),
         ({"pool": "prefill", "num_gpus": 2, "settings": {"model.device": "cuda"}}, "num_gpus"),
         ({"pool": "prefill", "num_gpus": 0, "settings": {"model.device": "cuda"}}, "num_gpus"),

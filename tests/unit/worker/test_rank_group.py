@@ -20,13 +20,13 @@ from tandem.engine.rank_messages import (
     Forward,
     Loaded,
     Logits,
-    OpenMover,
     RankCommand,
     RankEvent,
     RankFailed,
     RankReady,
     RankRegistered,
     RanksLost,
+    StartTransfer,
 )
 from tandem.engine.transfer_messages import Cancel, Event, SelfTest, SelfTestDone, TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
@@ -147,7 +147,7 @@ def test_the_transport_of_each_rank_is_reported_in_order(rig: Rig) -> None:
         rank.line.send(RANK_EVENTS.encode(RankRegistered(peer)))
     assert rank_group.open_transfers(WORKER) == peers
     until(lambda: all(rank.received for rank in rig.ranks))
-    assert [rank.received for rank in rig.ranks] == [[OpenMover(WORKER)]] * 2
+    assert [rank.received for rank in rig.ranks] == [[StartTransfer(WORKER)]] * 2
     rank_group.close()
 
 

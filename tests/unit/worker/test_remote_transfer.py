@@ -1,4 +1,4 @@
-"""Test the two ends of a rank's mover in another process: no failure in between leaves the leader waiting."""
+"""Test the two ends of a rank's transfer in another process: no failure in between leaves the leader waiting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.transfer.scripted import P
 
 
 class Recorder(KVTransfer):
-    """Record the commands that a rank's mover receives."""
+    """Record the commands that a rank's transfer receives."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self.on_event = on_event

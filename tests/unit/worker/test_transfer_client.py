@@ -27,7 +27,7 @@ READ = StartRead(7, P.worker, (0,), (BlockDigest(BlockId(1), (9,)),), (BlockId(3
 
 
 class Noting(KVTransfer):
-    """Record the commands that a mover receives."""
+    """Record the commands that a transfer receives."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
@@ -65,10 +65,10 @@ class Engine:
         return []
 
 
-def desk(engine: Engine, mover: Noting, *, digests: bool) -> TransferClient:
-    desk = TransferClient(lambda on_event: mover, engine.post, lambda event: None, digests=digests)
-    desk.on_event(Connected(P))
-    return desk
+def new_client(engine: Engine, transfer: Noting, *, digests: bool) -> TransferClient:
+    client = TransferClient(lambda on_event: transfer, engine.post, lambda event: None, digests=digests)
+    client.on_event(Connected(P))
+    return client
 
 
 @pytest.mark.parametrize("heads", [(), (1, 2)])
@@ -76,13 +76,13 @@ def test_a_block_without_one_digest_for_each_head_is_read_unchecked_or_not_at_al
     read = StartRead(
         7, P.worker, range(2), (BlockDigest(BlockId(1), (9,)), BlockDigest(BlockId(2), heads)), (BlockId(3), BlockId(4))
     )
-    engine, mover = Engine(), Noting()
-    desk(engine, mover, digests=True).start_read(read)
+    engine, transfer = Engine(), Noting()
+    new_client(engine, transfer, digests=True).start_read(read)
     ((id, reason),) = engine.failed
-    assert (id, mover.commands) == (7, [])
+    assert (id, transfer.commands) == (7, [])
     assert "one for each of 1 KV heads" in reason
-    desk(engine, mover, digests=False).start_read(read)
-    (order,) = mover.commands
+    new_client(engine, transfer, digests=False).start_read(read)
+    (order,) = transfer.commands
     assert isinstance(order, StartRead)
     assert not order.is_checked
 
@@ -94,7 +94,7 @@ def test_a_failed_read_is_logged_as_a_warning_only_where_a_job_waited_for_it(
     caplog.set_level(logging.DEBUG, "tandem.worker.kv.transfer_client")
     follows = [ReleaseHandoff(P.worker, HandoffKey(HandoffId("h"), 1))] if is_awaited else []
     engine = Engine(*follows)
-    reading = desk(engine, Noting(), digests=True)
+    reading = new_client(engine, Noting(), digests=True)
     reading.start_read(StartRead(7, P.worker, (0,), (BlockDigest(BlockId(1), (9,)),), (BlockId(3),)))
     reading.on_event(ReadFailed(7, FailureKind.DIGEST, "block 3 is another", True))
     assert engine.failed == [(7, "block 3 is another")] and engine.done == follows
@@ -103,51 +103,51 @@ def test_a_failed_read_is_logged_as_a_warning_only_where_a_job_waited_for_it(
     assert "read 7" in text and "block 3 is another" in text
 
 
-def teardowns(mover: Noting) -> list[TearDownPeer]:
-    return [command for command in mover.commands if isinstance(command, TearDownPeer)]
+def teardowns(transfer: Noting) -> list[TearDownPeer]:
+    return [command for command in transfer.commands if isinstance(command, TearDownPeer)]
 
 
 def test_a_source_that_is_gone_is_given_up_once_nothing_is_read_of_it() -> None:
-    mover = Noting()
-    one = desk(Engine(), mover, digests=False)
+    transfer = Noting()
+    one = new_client(Engine(), transfer, digests=False)
     one.start_read(READ)
     trial = one.try_read(replace(READ, read=0))
     one.disconnect_when_idle(P.worker)
-    (order, other) = (command for command in mover.commands if isinstance(command, StartRead))
+    (order, other) = (command for command in transfer.commands if isinstance(command, StartRead))
     one.on_event(ReadDone(other.read, 0, 0.0))
-    assert trial.done() and not teardowns(mover)
+    assert trial.done() and not teardowns(transfer)
     one.on_event(ReadFailed(order.read, FailureKind.PEER, "broken", drained=True))
-    assert [(down.source, "gone" in down.reason) for down in teardowns(mover)] == [(P.worker, True)]
+    assert [(down.source, "gone" in down.reason) for down in teardowns(transfer)] == [(P.worker, True)]
     one.disconnect_when_idle(P.worker)
     one.on_event(PeerLost(P, True, "gone"))
     one.disconnect_when_idle(P.worker)
     one.tear_down(P.worker, "a read does not end")
-    assert len(teardowns(mover)) == 2, "of one that is not connected there is nothing to give up"
+    assert len(teardowns(transfer)) == 2, "of one that is not connected there is nothing to give up"
 
 
 def test_connecting_a_source_again_cancels_its_removal() -> None:
-    mover = Noting()
-    one = desk(Engine(), mover, digests=False)
+    transfer = Noting()
+    one = new_client(Engine(), transfer, digests=False)
     one.start_read(READ)
     one.disconnect_when_idle(P.worker)
     one.connect(P)
     one.on_event(ReadFailed(READ.read, FailureKind.PEER, "broken", drained=True))
-    assert not teardowns(mover)
+    assert not teardowns(transfer)
 
 
 def test_only_existing_sources_are_kept() -> None:
-    mover = Noting()
-    one = desk(Engine(), mover, digests=False)
+    transfer = Noting()
+    one = new_client(Engine(), transfer, digests=False)
     one.on_event(Connected(Q))
     one.keep({replace(P.worker, address="the-same:1")})
-    assert [down.source for down in teardowns(mover)] == [Q.worker]
+    assert [down.source for down in teardowns(transfer)] == [Q.worker]
 
 
 def test_a_lost_source_is_logged_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    mover = Noting()
-    one = desk(Engine(), mover, digests=False)
+    transfer = Noting()
+    one = new_client(Engine(), transfer, digests=False)
     one.disconnect_when_idle(P.worker)
-    (down,) = teardowns(mover)
+    (down,) = teardowns(transfer)
     with caplog.at_level(logging.INFO):
         one.on_event(PeerLost(P, True, down.reason))
         one.on_event(PeerLost(Q, True, "its process ended"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import ErrorKind, TandemError
@@ -52,7 +52,7 @@ class Operation:
 class HandlerRoute(Route):
     """Match one operation's path, and call its handler with the exchange that the application put into the ASGI scope.
 
-    A request with another method gets METHOD_NOT_ALLOWED. The handler is called here, because Starlette's way of
+    A method that no route of the path has gets METHOD_NOT_ALLOWED. The handler is called here, because Starlette's way of
     calling a function would wrap each message of a stream.
     """
 
@@ -63,10 +63,12 @@ class HandlerRoute(Route):
         self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z", re.DOTALL)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method, allowed = scope["method"], self.operation.method
+        method = scope["method"]
         if method in (self.methods or ()):
             response = await self.endpoint(scope["exchange"])
         else:
+            routes = [route for route in scope["router"].routes if route.matches(scope)[0] is not Match.NONE]
+            allowed = ", ".join(sorted(method for route in routes for method in route.methods))
             error = TandemError(ErrorKind.METHOD_NOT_ALLOWED, f"{scope['path']} accepts {allowed}, not {method}")
             response = error_response(error, {"allow": allowed})
         if response is not None:

@@ -51,6 +51,8 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 log = logging.getLogger(__name__)
 _DRAINING = "this gateway is shutting down; send the request to another gateway"
+FLUSH_S = 1.0
+"""Most seconds that a stop waits for workers to answer submitted jobs."""
 
 
 class RequestDriver:
@@ -91,6 +93,7 @@ class RequestDriver:
             BackgroundLoop("the reader of worker events", self._read_pool_events),
         )
         self._is_closed = False
+        self._num_requests = 0  # open ones, without link tests
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -101,25 +104,30 @@ class RequestDriver:
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests and wait until the open ones have ended, at most `timeout_s` seconds.
 
-        Returns how many requests had not ended by then; these fail with DRAINING.
+        Returns how many requests had not ended by then; these fail with DRAINING. Link tests are not waited for.
         """
         self._is_closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
-        left = list(self._streams)
+        left = [request for request, stream in self._streams.items() if stream.quota is not None]
         for request in left:
             error = TandemError(ErrorKind.DRAINING, _DRAINING, retry_after_s=1.0)
             self._execute(self.director.fail(request, error, self._clock.now()))
         return len(left)
 
     async def stop(self) -> None:
-        """Stop the loops, cancel the link tests, and wait until jobs that are being submitted were answered."""
+        """Stop the loops, cancel the link tests, and give workers up to FLUSH_S seconds to answer submitted jobs. The
+        worker pool must still run, because the jobs of a cancelled link test are cancelled at their workers."""
         for loop in self._loops:
             await loop.stop()
         for task in self._probes:
             task.cancel()
-        await asyncio.gather(*self._probes, *self._submits, return_exceptions=True)
+        await asyncio.gather(*self._probes, return_exceptions=True)
+        if self._submits:
+            _, unanswered = await asyncio.wait(self._submits, timeout=FLUSH_S)
+            for task in unanswered:
+                task.cancel()
 
     # ---- the Dispatch port
 
@@ -160,6 +168,8 @@ class RequestDriver:
             raise
         active = self._open_stream(admitted)
         active.quota = quota
+        self._num_requests += 1
+        self._idle.clear()
         quota.watch(admitted.open_request.usage)
         self._execute(admitted.commands)
         return active
@@ -225,7 +235,6 @@ class RequestDriver:
 
     def _open_stream(self, admitted: AdmittedRequest) -> ActiveRequest:
         """Open the stream of a request before its commands are carried out."""
-        self._idle.clear()
         active = ActiveRequest(admitted.open_request, self._cancel, self._finish)
         self._streams[admitted.open_request.id] = active
         return active
@@ -276,8 +285,6 @@ class RequestDriver:
 
     def _end(self, end: EndRequest) -> None:
         stream = self._streams.pop(end.request, None)
-        if not self._streams:
-            self._idle.set()
         outcome = end.outcome
         if isinstance(outcome, TandemError) and outcome.kind is ErrorKind.INTERNAL and outcome.__cause__ is not None:
             message = "the gateway aborted request %s because of a defect"
@@ -286,6 +293,9 @@ class RequestDriver:
             stream.push(outcome)
             if stream.quota is not None:
                 stream.quota.close()
+                self._num_requests -= 1
+                if not self._num_requests:
+                    self._idle.set()
 
     async def _submit(self, worker: WorkerRef, job: Job) -> None:
         error: TandemError | None = None

@@ -49,12 +49,14 @@ class MetricsEndpoint:
         self._server.set_app(self._respond)
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.address = f"{host}:{self._server.server_port}"
-        Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics-endpoint", daemon=True).start()
+        self._thread = Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics-endpoint", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop listening; a request that is being served still ends. A second call does nothing."""
         if self._server is not None:
             self._server.shutdown()
+            self._thread.join()
             self._server.server_close()
             self._server = None
 
@@ -98,6 +100,13 @@ class _Server(ThreadingWSGIServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return self._free.acquire(blocking=False)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request(request, client_address)
+        except Exception:
+            self._free.release()  # no thread has started
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

@@ -66,12 +66,11 @@ class StepBudget:
 
     The number is one of a fixed list of sizes, `rungs`: LEAST_TOKENS times 1, 1.5, 2, 3, 4, 6, 8, ..., and
     `max_tokens`. It falls as soon as a step affords less, because clients notice a step over its target, and rises only
-    after a larger size has fitted with a margin for PATIENCE steps. `num_moves` counts the changes.
+    after a larger size has fitted with a margin for PATIENCE steps.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self.rungs = ladder(max_tokens)
-        self.num_moves = 0
         self._rung = 0
         self._num_higher = 0
         self._lowest = math.inf
@@ -104,7 +103,6 @@ class StepBudget:
         self._rung = rung
         self._num_higher = 0
         self._lowest = math.inf
-        self.num_moves += 1
 
 
 def ladder(max_tokens: int) -> tuple[int, ...]:

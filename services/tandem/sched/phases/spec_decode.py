@@ -51,7 +51,7 @@ class Speculation:
         for place, seq in enumerate(able):
             share = -(-room // (len(able) - place))
             num_slots = (len(seq.table) + max(0, num_spare)) * state.pool.block_size - builder.slices[seq.id].stop
-            guesses = self._drafter(seq).draft(seq.tokens, min(share, num_slots, _num_left(seq)))
+            guesses = self._adaptive_draft(seq).draft(seq.tokens, min(share, num_slots, _num_left(seq)))
             if guesses:
                 room -= len(guesses)
                 num_spare -= _append(builder, state.pool, seq, guesses)
@@ -64,12 +64,12 @@ class Speculation:
             num_accepted = min(num_drafted, max(0, num_sampled - 1))
             self.num_drafted += num_drafted
             self.num_accepted += num_accepted
-            self._drafter(seq).learn(num_drafted, num_accepted)
+            self._adaptive_draft(seq).learn(num_drafted, num_accepted)
 
-    def _drafter(self, seq: Sequence) -> AdaptiveDraft:
-        if seq.drafter is None:
-            seq.drafter = AdaptiveDraft(self._new_proposer(), self._num_tokens)
-        return seq.drafter
+    def _adaptive_draft(self, seq: Sequence) -> AdaptiveDraft:
+        if seq.adaptive_draft is None:
+            seq.adaptive_draft = AdaptiveDraft(self._new_proposer(), self._num_tokens)
+        return seq.adaptive_draft
 
     def __repr__(self) -> str:
         return f"<speculation {self.num_accepted} of {self.num_drafted} guesses right>"

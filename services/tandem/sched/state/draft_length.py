@@ -53,4 +53,4 @@ class AdaptiveDraft:
             self._num_misses += 1
 
     def __repr__(self) -> str:
-        return f"<drafter {self.length} of {self._max_length}, pause {self._pause}, {self._proposer!r}>"
+        return f"<draft length {self.length} of {self._max_length}, pause {self._pause}, {self._proposer!r}>"

@@ -97,7 +97,7 @@ class Sequence:
         # Leading blocks that will be in the prefix cache once the remote prefix was fetched; 0: nothing to fetch.
         self.num_remote_prefix_blocks = 0
         # State of speculation, created with the first guess.
-        self.drafter: AdaptiveDraft | None = None
+        self.adaptive_draft: AdaptiveDraft | None = None
         self._root = root
         self._hashes: list[BlockHash] = []
 

@@ -33,14 +33,12 @@ class PoolSample:
 
     - `utilisation`: share of the time since the previous sample in which its workers computed.
     - `num_waiting`, `num_running`: requests at the pool's workers.
-    - `free_share`: share of KV blocks that is free, at the worker with the least.
     """
 
     time_s: float
     utilisation: float
     num_waiting: int
     num_running: int
-    free_share: float
 
 
 @dataclass(slots=True)
@@ -67,7 +65,7 @@ class Series:
         self._next_s = 0.0
         self.queued: list[tuple[float, int]] = []
         """Pairs of the virtual time and the number of requests that wait at the gateways."""
-        self._pools: dict[Pool, list[tuple[float, float, int, int, float]]] = {}
+        self._pools: dict[Pool, list[tuple[float, float, int, int]]] = {}
         self._sizes: dict[Pool, int] = {}
 
     def add(self, trace: ClientTrace) -> None:
@@ -95,7 +93,6 @@ class Series:
                 sum(worker.busy_s for worker in workers),
                 sum(load.num_waiting for load in loads),
                 sum(load.num_running for load in loads),
-                min(load.num_free_blocks / load.num_blocks for load in loads),
             ))  # fmt: skip
         if len(self.queued) > MAX_POINTS:
             self._sample_s *= 2
@@ -125,13 +122,14 @@ class Series:
         return self._counts.setdefault(int(time / self._width_s), _Count())
 
 
-def _differences(samples: Sequence[tuple[float, float, int, int, float]], num_workers: int) -> list[PoolSample]:
+def _differences(samples: Sequence[tuple[float, float, int, int]], num_workers: int) -> list[PoolSample]:
     """Convert samples of cumulative busy seconds to utilisation. Busy seconds count ended steps only, so a long step
     may show one sample late."""
     out: list[PoolSample] = []
     time_before = busy_before = 0.0
-    for time, busy, *rest in samples:
+    for time, busy, num_waiting, num_running in samples:
         lasted = (time - time_before) * num_workers
-        out.append(PoolSample(time, min(1.0, (busy - busy_before) / lasted) if lasted else 0.0, *rest))  # type: ignore[arg-type]
+        utilisation = min(1.0, (busy - busy_before) / lasted) if lasted else 0.0
+        out.append(PoolSample(time, utilisation, num_waiting, num_running))
         time_before, busy_before = time, busy
     return out

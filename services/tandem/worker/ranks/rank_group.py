@@ -18,15 +18,15 @@ from typing import Protocol
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.engine.rank_messages import (
-    HaltMover,
     Loaded,
-    OpenMover,
     RankCommand,
     RankEvent,
     RankFailed,
     RankReady,
     RankRegistered,
     RanksLost,
+    StartTransfer,
+    StopTransfer,
 )
 from tandem.engine.transfer_messages import Command, Event, TransportPeer
 from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
@@ -145,7 +145,7 @@ class RankGroup:
 
         `worker`: this worker. May be called once. Raises TandemError when a rank fails.
         """
-        data = RANK_COMMANDS.encode(OpenMover(worker))
+        data = RANK_COMMANDS.encode(StartTransfer(worker))
         for rank in self._channels:
             with contextlib.suppress(RanksLost):  # raised below, for all
                 self._send(rank, data)
@@ -160,7 +160,7 @@ class RankGroup:
         order per rank, on one thread per rank."""
         self._on_transfer_event = handler
 
-    def send_to_transfer(self, rank: int, command: Command | HaltMover) -> None:
+    def send_to_transfer(self, rank: int, command: Command | StopTransfer) -> None:
         """Send a command to the KV transfer of one rank. Does not raise: the loss of the rank is reported to the
         functions passed to `watch`."""
         with contextlib.suppress(RanksLost):

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from tandem.engine.rank_messages import HaltMover
+from tandem.engine.rank_messages import StopTransfer
 from tandem.engine.transfer_messages import Command, Event, TransferStopped
 from tandem.transfer.interface import KVTransfer
 
@@ -19,7 +19,7 @@ class RemoteTransfer(KVTransfer):
     """Drive one rank's KV transfer that runs in another process: forward commands to it with `send`, and its events to
     `on_event`. `send` may call `lost` but must not raise; `received` is called by one thread."""
 
-    def __init__(self, send: Callable[[Command | HaltMover], None], on_event: Callable[[Event], None]) -> None:
+    def __init__(self, send: Callable[[Command | StopTransfer], None], on_event: Callable[[Event], None]) -> None:
         self._send = send
         self._on_event = on_event
         self._is_open = True
@@ -44,7 +44,7 @@ class RemoteTransfer(KVTransfer):
         with self._lock:
             if self._is_open:
                 self._is_open = False
-                self._send(HaltMover())
+                self._send(StopTransfer())
 
     def join(self, timeout_s: float) -> bool:
         return self._has_ended.wait(timeout_s)
@@ -72,10 +72,10 @@ class RemoteTransfer(KVTransfer):
         self._on_event(event)
 
 
-def carry_out(transfer: KVTransfer, command: Command | HaltMover) -> None:
+def carry_out(transfer: KVTransfer, command: Command | StopTransfer) -> None:
     """Pass a command that the first rank's `RemoteTransfer` sent to the KV transfer of this process's rank. Does not
     raise when the transfer has stopped."""
-    if isinstance(command, HaltMover):
+    if isinstance(command, StopTransfer):
         transfer.halt()
         return
     # RuntimeError: the transfer has stopped, and its last event reports that.

@@ -6,10 +6,12 @@ Serve calls `build` on any machine, also one without GPU and model, so this modu
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER
@@ -18,7 +20,18 @@ from tandem.stores.settings_file import read_settings
 from tandem.worker.serve.deployment import pool_application
 from tandem.worker.serve.pool_spec import Layer, PoolSpec
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
+_Amount = Annotated[float, Meta(ge=0, lt=1e15)]
+_ARGUMENTS: dict[str, tuple[Any, str]] = {
+    "pool": (
+        Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?\Z")],
+        "lower case letters, digits and '-', at most 40",
+    ),
+    "config": (Annotated[str, Meta(min_length=1)], "the path of a file"),
+    "settings": (dict[str, Any], "a mapping"),
+    "num_gpus": (_Amount, "a number of 0 or more"),
+    "resources": (dict[str, _Amount], "a mapping of names to numbers of 0 or more"),
+}
+"""By key of `args` the type of its value, and what an error calls it."""
 
 
 def build(args: Mapping[str, Any]) -> Any:
@@ -34,9 +47,9 @@ def build(args: Mapping[str, Any]) -> Any:
     Raises TandemError(INVALID_REQUEST) that names the key when a key or its value is not valid.
     """
     for key in args:
-        if key not in _READERS:
-            raise _refuse(str(key), f": there is no such key; there are: {', '.join(_READERS)}")
-    options = {key: read(args[key], key) for key, read in _READERS.items() if args.get(key) is not None}
+        if key not in _ARGUMENTS:
+            raise _refuse(str(key), f": there is no such key; there are: {', '.join(_ARGUMENTS)}")
+    options = {key: _convert(key, args[key]) for key in _ARGUMENTS if args.get(key) is not None}
     if "pool" not in options:
         raise _refuse("pool", " is required")
     pool = _pool(options)
@@ -50,7 +63,7 @@ def _pool(options: Mapping[str, Any]) -> PoolSpec:
     name = options["pool"]
     below: list[Layer] = [("args.pool", {"worker.pool": name})] if name in POOLS else []
     if "config" in options:
-        below.append((str(options["config"]), read_settings(options["config"])))
+        below.append((options["config"], read_settings(Path(options["config"]))))
     return PoolSpec(
         name=name,
         below=tuple(below),
@@ -60,41 +73,12 @@ def _pool(options: Mapping[str, Any]) -> PoolSpec:
     )
 
 
-def _name(value: Any, key: str) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise _refuse(key, f" = {value!r} must be lower case letters, digits and '-', at most 40")
-    return value
-
-
-def _path(value: Any, key: str) -> Path:
-    if not isinstance(value, str) or not value:
-        raise _refuse(key, f" = {value!r} must be the path of a file")
-    return Path(value)
-
-
-def _mapping(value: Any, key: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise _refuse(key, f" = {value!r} must be a mapping")
-    return dict(value)
-
-
-def _amount(value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise _refuse(key, f" = {value!r} must be a number of 0 or more")
-    return float(value)
-
-
-def _amounts(value: Any, key: str) -> dict[str, float]:
-    return {name: _amount(amount, f"{key}.{name}") for name, amount in _mapping(value, key).items()}
-
-
-_READERS: dict[str, Callable[[Any, str], Any]] = {
-    "pool": _name,
-    "config": _path,
-    "settings": _mapping,
-    "num_gpus": _amount,
-    "resources": _amounts,
-}
+def _convert(key: str, value: Any) -> Any:
+    argument_type, expected = _ARGUMENTS[key]
+    try:
+        return msgspec.convert(value, argument_type)
+    except msgspec.ValidationError:
+        raise _refuse(key, f" = {value!r} must be {expected}") from None
 
 
 def _refuse(key: str, problem: str) -> TandemError:

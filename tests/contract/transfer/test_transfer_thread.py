@@ -1,4 +1,4 @@
-"""A mover over the real transports: a peer that dies, stalls or lies is an event, whatever carries the bytes."""
+"""A transfer thread over the real transports: a peer that dies, stalls or lies becomes an event on each of them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ GUARD_S = 60.0
 MAX_POST_BYTES = 1 << 20
 
 
-class Desk:
-    """A mover and its events, for one test."""
+class Consumer:
+    """A transfer thread, its memory and its events, for one test."""
 
     def __init__(self, rig) -> None:
         transport, self.memory = rig.new_transport()
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.mover = TransferThread(transport, self.digest, self.events.put, SystemClock(), MAX_POST_BYTES)
-        self.mover.start()
+        self.transfer = TransferThread(transport, self.digest, self.events.put, SystemClock(), MAX_POST_BYTES)
+        self.transfer.start()
 
     def digest(self, blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
         return [sum_of(self.memory[block], n) for block, n in zip(blocks, logical, strict=True)]
@@ -51,7 +51,7 @@ class Desk:
         return self.events.get(timeout=GUARD_S)
 
     def connect(self, peer) -> None:
-        self.mover.send(ConnectPeer(peer.handshake))
+        self.transfer.send(ConnectPeer(peer.handshake))
         assert self.take() == Connected(peer.handshake)
 
     def order(self, id: int, peer, remote: Sequence[int], local: Sequence[int]) -> StartRead:
@@ -67,93 +67,93 @@ def sum_of(block: np.ndarray, logical: int) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def desk(rig) -> Iterator[Desk]:
-    desk = Desk(rig)
-    yield desk
-    assert desk.mover.stop(GUARD_S)
+def consumer(rig) -> Iterator[Consumer]:
+    consumer = Consumer(rig)
+    yield consumer
+    assert consumer.transfer.stop(GUARD_S)
     events = []
-    while not isinstance(event := desk.take(), TransferStopped):
+    while not isinstance(event := consumer.take(), TransferStopped):
         events.append(event)
     assert event.error is None
 
 
-def test_orders_are_read_checked_and_reported(desk, good_peer) -> None:
-    desk.connect(good_peer)
+def test_orders_are_read_checked_and_reported(consumer, good_peer) -> None:
+    consumer.connect(good_peer)
     rng = np.random.default_rng(5)
     remote = rng.permutation(256)
     local = rng.permutation(256)
     for id in range(4):
         part = slice(id * 64, id * 64 + 64)
-        desk.mover.send(desk.order(id, good_peer, remote[part].tolist(), local[part].tolist()))
-    done = [desk.take() for _ in range(4)]
+        consumer.transfer.send(consumer.order(id, good_peer, remote[part].tolist(), local[part].tolist()))
+    done = [consumer.take() for _ in range(4)]
     assert all(isinstance(event, ReadDone) for event in done), done
     assert sorted(event.id for event in done) == [0, 1, 2, 3]
-    assert np.array_equal(desk.memory[local], good_peer.content[remote])
-    desk.mover.send(SelfTest())
-    assert isinstance(tested := desk.take(), SelfTestDone)
+    assert np.array_equal(consumer.memory[local], good_peer.content[remote])
+    consumer.transfer.send(SelfTest())
+    assert isinstance(tested := consumer.take(), SelfTestDone)
     assert tested.error is None
 
 
-def test_another_block_than_the_offered_one_is_noticed(desk, good_peer) -> None:
-    desk.connect(good_peer)
-    order = desk.order(1, good_peer, [3, 4], [0, 1])
+def test_another_block_than_the_offered_one_is_noticed(consumer, good_peer) -> None:
+    consumer.connect(good_peer)
+    order = consumer.order(1, good_peer, [3, 4], [0, 1])
     heads = [offered.heads for offered in order.offered]
     offered = tuple(BlockDigest(o.block, other) for o, other in zip(order.offered[::-1], heads, strict=True))
     swapped = replace(order, offered=offered, local=order.local[::-1])
-    desk.mover.send(swapped)
-    event = desk.take()
+    consumer.transfer.send(swapped)
+    event = consumer.take()
     assert isinstance(event, ReadFailed)
     assert (event.kind, event.drained) == (FailureKind.DIGEST, True)
 
 
-def test_a_peer_that_is_killed_ends_its_orders(desk, rig) -> None:
+def test_a_peer_that_is_killed_ends_its_orders(consumer, rig) -> None:
     peer = rig.spawn("victim", 31)
-    desk.connect(peer)
-    desk.mover.send(desk.order(1, peer, range(8), range(8)))
-    assert isinstance(desk.take(), ReadDone)
+    consumer.connect(peer)
+    consumer.transfer.send(consumer.order(1, peer, range(8), range(8)))
+    assert isinstance(consumer.take(), ReadDone)
     peer.kill()
-    desk.mover.send(desk.order(2, peer, range(8), range(8)))
-    failed, lost = desk.take(), desk.take()
+    consumer.transfer.send(consumer.order(2, peer, range(8), range(8)))
+    failed, lost = consumer.take(), consumer.take()
     assert isinstance(failed, ReadFailed)
     assert (failed.kind, failed.drained) == (FailureKind.PEER, True)
     assert isinstance(lost, PeerLost)
     assert lost.proven
 
 
-def test_a_reader_that_stops_in_the_middle_leaves_its_peer_alive(desk, rig) -> None:
+def test_a_reader_that_stops_in_the_middle_leaves_its_peer_alive(consumer, rig) -> None:
     peer = rig.spawn("victim", 34)
-    desk.connect(peer)
-    desk.mover.send(desk.order(1, peer, range(256), range(256)))
-    assert desk.mover.stop(GUARD_S)
+    consumer.connect(peer)
+    consumer.transfer.send(consumer.order(1, peer, range(256), range(256)))
+    assert consumer.transfer.stop(GUARD_S)
     rig.transport.connect(peer.handshake)
     handle = rig.transport.post_read(peer.handshake, [BlockCopy(BlockId(7), BlockId(8))])
     assert rig.settle(handle) is ReadState.DONE
     assert np.array_equal(rig.memory[8], peer.content[7])
 
 
-def test_a_stopped_peer_is_torn_down_and_its_next_life_is_read(desk, rig) -> None:
+def test_a_stopped_peer_is_torn_down_and_its_next_life_is_read(consumer, rig) -> None:
     old = rig.spawn("victim", 32)
-    desk.connect(old)
-    desk.mover.send(desk.order(1, old, range(8), range(8)))
-    assert isinstance(desk.take(), ReadDone)
+    consumer.connect(old)
+    consumer.transfer.send(consumer.order(1, old, range(8), range(8)))
+    assert isinstance(consumer.take(), ReadDone)
     old.signal(signal.SIGSTOP)
-    desk.mover.send(desk.order(2, old, range(128), range(128)))
-    desk.mover.send(SelfTest())
+    consumer.transfer.send(consumer.order(2, old, range(128), range(128)))
+    consumer.transfer.send(SelfTest())
     if rig.needs_its_target:
-        assert isinstance(desk.take(), SelfTestDone), "the read hangs, the mover does not"
-        desk.mover.send(TearDownPeer(old.handshake.worker, "deadline"))
-        assert desk.take() == ReadFailed(2, FailureKind.TEARDOWN, "deadline", drained=False)
-        assert desk.take() == PeerLost(old.handshake, False, "deadline")
+        assert isinstance(consumer.take(), SelfTestDone), "the read hangs, the transfer thread does not"
+        consumer.transfer.send(TearDownPeer(old.handshake.worker, "deadline"))
+        assert consumer.take() == ReadFailed(2, FailureKind.TEARDOWN, "deadline", drained=False)
+        assert consumer.take() == PeerLost(old.handshake, False, "deadline")
     else:
-        assert {type(desk.take()), type(desk.take())} == {ReadDone, SelfTestDone}
+        assert {type(consumer.take()), type(consumer.take())} == {ReadDone, SelfTestDone}
 
     young = rig.spawn("victim", 33)
-    desk.mover.send(ConnectPeer(young.handshake))
-    while not isinstance(event := desk.take(), Connected):
+    consumer.transfer.send(ConnectPeer(young.handshake))
+    while not isinstance(event := consumer.take(), Connected):
         assert isinstance(event, PeerLost)
-    desk.mover.send(desk.order(3, young, range(128), range(128, 256)))
-    assert isinstance(desk.take(), ReadDone)
-    assert np.array_equal(desk.memory[128:], young.content[:128])
+    consumer.transfer.send(consumer.order(3, young, range(128), range(128, 256)))
+    assert isinstance(consumer.take(), ReadDone)
+    assert np.array_equal(consumer.memory[128:], young.content[:128])
     if rig.needs_its_target:
         old.signal(signal.SIGCONT)
-        assert desk.take() == PeerDrained(old.handshake)
+        assert consumer.take() == PeerDrained(old.handshake)

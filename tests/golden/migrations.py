@@ -47,7 +47,7 @@ class Story:
         return [token.id for token in self.tokens]
 
 
-class Movers(Cluster):
+class MigratingCluster(Cluster):
     """Requests begin at the first node. `offers` are those that nobody has answered."""
 
     def __init__(self, executors: Sequence[AnyExecutor], knobs: Knobs, answers: Sequence[Sequence[int]] = ()) -> None:

@@ -1,7 +1,8 @@
-"""The KV of one executor as several ranks of it would hold it, and their movers in one thread; never computes.
+"""The KV of one executor as several ranks of it would hold it, with their transfer engines in one thread.
 
-Each rank has a pool of its share of the heads, a transport and a carrier; the joint is the product's. What the executor
-has computed is laid out over the ranks when it is announced; what they have read is put together when it is done.
+Nothing is computed. Each rank has a pool of its share of the heads, a transport and a carrier; code of the product
+merges their events. What the executor has computed is laid out over the ranks when it is announced; what the ranks have
+read is put together when it is done.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Rank:
         self.carrier = TransferEngine(self.transport, self.cache.digest, clock, 1 << 20)
 
 
-class RankedMover:
+class MultiRankCarrier:
     """What `TransferEngine` and `Transport` are to a node whose KV lies with several ranks."""
 
     def __init__(self, kind: str, worker: WorkerRef, whole: KVCache, clock: Clock, num_ranks: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId
-from tandem.engine.rank_messages import HaltMover
+from tandem.engine.rank_messages import StopTransfer
 from tandem.engine.transfer_messages import (
     Command,
     Connected,
@@ -65,21 +65,23 @@ class Channel:
             self.deliver(data)
 
 
-class Desk:
-    """A joined mover of two ranks and its events, for one test."""
+class Consumer:
+    """The transfer of a consumer with two ranks, and its events, for one test."""
 
     def __init__(self, world: World) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        # Of this test alone: stopping a mover closes its transport.
+        # Of this test alone: stopping a transfer closes its transport.
         self.ranks = [ConsumerRank(world.kind, world.layout, rank, 2) for rank in range(2)]
         self.down, self.up = Channel(), Channel()
-        self.service = self._mover_of(1, lambda event: self.up.send(RANK_EVENTS.encode(event)))
+        self.service = self._transfer_of(1, lambda event: self.up.send(RANK_EVENTS.encode(event)))
         self.down.deliver = self._carry_out
-        self.mover = MultiRankTransfer([lambda on_event: self._mover_of(0, on_event), self._remote], self.events.put)
-        self.mover.start()
+        self.transfer = MultiRankTransfer(
+            [lambda on_event: self._transfer_of(0, on_event), self._remote], self.events.put
+        )
+        self.transfer.start()
         self.service.start()
 
-    def _mover_of(self, rank: int, on_event: Callable[[Event], None]) -> TransferThread:
+    def _transfer_of(self, rank: int, on_event: Callable[[Event], None]) -> TransferThread:
         consumer = self.ranks[rank]
         return TransferThread(consumer.transport, consumer.digest, on_event, SystemClock(), MAX_POST_BYTES)
 
@@ -90,7 +92,7 @@ class Desk:
 
     def _carry_out(self, data: bytes) -> None:
         command = RANK_COMMANDS.decode(data)
-        assert isinstance(command, Command | HaltMover)
+        assert isinstance(command, Command | StopTransfer)
         carry_out(self.service, command)
 
     def _receive(self, data: bytes) -> None:
@@ -107,7 +109,7 @@ class Desk:
         return np.concatenate(parts, axis=1)
 
     def close(self) -> list[Event]:
-        assert self.mover.stop(GUARD_S)
+        assert self.transfer.stop(GUARD_S)
         assert self.service.stop(GUARD_S)
         self.down.close()
         self.up.close()
@@ -124,11 +126,11 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 @pytest.fixture
-def desk(world: World) -> Iterator[Desk]:
-    desk = Desk(world)
-    yield desk
-    if desk.down._thread.is_alive():
-        desk.close()
+def consumer(world: World) -> Iterator[Consumer]:
+    consumer = Consumer(world)
+    yield consumer
+    if consumer.down._thread.is_alive():
+        consumer.close()
 
 
 BOTH = pytest.mark.parametrize("world", ["local", "nixl"], indirect=True)
@@ -137,107 +139,109 @@ ONE = pytest.mark.parametrize("world", ["local", pytest.param("nixl", marks=pyte
 
 
 @BOTH
-def test_one_order_fills_both_ranks_and_is_answered_once(world: World, desk: Desk) -> None:
+def test_one_order_fills_both_ranks_and_is_answered_once(world: World, consumer: Consumer) -> None:
     expected = known_content(SEED, NUM_BLOCKS, world.layout).reshape(NUM_BLOCKS, HEADS, -1)
     remote, local = (list(side) for side in zip(*COPIES, strict=True))
     for id, degree in enumerate((1, 2, 4) if world.kind == "local" else (1, 2)):
         producer = world.producer(degree)
-        desk.mover.send(ConnectPeer(producer))
-        assert desk.take() == Connected(producer)
-        for rank in desk.ranks:
+        consumer.transfer.send(ConnectPeer(producer))
+        assert consumer.take() == Connected(producer)
+        for rank in consumer.ranks:
             rank.memory[:] = 0
-        desk.mover.send(world.order(id, producer))
-        done = desk.take()
+        consumer.transfer.send(world.order(id, producer))
+        done = consumer.take()
         assert isinstance(done, ReadDone)
         assert (done.id, done.num_bytes) == (id, len(COPIES) * world.layout.block_bytes)
-        assert np.array_equal(desk.content()[local], expected[remote])
-    desk.mover.send(SelfTest())
-    tested = desk.take()
+        assert np.array_equal(consumer.content()[local], expected[remote])
+    consumer.transfer.send(SelfTest())
+    tested = consumer.take()
     assert isinstance(tested, SelfTestDone)
     assert tested.error is None
-    assert desk.close() == [TransferStopped(None)]
+    assert consumer.close() == [TransferStopped(None)]
 
 
 @ONE
-def test_a_wrong_head_at_either_rank_fails_the_order(world: World, desk: Desk) -> None:
+def test_a_wrong_head_at_either_rank_fails_the_order(world: World, consumer: Consumer) -> None:
     producer = world.producer(2)
-    desk.mover.send(ConnectPeer(producer))
-    assert desk.take() == Connected(producer)
+    consumer.transfer.send(ConnectPeer(producer))
+    assert consumer.take() == Connected(producer)
     good = world.order(0, producer)
     for head in (0, HEADS - 1):
         spoilt = tuple(
             BlockDigest(o.block, (*o.heads[:head], o.heads[head] ^ 1, *o.heads[head + 1 :])) for o in good.offered
         )
-        desk.mover.send(replace(good, read=head, offered=spoilt))
-        failed = desk.take()
+        consumer.transfer.send(replace(good, read=head, offered=spoilt))
+        failed = consumer.take()
         assert isinstance(failed, ReadFailed)
         assert (failed.id, failed.kind, failed.drained) == (head, FailureKind.DIGEST, True)
-    desk.mover.send(replace(good, read=99))
-    assert isinstance(desk.take(), ReadDone)
+    consumer.transfer.send(replace(good, read=99))
+    assert isinstance(consumer.take(), ReadDone)
 
 
 @BOTH
-def test_a_source_rank_that_dies_costs_the_peer_at_both_ranks(world: World, desk: Desk) -> None:
+def test_a_source_rank_that_dies_costs_the_peer_at_both_ranks(world: World, consumer: Consumer) -> None:
     """Each of our ranks reads from one of theirs only: the one that is unharmed gives the peer up, too."""
     victim, processes = world.spawn("joined-victim", 2)
-    desk.mover.send(ConnectPeer(victim))
-    assert desk.take() == Connected(victim)
+    consumer.transfer.send(ConnectPeer(victim))
+    assert consumer.take() == Connected(victim)
     processes[1].kill()
     processes[1].wait()
-    desk.mover.send(world.order(1, victim))
-    failed = desk.take()
+    consumer.transfer.send(world.order(1, victim))
+    failed = consumer.take()
     assert isinstance(failed, ReadFailed)
     assert (failed.id, failed.kind) == (1, FailureKind.PEER)
-    lost = desk.take()
+    lost = consumer.take()
     assert isinstance(lost, PeerLost)
     assert lost.peer == victim
-    assert lost.proven or desk.take() == PeerDrained(victim)
-    desk.mover.send(world.order(2, victim))
-    refused = desk.take()
+    assert lost.proven or consumer.take() == PeerDrained(victim)
+    consumer.transfer.send(world.order(2, victim))
+    refused = consumer.take()
     assert isinstance(refused, ReadFailed)
     assert refused.kind is FailureKind.REFUSED
 
 
 @ONE
-def test_a_peer_that_one_rank_cannot_read_is_connected_at_none(world: World, desk: Desk) -> None:
+def test_a_peer_that_one_rank_cannot_read_is_connected_at_none(world: World, consumer: Consumer) -> None:
     """Rank 1 reads from the last rank of four, whose metadata means nothing here."""
     producer = world.producer(4)
     *good, last = producer.ranks
     spoilt = replace(producer, ranks=(*good, replace(last, metadata=b"nothing", agent="nobody")))
-    desk.mover.send(ConnectPeer(spoilt))
-    assert isinstance(desk.take(), ConnectFailed)
-    desk.mover.send(ConnectPeer(producer))
-    assert desk.take() == Connected(producer)
+    consumer.transfer.send(ConnectPeer(spoilt))
+    assert isinstance(consumer.take(), ConnectFailed)
+    consumer.transfer.send(ConnectPeer(producer))
+    assert consumer.take() == Connected(producer)
 
 
 @ONE
-def test_a_rank_behind_a_broken_channel_ends_the_mover_with_every_order_answered(world: World, desk: Desk) -> None:
+def test_a_rank_behind_a_broken_channel_ends_the_transfer_with_every_order_answered(
+    world: World, consumer: Consumer
+) -> None:
     producer = world.producer(1)
-    desk.mover.send(ConnectPeer(producer))
-    assert desk.take() == Connected(producer)
-    desk.down.cut()
-    desk.mover.send(world.order(7, producer))
-    desk.remote.lost("the process of rank 1 is gone")
-    failed = desk.take()
+    consumer.transfer.send(ConnectPeer(producer))
+    assert consumer.take() == Connected(producer)
+    consumer.down.cut()
+    consumer.transfer.send(world.order(7, producer))
+    consumer.remote.lost("the process of rank 1 is gone")
+    failed = consumer.take()
     assert isinstance(failed, ReadFailed)
     assert (failed.id, failed.kind, failed.drained) == (7, FailureKind.STOPPED, False)
-    assert desk.take() == TransferStopped("rank 1: the process of rank 1 is gone")
+    assert consumer.take() == TransferStopped("rank 1: the process of rank 1 is gone")
     with pytest.raises(RuntimeError, match="stopped"):
-        desk.mover.send(ConnectPeer(producer))
-    assert desk.mover.stop(GUARD_S)
-    assert desk.service.stop(GUARD_S)
-    desk.down.close()
-    desk.up.close()
+        consumer.transfer.send(ConnectPeer(producer))
+    assert consumer.transfer.stop(GUARD_S)
+    assert consumer.service.stop(GUARD_S)
+    consumer.down.close()
+    consumer.up.close()
 
 
 @BOTH
-def test_descriptions_of_our_ranks_are_merged_into_one_worker(world: World, desk: Desk) -> None:
+def test_descriptions_of_our_ranks_are_merged_into_one_worker(world: World, consumer: Consumer) -> None:
     """Others read from us as from one worker of two ranks."""
     us = reference("consumer-of-2")
-    peer = join_ranks([rank.transport.describe(us) for rank in desk.ranks])
+    peer = join_ranks([rank.transport.describe(us) for rank in consumer.ranks])
     assert [(rank.region.head_start, rank.region.head_stop) for rank in peer.ranks] == [(0, 2), (2, 4)]
-    desk.ranks[0].memory[3], desk.ranks[1].memory[3] = 1, 2
-    desk.mover.send(SetPolling(True))
+    consumer.ranks[0].memory[3], consumer.ranks[1].memory[3] = 1, 2
+    consumer.transfer.send(SetPolling(True))
     (reader,) = world.consumer(1)
     reader.transport.connect(peer)
     handle = reader.transport.post_read(peer, [BlockCopy(BlockId(3), BlockId(9))])

@@ -1,0 +1,35 @@
+"""Test that a whole gateway that stops tells the workers which of its jobs have ended."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer
+
+from tandem.core.bundle import TokenizerBundle
+from tandem.core.ids import WorkerRef
+from tandem.core.settings import build
+from tandem.gateway.main import Gateway
+from tests.unit.gateway.scripted_worker import ScriptedWorker, until
+
+
+async def test_link_tests_in_progress_are_cancelled_at_their_workers(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    special = '{"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}'
+    bundle = TokenizerBundle(
+        tokenizer_json=tokenizer.to_str().encode(), generation_config_json="{}", special_tokens_json=special
+    )
+    workers = [await ScriptedWorker(name, pool, bundle).start() for name, pool in (("p", "prefill"), ("d", "decode"))]
+
+    async def discover(gateway: Gateway) -> dict[WorkerRef, str]:
+        return {worker.ref: "" for worker in workers}
+
+    monkeypatch.setattr(Gateway, "_discover", discover)
+    settings = {"gateway.port": 0, "gateway.auth": "off", "redis.url": "redis://127.0.0.1:1"}
+    gateway = Gateway(build([("test", settings)]))
+    await gateway.start()
+    await until(lambda: all(worker.verbs("probe-") for worker in workers))
+    await gateway.stop()
+    for worker in workers:
+        assert worker.verbs("probe-")[-1] == "cancel"
+        await worker.stop()
