@@ -17,7 +17,8 @@ from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.engine.step_log import LoggedStep
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.replay import Replay
 from tandem.sim.cost.residuals import NONE

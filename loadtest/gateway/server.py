@@ -31,7 +31,7 @@ from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, RequestDispatcher
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.orchestration.driver import RequestDriver
-from tandem.gateway.tenants.quota_reservation import NoQuotas
+from tandem.gateway.tenants.quotas import NoQuotas
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.worker_pool import WorkerPool
 from tandem.wire.peer_auth import PeerAuth

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from tandem.core.config import GatewayConfig
+from tandem.core.config import Disaggregation, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished
-from tandem.routing.router import Disaggregation
 from tandem.sim.cluster import worker as sim_worker
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.worker import WorkerSpec

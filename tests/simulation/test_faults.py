@@ -16,7 +16,8 @@ from tandem.core.request import Request, SamplingParams
 from tandem.gateway.workers import worker_link, worker_pool
 from tandem.sim.cluster import worker_lifecycle
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.faults import Fault, FaultKind
 from tandem.sim.cluster.worker_lifecycle import RECONNECT_S
 from tandem.workload.scheduled_request import MODEL, ScheduledRequest

@@ -14,7 +14,8 @@ from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Job, Request, ResumeJob, SamplingParams
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.faults import Fault
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cluster.worker_lifecycle import DISCOVERY_S

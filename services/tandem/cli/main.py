@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 from tandem.cli import simulate_flags
+from tandem.core.config import Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, flags_of, from_environment, resolve, settings
-from tandem.routing.worker_view import Pool
 from tandem.stores.settings_file import read_settings
 
 

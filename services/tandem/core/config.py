@@ -23,6 +23,9 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 OptionalPort = Annotated[int, Meta(ge=-1, le=65535)]
 NonNegative = Annotated[float, Meta(ge=0, le=MAX_FLOAT)]
 Positive = Annotated[float, Meta(gt=0, le=MAX_FLOAT)]
+Pool = Literal["prefill", "decode", "mixed"]
+Disaggregation = Literal["off", "auto", "prefer", "strict"]
+RoutingPolicy = Literal["cost", "random", "round_robin", "least_loaded", "prefix"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -178,7 +181,7 @@ class TransferConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    pool: Literal["prefill", "decode", "mixed"] = "mixed"
+    pool: Pool = "mixed"
     """role of the worker, which routers read"""
     id: str = ""
     """stable name of the worker; empty: host and process id"""
@@ -223,10 +226,10 @@ class GatewayConfig:
     """keys: requests without an API key are refused; off: everybody is served"""
     tenants: str = ""
     """YAML file of tenants and the hashes of their API keys; reloaded when it changes"""
-    disaggregation: Literal["off", "auto", "prefer", "strict"] = "prefer"
+    disaggregation: Disaggregation = "prefer"
     """off: never split; auto: split where it costs less; prefer: split while both pools have workers; strict: split or
     refuse"""
-    routing_policy: Literal["cost", "random", "round_robin", "least_loaded", "prefix"] = "cost"
+    routing_policy: RoutingPolicy = "cost"
     """how workers are chosen; all but cost are baselines for comparison"""
     remote_prefix: bool = True
     """fetch a prompt's prefix from another worker's cache where that costs less than computing it"""

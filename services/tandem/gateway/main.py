@@ -37,8 +37,7 @@ from tandem.gateway.telemetry.gauges import watch_links, watch_prefixes, watch_q
 from tandem.gateway.telemetry.request_log import RequestLog
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.fairness_sync import FairnessSync
-from tandem.gateway.tenants.quota_reservation import NoQuotas
-from tandem.gateway.tenants.quotas import TenantQuotas
+from tandem.gateway.tenants.quotas import NoQuotas, TenantQuotas
 from tandem.gateway.tenants.tenants_watch import TenantsWatch, read_tenants
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.worker_pool import WorkerPool

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffKey, JobKey, RequestId, WorkerRef
@@ -65,12 +64,10 @@ class ReleaseLease:
 @dataclass(frozen=True, slots=True)
 class EndRequest:
     """End the request; there is exactly one of these for each request. `outcome`: the error, or the `Finished` of its
-    last choice. `usage`: the tokens that count against the tenant's quota, None where no worker began the request. When
-    this program itself failed, the outcome's `__cause__` is that exception."""
+    last choice. When this program itself failed, the outcome's `__cause__` is that exception."""
 
     request: RequestId
     outcome: Finished | TandemError
-    usage: TokenUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)

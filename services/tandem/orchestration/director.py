@@ -12,11 +12,12 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from tandem.admission.request_queue import RequestQueue
+from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, KVReceived, PromptLogprobs, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
+from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Job, Request, SamplingParams
 from tandem.orchestration.commands import (
@@ -32,7 +33,7 @@ from tandem.orchestration.commands import (
 )
 from tandem.orchestration.job_group import JobGroupPhase
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger
-from tandem.orchestration.request_queue import NO_TERMS, PlacementQueue, Prefixes, RequestTerms
+from tandem.orchestration.request_queue import PlacementQueue, Prefixes
 from tandem.orchestration.request_state import RequestState
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
@@ -226,14 +227,25 @@ class RequestDirector:
     # ---- requests
 
     def submit(
-        self, request: Request, now: float, terms: RequestTerms = NO_TERMS, ledger: PhaseLedger | None = None
+        self,
+        request: Request,
+        now: float,
+        tenant: Tenant = OPEN,
+        *,
+        timeout_s: float | None = None,
+        hashes: Sequence[BlockHash] = (),
+        session: str = "",
+        ledger: PhaseLedger | None = None,
     ) -> AdmittedRequest:
-        """Admit a request: it is placed now, or waits in the queue. The commands may end another request that the full
-        queue displaces.
+        """Admit a request of `tenant`, whose policy was applied to it: it is placed now, or waits in the queue. The
+        commands may end another request that the full queue displaces.
+
+        `timeout_s`: seconds until its client's deadline, None without one. `hashes`: of its prompt's full blocks, empty
+        where they are not known. `session`: requests of one session prefer one worker.
 
         Raises TandemError, and keeps nothing, when by prediction it would miss its target (SLO_MISS) or the queue is
         full of requests that precede it (OVERLOADED)."""
-        admission = self._queue.admit(request, terms)
+        admission = self._queue.admit(request, tenant, timeout_s, hashes, session)
         out: list[Command] = []
         if admission.leaves is not None and admission.error is not None:
             displaced = self._open.get(admission.leaves)
@@ -243,8 +255,8 @@ class RequestDirector:
             self._apply(displaced, partial(displaced.state.failed, admission.error), now, out)
         open_request = self._begin(request, ledger, now, self._config.max_retries)
         open_request.prefill_s = admission.prefill_s
-        if terms.timeout_s is not None:
-            open_request.deadline = now + terms.timeout_s
+        if timeout_s is not None:
+            open_request.deadline = now + timeout_s
         self._place_queued(now, out)
         return AdmittedRequest(open_request, out)
 
@@ -469,7 +481,7 @@ class RequestDirector:
         self._forget_placement(open_request)
         self._queue.leave(open_request.id, open_request.state.num_cached)
         open_request.has_begun = open_request.has_begun or isinstance(outcome, Finished)
-        out.append(EndRequest(open_request.id, outcome, open_request.usage()))
+        out.append(EndRequest(open_request.id, outcome))
 
     def _forget_placement(self, open_request: OpenRequest) -> None:
         """It does not go where it was to go."""

@@ -24,7 +24,7 @@ from tandem.gateway.orchestration import driver
 from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.telemetry import deferred
-from tandem.gateway.tenants.quota_reservation import NoQuotas
+from tandem.gateway.tenants.quotas import NoQuotas
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers import worker_link, worker_pool
 from tandem.gateway.workers.worker_pool import WorkerPool

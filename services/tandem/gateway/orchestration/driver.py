@@ -44,7 +44,6 @@ from tandem.orchestration.commands import (
 )
 from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirector, probe_request
 from tandem.orchestration.phase_ledger import PhaseLedger
-from tandem.orchestration.request_queue import RequestTerms
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
@@ -129,7 +128,8 @@ class RequestDriver:
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
         """Raise TandemError(INVALID_REQUEST) where the limits of the caller's tenant could never admit all `requests`
         together."""
-        self._quotas.check_feasible(caller.tenant, [_size(request) for request in requests])
+        sizes = [(len(request.prompt_tokens), request.max_output_tokens) for request in requests]
+        self._quotas.check_feasible(caller.tenant, sizes)
 
     async def open(self, request: Request, caller: RequestContext, ledger: PhaseLedger) -> ActiveRequest:
         """Admit a request and return its stream, before it has a placement.
@@ -139,25 +139,28 @@ class RequestDriver:
         tenant = caller.tenant
         request = apply_tenant_policy(request, tenant)
         self._refuse_when_closed()
-        quota = await self._quotas.enter(tenant, *_size(request))
+        quota = await self._quotas.enter(tenant, len(request.prompt_tokens), request.max_output_tokens)
         try:
             hashes = () if self._prefixes is None else await self._prefixes.name(request)
             self._refuse_when_closed()  # it may have been closed meanwhile
             self.demand.on_admitted(request)  # from here on only a lack of room keeps it out
-            terms = RequestTerms(
-                weight=tenant.weight,
+            admitted = self.director.submit(
+                request,
+                self._clock.now(),
+                tenant,
                 timeout_s=caller.timeout_s,
-                policy=tenant.disaggregation,
                 hashes=hashes,
                 session=caller.tenant_session,
+                ledger=ledger,
             )
-            admitted = self.director.submit(request, self._clock.now(), terms, ledger)
         except BaseException:
-            quota.close()
+            if quota is not None:
+                quota.close()
             raise
         active = self._open_stream(admitted)
         active.quota = quota
-        quota.watch(admitted.open_request.usage)
+        if quota is not None:
+            quota.watch(admitted.open_request.usage)
         self._execute(admitted.commands)
         return active
 
@@ -306,11 +309,6 @@ class RequestDriver:
 
 def _new_handoff(request: RequestId) -> HandoffId:
     return HandoffId(secrets.token_hex(12))
-
-
-def _size(request: Request) -> tuple[int, int]:
-    """Return the tokens of its prompt, and of its longest output."""
-    return len(request.prompt_tokens), request.sampling.max_tokens * request.num_choices
 
 
 def _request_of(command: Command) -> RequestId | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import grpc
 
 from tandem.core.clock import Clock, wall_ns
-from tandem.core.config import GatewayConfig
+from tandem.core.config import GatewayConfig, Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
@@ -26,7 +26,7 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PoolEvent, PositionsRequested
-from tandem.routing.worker_view import POOLS, Pool, WorkerView
+from tandem.routing.worker_view import POOLS, WorkerView
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.idle_timeout import IdleTimeout
 from tandem.wire.job_codec import Submission, encode_key, encode_submission

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 
 from tandem.core.clock import Clock
-from tandem.core.config import GatewayConfig, TransferConfig
+from tandem.core.config import GatewayConfig, Pool, TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import KVReceived
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
@@ -26,7 +26,7 @@ from tandem.routing.pd_pairs import PROBE_RETRY_S, PairRegistry
 from tandem.routing.placement import Placement
 from tandem.routing.router import Routing
 from tandem.routing.worker_ranking import WorkerRanking
-from tandem.routing.worker_view import POOLS, Pair, Pool, WorkerView
+from tandem.routing.worker_view import POOLS, Pair, WorkerView
 from tandem.wire.peer_auth import PeerAuth
 
 log = logging.getLogger(__name__)

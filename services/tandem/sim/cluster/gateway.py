@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 
-from tandem.core.config import GatewayConfig
+from tandem.admission.quota_reservation import QuotaReservation
+from tandem.admission.tenant_policy import apply_tenant_policy
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffId, RequestId
@@ -17,8 +17,9 @@ from tandem.routing.placement import Placement
 from tandem.routing.worker_view import Pair
 from tandem.sim.cluster.client_streams import ClientStreams, Delivery, Ended
 from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.network import Network
-from tandem.sim.cluster.quotas import SimQuotas, Terms
+from tandem.sim.cluster.quotas import SimQuotas
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cluster.worker_pool import SimWorkerPool
 from tandem.sim.cluster.worker_reports import WorkerReports
@@ -32,16 +33,16 @@ class SimGateway:
     Every pair of `workers`, its first ones, counts as tested, as it is some seconds after a real start."""
 
     def __init__(
-        self, agenda: SimEventQueue, network: Network, workers: Iterable[SimWorker], config: GatewayConfig,
-        delivery: Delivery, party: Actor, terms: Terms,
+        self, agenda: SimEventQueue, network: Network, workers: Iterable[SimWorker], spec: ClusterSpec,
+        delivery: Delivery, party: Actor,
     ) -> None:  # fmt: skip
         self.party = party
         self._agenda = agenda
         self._network = network
-        self.workers = SimWorkerPool(agenda, network.latency_s, config, party, self._probe)
-        self._quotas = SimQuotas(terms.tenants)
-        self.director = RequestDirector(self.workers, config, _handoff, terms.targets, network.index)
-        self.streams = ClientStreams(agenda, party, delivery, self._quotas)
+        self.workers = SimWorkerPool(agenda, network.latency_s, spec.gateway, party, self._probe)
+        self._quotas = SimQuotas(agenda, spec.tenants)
+        self.director = RequestDirector(self.workers, spec.gateway, _handoff, spec.targets, network.index)
+        self.streams = ClientStreams(agenda, party, delivery)
         self.reports = WorkerReports(agenda, network, party, self.director, self.workers, self.streams, self.execute)
         self._is_ticking = False
         self.workers.begin(workers)
@@ -54,14 +55,26 @@ class SimGateway:
 
     def open(self, scheduled: ScheduledRequest, ended: Ended) -> None:
         """Admit a request now. `ended` is called once, at its end, which is now where it is refused."""
-        now, trace = self._agenda.now, ClientTrace(scheduled)
+        trace = ClientTrace(scheduled)
+        quota: QuotaReservation | None = None
         try:
-            request, terms = self._quotas.enter(scheduled, now)
-            admitted = self.director.submit(request, now, replace(terms, hashes=self.workers.names(request)))
+            tenant = self._quotas.tenant(scheduled.request.tenant)
+            request = apply_tenant_policy(scheduled.request, tenant)
+            quota = self._quotas.enter(tenant, request)
+            admitted = self.director.submit(
+                request,
+                self._agenda.now,
+                tenant,
+                timeout_s=scheduled.timeout_s,
+                hashes=self.workers.names(request),
+                session=scheduled.session,
+            )
         except TandemError as error:
-            self.streams.refuse(scheduled.request, trace, ended, error)
+            if quota is not None:
+                quota.close()
+            self.streams.close(trace, ended, error)
         else:
-            self._begin(admitted, trace, ended)
+            self._begin(admitted, trace, ended, quota)
 
     def close(self, request: RequestId) -> None:
         """End a request whose client is gone; nothing when it has ended."""
@@ -88,8 +101,10 @@ class SimGateway:
                 case PromptLogprobs() | Finished() | commands.KVMoved():
                     pass  # no simulated client takes scores or the ends of single choices
 
-    def _begin(self, admitted: AdmittedRequest, trace: ClientTrace, ended: Ended) -> None:
-        self.streams.open(admitted.open_request, trace, ended)
+    def _begin(
+        self, admitted: AdmittedRequest, trace: ClientTrace, ended: Ended, quota: QuotaReservation | None = None
+    ) -> None:
+        self.streams.open(admitted.open_request, trace, ended, quota)
         self.execute(admitted.commands)
         if not self._is_ticking:
             self._is_ticking = True

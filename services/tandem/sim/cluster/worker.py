@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from tandem.core.config import Config, SloConfig
+from tandem.core.config import Config, Pool, SloConfig
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
@@ -24,7 +24,6 @@ from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.engine.factory import build_engine
 from tandem.kv.layout import KVLayout
-from tandem.routing.worker_view import Pool
 from tandem.sched.budget.step_time_model import features
 from tandem.sched.phases.decode_run import DecodeRun
 from tandem.sched.state.step_plan import StepPlan

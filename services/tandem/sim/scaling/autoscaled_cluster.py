@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tandem.routing.worker_view import Pool
+from tandem.core.config import Pool
 from tandem.scaling.cluster_state import ClusterState, PoolState, Role, WorkerCapacity
 from tandem.scaling.decision import ReplicaTarget
 from tandem.sim.cluster.cluster import SimCluster
