@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tandem.admission.request_queue import RequestQueue
 from tandem.admission.tenant import OPEN, Tenant
@@ -19,7 +19,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, KVReceived, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
-from tandem.core.request import Job, Request, SamplingParams
+from tandem.core.request import Request, SamplingParams
 from tandem.orchestration.commands import (
     Command,
     EndRequest,
@@ -32,14 +32,13 @@ from tandem.orchestration.commands import (
     SubmitJob,
 )
 from tandem.orchestration.job_group import JobGroupPhase
+from tandem.orchestration.known_workers import KnownWorkers
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger
 from tandem.orchestration.request_queue import PlacementQueue, Prefixes
 from tandem.orchestration.request_state import RequestState
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.prefix_accuracy import Prediction
-from tandem.routing.router import Routing
-from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
@@ -47,38 +46,6 @@ TICK_S = 0.05
 """How often a driver calls `on_timer` while requests are open."""
 PROBE_TIMEOUT_S = 30.0
 """Longest time of a link probe, after which its pair of workers counts as failed."""
-
-
-class KnownWorkers(Protocol):
-    """Rank the workers of one gateway by load for its director, and count the load that the director's placements add.
-
-    The load of a worker includes the prompt tokens and decodes of requests that are placed there but whose jobs the
-    worker has not accepted yet (`add_inflight`, `add_inflight_job`), so that many placements in a row do not all choose
-    one worker.
-    """
-
-    @property
-    def routing(self) -> Routing: ...
-
-    def candidates(self) -> WorkerRanking:
-        """Return the ranking of live workers among which requests are placed. It is updated in place as workers and
-        their load change; callers do not change it."""
-        ...
-
-    def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """Count `num_tokens` prompt tokens of a request as load of a worker until the worker has accepted or rejected
-        its job; 0 removes the request. Does nothing where the worker is gone."""
-        ...
-
-    def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
-        """Count a job as one of the sequences that a worker decodes, until the worker has accepted or rejected the job.
-        Does nothing for a prefill job or where the worker is gone."""
-        ...
-
-    def measured(self, placement: Placement, pulled: KVReceived) -> None:
-        """Update the estimated throughput of the link from the prefill to the decode worker of `placement`. `pulled`:
-        the bytes that the decode worker has read from the prefill worker, and the seconds that it read."""
-        ...
 
 
 def probe_request(request: RequestId, model: str) -> Request:
@@ -163,7 +130,7 @@ class RequestDirector:
 
     def __init__(
         self,
-        workers: KnownWorkers,
+        workers: KnownWorkers[Any],
         config: GatewayConfig,
         new_handoff: Callable[[RequestId], HandoffId],
         targets: LatencyTargets = NO_TARGETS,

@@ -132,14 +132,14 @@ class SimGateway:
         link = self.workers.find(ref)
         if link is None or not link.is_live:
             if link is not None:
-                link.answered(job)
+                link.inflight.answered(job)
             gone = TandemError(ErrorKind.WORKER_LOST, f"worker {ref.id} is gone")
             return self.director.on_submit_result(ref, job.key, gone, self._agenda.now)
 
         def answered(refusal: TandemError | None, load: WorkerLoad) -> None:
             if not link.is_live or self.workers.find(ref) is not link:
                 return
-            link.answered(job)
+            link.inflight.answered(job)
             self._take_in(link)
             link.load = load
             self.workers.changed(link)
