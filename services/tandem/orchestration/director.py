@@ -40,6 +40,7 @@ from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.worker_view import WorkerView
+from tandem.scaling.demand_totals import QueueBacklog
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 TICK_S = 0.05
@@ -160,6 +161,14 @@ class RequestDirector:
         for open_request in self.requests():
             found[open_request.state.request.lane] += open_request.is_queued
         return found
+
+    def backlog(self) -> Mapping[str, QueueBacklog]:
+        """Return, by model, how many requests wait to be placed on workers and how many tokens their prompts have;
+        models without any have no entry."""
+        found: dict[str, list[int]] = {}
+        for request in (one.state.request for one in self.requests() if one.is_queued):
+            found.setdefault(request.model, []).append(len(request.prompt_tokens))
+        return {model: QueueBacklog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
 
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
         """Count the open requests of clients by (tenant, whether the request waits to be placed on workers). Link

@@ -79,7 +79,7 @@ class RequestDriver:
         self.problem = fleet.pairs.problem
         self.num_queued = self.director.num_queued
         self.num_open = self.director.num_open
-        self.demand = DemandCounter(targets, self.director.requests)
+        self.demand = DemandCounter(targets, self.director.backlog)
         self.flows = Flows()
         self._streams: dict[RequestId, ActiveRequest] = {}
         self._submits: set[asyncio.Task[None]] = set()

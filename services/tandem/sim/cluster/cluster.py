@@ -8,6 +8,7 @@ from functools import partial
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request
+from tandem.scaling.demand_totals import QueueBacklog, sum_backlogs
 from tandem.sim.cluster.client_streams import Delivery, ignore
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster_spec import ClusterSpec
@@ -21,7 +22,7 @@ from tandem.sim.cluster.worker_lifecycle import WorkerLifecycle
 from tandem.sim.cluster.worker_pool import PROBE
 from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue, combined
 from tandem.workload import seeded_random
-from tandem.workload.scheduled_request import ScheduledRequest
+from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 
 
 class SimCluster:
@@ -82,6 +83,10 @@ class SimCluster:
     def num_queued(self) -> int:
         """Requests that wait at the gateways for a place."""
         return sum(len(gateway.director.queue) for gateway in self._gateways)
+
+    def backlog(self) -> QueueBacklog:
+        """Return the requests that wait at the gateways for a place."""
+        return sum_backlogs(gateway.director.backlog().get(MODEL, QueueBacklog()) for gateway in self._gateways)
 
     def run(
         self,
