@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import Context
 
+from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant_policy import apply_tenant_policy
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
@@ -56,14 +57,15 @@ class RequestDriver:
     """Run the requests of a gateway, as its `RequestDispatcher`; all calls on one event loop.
 
     `director` decides what happens to each request. The driver carries that out: it pushes tokens to the streams of
-    open requests, submits jobs through the worker pool `fleet`, and passes the pool's events to the director."""
+    open requests, submits jobs through the worker pool `fleet`, and passes the pool's events to the director. `quotas`:
+    None where nothing is limited."""
 
     def __init__(
         self,
         fleet: WorkerPool,
         config: GatewayConfig,
         clock: Clock,
-        quotas: Quotas,
+        quotas: Quotas | None,
         targets: LatencyTargets = NO_TARGETS,
         prefixes: KnownPrefixes | None = None,
     ) -> None:
@@ -128,8 +130,9 @@ class RequestDriver:
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
         """Raise TandemError(INVALID_REQUEST) where the limits of the caller's tenant could never admit all `requests`
         together."""
-        sizes = [(len(request.prompt_tokens), request.max_output_tokens) for request in requests]
-        self._quotas.check_feasible(caller.tenant, sizes)
+        if self._quotas is not None:
+            sizes = [(len(request.prompt_tokens), request.max_output_tokens) for request in requests]
+            self._quotas.check_feasible(caller.tenant, sizes)
 
     async def open(self, request: Request, caller: RequestContext, ledger: PhaseLedger) -> ActiveRequest:
         """Admit a request and return its stream, before it has a placement.
@@ -139,7 +142,9 @@ class RequestDriver:
         tenant = caller.tenant
         request = apply_tenant_policy(request, tenant)
         self._refuse_when_closed()
-        quota = await self._quotas.enter(tenant, len(request.prompt_tokens), request.max_output_tokens)
+        quota: QuotaReservation | None = None
+        if self._quotas is not None:
+            quota = await self._quotas.enter(tenant, len(request.prompt_tokens), request.max_output_tokens)
         try:
             hashes = () if self._prefixes is None else await self._prefixes.name(request)
             self._refuse_when_closed()  # it may have been closed meanwhile

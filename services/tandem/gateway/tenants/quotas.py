@@ -261,16 +261,6 @@ class TenantQuotas:
         return self._post(self._store.reserve(state.tenant, state.limits, reservation._replace(force=True)))
 
 
-class NoQuotas:
-    """Admit every request without counting anything, at a gateway without authentication."""
-
-    def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
-        pass
-
-    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> None:
-        return None
-
-
 async def _all(calls: Iterable[Awaitable[Any]]) -> None:
     """Wait for all calls, then raise the first error."""
     for result in await asyncio.gather(*calls, return_exceptions=True):
