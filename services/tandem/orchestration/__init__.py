@@ -2,5 +2,5 @@
 
 `director.RequestDirector` owns every open request; events go in, commands come out, and `now` is an argument. It
 performs no I/O and reads no clock, so the gateway drives it with asyncio and the simulator with its event queue.
-`request_state` is one request, `attempts` and `job_group` who works on it, `request_queue` who waits. Read `director`
-first, then `request_state`."""
+`request_state` is one request, `attempts` and `job_group` who works on it, `request_queue` who waits, `known_workers`
+on what load requests are placed. Read `director` first, then `request_state`."""
