@@ -26,7 +26,7 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PoolEvent, PositionsRequested
-from tandem.orchestration.known_workers import InflightJobs
+from tandem.orchestration.known_workers import RECONNECT_S, InflightJobs
 from tandem.routing.worker_view import POOLS, WorkerView
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.idle_timeout import IdleTimeout
@@ -41,7 +41,6 @@ CALL_TIMEOUT_S = 10.0
 MEASURE_TIMEOUT_S = 60.0
 """Seconds that the measurement of a link may take. Longer than one takes, because a worker measures its links one after
 the other."""
-RECONNECT_S = 2.0
 RETRY_S = 0.25
 FLUSH_S = 1.0
 

@@ -20,14 +20,13 @@ from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PlacementsChanged, PoolEvent, ProbeDue, WorkerLost, WorkerReported
 from tandem.gateway.workers.worker_link import LinkBroken, LinkEvent, LinkUpdated, WorkerLink
-from tandem.orchestration.known_workers import KnownWorkers
+from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S, KnownWorkers
 from tandem.routing.link_policy import has_requirements
 from tandem.routing.pd_pairs import PROBE_RETRY_S
 from tandem.routing.worker_view import POOLS, Pair, WorkerView
 from tandem.wire.peer_auth import PeerAuth
 
 log = logging.getLogger(__name__)
-DISCOVERY_PERIOD_S = 1.0
 SEARCH_PERIOD_S = 0.1
 """Seconds between two discoveries while no request can be served."""
 _NO_REQUIREMENTS = TransferConfig()

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.core.config import Pool
+from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S
 from tandem.scaling.cluster_state import ClusterState, Role
 from tandem.scaling.decision import ReplicaTarget
 from tandem.scaling.worker_state import WorkerState, build_observation, capacity_of
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.worker import SimWorker, WorkerSpec
-from tandem.sim.cluster.worker_lifecycle import DISCOVERY_S
 from tandem.sim.scaling.demand_counter import Meter
 from tandem.workload.scheduled_request import MODEL
 
@@ -136,7 +136,7 @@ class AutoscaledCluster:
             if billed.ended_s == math.inf:
                 billed.worker = self.cluster.start(self.spec.kinds[role])
 
-        self.cluster.after(max(0.0, self.spec.start_s - DISCOVERY_S), begin)
+        self.cluster.after(max(0.0, self.spec.start_s - DISCOVERY_PERIOD_S), begin)
 
     def _stop(self, billed: _BilledWorker) -> None:
         def ended() -> None:
