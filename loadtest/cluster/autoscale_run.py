@@ -15,7 +15,7 @@ from tandem.scaling.cluster_state import ClusterState
 from tandem.scaling.decision import ReplicaTarget
 from tandem.scaling.scaler import Scaler
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cost.hardware import HARDWARE
 from tandem.sim.cost.model_shapes import SHAPES
 from tandem.sim.cost.roofline import SERVING, Roofline

@@ -17,15 +17,16 @@ from statistics import median, quantiles
 
 from loadtest.common.tables import table
 from tandem.core.clock import SystemClock
+from tandem.core.config import Disaggregation, Pool
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.routing.placement import Placement
 from tandem.routing.prefix_index import PrefixHit
-from tandem.routing.router import Disaggregation, place
+from tandem.routing.router import place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
-from tandem.routing.worker_view import Pool, WorkerView
+from tandem.routing.worker_view import WorkerView
 
 STEPS = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
 NUM_PLACEMENTS = 2000
@@ -48,7 +49,8 @@ class PlacementWorkers:
     def place(self, number: int, mode: Disaggregation, *, has_hits: bool) -> None:
         hits = self.hits if has_hits else {}
         placed = place(
-            self.ranking, RoutingRequest("m", NUM_PROMPT, num_prompt=NUM_PROMPT, hits=hits, key=f"r{number}"), mode
+            self.ranking,
+            RoutingRequest("m", NUM_PROMPT, num_prompt=NUM_PROMPT, hits=hits, key=f"r{number}", mode=mode),
         )
         assert isinstance(placed, Placement), placed
         view = self.views[placed.prefill]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.gateway.workers.worker_pool import DISCOVERY_PERIOD_S
+from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S
 from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.registry_heartbeat import BEATS_PER_TTL
 from tandem.stores.worker_record import WorkerRecord

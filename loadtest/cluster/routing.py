@@ -20,10 +20,8 @@ from typing import get_args
 
 from loadtest.common.tables import ms, table
 from tandem.core.clock import SystemClock
-from tandem.core.config import Config, EngineConfig, GatewayConfig
+from tandem.core.config import Config, Disaggregation, EngineConfig, GatewayConfig, RoutingPolicy
 from tandem.core.slo import Slo
-from tandem.routing.policies import RoutingPolicy
-from tandem.routing.router import Disaggregation
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cost.hardware import HARDWARE

@@ -33,9 +33,8 @@ from loadtest.fidelity.predictions import predicted, profile_from, simulated, ti
 from loadtest.fidelity.recorded_runs import RecordedLoad, RunConfig, StoredRun, kept
 from loadtest.processes.systems import NotStarted
 from tandem.core.clock import Clock, SystemClock
-from tandem.core.config import Config, EngineConfig, GatewayConfig
-from tandem.routing.worker_view import Pool
-from tandem.sim.cluster.cluster import ClusterSpec
+from tandem.core.config import Config, EngineConfig, GatewayConfig, Pool
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.hardware import H200
 from tandem.sim.cost.model_shapes import LLAMA_8B

@@ -11,15 +11,16 @@ from typing import NamedTuple
 from loadtest.client.records import Record
 from loadtest.common.stats import percentile
 from loadtest.fidelity.recorded_runs import StoredRun
+from loadtest.fidelity.replay import Replay
 from tandem.cli.fit_cost import fit_all, profile_of
 from tandem.core.config import GatewayConfig
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.engine.step_log import LoggedStep
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
-from tandem.sim.cost.replay import Replay
 from tandem.sim.cost.residuals import NONE
 from tandem.sim.machines.profile import Profile, pool_named
 from tandem.workload import seeded_random

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from loadtest.common.model import model_directory
 from tandem.core.bundle import TokenizerBundle
-from tandem.core.config import ModelConfig
+from tandem.core.config import ModelConfig, Pool
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import JobKey, WorkerId
@@ -22,7 +22,6 @@ from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.shortages import Shortage
-from tandem.routing.worker_view import Pool
 
 AT_ONCE, BY_STEP, NEVER = "at-once", "by-step", "never"
 """Names of the models: all tokens at once; one per stream and turn of the loop; only one token ever."""

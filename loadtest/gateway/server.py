@@ -31,7 +31,6 @@ from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, RequestDispatcher
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.orchestration.driver import RequestDriver
-from tandem.gateway.tenants.quota_reservation import NoQuotas
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.worker_pool import WorkerPool
 from tandem.wire.peer_auth import PeerAuth
@@ -93,7 +92,7 @@ async def _linked(worker: str, config: GatewayConfig, stack: AsyncExitStack) -> 
         return {ref: ""}
 
     fleet = WorkerPool(GatewayId("door"), discover, TextModels(), clock, config, PeerAuth("door"))
-    dispatcher = RequestDriver(fleet, config, clock, NoQuotas())
+    dispatcher = RequestDriver(fleet, config, clock, None)
     await dispatcher.start()
     stack.push_async_callback(dispatcher.stop)
     await fleet.start()

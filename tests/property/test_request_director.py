@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tandem.core.config import GatewayConfig
+from tandem.admission.tenant import Tenant
+from tandem.core.config import Disaggregation, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import (
     Cancelled,
@@ -28,8 +29,7 @@ from tandem.core.request import Job, PrefillJob, Request, ResumeJob, SamplingPar
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import CancelJob, Command, EndRequest, SubmitJob
-from tandem.orchestration.director import RequestDirector
-from tandem.orchestration.request_queue import RequestTerms
+from tandem.orchestration.director import OpenRequest, RequestDirector
 from tandem.routing.placement import Placement
 from tandem.routing.worker_view import WorkerView
 from tests.effort import effort
@@ -71,7 +71,7 @@ class DirectorMachine(RuleBasedStateMachine):
         self.director = RequestDirector(self.workers, CONFIG, lambda request: HandoffId(f"h{request}"))
         self.jobs: list[_RunningJob] = []
         self.offered: set[HandoffKey] = set()  # KV that a source has computed for a consumer
-        self.open: dict[RequestId, Request] = {}
+        self.open: dict[RequestId, OpenRequest] = {}
         self.reserved: dict[RequestId, int] = {}
         self.settled: dict[RequestId, int] = {}
         self.tokens: dict[tuple[RequestId, int], list[int]] = defaultdict(list)
@@ -98,21 +98,21 @@ class DirectorMachine(RuleBasedStateMachine):
     )
     def submit(
         self, num_prompt: int, max_tokens: int, num_choices: int, lane: Lane, tenant: str, timeout_s: float | None,
-        policy: str | None,
+        policy: Disaggregation | None,
     ) -> None:  # fmt: skip
         self.num_requests += 1
         request = Request(
             id=RequestId(f"r{self.num_requests}"), model="m", prompt_tokens=tuple(range(num_prompt)), lane=lane,
             tenant=TenantId(tenant), sampling=SamplingParams(max_tokens=max_tokens), num_choices=num_choices,
         )  # fmt: skip
-        terms = RequestTerms(timeout_s=timeout_s, policy=policy)  # type: ignore[arg-type]
+        owner = Tenant(id=TenantId(tenant), disaggregation=policy)
         self.reserved[request.id] = num_prompt
         try:
-            admitted = self.director.submit(request, self.now, terms)
+            admitted = self.director.submit(request, self.now, owner, timeout_s=timeout_s)
         except TandemError:
             self.settled[request.id] = self.reserved[request.id]
             return
-        self.open[request.id] = request
+        self.open[request.id] = admitted.open_request
         self.execute(admitted.commands)
 
     @rule(data=st.data())
@@ -126,9 +126,10 @@ class DirectorMachine(RuleBasedStateMachine):
             prompt_tokens=(0,),
             sampling=SamplingParams(max_tokens=2),
         )
-        self.open[request.id] = request
+        admitted = self.director.probe(request, Placement(*pair), self.now)
+        self.open[request.id] = admitted.open_request
         self.reserved[request.id] = 1
-        self.execute(self.director.probe(request, Placement(*pair), self.now).commands)
+        self.execute(admitted.commands)
 
     @rule(data=st.data())
     @precondition(lambda self: self.open)
@@ -140,7 +141,7 @@ class DirectorMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.open)
     def finish_choice(self, data: st.DataObject) -> None:
-        request = self.open[data.draw(st.sampled_from(sorted(self.open)))]
+        request = self.open[data.draw(st.sampled_from(sorted(self.open)))].state.request
         choice = data.draw(st.integers(0, request.num_choices - 1))
         self.choice_ends.add((request.id, choice))  # its client takes nothing more of it
         self.execute(self.director.finish(request.id, choice, self.now))
@@ -300,8 +301,8 @@ class DirectorMachine(RuleBasedStateMachine):
                 case Finished(key):
                     assert key.request in self.open and (key.request, key.choice) not in self.choice_ends
                     self.choice_ends.add((key.request, key.choice))
-                case EndRequest(request, outcome, usage):
-                    self.end(request, outcome, usage is not None)
+                case EndRequest(request, outcome):
+                    self.end(request, outcome)
 
     def submit_job(self, worker: WorkerRef, job: Job) -> None:
         assert job.request.id in self.open, f"{job.key} is of a request that has ended"
@@ -326,12 +327,13 @@ class DirectorMachine(RuleBasedStateMachine):
             assert token.index == len(delivered) and token.token.id == token_of(request, choice, token.index)
         delivered.append(token.token.id)
 
-    def end(self, request: RequestId, outcome: Finished | TandemError, is_charged: bool) -> None:
-        assert self.open.pop(request, None) is not None, f"{request} ended twice"
+    def end(self, request: RequestId, outcome: Finished | TandemError) -> None:
+        assert request in self.open, f"{request} ended twice"
+        usage = self.open.pop(request).usage()
         assert request not in self.settled
         self.settled[request] = self.reserved[request]
         if isinstance(outcome, Finished):
-            assert is_charged and len(self.tokens[request, outcome.key.choice]) == outcome.num_output_tokens
+            assert usage is not None and len(self.tokens[request, outcome.key.choice]) == outcome.num_output_tokens
         else:
             if outcome.__cause__ is not None:
                 raise AssertionError(f"{request} was aborted") from outcome.__cause__

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig
+from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig, Pool
 from tandem.core.ids import RequestId
 from tandem.core.step_cost import StepCost
-from tandem.routing.worker_view import Pool
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.hardware import H200
 from tandem.sim.cost.model_shapes import LLAMA_8B, SMOLLM_135M

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig, WorkerConfig
+from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig, Pool, WorkerConfig
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.routing.worker_view import Pool
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.faults import Fault, FaultKind
 from tandem.sim.cost.executor import token_at
 from tandem.workload.scheduled_request import MODEL, ScheduledRequest

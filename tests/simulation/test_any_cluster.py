@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig
+from tandem.core.config import Config, Disaggregation, EngineConfig, GatewayConfig, HandoffConfig, Pool
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
-from tandem.routing.router import Disaggregation
-from tandem.routing.worker_view import Pool
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.residuals import NONE, always
 from tandem.workload.mix import RequestClass, poisson

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from tandem.core.config import GatewayConfig
+from tandem.core.config import Disaggregation, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished
-from tandem.routing.router import Disaggregation
-from tandem.sim.cluster import worker as sim_worker
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.residuals import always
-from tandem.worker.engine import driver
 from tandem.workload.mix import RequestClass, poisson
 from tests.simulation.clusters import LAPTOP, cluster, gpu_spec, handing_over, mix, run, slow_spec, traces_of
 
@@ -180,10 +177,6 @@ def test_check_reports_what_is_still_open() -> None:
     one._agenda.run(until=0.1)
     with pytest.raises(AssertionError, match="1 requests have no end"):
         one.check()
-
-
-def test_it_looks_and_backs_off_as_often_as_the_real_programs() -> None:
-    assert sim_worker.TICK_S == driver.TICK_S
 
 
 def test_a_second_end_is_an_error() -> None:

@@ -75,10 +75,10 @@ def test_a_script_is_carried_out_and_paid_for() -> None:
     run = elastic_run(script, waves(3.0))
     assert run.report.num_requests == 60 and not run.report.errors
     serving = [(moment.at_s, *moment.serving) for moment in run.moments]
-    assert serving[:7] == [(t, 1, 1) for t in (1.0, 2.0, 3.0, 4.0)] + [(t, 2, 1) for t in (5.0, 6.0, 7.0)]
+    assert serving[:7] == [(t, 1, 1) for t in (1.0, 2.0, 3.0)] + [(t, 2, 1) for t in (4.0, 5.0, 6.0, 7.0)]
     assert serving[7] == (8.0, 2, 1) and serving[9][1] == 1
     observed = [observed for observed, _ in script.seen]
-    assert [one.prefill.num_starting for one in observed[:6]] == [0, 1, 2, 1, 0, 0]
+    assert [one.prefill.num_starting for one in observed[:6]] == [0, 1, 2, 0, 0, 0]
     lasts_s = run.tally.ended_s
     least, most = (3 * lasts_s + 2 * second for second in (1.0 + 7.0, 1.0 + 7.0 + 3.0))
     assert least <= run.gpu_hours * 3600 <= most

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway.workers import worker_link, worker_pool
-from tandem.sim.cluster import worker_lifecycle
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.faults import Fault, FaultKind
-from tandem.sim.cluster.worker_lifecycle import RECONNECT_S
 from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 from tests.effort import effort
 from tests.simulation.clusters import slow_spec
@@ -132,7 +130,3 @@ def test_workers_between_which_kv_is_lost_are_used_together_when_they_reach_each
         "r1": "fallback;reason=no_link_between_the_workers",
         "r2": "remote",
     }
-
-
-def test_times_are_those_of_the_programs() -> None:
-    assert (RECONNECT_S, worker_lifecycle.DISCOVERY_S) == (worker_link.RECONNECT_S, worker_pool.DISCOVERY_PERIOD_S)

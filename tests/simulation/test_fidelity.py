@@ -6,7 +6,7 @@ import pytest
 
 from tandem.core.config import Config, EngineConfig, GatewayConfig
 from tandem.core.slo import Slo
-from tandem.sim.cluster.cluster import ClusterSpec
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.hardware import H200
 from tandem.sim.cost.model_shapes import LLAMA_8B, QWEN_8B

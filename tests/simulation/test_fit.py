@@ -10,12 +10,12 @@ from statistics import fmean
 
 import pytest
 
+from loadtest.fidelity.replay import Replay
 from tandem.cli.fit_cost import fit_all, profile_of, read_logs
 from tandem.core.errors import TandemError
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.engine.step_log import LoggedStep, StepLog, encode_head, encode_step
 from tandem.sched.state.schedule_result import StepRecord
-from tandem.sim.cost.replay import Replay
 from tandem.sim.cost.residuals import Residuals, always, kind_of, residuals_of
 from tandem.sim.machines.fit import fit_worker
 from tandem.sim.machines.profile import decode_profile, encode_profile

@@ -13,11 +13,12 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Job, Request, ResumeJob, SamplingParams
+from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.faults import Fault
 from tandem.sim.cluster.worker import SimWorker
-from tandem.sim.cluster.worker_lifecycle import DISCOVERY_S
 from tandem.sim.cost.executor import token_at
 from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 from tests.simulation.clusters import gpu_spec, run, slow_spec
@@ -64,7 +65,7 @@ def test_a_new_worker_is_used_with_others_once_a_probe_has_moved_a_block() -> No
     spec = replace(slow_spec(), config=CONFIG, max_run=1)
     workers = ((replace(spec, pool="prefill"), 1), (replace(spec, pool="decode"), 1))
     cluster = SimCluster(ClusterSpec(workers=workers, gateway=GATEWAY))
-    met_s = 1.1 + DISCOVERY_S
+    met_s = 1.1 + DISCOVERY_PERIOD_S
     schedule = [scheduled(i, at_s, prompt(i, 20)) for i, at_s in enumerate([0.0, met_s + 0.001, met_s + 1.0])]
     tokens: list[Token] = []
     traces: list[ClientTrace] = []

@@ -8,15 +8,14 @@ from dataclasses import replace
 import pytest
 
 from tandem.admission.tenant import Tenant
-from tandem.core.config import EngineConfig, GatewayConfig, WorkerConfig
+from tandem.core.config import EngineConfig, GatewayConfig, Pool, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
 from tandem.core.lane import Lane
-from tandem.routing.worker_view import Pool
 from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
-from tandem.sim.cluster.quotas import Terms
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.workload.mix import Mix, scheduled_requests
 from tandem.workload.request_class import RequestClass
@@ -80,7 +79,7 @@ def test_ten_times_a_quota_of_long_prompts_does_not_reach_a_neighbour_within_its
     long = RequestClass("a", 1.0, (2000, 4000), (2, 4), tenant="a")
     terms = {A: Tenant(id=A, tokens_per_minute=quota), B: Tenant(id=B, tokens_per_minute=3_000_000)}
     budget = EngineConfig().max_num_batched_tokens
-    spec = ClusterSpec(workers=pair(budget), gateway=GatewayConfig(), terms=Terms(tenants=terms))
+    spec = ClusterSpec(workers=pair(budget), gateway=GatewayConfig(), tenants=terms)
     alone = run([short], rate, count, spec, seed)
     shares = [replace(short, share=rate / (rate + flood)), replace(long, share=flood / (rate + flood))]
     both = run(shares, rate + flood, round(count * (rate + flood) / rate), spec, seed)
@@ -131,8 +130,8 @@ def test_tenants_that_always_wait_share_tokens_by_their_weights(weights: tuple[f
     total = sum(1 / n for n in lengths)
     groups = [RequestClass(f"t{n}", 1 / n / total, (n, n), (n // 10, n // 10), tenant=f"t{n}") for n in lengths]
     names = [TenantId(f"t{n}") for n in lengths]
-    terms = Terms(tenants={n: Tenant(id=n, weight=w) for n, w in zip(names, weights, strict=True)})
-    traces = run(groups, 0.0, 800, ClusterSpec(workers=pair(256), gateway=LINE, terms=terms))
+    tenants = {n: Tenant(id=n, weight=w) for n, w in zip(names, weights, strict=True)}
+    traces = run(groups, 0.0, 800, ClusterSpec(workers=pair(256), gateway=LINE, tenants=tenants))
     # While everybody still waits: until the first tenant's last request is sent, with a margin.
     until = 0.7 * min(max(t.token_times[0] for t in traces if t.tenant == f"t{n}") for n in lengths)
     served = tokens_by(traces, until)
@@ -190,7 +189,7 @@ def test_the_queue_of_one_tenant_serves_short_prompts_as_early_as_workers_would(
 
 def test_what_would_miss_its_lane_s_target_is_refused_before_any_work_is_done_for_it() -> None:
     targets = LatencyTargets(interactive=LaneSlo(ttft_s=2.0))
-    spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=LINE, terms=Terms(targets=targets))
+    spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=LINE, targets=targets)
     traces = run([RequestClass("one", 1.0, (400, 400), (2, 2))], 20.0, 60, spec)
     refused = [trace for trace in traces if isinstance(trace.outcome, TandemError)]
     errors = [trace.outcome for trace in refused if isinstance(trace.outcome, TandemError)]

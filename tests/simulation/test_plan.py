@@ -7,9 +7,8 @@ from itertools import product
 
 import pytest
 
-from tandem.core.config import Config, EngineConfig
+from tandem.core.config import Config, EngineConfig, Pool
 from tandem.core.slo import Slo
-from tandem.routing.worker_view import Pool
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.planner.break_even import along, changes, lengthened
 from tandem.sim.planner.capacity_planner import CapacityPlanner, Plan

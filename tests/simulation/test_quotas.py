@@ -14,8 +14,8 @@ from tandem.core.ids import TenantId
 from tandem.core.lane import Lane
 from tandem.core.slo import Slo
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
-from tandem.sim.cluster.quotas import Terms
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.simulate import simulate
 from tandem.workload.mix import Mix, scheduled_requests
 from tandem.workload.request_class import RequestClass
@@ -27,7 +27,7 @@ GROUP = RequestClass("one", 1.0, (50, 50), (4, 4), tenant="a")
 
 def spec_of(**terms: object) -> ClusterSpec:
     tenants = {A: Tenant(id=A, **terms)}  # type: ignore[arg-type]
-    return ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(), terms=Terms(tenants=tenants))
+    return ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(), tenants=tenants)
 
 
 def run(spec: ClusterSpec, rate: float, count: int, group: RequestClass = GROUP) -> list[ClientTrace]:
@@ -79,7 +79,7 @@ def test_a_tenant_gets_no_better_lane_than_its_own() -> None:
     """Its ceiling puts it behind another's standard lane, whichever it requests."""
     other = TenantId("b")
     tenants = {A: Tenant(id=A, lane=Lane.BATCH), other: Tenant(id=other, lane=Lane.STANDARD)}
-    spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(), terms=Terms(tenants=tenants))
+    spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(), tenants=tenants)
     one = SimCluster(spec)
     groups = tuple(RequestClass(name, 0.5, (200, 200), (2, 2), tenant=name) for name in "ab")
     traces = traces_of(one, scheduled_requests(Mix(groups), 1, 60, 0.0))

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from loadtest.cluster.routing import TRACE, RoutingOutcome, RoutingSetting, compare
-from tandem.core.config import GatewayConfig
+from tandem.core.config import GatewayConfig, RoutingPolicy
 from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.routing.placement import Placement
-from tandem.routing.policies import RoutingPolicy
 from tandem.routing.router import place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_view import WorkerView
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cost.executor import token_at
 from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 from tests.simulation.clusters import gpu_spec, run
@@ -165,7 +165,8 @@ class Gateways:
             for ref, num in self.reported.items()
         ]
         placed = place(
-            ranking_of(views), RoutingRequest("m", num_tokens, num_prompt=num_tokens, hits={}, key=f"r{number}"), "off"
+            ranking_of(views),
+            RoutingRequest("m", num_tokens, num_prompt=num_tokens, hits={}, key=f"r{number}", mode="off"),
         )
         assert isinstance(placed, Placement)
         own[placed.prefill].append(num_tokens)

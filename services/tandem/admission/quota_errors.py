@@ -14,6 +14,24 @@ _WORDS = {
 }
 
 
+class RateLimitedError(TandemError):
+    """Refuse a request because of a quota (QUOTA), with the time after which the client may retry.
+
+    `levels` and `limits` are those of the tenant's buckets at that moment, from which clients know when to retry."""
+
+    def __init__(self, result: ReservationResult, limits: QuotaLimits) -> None:
+        limit = {
+            REQUESTS: limits.requests_per_minute,
+            TOKENS: limits.tokens_per_minute,
+            CONCURRENCY: limits.max_concurrency,
+        }[result.refused]
+        wait_s = result.wait_ms / 1000 or 1.0
+        message = f"this key's limit of {limit} {_WORDS[result.refused]} is reached; retry in {wait_s:.3g} s"
+        super().__init__(ErrorKind.QUOTA, message, retry_after_s=wait_s, reason=result.refused)
+        self.levels = result.levels
+        self.limits = limits
+
+
 def exceeds_limit_error(limits: QuotaLimits, num_tokens: int) -> TandemError:
     """Return the INVALID_REQUEST error for a prompt of `num_tokens`, more than the tenant's tokens per minute.
 
@@ -43,15 +61,3 @@ def batch_exceeds_limit_error(limits: QuotaLimits, charges: Sequence[int]) -> Ta
         )
         return TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason=TOKENS)
     return None
-
-
-def rate_limited_error(result: ReservationResult, limits: QuotaLimits) -> TandemError:
-    """Return the QUOTA error for a refused reservation, with the time after which the client may retry."""
-    limit = {
-        REQUESTS: limits.requests_per_minute,
-        TOKENS: limits.tokens_per_minute,
-        CONCURRENCY: limits.max_concurrency,
-    }[result.refused]
-    wait_s = result.wait_ms / 1000 or 1.0
-    message = f"this key's limit of {limit} {_WORDS[result.refused]} is reached; retry in {wait_s:.3g} s"
-    return TandemError(ErrorKind.QUOTA, message, retry_after_s=wait_s, reason=result.refused)

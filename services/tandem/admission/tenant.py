@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tandem.admission.quota import QuotaLimits
+from tandem.core.config import Disaggregation
 from tandem.core.ids import OPEN_TENANT, TenantId
 from tandem.core.lane import Lane
-
-DisaggregationPolicy = Literal["off", "auto", "prefer", "strict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class Tenant:
     lane: Lane = Lane.INTERACTIVE
     weight: float = 1.0
     cache_sharing: Literal["private", "public"] = "private"
-    disaggregation: DisaggregationPolicy | None = None
+    disaggregation: Disaggregation | None = None
     operator: bool = False
 
     @property

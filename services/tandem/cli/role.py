@@ -10,9 +10,9 @@ from typing import get_args
 import grpc.aio
 
 from tandem.cli.cluster_members import ClusterMembers, members_of
+from tandem.core.config import Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
-from tandem.routing.worker_view import Pool
 from tandem.stores.worker_record import WorkerRecord
 from tandem.wire.gen import worker_pb2
 from tandem.wire.peer_auth import reason_of

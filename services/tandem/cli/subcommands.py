@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import NamedTuple, get_args
 
 from tandem.cli import simulate_flags
-from tandem.routing.worker_view import Pool
 
 
 class Subcommand(NamedTuple):

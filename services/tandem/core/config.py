@@ -23,6 +23,9 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 OptionalPort = Annotated[int, Meta(ge=-1, le=65535)]
 NonNegative = Annotated[float, Meta(ge=0, le=MAX_FLOAT)]
 Positive = Annotated[float, Meta(gt=0, le=MAX_FLOAT)]
+Pool = Literal["prefill", "decode", "mixed"]
+Disaggregation = Literal["off", "auto", "prefer", "strict"]
+RoutingPolicy = Literal["cost", "random", "round_robin", "least_loaded", "prefix"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -221,9 +224,7 @@ class TransferConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """One worker: its role, addresses, shutdown and logs."""
-
-    pool: Literal["prefill", "decode", "mixed"] = "mixed"
+    pool: Pool = "mixed"
     """Set the role in which gateways use this worker: prefill, decode, or mixed for both. `tandem role` changes it at
     runtime."""
     id: str = ""
@@ -287,10 +288,10 @@ class GatewayConfig:
     tenants: str = ""
     """Set the YAML file with tenants, their quotas and the hashes of their API keys (`tandem key` makes one). It is
     read again when it changes."""
-    disaggregation: Literal["off", "auto", "prefer", "strict"] = "prefer"
+    disaggregation: Disaggregation = "prefer"
     """Choose when prefill and decode of a request run on different workers. off: never; auto: where it is predicted to
     be cheaper; prefer: while both roles have workers; strict: always, and requests fail where a role has no workers."""
-    routing_policy: Literal["cost", "random", "round_robin", "least_loaded", "prefix"] = "cost"
+    routing_policy: RoutingPolicy = "cost"
     """Choose how workers are selected for a request. cost predicts latency from load, prefix hits and link bandwidth;
     the others are baselines for comparison."""
     remote_prefix: bool = True

@@ -122,6 +122,11 @@ class Request:
         if self.prompt_logprobs is not None:
             _require_within(self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, "prompt_logprobs")
 
+    @property
+    def max_output_tokens(self) -> int:
+        """Return the most output tokens, over all choices."""
+        return self.sampling.max_tokens * self.num_choices
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:

@@ -34,6 +34,9 @@ from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.schedule_result import SequenceUpdate
 from tandem.sched.state.step_plan import StepPlan, StepResult
 
+TICK_S = 0.05
+"""Longest time in seconds between two checks of the engine's deadlines while it has work."""
+
 
 class Engine:
     """Make all decisions of one worker: which jobs it accepts, what each step computes, and which KV blocks move.

@@ -24,7 +24,7 @@ from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.console.routes import Console
 from tandem.gateway.console.snapshot import take_snapshot
-from tandem.gateway.context.interfaces import AllowAll, Authenticator, Quotas
+from tandem.gateway.context.interfaces import AllowAll, Authenticator
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
@@ -37,7 +37,6 @@ from tandem.gateway.telemetry.gauges import watch_links, watch_prefixes, watch_q
 from tandem.gateway.telemetry.request_log import RequestLog
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.fairness_sync import FairnessSync
-from tandem.gateway.tenants.quota_reservation import NoQuotas
 from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.gateway.tenants.tenants_watch import TenantsWatch, read_tenants
 from tandem.gateway.text.text_models import TextModels
@@ -68,16 +67,14 @@ many takes some milliseconds."""
 class Tenancy:
     """The authenticator and the quotas that the setting `gateway.auth` selects.
 
-    `shared_quotas`: the same object as `quotas` where tenants have limits; None with `auth: off`, where nothing is
-    limited and `start` and `stop` do nothing.
+    `quotas`: None with `auth: off`, where nothing is limited and `start` and `stop` do nothing.
     """
 
     def __init__(self, gateway: GatewayId, config: Config, clock: Clock, health: RedisHealth) -> None:
         """Read the tenants file, unless `gateway.auth` is off. Raises TandemError(INVALID_REQUEST) for a file that
         cannot be read."""
         self.authenticator: Authenticator = AllowAll()
-        self.quotas: Quotas = NoQuotas()
-        self.shared_quotas: TenantQuotas | None = None
+        self.quotas: TenantQuotas | None = None
         self._watch: TenantsWatch | None = None
         if config.gateway.auth == "off":
             return
@@ -86,22 +83,20 @@ class Tenancy:
         self.authenticator = authenticator
         store = RedisQuotas(config.redis.url, config.redis.namespace, health=health)
         registry = GatewayRegistry(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s, health=health)
-        quotas = TenantQuotas(gateway, store, registry, clock)
-        self.quotas = quotas
-        self.shared_quotas = quotas
+        self.quotas = TenantQuotas(gateway, store, registry, clock)
         self._watch = TenantsWatch(path, policy, authenticator)
 
     async def start(self) -> None:
         """Begin to follow the tenants file and to share the quotas with other gateways."""
-        if self._watch is not None and self.shared_quotas is not None:
+        if self._watch is not None and self.quotas is not None:
             self._watch.start()
-            await self.shared_quotas.start()
+            await self.quotas.start()
 
     async def stop(self) -> None:
         """Stop what `start` began."""
-        if self._watch is not None and self.shared_quotas is not None:
+        if self._watch is not None and self.quotas is not None:
             await self._watch.stop()
-            await self.shared_quotas.stop()
+            await self.quotas.stop()
 
 
 class Gateway:
@@ -211,8 +206,8 @@ class Gateway:
         watch_prefixes(metrics, self._prefixes)
         watch_links(metrics, self._fleet.pairs)
         watch_redis(metrics, health)
-        if self._tenancy.shared_quotas is not None:
-            watch_quotas(metrics, self._tenancy.shared_quotas)
+        if self._tenancy.quotas is not None:
+            watch_quotas(metrics, self._tenancy.quotas)
 
     async def _discover(self) -> Mapping[WorkerRef, str]:
         try:

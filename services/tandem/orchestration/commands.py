@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffKey, JobKey, RequestId, WorkerRef
@@ -78,7 +77,6 @@ class EndRequest:
 
     request: RequestId
     outcome: Finished | TandemError
-    usage: TokenUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)

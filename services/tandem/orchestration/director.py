@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tandem.admission.request_queue import RequestQueue
+from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, KVReceived, PromptLogprobs, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
+from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
-from tandem.core.request import Job, Request, SamplingParams
+from tandem.core.request import Request, SamplingParams
 from tandem.orchestration.commands import (
     Command,
     EndRequest,
@@ -31,63 +32,21 @@ from tandem.orchestration.commands import (
     SubmitJob,
 )
 from tandem.orchestration.job_group import JobGroupPhase
+from tandem.orchestration.known_workers import KnownWorkers
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger
-from tandem.orchestration.request_queue import NO_TERMS, PlacementQueue, Prefixes, RequestTerms
+from tandem.orchestration.request_queue import PlacementQueue, Prefixes
 from tandem.orchestration.request_state import RequestState
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.prefix_accuracy import Prediction
-from tandem.routing.router import Routing
-from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView
+from tandem.scaling.demand_totals import QueueBacklog
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 TICK_S = 0.05
 """How often a driver calls `on_timer` while requests are open."""
 PROBE_TIMEOUT_S = 30.0
 """Longest time of a link probe, after which its pair of workers counts as failed."""
-
-
-class KnownWorkers(Protocol):
-    """Rank the workers of one gateway by load for its director, and count the load that the director's placements add.
-
-    The load of a worker includes the prompt tokens and decodes of requests that are placed there but whose jobs the
-    worker has not accepted yet (`add_inflight`, `add_inflight_job`), so that many placements in a row do not all choose
-    one worker.
-    """
-
-    @property
-    def routing(self) -> Routing: ...
-
-    def candidates(self) -> WorkerRanking:
-        """Return the ranking of live workers for placements, which is updated in place as workers and their load
-        change.
-
-        Callers do not change it.
-        """
-        ...
-
-    def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """Count `num_tokens` prompt tokens of a request as load of a worker, until the worker accepts or rejects its
-        job.
-
-        0 removes the request. Does nothing where the worker is gone.
-        """
-        ...
-
-    def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
-        """Count a job among the sequences that a worker decodes, until the worker accepts or rejects the job.
-
-        Does nothing for a prefill job or where the worker is gone.
-        """
-        ...
-
-    def measured(self, placement: Placement, pulled: KVReceived) -> None:
-        """Update the estimated bandwidth of the link from the prefill to the decode worker of `placement`.
-
-        `pulled`: the bytes that the decode worker has read from the prefill worker, and the seconds that it took.
-        """
-        ...
 
 
 def probe_request(request: RequestId, model: str) -> Request:
@@ -175,7 +134,7 @@ class RequestDirector:
 
     def __init__(
         self,
-        workers: KnownWorkers,
+        workers: KnownWorkers[Any],
         config: GatewayConfig,
         new_handoff: Callable[[RequestId], HandoffId],
         targets: LatencyTargets = NO_TARGETS,
@@ -205,6 +164,14 @@ class RequestDirector:
         for open_request in self.requests():
             found[open_request.state.request.lane] += open_request.is_queued
         return found
+
+    def backlog(self) -> Mapping[str, QueueBacklog]:
+        """Return, by model, how many requests wait to be placed on workers and how many tokens their prompts have;
+        models without any have no entry."""
+        found: dict[str, list[int]] = {}
+        for request in (one.state.request for one in self.requests() if one.is_queued):
+            found.setdefault(request.model, []).append(len(request.prompt_tokens))
+        return {model: QueueBacklog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
 
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
         """Count the open requests of clients by (tenant, whether the request waits to be placed on workers). Link
@@ -239,14 +206,25 @@ class RequestDirector:
     # ---- requests
 
     def submit(
-        self, request: Request, now: float, terms: RequestTerms = NO_TERMS, ledger: PhaseLedger | None = None
+        self,
+        request: Request,
+        now: float,
+        tenant: Tenant = OPEN,
+        *,
+        timeout_s: float | None = None,
+        hashes: Sequence[BlockHash] = (),
+        session: str = "",
+        ledger: PhaseLedger | None = None,
     ) -> AdmittedRequest:
-        """Admit a request: it is placed now, or waits in the queue. The commands may end another request that the full
-        queue displaces.
+        """Admit a request of `tenant`, whose policy was applied to it: it is placed now, or waits in the queue. The
+        commands may end another request that the full queue displaces.
+
+        `timeout_s`: seconds until its client's deadline, None without one. `hashes`: of its prompt's full blocks, empty
+        where they are not known. `session`: requests of one session prefer one worker.
 
         Raises TandemError, and keeps nothing, when by prediction it would miss its target (SLO_MISS) or the queue is
         full of requests that precede it (OVERLOADED)."""
-        admission = self._queue.admit(request, terms)
+        admission = self._queue.admit(request, tenant, timeout_s, hashes, session)
         out: list[Command] = []
         if admission.leaves is not None and admission.error is not None:
             displaced = self._open.get(admission.leaves)
@@ -256,8 +234,8 @@ class RequestDirector:
             self._apply(displaced, partial(displaced.state.failed, admission.error), now, out)
         open_request = self._begin(request, ledger, now, self._config.max_retries)
         open_request.prefill_s = admission.prefill_s
-        if terms.timeout_s is not None:
-            open_request.deadline = now + terms.timeout_s
+        if timeout_s is not None:
+            open_request.deadline = now + timeout_s
         self._place_queued(now, out)
         return AdmittedRequest(open_request, out)
 
@@ -487,7 +465,7 @@ class RequestDirector:
         self._forget_placement(open_request)
         self._queue.leave(open_request.id, open_request.state.num_cached)
         open_request.has_begun = open_request.has_begun or isinstance(outcome, Finished)
-        out.append(EndRequest(open_request.id, outcome, open_request.usage()))
+        out.append(EndRequest(open_request.id, outcome))
 
     def _forget_placement(self, open_request: OpenRequest) -> None:
         """It does not go where it was to go."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from tandem.admission.queue_item import QueueItem
 from tandem.admission.request_queue import RequestQueue
+from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.ttft_predictor import PrefillWorkerLoad, TtftForecast, forecast, queue_full, ttft_error
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import TandemError
@@ -26,14 +26,12 @@ from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.prefix_accuracy import Prediction, predict
 from tandem.routing.prefix_fetch_backoff import PrefixFetchBackoff
 from tandem.routing.prefix_index import PrefixHit
-from tandem.routing.router import BUSY, BY_COST, WORTH_WAITING, Disaggregation, Routing, place, place_undivided
-from tandem.routing.routing_request import EXPECTED_OUTPUT, RoutingRequest
+from tandem.routing.router import BUSY, BY_COST, WORTH_WAITING, Routing, place
+from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Pair, WorkerView
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
-KV_LOST = "kv_lost"
-"""Fallback reason of a request that is not split because its KV transfer failed more than once."""
 REFUSAL_BACKOFF_S = 0.1
 """Seconds until a worker that refused is tried again, unless it reports more capacity before."""
 
@@ -65,40 +63,6 @@ class Dispatchable(NamedTuple):
     predicted: Sequence[Prediction] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestTerms:
-    """Settings of one request for queueing and placement.
-
-    - `weight`: its tenant's share of the queue.
-    - `policy`: its tenant's disaggregation mode; None: the configured one.
-    - `timeout_s`: seconds until its client's deadline; None: no deadline.
-    - `hashes`: hashes of its prompt's full blocks; empty where they are not known.
-    - `session`: requests of one session prefer one worker.
-    """
-
-    weight: float = 1.0
-    timeout_s: float | None = None
-    policy: Disaggregation | None = None
-    hashes: Sequence[BlockHash] = ()
-    session: str = ""
-
-
-NO_TERMS = RequestTerms()
-
-
-@dataclass(slots=True)
-class _QueuedRequest:
-    """Routing data of a request that waits or was sent. `is_scored`: every token of its prompt is computed, for prompt
-    log probabilities. `avoided`: workers that failed it. `is_undivided`: as in `Requeue`."""
-
-    routing_request: RoutingRequest
-    hashes: Sequence[BlockHash]
-    mode: Disaggregation
-    is_scored: bool
-    avoided: frozenset[WorkerRef] = frozenset()
-    is_undivided: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class AdmissionResult:
     """Result of the admission of a request.
@@ -115,8 +79,8 @@ class AdmissionResult:
 class PlacementQueue:
     """Queue admitted requests, and choose workers for the first request of each model.
 
-    Knows a request from `admit` until `leave`. `ranking`: the workers by load. `prefixes`: None where no prefix index is
-    kept.
+    Knows a request from `admit` until `leave`. `ranking`: the workers by load. `prefixes`: None where no prefix index
+    is kept.
     """
 
     def __init__(
@@ -131,40 +95,43 @@ class PlacementQueue:
         self._targets = targets
         self._routing = routing
         self._prefixes = prefixes
-        self._requests: dict[RequestId, _QueuedRequest] = {}
+        self._requests: dict[RequestId, RoutingRequest] = {}
         self._full_until: dict[WorkerRef, float] = {}
-        self._blocked: dict[str, tuple[RoutingRequest, Disaggregation]] = {}
+        self._blocked: dict[str, RoutingRequest] = {}
         self._why: dict[str, NoPlacement] = {}
         self._hopeless_since: dict[str, float] = {}
         self._num_turns = 0
 
-    def admit(self, request: Request, terms: RequestTerms = NO_TERMS) -> AdmissionResult:
-        """Queue a request; the result names the request to end when the queue is full.
-
-        Raises TandemError(SLO_MISS), without queueing it, when its first token is predicted to miss its target or
-        deadline and early rejection is on.
-        """
-        item = self.queue.item_for(request, terms.weight)
-        queued = _QueuedRequest(
-            _routing_request(request, terms.session),
-            terms.hashes,
-            terms.policy or self._config.disaggregation,
-            is_scored=request.prompt_logprobs is not None,
-        )
+    def admit(
+        self,
+        request: Request,
+        tenant: Tenant = OPEN,
+        timeout_s: float | None = None,
+        hashes: Sequence[BlockHash] = (),
+        session: str = "",
+    ) -> AdmissionResult:
+        """Queue a request; the arguments are those of `RequestDirector.submit`. Raises TandemError(SLO_MISS), without
+        queueing it, when its first token is predicted to miss its target or deadline and early rejection is on. When
+        the queue is full, the result names the request to end."""
+        item = self.queue.item_for(request, tenant.weight)
+        mode = tenant.disaggregation or self._config.disaggregation
+        routing_request = RoutingRequest.of(request, mode, hashes, session)
         target_s = self._targets.lane(request.lane).ttft_s
         predicted = None
-        if terms.timeout_s is not None or target_s > 0:
-            predicted = self._expect(item, queued)
+        if timeout_s is not None or target_s > 0:
+            predicted = self._expect(item, routing_request)
         if predicted is not None and self._config.early_rejection == "on":
-            error = ttft_error(predicted, target_s, terms.timeout_s)
+            error = ttft_error(predicted, target_s, timeout_s)
             if error is not None:
                 raise error
         leaves = self.queue.enter(request, item)
-        self._requests[request.id] = queued
+        self._requests[request.id] = routing_request
         prefill_s = 0.0 if predicted is None else predicted.prefill_s
         if leaves is None:
             return AdmissionResult(prefill_s=prefill_s)
-        return AdmissionResult(leaves, queue_full(self._config.max_queued, self._expect(item, queued)), prefill_s)
+        return AdmissionResult(
+            leaves, queue_full(self._config.max_queued, self._expect(item, routing_request)), prefill_s
+        )
 
     def next(self, now: float) -> Dispatchable | None:
         """Return the next request to send, with its placement; None when the first request of every model must wait.
@@ -231,10 +198,13 @@ class PlacementQueue:
     def failed(self, request: RequestId, requeue: Requeue) -> None:
         """Record that workers failed a request, so that it prefers other workers from now on; does nothing when it has
         ended."""
-        queued = self._requests.get(request)
-        if queued is not None:
-            queued.avoided |= requeue.excluded
-            queued.is_undivided |= requeue.is_undivided
+        known = self._requests.get(request)
+        if known is not None:
+            self._requests[request] = replace(
+                known,
+                avoided=known.avoided | requeue.excluded,
+                is_undivided=known.is_undivided or requeue.is_undivided,
+            )
 
     def may_go_on(self, view: WorkerView) -> bool:
         """Return whether a worker that reports more capacity makes it possible that a waiting request is placed.
@@ -249,9 +219,8 @@ class PlacementQueue:
         if blocked is None:
             return True
         # A request that waits for prefill capacity needs a prefill worker, and one that can accept the request now.
-        routing_request, mode = blocked
-        num_remote = routing_request.max_remote_tokens(view.block_size) if self._routing.remote_prefix else 0
-        return (view.prefills or mode in ("off", "auto")) and routing_request.fits(view, num_remote)
+        num_remote = blocked.max_remote_tokens(view.block_size) if self._routing.remote_prefix else 0
+        return (view.prefills or blocked.mode in ("off", "auto")) and blocked.fits(view, num_remote)
 
     # ---- placement
 
@@ -259,11 +228,10 @@ class PlacementQueue:
         request = self.queue.first(model)
         if request is None:
             return None
-        queued = self._requests[request]
-        routing_request = self._looked_up(queued, self.queue.charged(request))
+        routing_request = self._looked_up(self._requests[request], self.queue.charged(request))
         if blocked_links := self._prefix_fetches.links(now):
             routing_request = replace(routing_request, blocked_links=blocked_links)
-        outcome = self._place(queued, routing_request, now)
+        outcome = self._place(routing_request, now)
         if isinstance(outcome, Placement):
             return self._sent(request, routing_request, outcome, now)
         self._why[model] = outcome
@@ -272,20 +240,18 @@ class PlacementQueue:
         else:
             self._hopeless_since.setdefault(model, now)
         if outcome is BUSY:
-            self._blocked[model] = routing_request, queued.mode
+            self._blocked[model] = routing_request
         else:
             self._blocked.pop(model, None)
         return None
 
-    def _looked_up(self, queued: _QueuedRequest, num_charged: int) -> RoutingRequest:
+    def _looked_up(self, request: RoutingRequest, num_charged: int) -> RoutingRequest:
         """Return the routing request with the workers' current prefix hits; without an index `num_charged` tokens are
         to compute."""
-        routing_request = replace(queued.routing_request, num_tokens=num_charged, turn=self._num_turns)
-        if queued.is_scored:
-            return replace(routing_request, hits={})
-        if self._prefixes is None or not queued.hashes:
-            return routing_request
-        return replace(routing_request, hits=self._prefixes.match(queued.hashes))
+        hits = request.hits
+        if self._prefixes is not None and request.hashes:
+            hits = self._prefixes.match(request.hashes)
+        return replace(request, num_tokens=num_charged, turn=self._num_turns, hits=hits)
 
     def _sent(
         self, request: RequestId, routing_request: RoutingRequest, placement: Placement, now: float
@@ -302,14 +268,17 @@ class PlacementQueue:
         )
         return Dispatchable(request, placement, _predictions(routing_request, placement, worker))
 
-    def _place(self, queued: _QueuedRequest, routing_request: RoutingRequest, now: float) -> Placement | NoPlacement:
+    def _place(self, request: RoutingRequest, now: float) -> Placement | NoPlacement:
         """Place a request. Failing workers count as absent, unless no others exist: then they are tried now and
         then."""
         full, failing = self._full(now), self.breaker.excluded(now)
         candidates = self._ranking.without(failing)
-        choose = partial(self._choose, queued, routing_request)
-        if queued.avoided:
-            outcome = choose(candidates, full | queued.avoided)
+
+        def choose(workers: WorkerRanking, excluded: Set[WorkerRef]) -> Placement | NoPlacement:
+            return place(workers, request, excluded, self._routing)
+
+        if request.avoided:
+            outcome = choose(candidates, full | request.avoided)
             # BUSY or WORTH_WAITING: other workers exist, and will have capacity soon.
             if isinstance(outcome, Placement) or outcome is BUSY or outcome is WORTH_WAITING:
                 return outcome
@@ -318,29 +287,18 @@ class PlacementQueue:
             return outcome
         return choose(self._ranking, full | self.breaker.resting(now))
 
-    def _choose(
-        self,
-        queued: _QueuedRequest,
-        routing_request: RoutingRequest,
-        candidates: WorkerRanking,
-        excluded: Set[WorkerRef],
-    ) -> Placement | NoPlacement:
-        if queued.is_undivided and queued.mode != "strict":
-            return place_undivided(candidates, routing_request, KV_LOST, excluded, self._routing)
-        return place(candidates, routing_request, queued.mode, excluded, self._routing)
-
     def _full(self, now: float) -> Set[WorkerRef]:
         self._full_until = {worker: until for worker, until in self._full_until.items() if until > now}
         return self._full_until.keys()
 
-    def _expect(self, item: QueueItem, queued: _QueuedRequest) -> TtftForecast | None:
+    def _expect(self, item: QueueItem, request: RoutingRequest) -> TtftForecast | None:
         """Predict with the longest prefix that any worker holds."""
-        workers = self._ranking.prefillers(queued.routing_request.model)
-        routing_request = self._looked_up(queued, item.num_tokens)
-        best = min(map(routing_request.num_uncached, workers), default=item.num_tokens)
+        workers = self._ranking.prefillers(request.model)
+        found = self._looked_up(request, item.num_tokens)
+        best = min(map(found.num_uncached, workers), default=item.num_tokens)
         item = replace(item, num_tokens=max(1, best))
         loads = [load for view in workers if (load := _prefill_load(view, item)) is not None]
-        return forecast(loads, self.queue.num_ahead(queued.routing_request.model, item), item.num_tokens)
+        return forecast(loads, self.queue.num_ahead(request.model, item), item.num_tokens)
 
 
 def _prefill_load(view: WorkerView, item: QueueItem) -> PrefillWorkerLoad | None:
@@ -366,15 +324,3 @@ def _predictions(request: RoutingRequest, placement: Placement, worker: WorkerVi
 
 def _is_hopeless(outcome: Placement | NoPlacement) -> bool:
     return isinstance(outcome, NoPlacement) and not outcome.may_pass
-
-
-def _routing_request(request: Request, session: str) -> RoutingRequest:
-    num_prompt, num_output = len(request.prompt_tokens), min(request.sampling.max_tokens, EXPECTED_OUTPUT)
-    return RoutingRequest(
-        request.model,
-        lane=request.lane,
-        num_prompt=num_prompt,
-        num_output=num_output * request.num_choices,
-        key=request.id,
-        session=session,
-    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tandem.planner.pool_targets import PoolTargets
-from tandem.planner.worker_state import WorkerState
+from tandem.scaling.worker_state import WorkerState
 
 Outcome = Literal["carried_out", "explained", "held_back", "standby", "failed"]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from tandem.core.ids import GatewayId
 from tandem.scaling.cluster_state import Demand
-from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
+from tandem.scaling.demand_totals import DemandTotals, QueueBacklog, demand_between, sum_backlogs
 from tandem.stores.demand_store import DemandRecord
 
 SILENT_S = 5.0
@@ -47,7 +46,7 @@ class DemandDelta:
         problem = _problem(records)
         if problem:
             return DemandDeltaResult(None, problem, num_gateways=len(records))
-        backlog = _sum(record.backlog.get(self._model, QueueBacklog()) for record in records)
+        backlog = sum_backlogs(record.backlog.get(self._model, QueueBacklog()) for record in records)
         totals_by_gateway = {record.gateway: record.totals.get(self._model, DemandTotals()) for record in records}
         known = self._known
         previous_at = self._observed_at
@@ -65,16 +64,7 @@ class DemandDelta:
             for gateway, totals in totals_by_gateway.items()
             if gateway in known or gateway in begun
         ]
-        # Totals of one gateway process do not fall; a record that another writer changed must not become a negative
-        # rate.
-        grown: dict[str, Any] = {
-            total.name: max(0, sum(getattr(new, total.name) - getattr(old, total.name) for new, old in counted))
-            for total in fields(DemandTotals)
-        }
-        # A gateway of an older version does not count served requests; then their number is unknown.
-        if any(totals.num_prefill_pairs and not totals.num_served for totals, _ in counted):
-            grown["num_served"] = None
-        return DemandDeltaResult(Demand(seconds=now - previous_at, **grown), "", backlog, len(totals_by_gateway))
+        return DemandDeltaResult(demand_between(counted, now - previous_at), "", backlog, len(totals_by_gateway))
 
 
 def _problem(records: Sequence[DemandRecord]) -> str:
@@ -84,10 +74,3 @@ def _problem(records: Sequence[DemandRecord]) -> str:
     if oldest.age_s > SILENT_S:
         return f"gateway {oldest.gateway} has published nothing for {oldest.age_s:.0f} s, so its demand is not known"
     return ""
-
-
-def _sum(backlogs: Iterable[QueueBacklog]) -> QueueBacklog:
-    waiting = list(backlogs)
-    return QueueBacklog(
-        num_requests=sum(b.num_requests for b in waiting), num_tokens=sum(b.num_tokens for b in waiting)
-    )

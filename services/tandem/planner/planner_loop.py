@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from opentelemetry.context import Context
@@ -22,46 +21,12 @@ from tandem.planner.planner_metrics import PlannerMetrics
 from tandem.planner.policy import most_of
 from tandem.planner.pool_targets import compute_targets
 from tandem.planner.worker_inventory import WorkerInventory
-from tandem.planner.worker_state import WorkerState, typical
-from tandem.scaling.cluster_state import ClusterState, PoolState
 from tandem.scaling.scaler import Scaler
+from tandem.scaling.worker_state import WorkerState, build_observation
 from tandem.stores.demand_store import DemandStore
 from tandem.stores.redis_client import StoreUnavailable
 
 _log = logging.getLogger(__name__)
-
-
-ROLES = ("prefill", "decode", "mixed")
-
-
-def build_observation(
-    at: float, delta: DemandDeltaResult, workers: Sequence[WorkerState], starting: Mapping[str, int]
-) -> ClusterState:
-    """Build the state of the cluster for one model, the input of a scaling decision.
-
-    `at`: seconds of a monotonic clock. `delta`: demand since the previous observation. `workers`: registered workers of
-    the model. `starting`: number of workers that were requested and have not registered yet, by the role of their pool.
-    """
-    pools = {role: _pool(role, workers, starting) for role in ROLES}
-    mixed, prefill, decode = (typical(w for w in workers if w.role == role) for role in ("mixed", "prefill", "decode"))
-    loads = [(worker, worker.load) for worker in workers if worker.load is not None]
-    return ClusterState(
-        at=at,
-        demand=delta.demand,
-        prefill=pools["prefill"],
-        decode=pools["decode"],
-        mixed=pools["mixed"],
-        prefill_worker=prefill or mixed,
-        decode_worker=decode or mixed,
-        num_queued_tokens=delta.backlog.num_tokens + sum(load.num_queued_tokens for _, load in loads),
-        num_queued_requests=delta.backlog.num_requests,
-        num_running_seqs=sum(load.num_running for worker, load in loads if worker.role != "prefill"),
-    )
-
-
-def _pool(role: str, workers: Sequence[WorkerState], starting: Mapping[str, int]) -> PoolState:
-    drains = Counter(worker.is_draining for worker in workers if worker.role == role)
-    return PoolState(num_serving=drains[False], num_starting=starting.get(role, 0), num_draining=drains[True])
 
 
 def problem_of(workers: Sequence[WorkerState]) -> str:
@@ -127,7 +92,7 @@ class Planner:
             raise ObservationError(str(error)) from error
         now = self.clock.now()
         delta = self._deltas.setdefault(model, DemandDelta(model)).look(records, now)
-        observed = build_observation(now, delta, own_workers, starting)
+        observed = build_observation(now, delta.demand, delta.backlog, own_workers, starting)
         decision = self.scaler.decide(observed)
         targets = compute_targets(decision, own_workers, starting, most_of(self.config))
         plan = PlanReport(

@@ -18,7 +18,7 @@ from tandem.planner.actuator import ActuatorFailed
 from tandem.planner.pod_watch import Pod
 from tandem.planner.worker_group import PodView
 from tandem.planner.worker_inventory import WorkerInventory
-from tandem.planner.worker_state import WorkerState
+from tandem.scaling.worker_state import WorkerState
 
 ADOPT_S = 60.0
 """Seconds after which a pod whose workers are drained and idle counts as draining."""

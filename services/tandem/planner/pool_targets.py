@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tandem.planner.worker_state import WorkerState
 from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
+from tandem.scaling.worker_state import WorkerState
 
 
 class PoolTargets(NamedTuple):

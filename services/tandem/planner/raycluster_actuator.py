@@ -23,7 +23,7 @@ from tandem.planner.pool_targets import PoolTargets
 from tandem.planner.ray_cluster import Cluster, ClusterFinder
 from tandem.planner.serve_actuator import ServeActuator
 from tandem.planner.worker_group import GroupPatch, GroupView, next_step
-from tandem.planner.worker_state import WorkerState
+from tandem.scaling.worker_state import WorkerState
 
 TRIES = 5
 """Number of tries for one decision; the next decision follows soon."""

@@ -14,7 +14,7 @@ from tandem.core.ids import PlannerId, ServeId
 from tandem.planner.actuator import ActuationResult, ActuatorFailed
 from tandem.planner.pool_targets import PoolTargets
 from tandem.planner.worker_inventory import WorkerInventory
-from tandem.planner.worker_state import WorkerState
+from tandem.scaling.worker_state import WorkerState
 from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 

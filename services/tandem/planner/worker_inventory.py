@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import grpc.aio
 
-from tandem.core.config import Config, EngineConfig
+from tandem.core.config import Config
 from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
-from tandem.core.worker_load import HORIZON_STEPS, WorkerLoad
-from tandem.planner.worker_state import WorkerState
+from tandem.core.worker_load import WorkerLoad
 from tandem.scaling.cluster_state import WorkerCapacity
+from tandem.scaling.worker_state import WorkerState, capacity_of
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import WorkerRegistry
 from tandem.wire.gen import worker_pb2
@@ -36,7 +36,7 @@ class WorkerInventory:
         self._registry = registry
         self._trust = trust
         self._engine = config.engine
-        self._has_own_horizon = config.worker.queue_horizon_ms > 0
+        self._worker = config.worker
         self._channels: dict[WorkerRef, tuple[grpc.aio.Channel, WorkerStub]] = {}
 
     async def look(self) -> tuple[WorkerState, ...]:
@@ -85,16 +85,9 @@ class WorkerInventory:
         return int(reply.num_left)
 
     def _capacity(self, reply: worker_pb2.DescribeReply, load: WorkerLoad) -> WorkerCapacity | None:
-        block_size = reply.transport.layout.block_size
-        if not reply.HasField("step_cost") or not load.num_blocks or not block_size:
-            return None
-        return WorkerCapacity(
-            cost=decode_step_cost(reply.step_cost),
-            num_blocks=load.num_blocks,
-            block_size=block_size,
-            max_num_seqs=reply.max_num_seqs or self._engine.max_num_seqs,
-            max_num_batched_tokens=_step_tokens(load, self._engine, self._has_own_horizon),
-        )
+        cost = decode_step_cost(reply.step_cost) if reply.HasField("step_cost") else None
+        engine = replace(self._engine, max_num_seqs=reply.max_num_seqs or self._engine.max_num_seqs)
+        return capacity_of(cost, load, reply.transport.layout.block_size, engine, self._worker)
 
     def _stub(self, worker: WorkerRef) -> WorkerStub:
         if worker not in self._channels:
@@ -106,9 +99,3 @@ class WorkerInventory:
         for worker in gone:
             channel, _ = self._channels.pop(worker)
             await channel.close(None)
-
-
-def _step_tokens(load: WorkerLoad, engine: EngineConfig, has_own_horizon: bool) -> int:
-    """Return the token budget of a worker's step, derived from its queue horizon unless that was set explicitly."""
-    tokens_per_step = 0 if has_own_horizon else load.num_horizon_tokens // HORIZON_STEPS
-    return tokens_per_step or engine.max_num_batched_tokens

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Literal
 
+from tandem.core.config import RoutingPolicy
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_view import Cost, WorkerView
-
-RoutingPolicy = Literal["cost", "random", "round_robin", "least_loaded", "prefix"]
 
 
 def ordered(

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
+from tandem.core.config import RoutingPolicy
 from tandem.core.ids import WorkerRef
 from tandem.routing.candidates import PrefillCandidate, Shortlist, why_no_pair
 from tandem.routing.cost import PairCost
 from tandem.routing.link_bandwidth import LinkBandwidth
 from tandem.routing.picker import PickResult, margin_s, pick
 from tandem.routing.placement import NoPlacement, Placement, RemotePrefixSource
-from tandem.routing.policies import RoutingPolicy, ordered
+from tandem.routing.policies import ordered
 from tandem.routing.pricing import price
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Cost, WorkerView, decode_cost, local_cost, prefill_cost
 
-Disaggregation = Literal["off", "auto", "prefer", "strict"]
+KV_LOST = NoPlacement("kv_lost", may_pass=False)
+"""Why a request is not split whose KV transfer failed more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,10 @@ BY_COST = Routing()
 def place(
     candidates: WorkerRanking,
     request: RoutingRequest,
-    mode: Disaggregation,
     excluded: Set[WorkerRef] = frozenset(),
     routing: Routing = BY_COST,
 ) -> Placement | NoPlacement:
-    """Choose the workers of a request, on one worker or split into prefill and decode as `mode` (disaggregation)
-    requires.
+    """Choose the workers of a request, on one worker or split into prefill and decode as its `mode` requires.
 
     Workers in `excluded` are left out, because they have just rejected the request or keep failing. Returns NoPlacement
     when no worker can take the request now, or waiting for a busy one costs less.
@@ -59,6 +58,9 @@ def place(
     if not able.total():
         return NoPlacement("no live worker serves the model", may_pass=False)
     search = _PlacementSearch(candidates.without(excluded), request, routing)
+    mode = request.mode
+    if request.is_undivided and mode != "strict":
+        return _fallback(search.local(), KV_LOST)
     if mode == "off" or (mode != "strict" and able["mixed"] == able.total()):
         return search.local()
     if mode == "auto" and routing.policy == "cost":
@@ -72,24 +74,6 @@ def place(
     ):
         return split
     return _fallback(search.local(), split)
-
-
-def place_undivided(
-    candidates: WorkerRanking,
-    request: RoutingRequest,
-    reason: str,
-    excluded: Set[WorkerRef] = frozenset(),
-    routing: Routing = BY_COST,
-) -> Placement | NoPlacement:
-    """Choose one worker for a whole request that `place` would split between two.
-
-    `reason`, why it is not split, becomes the placement's `fallback`. Workers in `excluded` are left out. Returns
-    NoPlacement when no worker can take the request now.
-    """
-    if not candidates.pools(request.model).total():
-        return NoPlacement("no live worker serves the model", may_pass=False)
-    search = _PlacementSearch(candidates.without(excluded), request, routing)
-    return _fallback(search.local(), NoPlacement(reason, may_pass=False))
 
 
 class _PlacementSearch:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem.core.ids import WorkerRef
+from tandem.core.config import Disaggregation
+from tandem.core.ids import BlockHash, WorkerRef
 from tandem.core.lane import Lane
+from tandem.core.request import Request
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.worker_view import Pair, WorkerView
 
@@ -35,6 +37,11 @@ class RoutingRequest:
 
     `key` identifies the request, and `session` the client's session ("": none); both decide among placements of nearly
     equal cost. `turn` counts the placements of the gateway, for the policy "round_robin".
+
+    `mode`: whether it is split over a prefill and a decode worker. `hashes`: of its prompt's full blocks, by which
+    `hits` are looked up; empty where none are. `avoided`: workers that failed it, which are used only where there are
+    no others. `is_undivided`: its KV was lost in a hand-off more than once, so one worker runs prefill and decode where
+    `mode` allows.
     """
 
     model: str
@@ -47,6 +54,29 @@ class RoutingRequest:
     key: str = ""
     session: str = ""
     turn: int = 0
+    mode: Disaggregation = "prefer"
+    hashes: Sequence[BlockHash] = ()
+    avoided: frozenset[WorkerRef] = frozenset()
+    is_undivided: bool = False
+
+    @classmethod
+    def of(
+        cls, request: Request, mode: Disaggregation, hashes: Sequence[BlockHash] = (), session: str = ""
+    ) -> RoutingRequest:
+        """Return the routing request of a request that arrives now. Every token of a prompt with log probabilities is
+        computed, so no prefix of it is looked up."""
+        is_scored = request.prompt_logprobs is not None
+        return cls(
+            request.model,
+            lane=request.lane,
+            num_prompt=len(request.prompt_tokens),
+            num_output=min(request.sampling.max_tokens, EXPECTED_OUTPUT) * request.num_choices,
+            hits={} if is_scored else None,
+            key=request.id,
+            session=session,
+            mode=mode,
+            hashes=() if is_scored else hashes,
+        )
 
     @property
     def num_context(self) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from tandem.core.config import Disaggregation
 from tandem.routing.pd_pairs import PairRegistry
-from tandem.routing.router import Disaggregation
 from tandem.routing.worker_view import WorkerView
 
 Lack = Literal["worker", "prefill", "decode", "link"]

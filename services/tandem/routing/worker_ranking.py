@@ -12,8 +12,9 @@ from contextlib import closing
 from copy import copy
 from dataclasses import dataclass
 
+from tandem.core.config import Pool
 from tandem.core.ids import WorkerRef
-from tandem.routing.worker_view import Cost, Pair, Pool, Ranking, WorkerView, decode_cost, local_cost, prefill_cost
+from tandem.routing.worker_view import Cost, Pair, Ranking, WorkerView, decode_cost, local_cost, prefill_cost
 
 ViewGetter = Callable[[], WorkerView]
 STALE_SHARE = 4

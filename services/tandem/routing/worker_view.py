@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from tandem.core.config import Pool
 from tandem.core.ids import WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.step_cost import StepCost
 from tandem.core.topology import UNLABELLED, Topology
 from tandem.core.worker_load import HORIZON_STEPS, WorkerLoad, prompt_size
 
-Pool = Literal["prefill", "decode", "mixed"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
 Pair = tuple[WorkerRef, WorkerRef]
 Ranking = Generator["WorkerView", None, None]

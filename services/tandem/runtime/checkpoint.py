@@ -32,8 +32,8 @@ def weight_files(directory: Path) -> list[Path]:
         files = [directory / SINGLE_FILE]
     missing = [file.name for file in files if file.parent != directory or not file.is_file()]
     if missing:
-        names = ", ".join(missing)
-        problem = f"model directory {directory} has no {names}: download the model again, or correct model.id"
+        listed = ", ".join(missing)
+        problem = f"model directory {directory} has no {listed}: download the model again, or correct model.id"
         raise TandemError(ErrorKind.MODEL_NOT_FOUND, problem, param="model")
     return files
 

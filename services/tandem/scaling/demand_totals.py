@@ -5,10 +5,13 @@ Gateways report these counts to planners; the simulator counts the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
 
 from tandem.core.config import Count
 from tandem.core.errors import ErrorKind
+from tandem.scaling.cluster_state import Demand
 
 NO_ROOM = frozenset(
     kind.value for kind in (ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DEADLINE)
@@ -73,3 +76,26 @@ class QueueBacklog:
 
     num_requests: Count = 0
     num_tokens: Count = 0
+
+
+def sum_backlogs(backlogs: Iterable[QueueBacklog]) -> QueueBacklog:
+    waiting = list(backlogs)
+    return QueueBacklog(
+        num_requests=sum(b.num_requests for b in waiting), num_tokens=sum(b.num_tokens for b in waiting)
+    )
+
+
+def demand_between(counted: Iterable[tuple[DemandTotals, DemandTotals]], seconds: float) -> Demand:
+    """Return the demand of an interval of `seconds`. `counted`: the totals of each gateway at its end and at its
+    begin.
+
+    Totals of one gateway process do not fall; a record that another writer changed must not become a negative rate."""
+    pairs = list(counted)
+    grown: dict[str, Any] = {
+        total.name: max(0, sum(getattr(new, total.name) - getattr(old, total.name) for new, old in pairs))
+        for total in fields(DemandTotals)
+    }
+    # A gateway of an older version does not count served requests; then their number is unknown.
+    if any(totals.num_prefill_pairs and not totals.num_served for totals, _ in pairs):
+        grown["num_served"] = None
+    return Demand(seconds=seconds, **grown)

@@ -18,7 +18,7 @@ import uvloop
 from tokenizers import Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
-from tandem.core.config import Bytes, GatewayConfig
+from tandem.core.config import Bytes, GatewayConfig, Pool
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import JobKey, RequestId, WorkerId
@@ -33,7 +33,6 @@ from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.shortages import Shortage
-from tandem.routing.worker_view import Pool
 from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.tokenizer import TEMPLATE, train_tokenizer

@@ -24,7 +24,6 @@ from tandem.gateway.orchestration import driver
 from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.telemetry import deferred
-from tandem.gateway.tenants.quota_reservation import NoQuotas
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers import worker_link, worker_pool
 from tandem.gateway.workers.worker_pool import WorkerPool
@@ -57,7 +56,7 @@ class Rig:
         self.clock = clock = SystemClock()
         trust, transfer = trust or PeerAuth("g"), transfer or TransferConfig()
         self.fleet = WorkerPool(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust, transfer)
-        self.dispatch = RequestDriver(self.fleet, self.config, clock, quotas or NoQuotas(), prefixes=prefixes)
+        self.dispatch = RequestDriver(self.fleet, self.config, clock, quotas, prefixes=prefixes)
 
     async def start(self) -> None:
         await self.dispatch.start()

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tandem.core.clock import SystemClock
+from tandem.core.config import Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import JobKey, RequestId, WorkerId
@@ -34,7 +35,6 @@ from tandem.obs.metrics.metrics import HistogramSeries, Metrics
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.shortages import Shortage
-from tandem.routing.worker_view import Pool
 from tests.unit.gateway.instant import instant_events
 
 CALLER = RequestContext(request_id="r", received_at=0.0)

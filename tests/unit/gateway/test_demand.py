@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from tandem.core.ids import GatewayId, RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.gateway.orchestration.demand import DemandCounter, DemandPublisher
 from tandem.gateway.telemetry.usage import Usage
-from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
+from tandem.scaling.demand_totals import DemandTotals
 from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandStore
 from tests.unit.gateway.records import record
@@ -29,13 +28,12 @@ def request(num_tokens: int, model: str = "tiny") -> Request:
     )
 
 
-def tally() -> tuple[DemandCounter, list[Any]]:
-    open_requests: list[Any] = []
-    return DemandCounter(TARGETS, lambda: open_requests), open_requests
+def tally() -> DemandCounter:
+    return DemandCounter(TARGETS, dict)
 
 
 def test_requests_count_on_arrival_and_attention_pairs_at_the_first_token() -> None:
-    counter, _ = tally()
+    counter = tally()
     counter.on_admitted(request(10))
     assert counter.totals()["tiny"] == DemandTotals(num_requests=1, num_input_tokens=10)
     counter.on_first_token(request(10), 4)
@@ -48,7 +46,7 @@ def test_requests_count_on_arrival_and_attention_pairs_at_the_first_token() -> N
 
 
 def test_answers_count_when_they_end() -> None:
-    counter, _ = tally()
+    counter = tally()
     counter.on_admitted(request(10))
     counter.answered(record(usage=Usage(10, 7, 2), first_token_s=0.201, num_gaps=6, num_late_gaps=2))
     counter.answered(record(usage=Usage(10, 3, 2), first_token_s=0.2, num_gaps=20, num_late_gaps=1))
@@ -74,7 +72,7 @@ def test_answers_count_when_they_end() -> None:
 def test_failures_count_only_where_more_workers_would_have_helped(
     outcome: str, first_token_s: float | None, lane: str, late: int, failed: int
 ) -> None:
-    counter, _ = tally()
+    counter = tally()
     counter.on_admitted(request(10))
     counter.answered(record(outcome=outcome, first_token_s=first_token_s, lane=lane))
     counted = counter.totals()["tiny"]
@@ -82,24 +80,9 @@ def test_failures_count_only_where_more_workers_would_have_helped(
 
 
 def test_a_model_that_nobody_serves_is_not_counted() -> None:
-    counter, _ = tally()
+    counter = tally()
     counter.answered(record(model=""))
     assert counter.totals() == {}
-
-
-def test_the_backlog_is_reported_by_model() -> None:
-    counter, active = tally()
-    for is_queued, queued_request in (
-        (True, request(5)),
-        (True, request(6)),
-        (False, request(9)),
-        (True, request(2, "b")),
-    ):
-        active.append(SimpleNamespace(is_queued=is_queued, state=SimpleNamespace(request=queued_request)))
-    assert counter.backlog() == {
-        "tiny": QueueBacklog(num_requests=2, num_tokens=11),
-        "b": QueueBacklog(num_requests=1, num_tokens=2),
-    }
 
 
 @pytest.mark.redis
@@ -107,7 +90,7 @@ async def test_the_demand_is_published_repeatedly_and_withdrawn_at_the_end(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.gateway.orchestration.demand.PERIOD_S", 0.01)
-    counter, _ = tally()
+    counter = tally()
     reader = DemandStore(redis_url, "beat")
     beat = DemandPublisher(GatewayId("g1"), DemandStore(redis_url, "beat"), counter, SystemClock())
     await beat.start()
@@ -124,7 +107,7 @@ async def test_the_demand_is_published_repeatedly_and_withdrawn_at_the_end(
 
 async def test_an_unreachable_redis_does_not_stop_the_publisher(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.gateway.orchestration.demand.PERIOD_S", 0.01)
-    counter, _ = tally()
+    counter = tally()
     beat = DemandPublisher(GatewayId("g1"), DemandStore(f"unix://{tmp_path}/none.sock", "beat"), counter, SystemClock())
     await beat.start()
     await asyncio.sleep(0.05)

@@ -11,12 +11,13 @@ import grpc
 import httpx
 import pytest
 
-from tandem.admission.quota import Levels, QuotaLimits
+from tandem.admission.quota import REQUESTS, Levels, QuotaLimits, ReservationResult
+from tandem.admission.quota_errors import RateLimitedError
 from tandem.admission.token_bucket import UNIT
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import FinishReason
 from tandem.core.request_stages import Stage
-from tandem.gateway.context.rate_limits import RateLimitedError, rate_limit_headers
+from tandem.gateway.context.rate_limits import rate_limit_headers
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front, ScriptedStream
 from tests.unit.gateway.parity import (
@@ -341,11 +342,10 @@ def test_prompts_that_can_never_all_be_admitted_are_refused_before_the_first(
 
 
 def test_a_quota_refusal_reports_the_remaining_quota_alike(front: Front, http: httpx.Client, stub: Any) -> None:
-    left = rate_limit_headers(Levels(0, 2 * UNIT), QuotaLimits(requests_per_minute=10, tokens_per_minute=5))
+    result = ReservationResult(Levels(0, 2 * UNIT), refused=REQUESTS, wait_ms=6100)
 
     def refuse(_: object) -> NoReturn:
-        error = TandemError(ErrorKind.QUOTA, "no", retry_after_s=6.1, reason="requests_per_minute")
-        raise RateLimitedError(error, left)
+        raise RateLimitedError(result, QuotaLimits(requests_per_minute=10, tokens_per_minute=5))
 
     front.dispatch.script = refuse
     answer = http.post("/v1/completions", json=whole_body("completion", {}))

@@ -13,13 +13,14 @@ import pytest
 from redis.asyncio import Redis
 
 from tandem.admission.quota import Reservation
+from tandem.admission.quota_errors import RateLimitedError
+from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
-from tandem.gateway.context.rate_limits import RateLimitedError
+from tandem.gateway.context.rate_limits import rate_limit_headers
 from tandem.gateway.tenants import quotas as quotas_module
-from tandem.gateway.tenants.quota_reservation import QuotaReservation, UnlimitedReservation
 from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.quota_store import RedisQuotas
@@ -103,8 +104,12 @@ async def enter(quotas: TenantQuotas, who: Tenant, prompt: int = 1, output: int 
     return entry
 
 
+def headers(found: QuotaReservation | RateLimitedError) -> dict[str, str]:
+    return rate_limit_headers(found.levels, found.limits)
+
+
 def num_left(found: QuotaReservation | RateLimitedError, quantity: str) -> int:
-    return int(found.rate_limits[f"x-ratelimit-remaining-{quantity}"])
+    return int(headers(found)[f"x-ratelimit-remaining-{quantity}"])
 
 
 async def refusal(quotas: TenantQuotas, who: Tenant, prompt: int = 1, output: int = 0) -> TandemError:
@@ -161,7 +166,7 @@ async def test_a_refusal_names_its_limit_and_the_retry_time(gateways: Gateways) 
     quotas = gateways.add()
     who = tenant(requests_per_minute=6, tokens_per_minute=600, max_concurrency=1)
     entry = await enter(quotas, who, 300)
-    assert entry.rate_limits == {
+    assert headers(entry) == {
         "x-ratelimit-limit-requests": "6",
         "x-ratelimit-remaining-requests": "5",
         "x-ratelimit-reset-requests": "10s",
@@ -255,9 +260,7 @@ async def test_whoever_has_no_limits_costs_no_round_trip(gateways: Gateways) -> 
     quotas = gateways.add("unix:///nowhere/at-all.sock")
     for who in (OPEN, tenant(), tenant(max_prompt_tokens=5)):
         quotas.check_feasible(who, [(10**9, 10**9)] * 1000)
-        entry = await quotas.enter(who, 10**9, 10**9)
-        assert isinstance(entry, UnlimitedReservation) and entry.rate_limits == {}
-        entry.close()
+        assert await quotas.enter(who, 10**9, 10**9) is None
     assert quotas.is_reachable
 
 
@@ -414,7 +417,7 @@ async def test_alone_a_request_may_be_larger_than_the_part_of_one_gateway(
     who = tenant(tokens_per_minute=1000)
     server.stop()
     entry = await enter(one, who, 900)
-    assert entry.rate_limits["x-ratelimit-limit-tokens"] == "500"
+    assert headers(entry)["x-ratelimit-limit-tokens"] == "500"
     entry.watch(lambda: TokenUsage(900, 0))
     entry.close()
     assert (await refusal(one, who, 1)).retry_after_s == pytest.approx(401 * 0.12)

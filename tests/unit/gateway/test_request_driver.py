@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 
+from tandem.admission.quota import Levels, QuotaLimits, Reservation
+from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, RequestId
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
-from tandem.gateway.context.interfaces import Meter
 from tandem.gateway.context.request_context import RequestContext
 from tandem.orchestration import request_queue
 from tandem.orchestration.director import RequestDirector
@@ -239,30 +239,19 @@ async def test_a_client_may_end_one_choice_while_others_continue(rig: Rig) -> No
     assert [event async for event in stream] == ends
 
 
-class _Entry:
-    """Count how often the entry is closed."""
-
-    rate_limits: ClassVar[dict[str, str]] = {}
-    num_closes = 0
-
-    def watch(self, meter: Meter) -> None:
-        pass
-
-    def close(self) -> None:
-        self.num_closes += 1
-
-
 class _Quotas:
-    """Admit every request under one entry."""
+    """Admit every request, and count how many reservations are closed."""
 
-    def __init__(self) -> None:
-        self.entry = _Entry()
+    num_closed = 0
 
     def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
         pass
 
-    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> _Entry:
-        return self.entry
+    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation:
+        def on_close(*_: object) -> None:
+            self.num_closed += 1
+
+        return QuotaReservation(Reservation("one", 1, 0), Levels(), QuotaLimits(), on_close, is_shared=True)
 
 
 async def test_a_failure_after_admission_releases_the_quota(
@@ -273,13 +262,13 @@ async def test_a_failure_after_admission_releases_the_quota(
     rig = make_rig(quotas=quotas)
     await rig.start()
 
-    def breaks(*_: object) -> None:
+    def breaks(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(RequestDirector, "submit", breaks)
     with pytest.raises(ZeroDivisionError):
         await rig.open()
-    assert quotas.entry.num_closes == 1 and not rig.left_over()
+    assert quotas.num_closed == 1 and not rig.left_over()
 
 
 async def test_a_request_waits_less_long_for_a_missing_worker_than_for_a_full_one(
@@ -321,7 +310,7 @@ async def test_a_failing_placement_ends_only_its_own_request(rig: Rig) -> None:
     await until(lambda: rig.dispatch.ready() is None)
     broken, other = await rig.running(), await rig.running()
 
-    def breaks(*_: object) -> None:
+    def breaks(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
     broken.state.reported = breaks  # type: ignore[method-assign, assignment]

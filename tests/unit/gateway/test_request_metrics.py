@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
-from tandem.gateway.telemetry.request_metrics import FirstToken, RequestMetrics
+from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.gateway.telemetry.token_timing import TokenTiming
 from tandem.gateway.telemetry.usage import Usage
@@ -133,8 +133,8 @@ def test_a_sampled_answer_is_an_exemplar() -> None:
     measures = RequestMetrics(metrics)
     measures.answered(replace(RECORD, trace="ab" * 16))
     labels = ("chat", "tiny", "acme", Lane.BATCH)
-    for first in (FirstToken(*labels, 0.2, "cd" * 16), FirstToken(*labels, 0.3, "")):
-        measures.begun(first)
+    measures.begun(*labels, 0.2, "cd" * 16)
+    measures.begun(*labels, 0.3, "")
     (duration,) = points(metrics, "gen_ai.server.request.duration").values()
     assert [exemplar.trace for exemplar in duration.exemplars.values()] == ["ab" * 16]
     (first,) = points(metrics, "gen_ai.server.time_to_first_token").values()

@@ -7,13 +7,16 @@ import io
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import pytest
 
 from tandem.admission.api_keys import hash_text, key_digest
+from tandem.admission.quota import Levels, QuotaLimits, Reservation
+from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import Tenant
+from tandem.admission.token_bucket import UNIT
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
@@ -22,7 +25,7 @@ from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.gateway.app import GatewayApp
-from tandem.gateway.context.interfaces import Meter, ServedModel
+from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.tenants_file import parse_tenants
@@ -155,25 +158,11 @@ async def test_keys_are_never_logged(gateway: TenantGateway) -> None:
 # ---- the dispatch and its quotas
 
 
-class Entry:
-    rate_limits: ClassVar[dict[str, str]] = {"x-ratelimit-limit-requests": "7"}
-
-    def __init__(self) -> None:
-        self.closes: list[TokenUsage | None] = []
-        self._meter: Meter = lambda: None
-
-    def watch(self, meter: Meter) -> None:
-        self._meter = meter
-
-    def close(self) -> None:
-        self.closes.append(self._meter())
-
-
 class ScriptedQuotas:
-    """Admit unless `refusal` is set, and wait for `gate`."""
+    """Admit unless `refusal` is set, and wait for `gate`. `settled`: what each reservation used, in order of ends."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.settled: list[TokenUsage | None] = []
         self.requested: list[tuple[str, int, int]] = []
         self.checked: list[tuple[str, Sequence[tuple[int, int]]]] = []
         self.refusal: TandemError | None = None
@@ -182,14 +171,19 @@ class ScriptedQuotas:
     def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
         self.checked.append((tenant.id, sizes))
 
-    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> Entry:
+    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation:
         self.requested.append((tenant.id, num_prompt_tokens, max_output_tokens))
         if self.gate is not None:
             await self.gate.wait()
         if self.refusal is not None:
             raise self.refusal
-        self.entries.append(Entry())
-        return self.entries[-1]
+        return QuotaReservation(
+            Reservation("one", 1, 0),
+            Levels(requests=7 * UNIT),
+            QuotaLimits(requests_per_minute=7),
+            lambda _, spent: self.settled.append(spent),
+            is_shared=True,
+        )
 
 
 @pytest.fixture
@@ -207,16 +201,14 @@ async def rig(make_rig: Callable[..., Rig], quotas: ScriptedQuotas) -> Rig:
 async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas: ScriptedQuotas) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
-    assert request.rate_limits == {"x-ratelimit-limit-requests": "7"}
+    assert request.rate_limits["x-ratelimit-limit-requests"] == "7"
     key = request.state.key
     prefill.publish(token(key, 0))
     decode.publish(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))
     async for _ in request:
         pass
     request.close()
-    assert quotas.requested == [("open", 16, 3)] and [entry.closes for entry in quotas.entries] == [
-        [TokenUsage(16 - 8, 3)]
-    ]
+    assert quotas.requested == [("open", 16, 3)] and quotas.settled == [TokenUsage(16 - 8, 3)]
 
 
 @pytest.mark.parametrize("num_cached", [None, 8])
@@ -229,7 +221,7 @@ async def test_a_disconnected_client_pays_for_the_prompt_and_the_delivered_token
     await anext(aiter(request))
     request.close()
     request.close()
-    assert quotas.entries[0].closes == [TokenUsage(16 - (num_cached or 0), 1)]
+    assert quotas.settled == [TokenUsage(16 - (num_cached or 0), 1)]
 
 
 async def test_tokens_cached_by_an_earlier_attempt_are_charged(rig: Rig, quotas: ScriptedQuotas) -> None:
@@ -245,7 +237,7 @@ async def test_tokens_cached_by_an_earlier_attempt_are_charged(rig: Rig, quotas:
     decode.publish(Finished(again, FinishReason.LENGTH, 2, 15))
     events = [event async for event in request]
     assert events[-1] == Finished(again, FinishReason.LENGTH, 2, 0)
-    assert quotas.entries[0].closes == [TokenUsage(16, 2)]
+    assert quotas.settled == [TokenUsage(16, 2)]
 
 
 async def test_tokens_may_arrive_before_the_submit_reply(rig: Rig, quotas: ScriptedQuotas) -> None:
@@ -259,7 +251,7 @@ async def test_tokens_may_arrive_before_the_submit_reply(rig: Rig, quotas: Scrip
     async for _ in request:
         pass
     prefill.hold_submit.set()
-    assert quotas.entries[0].closes == [TokenUsage(16, 2)]
+    assert quotas.settled == [TokenUsage(16, 2)]
 
 
 def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[OpenRequest, Callable[..., None]]:
@@ -299,7 +291,7 @@ async def test_a_request_that_never_ran_costs_nothing(rig: Rig, quotas: Scripted
     request = await rig.open()
     await until(lambda: request.state.key.attempt > 0 and request.state.phase is JobGroupPhase.QUEUED)
     request.close()
-    assert quotas.entries[0].closes == [None]
+    assert quotas.settled == [None]
 
 
 async def test_a_quota_that_refuses_leaves_nothing(rig: Rig, quotas: ScriptedQuotas) -> None:
@@ -331,7 +323,7 @@ async def test_a_drain_during_admission_releases_the_quota(rig: Rig, quotas: Scr
     quotas.gate.set()
     with pytest.raises(TandemError) as refused:
         await opening
-    assert refused.value.kind is ErrorKind.DRAINING and quotas.entries[0].closes == [None]
+    assert refused.value.kind is ErrorKind.DRAINING and quotas.settled == [None]
 
 
 async def test_a_tenants_own_policy_beats_that_of_the_gateway(rig: Rig) -> None:

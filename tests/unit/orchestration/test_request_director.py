@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, Finished, FinishReason, SampledToken, Token
@@ -11,6 +13,7 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import EndRequest, SubmitJob
 from tandem.orchestration.director import RequestDirector
 from tandem.routing.worker_view import WorkerView
+from tandem.scaling.demand_totals import QueueBacklog
 from tests.unit.orchestration.known_workers import BookedWorkers
 
 WORKER = WorkerRef(WorkerId("w"), Incarnation(1), "w:1")
@@ -51,3 +54,15 @@ def test_a_request_whose_only_waiting_choice_is_closed_leaves_the_queue_and_goes
     tokens = [Token(second.job.key, index, SampledToken(7)) for index in (1, 2)]
     commands = director.on_worker_events(WORKER, [*tokens, Finished(second.job.key, FinishReason.LENGTH, 3, 0)], 4.0)
     assert isinstance(commands[-1], EndRequest) and isinstance(commands[-1].outcome, Finished)
+
+
+def test_the_backlog_counts_the_waiting_requests_of_each_model() -> None:
+    view = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
+    director = RequestDirector(BookedWorkers([view]), GatewayConfig(), lambda request: HandoffId("h"))
+    for name, model, num_tokens in (("running", "m", 9), ("r1", "one", 5), ("r2", "one", 6), ("r3", "two", 2)):
+        request = replace(REQUEST, id=RequestId(name), model=model, prompt_tokens=(1,) * num_tokens)
+        director.submit(request, 0.0)
+    assert director.backlog() == {
+        "one": QueueBacklog(num_requests=2, num_tokens=11),
+        "two": QueueBacklog(num_requests=1, num_tokens=2),
+    }

@@ -7,22 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.core.config import GatewayConfig
+from tandem.admission.tenant import OPEN
+from tandem.core.config import Disaggregation, GatewayConfig, Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import FindConsumer, Requeue
-from tandem.orchestration.request_queue import REFUSAL_BACKOFF_S, Dispatchable, PlacementQueue, RequestTerms
+from tandem.orchestration.request_queue import REFUSAL_BACKOFF_S, Dispatchable, PlacementQueue
 from tandem.routing import prefix_fetch_backoff as prefix_fetches
 from tandem.routing.circuit_breaker import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
 from tandem.routing.placement import RemotePrefixSource
 from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.prefix_index import PrefixHit
-from tandem.routing.router import Disaggregation
 from tandem.routing.worker_ranking import WorkerRanking
-from tandem.routing.worker_view import Pool, WorkerView
+from tandem.routing.worker_view import WorkerView
 
 SLOW = StepCost(1e-3, 1e-3, 1e-4, 0.0, 0.0)
 HASHES = [BlockHash(bytes([i]) * 16) for i in range(20)]
@@ -85,7 +85,7 @@ def request(name: str = "r", **rest: object) -> Request:
 
 def test_hits_are_looked_up_when_a_request_is_placed_and_its_charge_is_what_is_left() -> None:
     rig = Rig(P1, P2, D1)
-    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
+    rig.waiting.admit(request(), hashes=HASHES)
     assert rig.held.num_looks == 0 and rig.waiting.queue.charged(RequestId("r")) == 320
     rig.held.hits = {P2.ref: PrefixHit(19, 19)}
     turn = rig.next()
@@ -97,7 +97,7 @@ def test_hits_are_looked_up_when_a_request_is_placed_and_its_charge_is_what_is_l
 def test_a_returned_request_is_charged_in_full_and_looked_up_again() -> None:
     rig = Rig(P1, P2, D1)
     rig.held.hits = {P2.ref: PrefixHit(19, 19)}
-    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
+    rig.waiting.admit(request(), hashes=HASHES)
     rig.next()
     served = dict(rig.waiting.queue.served())
     rig.waiting.refused([P2.ref], 0.0)
@@ -114,7 +114,7 @@ def test_a_returned_request_is_charged_in_full_and_looked_up_again() -> None:
 def test_a_prompt_with_logprobs_uses_no_hits() -> None:
     rig = Rig(P1, D1)
     rig.held.hits = {P1.ref: PrefixHit(19, 19)}
-    rig.waiting.admit(request(prompt_logprobs=1), RequestTerms(hashes=HASHES))
+    rig.waiting.admit(request(prompt_logprobs=1), hashes=HASHES)
     assert hit_blocks(rig.next()) == 0 and rig.waiting.queue.charged(RequestId("r")) == 320
 
 
@@ -131,16 +131,16 @@ def test_without_hashes_the_estimate_is_the_tenants_history() -> None:
 def test_a_deadline_that_only_a_prefix_makes_possible_is_accepted() -> None:
     rig = Rig(P1, D1)
     with pytest.raises(TandemError) as missed:
-        rig.waiting.admit(request(), RequestTerms(timeout_s=0.1, hashes=HASHES))
+        rig.waiting.admit(request(), timeout_s=0.1, hashes=HASHES)
     assert missed.value.kind is ErrorKind.SLO_MISS
     rig.held.hits = {P1.ref: PrefixHit(19, 19)}
-    assert rig.waiting.admit(request(), RequestTerms(timeout_s=0.1, hashes=HASHES)).leaves is None
+    assert rig.waiting.admit(request(), timeout_s=0.1, hashes=HASHES).leaves is None
 
 
 def test_a_worker_that_would_reject_the_prompt_accepts_the_uncached_part() -> None:
     load = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=load), D1)
-    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
+    rig.waiting.admit(request(), hashes=HASHES)
     assert rig.waiting.next(0.0) is None
     assert not rig.waiting.may_go_on(rig.views[P1.ref])
     rig.held.hits = {P1.ref: PrefixHit(18, 18)}
@@ -150,7 +150,7 @@ def test_a_worker_that_would_reject_the_prompt_accepts_the_uncached_part() -> No
 def test_a_remote_prefix_is_not_charged_and_widens_the_choice() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
-    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
+    rig.waiting.admit(request(), hashes=HASHES)
     assert rig.waiting.next(0.0) is None
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     turn = rig.next()
@@ -163,7 +163,7 @@ def test_a_failing_link_is_not_used_for_prefix_fetches_until_retried() -> None:
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     used_remote_prefix = []
     for name, now in (("a", 0.0), ("b", 0.0), ("c", 0.0), ("d", prefix_fetches.FIRST_BACKOFF_S)):
-        rig.waiting.admit(request(name), RequestTerms(hashes=HASHES))
+        rig.waiting.admit(request(name), hashes=HASHES)
         turn = rig.waiting.next(now)
         assert turn is not None
         used_remote_prefix.append(turn.placement.prefix is not None)
@@ -176,7 +176,7 @@ def test_a_worker_with_capacity_for_the_rest_wakes_the_queue() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(100,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
-    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
+    rig.waiting.admit(request(), hashes=HASHES)
     assert rig.waiting.next(0.0) is None
     less = replace(P1, load=replace(full, lane_tokens=(210,) * 3))
     assert rig.waiting.may_go_on(less)
@@ -187,14 +187,14 @@ def test_only_the_first_request_is_tried() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(0,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
     for i in range(50):
-        rig.waiting.admit(request(f"r{i}"), RequestTerms(hashes=HASHES))
+        rig.waiting.admit(request(f"r{i}"), hashes=HASHES)
     assert rig.waiting.next(0.0) is None and rig.held.num_looks == 1
 
 
 def test_a_consumer_is_found_without_queueing_and_charge() -> None:
     second = worker("d2", "decode")
     rig = Rig(P1, second, D1)
-    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
+    rig.waiting.admit(request(), hashes=HASHES)
     rig.next()
     seek = FindConsumer(0, P1.ref, unfit=frozenset({D1.ref}))
     assert rig.waiting.pick_consumer("m", seek, 0.0) == second.ref
@@ -265,7 +265,7 @@ def test_a_migration_prefers_a_failing_worker_to_none() -> None:
 @pytest.mark.parametrize(("mode", "path"), [("prefer", "fallback;reason=kv_lost"), ("strict", "remote")])
 def test_a_request_with_lost_kv_is_computed_on_one_worker_where_allowed(mode: Disaggregation, path: str) -> None:
     rig = Rig(P1, D1)
-    rig.waiting.admit(request(), RequestTerms(policy=mode))
+    rig.waiting.admit(request(), replace(OPEN, disaggregation=mode))
     rig.next()
     rig.waiting.failed(RequestId("r"), Requeue(frozenset(), has_failed=True, is_undivided=True))
     rig.waiting.queue.put_back(RequestId("r"))

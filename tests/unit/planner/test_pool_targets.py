@@ -13,14 +13,13 @@ from tandem.core.config import PlannerConfig, SloConfig
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
-from tandem.planner.demand_delta import DemandDeltaResult
-from tandem.planner.planner_loop import build_observation
 from tandem.planner.policy import most_of, targets_of
 from tandem.planner.pool_targets import compute_targets
-from tandem.planner.worker_state import WorkerState
 from tandem.scaling.cluster_state import Demand, WorkerCapacity
 from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
+from tandem.scaling.demand_totals import QueueBacklog
 from tandem.scaling.scaler import Scaler, role_changes
+from tandem.scaling.worker_state import WorkerState, build_observation
 
 NONE: dict[str, int] = {}
 ABLE = WorkerCapacity(
@@ -156,7 +155,7 @@ def test_the_scaler_gets_its_target_from_a_full_pool() -> None:
     fleet = list(REASSIGNED)
     seen: list[tuple[int, int]] = []
     for number in range(1, 200):
-        observed = build_observation(5.0 * number, DemandDeltaResult(DEMAND, "", num_gateways=1), fleet, NONE)
+        observed = build_observation(5.0 * number, DEMAND, QueueBacklog(), fleet, NONE)
         fleet = carried_out(fleet, scaler.decide(observed), most_of(config), oldest_go=True)
         seen.append(roles(fleet))
     assert set(seen) == {(2, 3)}, seen

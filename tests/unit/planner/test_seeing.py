@@ -10,13 +10,13 @@ from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.planner.demand_delta import DemandDelta, DemandDeltaResult
-from tandem.planner.planner_loop import build_observation, problem_of
+from tandem.planner.planner_loop import problem_of
 from tandem.planner.policy import targets_of
 from tandem.planner.pool_targets import chosen_for, pool_targets
-from tandem.planner.worker_state import WorkerState
 from tandem.scaling.cluster_state import PoolState, WorkerCapacity
 from tandem.scaling.decision import ReplicaTarget, RoleChange
 from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
+from tandem.scaling.worker_state import WorkerState, build_observation
 from tandem.stores.demand_store import DemandRecord
 
 WAITING = QueueBacklog(num_requests=2, num_tokens=40)
@@ -113,12 +113,12 @@ def test_what_is_observed() -> None:
         worker("m", "mixed", num_jobs=2),
     ]
     delta = grown((0.0, [word("a", 1)]), (2.0, [word("a", 3, backlog=WAITING)]))
-    seen = build_observation(2.0, delta, workers, {"decode": 2})
+    seen = build_observation(2.0, delta.demand, delta.backlog, workers, {"decode": 2})
     assert (seen.prefill, seen.mixed) == (PoolState(1), PoolState(1))
     assert seen.decode == PoolState(num_serving=3, num_starting=2, num_draining=1)
     assert (seen.num_queued_tokens, seen.num_queued_requests, seen.num_running_seqs) == (40 + 5 * 7, 2, 4 + 5 + 2)
     assert seen.prefill_worker == seen.decode_worker == able(1.0)
-    alone = build_observation(2.0, delta, [silent("p", "prefill"), worker("m", "mixed")], {})
+    alone = build_observation(2.0, delta.demand, delta.backlog, [silent("p", "prefill"), worker("m", "mixed")], {})
     assert alone.prefill_worker == able(1.0), "a mixed one does both"
 
 

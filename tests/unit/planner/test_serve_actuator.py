@@ -10,7 +10,7 @@ import pytest
 from tandem.core.ids import Incarnation, PlannerId, ServeId, WorkerId, WorkerRef
 from tandem.planner.actuator import ActuatorFailed
 from tandem.planner.serve_actuator import ServeActuator
-from tandem.planner.worker_state import WorkerState
+from tandem.scaling.worker_state import WorkerState
 from tandem.stores.replica_targets import TargetRecord
 
 ME = PlannerId("p1")

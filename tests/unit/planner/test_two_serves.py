@@ -18,15 +18,14 @@ from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.planner import serve_policy
 from tandem.planner.actuator import ActuatorFailed
-from tandem.planner.demand_delta import DemandDeltaResult
-from tandem.planner.planner_loop import build_observation
 from tandem.planner.policy import most_of, targets_of
 from tandem.planner.pool_targets import compute_targets
 from tandem.planner.serve_actuator import ServeActuator
 from tandem.planner.serve_policy import ReplicaPolicy
-from tandem.planner.worker_state import WorkerState
 from tandem.scaling.cluster_state import Demand, WorkerCapacity
+from tandem.scaling.demand_totals import QueueBacklog
 from tandem.scaling.scaler import Scaler
+from tandem.scaling.worker_state import WorkerState, build_observation
 from tandem.stores.replica_targets import DEPLOYED_TTL_S, TTL_S, TargetRecord
 
 CONFIG = PlannerConfig(mode="act", min_prefill=1, max_prefill=6, min_decode=2, max_decode=4)
@@ -139,9 +138,7 @@ class Fleet:
         except ActuatorFailed as reason:
             self.held.append(str(reason))
             return
-        decision = self._scaler.decide(
-            build_observation(self.board.now, DemandDeltaResult(DEMAND, "", num_gateways=1), workers, starting)
-        )
+        decision = self._scaler.decide(build_observation(self.board.now, DEMAND, QueueBacklog(), workers, starting))
         assert not decision.changes
         pool_targets = compute_targets(decision, workers, starting, most_of(CONFIG))
         await self._actuator.carry_out("m", pool_targets, decision.reasons, workers)

@@ -13,7 +13,7 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import HORIZON_STEPS, WorkerLoad
 from tandem.planner.worker_inventory import WorkerInventory
-from tandem.planner.worker_state import WorkerState
+from tandem.scaling.worker_state import WorkerState
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import WorkerRegistry
 from tandem.wire.gen import kv_pb2, worker_pb2

@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.worker_load import WorkerLoad
-from tandem.planner.worker_state import WorkerState
+from tandem.scaling.worker_state import WorkerState
 from tests.unit.planner.kube_server import KubeServer, Object
 
 CLUSTER, SERVICE = "llm-raycluster-x1", "llm"

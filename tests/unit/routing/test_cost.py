@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.core.config import Pool, RoutingPolicy
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
 from tandem.core.topology import Distance, Topology
@@ -15,14 +16,13 @@ from tandem.routing.candidates import pick_migration_target
 from tandem.routing.cost import NO_ROOM_S, decode_cost, prefill_cost, transfer_s
 from tandem.routing.link_bandwidth import PRIOR_BANDWIDTH, LinkBandwidth
 from tandem.routing.placement import NoPlacement, Placement
-from tandem.routing.policies import RoutingPolicy
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.remote_prefix import MESSAGES_S, RemotePrefixPlan, plan_remote_prefix
 from tandem.routing.router import BUSY, WORTH_WAITING, Routing, place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_speed import WorkerSpeed
-from tandem.routing.worker_view import Pool, WorkerView
+from tandem.routing.worker_view import WorkerView
 from tests.unit.routing.rankings import ranking_of
 
 GPU = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
@@ -111,10 +111,7 @@ def test_the_decode_worker_has_few_sequences_and_free_blocks() -> None:
     full = decode_cost(WorkerSpeed(worker("d1", "decode", num_free_blocks=10), has_step_costs=True), request(1000))
     assert busy.decode_s > free.decode_s
     assert (free.room_s, full.room_s) == (0.0, NO_ROOM_S)
-    assert (
-        chosen(place(linked_cluster(P1, worker("d1", "decode", num_free_blocks=10), D2), request(1000), "prefer"))
-        == "p1 d2"
-    )
+    assert chosen(place(linked_cluster(P1, worker("d1", "decode", num_free_blocks=10), D2), request(1000))) == "p1 d2"
 
 
 @pytest.mark.parametrize(
@@ -124,9 +121,7 @@ def test_a_cached_prefix_is_worth_a_queue_that_costs_less(queued_at_p1: int, exp
     cluster, links = linked_cluster(worker("p1", "prefill", num_queued_tokens=queued_at_p1), P2, D1), LinkBandwidth()
     links.observe(P1, D1, 1 << 34, 0.1)
     links.observe(P2, D1, 1 << 34, 0.1)
-    placed = place(
-        cluster, request(16_000, {"p1": 12_000}), "prefer", routing=Routing(links=links, remote_prefix=False)
-    )
+    placed = place(cluster, request(16_000, {"p1": 12_000}), routing=Routing(links=links, remote_prefix=False))
     assert chosen(placed).startswith(expected)
 
 
@@ -156,25 +151,25 @@ HELD = {"p1": 12_000}
 def test_a_remote_prefix_is_fetched_where_that_takes_less_than_computing_it(
     workers: tuple[WorkerView, ...], hits: Mapping[str, int], expected: str
 ) -> None:
-    assert describe(place(linked_cluster(*workers), request(16_000, hits), "prefer")) == expected
+    assert describe(place(linked_cluster(*workers), request(16_000, hits))) == expected
 
 
 def test_no_prefix_is_fetched_over_a_slow_or_failed_link_or_when_switched_off() -> None:
     cluster, slow = linked_cluster(BUSY_HOLDER, P2, D1), LinkBandwidth()
     slow.observe(BUSY_HOLDER, P2, 1 << 32, 100.0)
     routing_request = request(16_000, HELD)
-    assert describe(place(cluster, routing_request, "prefer", routing=Routing(links=slow))) == "p2 d1"
-    assert describe(place(cluster, routing_request, "prefer", routing=Routing(remote_prefix=False))) == "p2 d1"
+    assert describe(place(cluster, routing_request, routing=Routing(links=slow))) == "p2 d1"
+    assert describe(place(cluster, routing_request, routing=Routing(remote_prefix=False))) == "p2 d1"
     for failed in ((P2.ref, P1.ref), (P1.ref, P2.ref)):
         apart = ranking_of([BUSY_HOLDER, P2, D1], cluster.linked, frozenset({failed}))
-        assert describe(place(apart, routing_request, "prefer")) == "p2 d1"
-    suspected = place(cluster, routing_request, "prefer", frozenset({P1.ref}))
+        assert describe(place(apart, routing_request)) == "p2 d1"
+    suspected = place(cluster, routing_request, frozenset({P1.ref}))
     assert describe(suspected) == "p2 d1", "excluded workers serve no prefixes"
 
 
 def test_a_local_placement_fetches_too() -> None:
     busy = worker("m1", "mixed", num_queued_tokens=40_000)
-    placed = place(linked_cluster(busy, worker("m2", "mixed")), request(16_000, {"m1": 12_000}), "off")
+    placed = place(linked_cluster(busy, worker("m2", "mixed")), request(16_000, {"m1": 12_000}, mode="off"))
     assert describe(placed) == "m2 m2 reads 12000 of m1"
     assert isinstance(placed, Placement)
     assert placed.reasons["prefix"] == {"source": "m1", "num_blocks": 750}
@@ -183,8 +178,8 @@ def test_a_local_placement_fetches_too() -> None:
 def test_a_worker_that_would_reject_the_prompt_accepts_it_with_a_remote_prefix() -> None:
     full = {"lane_tokens": (1500,) * 3, "lane_longest": (1000,) * 3, "num_horizon_tokens": 1024}
     cluster = linked_cluster(worker("p1", "prefill", num_queued_tokens=90_000), worker("p2", "prefill", **full), D1)
-    assert place(cluster, request(16_000), "prefer", frozenset({P1.ref})) is BUSY
-    assert describe(place(cluster, request(12_080, HELD), "prefer")) == "p2 d1 reads 12000 of p1"
+    assert place(cluster, request(16_000), frozenset({P1.ref})) is BUSY
+    assert describe(place(cluster, request(12_080, HELD))) == "p2 d1 reads 12000 of p1"
 
 
 def fetch_plan(producer: WorkerView, consumer: WorkerView, hits: Mapping[str, int] | None = None) -> RemotePrefixPlan:
@@ -224,15 +219,13 @@ def test_a_prefix_fetch_is_hidden_by_the_queue() -> None:
 
 def test_blocks_only_in_host_memory_are_not_served() -> None:
     hits = {P1.ref: PrefixHit(750, 0)}
-    assert (
-        describe(place(linked_cluster(BUSY_HOLDER, P2, D1), replace(request(16_000), hits=hits), "prefer")) == "p2 d1"
-    )
+    assert describe(place(linked_cluster(BUSY_HOLDER, P2, D1), replace(request(16_000), hits=hits))) == "p2 d1"
 
 
 def test_a_holder_is_found_however_loaded_it_is() -> None:
     idle = [worker(f"p{i}", "prefill") for i in range(2, 60)]
     cluster = linked_cluster(worker("p1", "prefill", num_queued_tokens=500), *idle, D1)
-    assert chosen(place(cluster, request(16_000, {"p1": 15_000}), "prefer")) == "p1 d1"
+    assert chosen(place(cluster, request(16_000, {"p1": 15_000}))) == "p1 d1"
 
 
 def test_blocks_held_by_a_consumer_attract_the_request() -> None:
@@ -240,22 +233,19 @@ def test_blocks_held_by_a_consumer_attract_the_request() -> None:
     links.observe(P1, D1, 1 << 30, 4.0)
     cluster = linked_cluster(P1, D1, D2)
     for key in map(str, range(8)):
-        assert (
-            chosen(place(cluster, request(8000, {"d2": 7000}, key=key), "prefer", routing=Routing(links=links)))
-            == "p1 d2"
-        )
+        assert chosen(place(cluster, request(8000, {"d2": 7000}, key=key), routing=Routing(links=links))) == "p1 d2"
 
 
 def test_the_nearer_of_two_consumers_is_chosen_before_anything_was_measured() -> None:
     here, there = Topology("h1", "r1", "z1"), Topology("h2", "r2", "z2")
     cluster = linked_cluster(replace(P1, topology=here), replace(D1, topology=there), replace(D2, topology=here))
-    assert {chosen(place(cluster, request(16_000, key=str(i)), "prefer")) for i in range(8)} == {"p1 d2"}
+    assert {chosen(place(cluster, request(16_000, key=str(i)))) for i in range(8)} == {"p1 d2"}
 
 
 def test_equal_views_give_equal_placements_and_equals_share_the_requests() -> None:
     cluster = linked_cluster(P1, P2, D1, D2)
-    seen = [chosen(place(cluster, request(500, key=f"r{i}"), "prefer")) for i in range(200)]
-    assert seen == [chosen(place(cluster, request(500, key=f"r{i}"), "prefer")) for i in range(200)]
+    seen = [chosen(place(cluster, request(500, key=f"r{i}"))) for i in range(200)]
+    assert seen == [chosen(place(cluster, request(500, key=f"r{i}"))) for i in range(200)]
     assert {name: 20 < seen.count(name) < 120 for name in set(seen)} == dict.fromkeys(
         ("p1 d1", "p1 d2", "p2 d1", "p2 d2"), True
     )
@@ -263,13 +253,13 @@ def test_equal_views_give_equal_placements_and_equals_share_the_requests() -> No
 
 def test_a_session_stays_where_it_is_among_equals_and_only_there() -> None:
     cluster = linked_cluster(P1, P2, D1, D2)
-    homes = {chosen(place(cluster, request(500, key=f"r{i}", session="alice"), "prefer")) for i in range(50)}
+    homes = {chosen(place(cluster, request(500, key=f"r{i}", session="alice"))) for i in range(50)}
     assert len(homes) == 1
     (home,) = homes
     producer = P1 if home.startswith("p1") else P2
     busy = replace(producer, load=replace(producer.load, num_queued_tokens=20_000))
     moved = linked_cluster(*(busy if view is producer else view for view in (P1, P2, D1, D2)))
-    assert not chosen(place(moved, request(500, session="alice"), "prefer")).startswith(producer.ref.id)
+    assert not chosen(place(moved, request(500, session="alice"))).startswith(producer.ref.id)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +276,7 @@ def test_a_session_stays_where_it_is_among_equals_and_only_there() -> None:
 def test_auto_splits_where_that_costs_less_and_reports_why_not(
     workers: tuple[WorkerView, ...], routing_request: RoutingRequest, path: str
 ) -> None:
-    placed = place(linked_cluster(*workers), routing_request, "auto")
+    placed = place(linked_cluster(*workers), replace(routing_request, mode="auto"))
     assert isinstance(placed, Placement) and placed.path == path
     assert placed.picked is not None and placed.reasons["cost_ms"]
     if ";reason=" not in path.removeprefix("fallback") and path == "remote":
@@ -295,7 +285,7 @@ def test_auto_splits_where_that_costs_less_and_reports_why_not(
 
 
 def test_auto_stays_local_while_no_pair_is_linked() -> None:
-    placed = place(ranking_of([P1, D1]), request(8000), "auto")
+    placed = place(ranking_of([P1, D1]), request(8000, mode="auto"))
     assert isinstance(placed, Placement) and placed.path == "fallback;reason=no_link_between_the_workers"
 
 
@@ -308,14 +298,12 @@ def test_a_busy_prefix_holder_is_waited_for_where_that_saves_more() -> None:
         )  # fmt: skip
 
     routing_request, alone = request(30_000, {"p1": 28_000}), Routing(remote_prefix=False)
-    assert place(linked_cluster(holding(2000), P2, D1), routing_request, "prefer", routing=alone) is WORTH_WAITING
-    assert chosen(place(linked_cluster(holding(60_000), P2, D1), routing_request, "prefer", routing=alone)) == "p2 d1"
-    assert chosen(place(linked_cluster(holding(2000), P2, D1), request(30_000), "prefer")) == "p2 d1", (
-        "there is nothing to save"
+    assert place(linked_cluster(holding(2000), P2, D1), routing_request, routing=alone) is WORTH_WAITING
+    assert chosen(place(linked_cluster(holding(60_000), P2, D1), routing_request, routing=alone)) == "p2 d1"
+    assert chosen(place(linked_cluster(holding(2000), P2, D1), request(30_000))) == "p2 d1", "there is nothing to save"
+    assert describe(place(linked_cluster(holding(2000), P2, D1), routing_request)) == "p2 d1 reads 28000 of p1", (
+        "nor to wait for"
     )
-    assert (
-        describe(place(linked_cluster(holding(2000), P2, D1), routing_request, "prefer")) == "p2 d1 reads 28000 of p1"
-    ), "nor to wait for"
 
 
 def test_the_target_of_a_migration() -> None:
@@ -334,30 +322,32 @@ def test_the_target_of_a_migration() -> None:
 @pytest.mark.parametrize("policy", ["random", "round_robin", "least_loaded", "prefix"])
 def test_policies_keep_to_the_filter_and_to_pairs(policy: RoutingPolicy) -> None:
     linked = ranking_of([P1, P2, D1, D2], frozenset({(P2.ref, D1.ref)}))
-    assert chosen(place(linked, request(100, key="r"), "prefer", routing=Routing(policy))) == "p2 d1"
+    assert chosen(place(linked, request(100, key="r"), routing=Routing(policy))) == "p2 d1"
     full = worker("p1", "prefill", lane_tokens=(9, 9, 9), lane_longest=(0, 0, 0), num_horizon_tokens=5)
-    assert chosen(place(linked_cluster(full, P2, D1), request(100), "prefer", routing=Routing(policy))) == "p2 d1"
-    assert isinstance(place(linked_cluster(full, D1), request(100), "prefer", routing=Routing(policy)), NoPlacement)
-    assert chosen(place(linked_cluster(D1, D2), request(100), "off", frozenset({D1.ref}), Routing(policy))) == "d2 d2"
+    assert chosen(place(linked_cluster(full, P2, D1), request(100), routing=Routing(policy))) == "p2 d1"
+    assert isinstance(place(linked_cluster(full, D1), request(100), routing=Routing(policy)), NoPlacement)
+    assert (
+        chosen(place(linked_cluster(D1, D2), request(100, mode="off"), frozenset({D1.ref}), Routing(policy))) == "d2 d2"
+    )
 
 
 def test_policies_order_as_named() -> None:
     cluster = linked_cluster(P1, P2, D1)
-    turns = [chosen(place(cluster, request(9, turn=i), "prefer", routing=Routing("round_robin"))) for i in range(4)]
+    turns = [chosen(place(cluster, request(9, turn=i), routing=Routing("round_robin"))) for i in range(4)]
     assert turns == ["p1 d1", "p2 d1", "p1 d1", "p2 d1"]
-    sampled = {chosen(place(cluster, request(9, key=str(i)), "prefer", routing=Routing("random"))) for i in range(20)}
+    sampled = {chosen(place(cluster, request(9, key=str(i)), routing=Routing("random"))) for i in range(20)}
     assert sampled == {"p1 d1", "p2 d1"}
     busy = linked_cluster(worker("p1", "prefill", num_queued_tokens=10**6), P2, D1)
-    assert chosen(place(busy, request(500, {"p1": 400}), "prefer", routing=Routing("prefix"))) == "p1 d1"
-    assert chosen(place(busy, request(500, {"p1": 400}), "prefer", routing=Routing("least_loaded"))) == "p2 d1"
+    assert chosen(place(busy, request(500, {"p1": 400}), routing=Routing("prefix"))) == "p1 d1"
+    assert chosen(place(busy, request(500, {"p1": 400}), routing=Routing("least_loaded"))) == "p2 d1"
 
 
 def test_workers_are_compared_by_tokens_while_one_has_not_reported_its_costs() -> None:
     slow = replace(worker("p1", "prefill"), step_cost=StepCost(1.0, 1.0, 1.0, 0.0, 0.0))
     unknown = replace(worker("p2", "prefill", num_queued_tokens=5000), step_cost=None)
-    assert chosen(place(linked_cluster(slow, unknown, D1), request(1000), "prefer")) == "p1 d1"
+    assert chosen(place(linked_cluster(slow, unknown, D1), request(1000))) == "p1 d1"
     known = replace(unknown, step_cost=GPU)
-    assert chosen(place(linked_cluster(slow, known, D1), request(1000), "prefer")) == "p2 d1"
+    assert chosen(place(linked_cluster(slow, known, D1), request(1000))) == "p2 d1"
 
 
 def test_bandwidth_is_the_prior_then_that_of_the_distance_then_as_measured() -> None:

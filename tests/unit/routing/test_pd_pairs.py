@@ -6,13 +6,14 @@ import math
 
 import pytest
 
+from tandem.core.config import Pool
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.core.topology import Topology
 from tandem.core.worker_load import WorkerLoad
 from tandem.routing.link_policy import NUM_PEERS
 from tandem.routing.pd_pairs import PairRegistry
-from tandem.routing.worker_view import Pair, Pool, WorkerView
+from tandem.routing.worker_view import Pair, WorkerView
 
 
 def view(name: str, pool: Pool, *, zone: str = "", fingerprint: str = "f", draining: bool = False) -> WorkerView:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.core.config import Disaggregation, Pool
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.worker_load import WorkerLoad
 from tandem.routing.candidates import NUM_BY_LOAD, PrefillCandidate
@@ -17,10 +18,10 @@ from tandem.routing.link_bandwidth import LinkBandwidth
 from tandem.routing.picker import margin_s
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.pricing import price
-from tandem.routing.router import BUSY, Disaggregation, place
+from tandem.routing.router import BUSY, place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
-from tandem.routing.worker_view import Pool, WorkerView, decode_cost, local_cost, prefill_cost
+from tandem.routing.worker_view import WorkerView, decode_cost, local_cost, prefill_cost
 from tests.effort import effort
 from tests.unit.routing.rankings import ranking_of
 
@@ -77,21 +78,21 @@ M1, M2 = worker("m1", "mixed"), worker("m2", "mixed")
     ],
 )  # fmt: skip
 def test_placement(cluster: WorkerRanking, policy: str, expected: str) -> None:
-    assert chosen(place(cluster, RoutingRequest("m"), policy)) == expected  # type: ignore[arg-type]
+    assert chosen(place(cluster, RoutingRequest("m", mode=policy))) == expected  # type: ignore[arg-type]
 
 
 def test_an_excluded_worker_is_waited_for_before_falling_back() -> None:
-    outcome = place(view(P1, D1, linked="p1-d1"), RoutingRequest("m"), "prefer", frozenset({ref("d1")}))
+    outcome = place(view(P1, D1, linked="p1-d1"), RoutingRequest("m"), frozenset({ref("d1")}))
     assert isinstance(outcome, NoPlacement)
 
 
 def test_unreported_work_counts_as_queued() -> None:
     busy = WorkerView(ref("m1"), "mixed", "m", "f", WorkerLoad(), unreported=(100,))
-    assert chosen(place(view(busy, M2), RoutingRequest("m"), "off")) == "m2-m2 local"
+    assert chosen(place(view(busy, M2), RoutingRequest("m", mode="off"))) == "m2-m2 local"
 
 
 def test_another_model_is_not_served() -> None:
-    assert isinstance(place(view(M1), RoutingRequest("other"), "off"), NoPlacement)
+    assert isinstance(place(view(M1), RoutingRequest("other", mode="off")), NoPlacement)
 
 
 @given(st.data())
@@ -111,7 +112,7 @@ def test_the_cheapest_linked_pair_is_chosen(data: st.DataObject) -> None:
     every = [(p, d) for p in workers for d in workers if p.prefills and d.decodes and p is not d]
     linked = [pair for pair in every if data.draw(st.booleans())]
     cluster = ranking_of(workers, frozenset((p.ref, d.ref) for p, d in linked))
-    outcome = place(cluster, RoutingRequest("m"), "strict")
+    outcome = place(cluster, RoutingRequest("m", mode="strict"))
     fit = [(p, d) for p, d in linked if p.fingerprint == d.fingerprint]
     if not fit:
         assert isinstance(outcome, NoPlacement)
@@ -159,8 +160,8 @@ class RankedWorkers:
             present = [worker_view for worker_view in able if fits(worker_view) and worker_view.ref not in excluded]
             assert list(ranked) == sorted(present, key=cost)
         assert left.pools("m") == Counter(each.pool for each in able if each.ref not in excluded)
-        slow = place(ranking_of(self.views.values(), self.linked), RoutingRequest("m"), policy, excluded)
-        fast = place(self.ranking, RoutingRequest("m"), policy, excluded)
+        slow = place(ranking_of(self.views.values(), self.linked), RoutingRequest("m", mode=policy), excluded)
+        fast = place(self.ranking, RoutingRequest("m", mode=policy), excluded)
         assert fast == slow
         return fast
 
@@ -205,9 +206,9 @@ def test_a_worker_with_enough_prompts_is_passed_over_and_no_other_pool_replaces_
     full = WorkerLoad(lane_tokens=(90, 90, 90), lane_longest=(50, 50, 50), num_horizon_tokens=60)
     busy, free = replace(P1, load=full), WorkerView(ref("p2"), "prefill", "m", "f", WorkerLoad(num_queued_tokens=99))
     request = RoutingRequest("m", 50)
-    assert chosen(place(view(busy, free, D1, linked="p1-d1 p2-d1"), request, "prefer")).startswith("p2-d1")
-    assert place(view(busy, D1, linked="p1-d1"), request, "prefer") is BUSY
-    assert chosen(place(view(busy, D1, linked="p1-d1"), RoutingRequest("m", 10), "prefer")).startswith("p1-d1")
-    assert place(view(replace(M1, load=full), P1), request, "off") is BUSY, (
+    assert chosen(place(view(busy, free, D1, linked="p1-d1 p2-d1"), request)).startswith("p2-d1")
+    assert place(view(busy, D1, linked="p1-d1"), request) is BUSY
+    assert chosen(place(view(busy, D1, linked="p1-d1"), RoutingRequest("m", 10))).startswith("p1-d1")
+    assert place(view(replace(M1, load=full), P1), replace(request, mode="off")) is BUSY, (
         "a prefill worker decodes only where none other does"
     )

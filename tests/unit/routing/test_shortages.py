@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tandem.core.config import Disaggregation, Pool
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.core.worker_load import WorkerLoad
 from tandem.routing.pd_pairs import PairRegistry
-from tandem.routing.router import Disaggregation
 from tandem.routing.shortages import find_shortages
-from tandem.routing.worker_view import Pool, WorkerView
+from tandem.routing.worker_view import WorkerView
 
 POOL_OF: dict[str, Pool] = {"p": "prefill", "d": "decode", "m": "mixed"}
 

@@ -7,12 +7,13 @@ from itertools import pairwise
 
 import pytest
 
+from tandem.core.config import Pool
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import HORIZON_STEPS, WorkerLoad
 from tandem.routing.worker_speed import NOMINAL, WorkerSpeed
-from tandem.routing.worker_view import Pool, WorkerView
+from tandem.routing.worker_view import WorkerView
 
 COST = StepCost(5e-3, 1e-4, 1e-4, 0.0, 0.0)
 FULL = 1000

@@ -5,12 +5,13 @@ The only implementation here is `AllowAll`, an authenticator that checks nothing
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import OPEN, Tenant
-from tandem.admission.usage_estimator import TokenUsage
+from tandem.core.config import Pool
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, WorkerId
 from tandem.core.lane import Lane
@@ -21,7 +22,6 @@ from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_queue import Prefixes
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.shortages import Shortage
-from tandem.routing.worker_view import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,35 +166,6 @@ class RequestDispatcher(Protocol):
         ...
 
 
-Meter = Callable[[], TokenUsage | None]
-"""Function that returns how many tokens one request has used of its tenant's quotas up to now: prompt tokens that were
-not cached, and output tokens. None: no worker has begun the request."""
-
-
-class QuotaEntry(Protocol):
-    """The tokens that one admitted request has reserved in its tenant's quotas.
-
-    The owner must call `close`, however the request ends.
-    """
-
-    @property
-    def rate_limits(self) -> Mapping[str, str]:
-        """Return the tenant's headers `x-ratelimit-*`, as of this request's admission."""
-        ...
-
-    def watch(self, meter: Meter) -> None:
-        """Set the function that returns the tokens that the request has used so far. Before this call the use counts as
-        None: no worker has begun the request."""
-        ...
-
-    def close(self) -> None:
-        """End the reservation with the use that the meter returns now, and return unused tokens to the tenant.
-
-        A second call does nothing.
-        """
-        ...
-
-
 class Quotas(Protocol):
     """Count the requests and tokens that tenants use, and refuse requests beyond their limits."""
 
@@ -205,8 +176,9 @@ class Quotas(Protocol):
         TandemError(INVALID_REQUEST) where the tenant's limits could never admit all of them."""
         ...
 
-    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaEntry:
-        """Reserve the tokens that a request may use and return the reservation.
+    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation | None:
+        """Reserve the tokens that a request may use and return the reservation, which the caller must close, however
+        the request ends; None where the tenant has no limits.
 
         `max_output_tokens` covers all choices. Raises TandemError(QUOTA), with the exceeded limit as its `reason`, or
         TandemError(INVALID_REQUEST) where the request is larger than the tenant's tokens of a whole minute."""

@@ -1,22 +1,9 @@
-"""Tell clients what is left of their tenant's rate limits, in response headers and in errors."""
+"""Tell clients what is left of their tenant's rate limits, in response headers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tandem.admission.quota import Levels, QuotaLimits
 from tandem.admission.token_bucket import UNIT, capacity, wait_ms
-from tandem.core.errors import TandemError
-
-
-class RateLimitedError(TandemError):
-    """Report that a rate limit refused a request.
-
-    `rate_limits` are the tenant's headers `x-ratelimit-*` at that moment, from which clients know when to retry."""
-
-    def __init__(self, error: TandemError, rate_limits: Mapping[str, str]) -> None:
-        super().__init__(error.kind, error.message, retry_after_s=error.retry_after_s, reason=error.reason)
-        self.rate_limits = rate_limits
 
 
 def rate_limit_headers(levels: Levels, limits: QuotaLimits) -> dict[str, str]:

@@ -14,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from tandem.admission.quota_errors import RateLimitedError
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.context.rate_limits import RateLimitedError
+from tandem.gateway.context.rate_limits import rate_limit_headers
 from tandem.gateway.context.request_context import label_of
 from tandem.gateway.http.openai_schema import ErrorBody, ErrorReply
 
@@ -144,7 +145,7 @@ def error_headers(error: TandemError) -> dict[str, str]:
     These are `x-ratelimit-*` where a tenant's rate limit refused the request, and `retry-after` (whole seconds) and
     `x-tandem-reject-reason` (the exceeded limit) from `refusal`, where these are not None.
     """
-    headers = dict(error.rate_limits) if isinstance(error, RateLimitedError) else {}
+    headers = rate_limit_headers(error.levels, error.limits) if isinstance(error, RateLimitedError) else {}
     retry_after_s, reject_reason = refusal(error)
     if retry_after_s is not None:
         headers["retry-after"] = str(max(0, math.ceil(retry_after_s)))

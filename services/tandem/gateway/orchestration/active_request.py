@@ -6,10 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
+from tandem.admission.quota_reservation import QuotaReservation
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import RequestId
-from tandem.gateway.context.interfaces import QuotaEntry
+from tandem.gateway.context.rate_limits import rate_limit_headers
 from tandem.orchestration.director import OpenRequest
 
 StreamEvent = Token | PromptLogprobs | Finished
@@ -62,7 +63,7 @@ class ActiveRequest:
     ) -> None:
         self.state = open_request.state
         self._open_request = open_request
-        self.quota: QuotaEntry | None = None
+        self.quota: QuotaReservation | None = None
         self._on_close = on_close
         self._on_finish = on_finish
         self._events = EventQueue()
@@ -91,7 +92,7 @@ class ActiveRequest:
 
     @property
     def rate_limits(self) -> Mapping[str, str]:
-        return {} if self.quota is None else self.quota.rate_limits
+        return {} if self.quota is None else rate_limit_headers(self.quota.levels, self.quota.limits)
 
     async def __aiter__(self) -> AsyncIterator[StreamEvent]:
         while self._unended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tandem.core.clock import Clock
@@ -13,7 +13,6 @@ from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.telemetry.request_record import RequestRecord
-from tandem.orchestration.director import OpenRequest
 from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
 from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandRecord, DemandStore
@@ -25,26 +24,18 @@ PERIOD_S = 1.0
 class DemandCounter:
     """Count, by model, how many requests arrive, what their prompts cost and how they end.
 
-    All calls must be on the event loop. `targets` decide which tokens count as late. `open_requests` returns the
-    requests that run or wait now.
+    All calls must be on the event loop. `targets` decide which tokens count as late. `backlog` returns the requests
+    that wait now, by model.
     """
 
-    def __init__(self, targets: LatencyTargets, open_requests: Callable[[], Sequence[OpenRequest]]) -> None:
-        self._open_requests = open_requests
+    def __init__(self, targets: LatencyTargets, backlog: Callable[[], Mapping[str, QueueBacklog]]) -> None:
+        self.backlog = backlog
         self._totals: defaultdict[str, DemandTotals] = defaultdict(DemandTotals)
         self._slos = {lane.label: targets.lane(lane).slo for lane in Lane}
 
     def totals(self) -> Mapping[str, DemandTotals]:
         """Return a copy of the counts since this gateway process started, by model."""
         return {model: replace(totals) for model, totals in self._totals.items()}
-
-    def backlog(self) -> Mapping[str, QueueBacklog]:
-        """Return, by model, how many requests wait for a placement and how many tokens their prompts have; models
-        without any have no entry."""
-        found: dict[str, list[int]] = {}
-        for request in (one.state.request for one in self._open_requests() if one.is_queued):
-            found.setdefault(request.model, []).append(len(request.prompt_tokens))
-        return {model: QueueBacklog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
 
     def on_admitted(self, request: Request) -> None:
         """Count the arrival of a request that passed its tenant's quota, whether or not workers have room for it."""

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import Context
 
+from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant_policy import apply_tenant_policy
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
@@ -44,7 +45,6 @@ from tandem.orchestration.commands import (
 )
 from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirector, probe_request
 from tandem.orchestration.phase_ledger import PhaseLedger
-from tandem.orchestration.request_queue import RequestTerms
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
@@ -59,14 +59,15 @@ class RequestDriver:
     """Run the requests of a gateway, as its `RequestDispatcher`; all calls on one event loop.
 
     `director` decides what happens to each request. The driver carries that out: it pushes tokens to the streams of
-    open requests, submits jobs through the worker pool `fleet`, and passes the pool's events to the director."""
+    open requests, submits jobs through the worker pool `fleet`, and passes the pool's events to the director. `quotas`:
+    None where nothing is limited."""
 
     def __init__(
         self,
         fleet: WorkerPool,
         config: GatewayConfig,
         clock: Clock,
-        quotas: Quotas,
+        quotas: Quotas | None,
         targets: LatencyTargets = NO_TARGETS,
         prefixes: KnownPrefixes | None = None,
     ) -> None:
@@ -83,7 +84,7 @@ class RequestDriver:
         self.shortages = fleet.shortages
         self.num_queued = self.director.num_queued
         self.num_open = self.director.num_open
-        self.demand = DemandCounter(targets, self.director.requests)
+        self.demand = DemandCounter(targets, self.director.backlog)
         self.flows = Flows()
         self._streams: dict[RequestId, ActiveRequest] = {}
         self._submits: set[asyncio.Task[None]] = set()
@@ -140,7 +141,9 @@ class RequestDriver:
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
         """Raise TandemError(INVALID_REQUEST) where the limits of the caller's tenant could never admit all `requests`
         together."""
-        self._quotas.check_feasible(caller.tenant, [_size(request) for request in requests])
+        if self._quotas is not None:
+            sizes = [(len(request.prompt_tokens), request.max_output_tokens) for request in requests]
+            self._quotas.check_feasible(caller.tenant, sizes)
 
     async def open(self, request: Request, caller: RequestContext, ledger: PhaseLedger) -> ActiveRequest:
         """Admit a request and return its stream, before it has a placement.
@@ -150,27 +153,32 @@ class RequestDriver:
         tenant = caller.tenant
         request = apply_tenant_policy(request, tenant)
         self._refuse_when_closed()
-        quota = await self._quotas.enter(tenant, *_size(request))
+        quota: QuotaReservation | None = None
+        if self._quotas is not None:
+            quota = await self._quotas.enter(tenant, len(request.prompt_tokens), request.max_output_tokens)
         try:
             hashes = () if self._prefixes is None else await self._prefixes.name(request)
             self._refuse_when_closed()  # it may have been closed meanwhile
             self.demand.on_admitted(request)  # from here on only a lack of room keeps it out
-            terms = RequestTerms(
-                weight=tenant.weight,
+            admitted = self.director.submit(
+                request,
+                self._clock.now(),
+                tenant,
                 timeout_s=caller.timeout_s,
-                policy=tenant.disaggregation,
                 hashes=hashes,
                 session=caller.tenant_session,
+                ledger=ledger,
             )
-            admitted = self.director.submit(request, self._clock.now(), terms, ledger)
         except BaseException:
-            quota.close()
+            if quota is not None:
+                quota.close()
             raise
         active = self._open_stream(admitted)
         active.quota = quota
         self._num_requests += 1
         self._idle.clear()
-        quota.watch(admitted.open_request.usage)
+        if quota is not None:
+            quota.watch(admitted.open_request.usage)
         self._execute(admitted.commands)
         return active
 
@@ -322,11 +330,6 @@ class RequestDriver:
 
 def _new_handoff(request: RequestId) -> HandoffId:
     return HandoffId(secrets.token_hex(12))
-
-
-def _size(request: Request) -> tuple[int, int]:
-    """Return the tokens of its prompt, and of its longest output."""
-    return len(request.prompt_tokens), request.sampling.max_tokens * request.num_choices
 
 
 def _request_of(command: Command) -> RequestId | None:

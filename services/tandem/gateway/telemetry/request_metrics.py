@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ErrorKind, TandemError
@@ -22,20 +21,6 @@ NO_PATH = "none"
 _THEIRS = frozenset({CANCELLED, *(kind.value for kind in ErrorKind if kind.http < 500)})
 """Outcomes that are the client's doing; they count neither for nor against a latency target."""
 _STAGES = [stage.value for stage in Stage]
-
-
-class FirstToken(NamedTuple):
-    """Describe the first token of a request, sent to the client `after_s` seconds after the request was received.
-
-    `endpoint`: "chat" or "completion". `trace`: hexadecimal id of the request's trace; empty where the trace is not
-    sampled."""
-
-    endpoint: str
-    model: str
-    tenant: str
-    lane: Lane
-    after_s: float
-    trace: str
 
 
 class RequestMetrics:
@@ -78,10 +63,13 @@ class RequestMetrics:
         """Count a request that was refused at admission with `error`."""
         self._admissions.add(1, "refused", error.reason or error.kind.value, lane.label, tenant)
 
-    def begun(self, first: FirstToken) -> None:
-        """Record the time to the first token of a request."""
-        series = self._first_token.of(OPERATIONS[first.endpoint], first.model, first.tenant, first.lane.label)
-        series.record_traced(first.after_s, first.trace, wall_ns() / 1e9)
+    def begun(self, endpoint: str, model: str, tenant: str, lane: Lane, after_s: float, trace: str) -> None:
+        """Record the first token of a request, sent to the client `after_s` seconds after the request was received.
+
+        `endpoint`: "chat" or "completion". `trace`: hexadecimal id of the request's trace; empty where the trace is not
+        sampled."""
+        series = self._first_token.of(OPERATIONS[endpoint], model, tenant, lane.label)
+        series.record_traced(after_s, trace, wall_ns() / 1e9)
 
     def answered(self, record: RequestRecord) -> None:
         self._count(record)

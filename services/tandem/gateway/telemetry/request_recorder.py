@@ -20,7 +20,7 @@ from tandem.core.request import Request
 from tandem.gateway.context.interfaces import TokenStream
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.telemetry.deferred import DeferredCalls
-from tandem.gateway.telemetry.request_metrics import FirstToken, RequestMetrics
+from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_record import CANCELLED, FINISHED, INTERNAL, RequestObserver, RequestRecord
 from tandem.gateway.telemetry.root_span import SpanFacts, end_root_span
 from tandem.gateway.telemetry.token_timing import TokenTiming
@@ -186,7 +186,7 @@ class RequestRecording:
     def _begun(self, now: float) -> None:
         kind, caller = self._kind, self._caller
         values = (kind.endpoint, self.model, caller.tenant.id, kind.lane, now - caller.received_at, self.trace.id)
-        self._recorder.later(partial(self._recorder.measures.begun, FirstToken(*values)))
+        self._recorder.later(partial(self._recorder.measures.begun, *values))
 
     def _first_token_s(self) -> float | None:
         first_at = self.pace.first_at

@@ -15,16 +15,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tandem.admission.quota import QuotaLimits, Reservation, ReservationResult
-from tandem.admission.quota_errors import batch_exceeds_limit_error, exceeds_limit_error, rate_limited_error
+from tandem.admission.quota_errors import batch_exceeds_limit_error
+from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import Tenant
+from tandem.admission.tenant_quota_state import TenantQuotaState
 from tandem.admission.token_bucket import capacity
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId, TenantId
-from tandem.gateway.context.rate_limits import RateLimitedError, rate_limit_headers
 from tandem.gateway.context.supervise import BackgroundLoop
-from tandem.gateway.tenants.quota_reservation import QuotaReservation, UnlimitedReservation
-from tandem.gateway.tenants.tenant_quota_state import TenantQuotaState
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.quota_store import RedisQuotas
 from tandem.stores.redis_client import StoreUnavailable
@@ -111,32 +110,16 @@ class TenantQuotas:
             if error is not None:
                 raise error
 
-    async def enter(
-        self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int
-    ) -> QuotaReservation | UnlimitedReservation:
-        limits = tenant.limits
-        if not any(limits):
-            return UnlimitedReservation()
-        if 0 < limits.tokens_per_minute < num_prompt_tokens:
-            raise exceeds_limit_error(limits, num_prompt_tokens)
-        state = self._state(tenant.id, limits)
-        tokens = state.output_lengths.estimate(num_prompt_tokens, max_output_tokens, limits.tokens_per_minute)
-        reservation = Reservation(self._name(), 1, tokens)
-        result = await self._reserve_in_redis(state, reservation)
-        is_shared = result is not None
+    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation | None:
+        if not any(tenant.limits):
+            return None
+        state = self._state(tenant.id, tenant.limits)
+        on_close = partial(self._closed, state)
+        demand = state.demand(self._name(), num_prompt_tokens, max_output_tokens)
+        result = await self._reserve_in_redis(state, demand)
         if result is None:
-            limits = state.enter_local_mode(self._num_gateways)
-            reservation = Reservation(
-                self._name(), 1, min(reservation.tokens, limits.tokens_per_minute or reservation.tokens)
-            )
-            result = state.reserve_locally(reservation, self._now_ms())
-        if result.refused:
-            raise RateLimitedError(rate_limited_error(result, limits), rate_limit_headers(result.levels, limits))
-        entry = QuotaReservation(
-            reservation, rate_limit_headers(result.levels, limits), partial(self._closed, state), is_shared=is_shared
-        )
-        state.entries[reservation.id] = entry
-        return entry
+            return state.enter_locally(demand._replace(id=self._name()), self._num_gateways, self._now_ms(), on_close)
+        return state.enter(demand, result, tenant.limits, on_close, is_shared=True)
 
     # ---- reservations
 
@@ -167,11 +150,7 @@ class TenantQuotas:
         return result
 
     def _closed(self, state: TenantQuotaState, entry: QuotaReservation, spent: TokenUsage | None) -> None:
-        del state.entries[entry.reservation.id]
-        used = entry.used(spent)
-        if spent is not None:
-            state.output_lengths.learn(spent.output)
-        state.settle_locally(entry, used, self._now_ms())
+        used = state.end(entry, spent, self._now_ms())
         if not entry.is_shared:
             return
         if self.is_reachable:

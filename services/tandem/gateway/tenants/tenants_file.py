@@ -26,8 +26,9 @@ from typing import Any, get_args
 import yaml
 
 from tandem.admission.api_keys import parse_hash
-from tandem.admission.tenant import DisaggregationPolicy, Tenant
+from tandem.admission.tenant import Tenant
 from tandem.admission.token_bucket import MAX_LIMIT
+from tandem.core.config import Disaggregation
 from tandem.core.ids import OPEN_TENANT, TenantId
 from tandem.core.lane import Lane
 from tandem.core.request import MAX_COUNT
@@ -116,7 +117,7 @@ def _setting(name: str, field: Field) -> Any:
             return _choice(field, ("private", "public"))
         case "disaggregation":
             # YAML reads a bare `off` as false.
-            return "off" if field.value is False else _choice(field, get_args(DisaggregationPolicy))
+            return "off" if field.value is False else _choice(field, get_args(Disaggregation))
         case "operator":
             if not isinstance(field.value, bool):
                 raise field.refused("must be true or false")

@@ -14,19 +14,20 @@ from dataclasses import dataclass
 import grpc
 
 from tandem.core.clock import Clock, wall_ns
-from tandem.core.config import GatewayConfig
+from tandem.core.config import GatewayConfig, Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
-from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import GatewayId, HandoffKey, JobKey, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
-from tandem.core.request import Job, PrefillJob, ResumeJob
+from tandem.core.request import Job
 from tandem.core.step_cost import StepCost
 from tandem.core.topology import Topology
 from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PoolEvent, PositionsRequested
-from tandem.routing.worker_view import POOLS, Pool, WorkerView
+from tandem.orchestration.known_workers import RECONNECT_S, InflightJobs
+from tandem.routing.worker_view import POOLS, WorkerView
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.idle_timeout import IdleTimeout
 from tandem.wire.job_codec import Submission, encode_key, encode_submission
@@ -40,7 +41,6 @@ CALL_TIMEOUT_S = 10.0
 MEASURE_TIMEOUT_S = 60.0
 """Seconds that the measurement of a link may take. Longer than one takes, because a worker measures its links one after
 the other."""
-RECONNECT_S = 2.0
 RETRY_S = 0.25
 FLUSH_S = 1.0
 
@@ -98,6 +98,7 @@ class WorkerLink:
         self.is_live = False
         self.is_gone = False
         self.links: dict[WorkerId, LinkReport] = {}
+        self.inflight = InflightJobs()
         self._assigned_role = ""
         self._gateway = gateway
         self._texts = texts
@@ -110,8 +111,6 @@ class WorkerLink:
         self._description: pb.DescribeReply | None = None
         self._load = WorkerLoad()
         self._step_cost: StepCost | None = None
-        self._inflight_tokens: dict[RequestId, int] = {}
-        self._inflight_decodes: set[RequestId] = set()
         self._events = events
         self._down_since = clock.now()
         self._has_failed = False
@@ -144,9 +143,9 @@ class WorkerLink:
             description.model,
             description.fingerprint,
             self._load,
-            tuple(self._inflight_tokens.values()),
+            tuple(self.inflight.tokens.values()),
             self._step_cost,
-            num_inflight=len(self._inflight_decodes),
+            num_inflight=len(self.inflight.decodes),
             topology=Topology(topology.host, topology.rack, topology.zone),
             block_size=description.transport.layout.block_size,
             block_bytes=sum(rank.region.block_bytes for rank in description.transport.ranks),
@@ -180,34 +179,18 @@ class WorkerLink:
 
     # ---- calls
 
-    def add_inflight(self, request: RequestId, num_tokens: int) -> bool:
-        """Count `num_tokens` prompt tokens of a request as load of this worker, from its placement until the worker
-        reports it; 0 removes the request. Returns whether the view has changed."""
-        if num_tokens:
-            self._inflight_tokens[request] = num_tokens
-            return True
-        return self._inflight_tokens.pop(request, None) is not None
-
-    def add_inflight_decode(self, request: RequestId) -> None:
-        """Count a request among the sequences that the worker decodes, from its placement until the worker reports
-        it."""
-        self._inflight_decodes.add(request)
-
     async def submit(self, job: Job) -> None:
         """Send a job to the worker and wait until it is accepted; its tokens arrive over the Watch stream.
 
         Raises TandemError: the worker's refusal, or WORKER_LOST where the worker does not answer. Accepted or not, the
-        request no longer counts as in flight (`add_inflight`, `add_inflight_decode`)."""
+        job no longer counts as in flight (`inflight`)."""
         try:
             request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
             reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {reason_of(error)}") from error
         finally:
-            if not isinstance(job, ResumeJob):
-                self.add_inflight(job.request.id, 0)
-            if not isinstance(job, PrefillJob):
-                self._inflight_decodes.discard(job.request.id)
+            self.inflight.answered(job)
         self._take_load(decode_load(reply.load))
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)

@@ -10,28 +10,24 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 
 from tandem.core.clock import Clock
-from tandem.core.config import GatewayConfig, TransferConfig
+from tandem.core.config import GatewayConfig, Pool, TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import KVReceived
-from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import GatewayId, HandoffKey, JobKey, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
-from tandem.core.request import Job, PrefillJob
+from tandem.core.request import Job
 from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
 from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PlacementsChanged, PoolEvent, ProbeDue, WorkerLost, WorkerReported
 from tandem.gateway.workers.worker_link import LinkBroken, LinkEvent, LinkUpdated, WorkerLink
+from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S, KnownWorkers
 from tandem.routing.link_policy import has_requirements
-from tandem.routing.pd_pairs import PROBE_RETRY_S, PairRegistry
-from tandem.routing.placement import Placement
-from tandem.routing.router import Routing
+from tandem.routing.pd_pairs import PROBE_RETRY_S
 from tandem.routing.shortages import Shortage, find_shortages
-from tandem.routing.worker_ranking import WorkerRanking
-from tandem.routing.worker_view import POOLS, Pair, Pool, WorkerView
+from tandem.routing.worker_view import POOLS, Pair, WorkerView
 from tandem.wire.peer_auth import PeerAuth
 
 log = logging.getLogger(__name__)
-DISCOVERY_PERIOD_S = 1.0
 SEARCH_PERIOD_S = 0.1
 """Seconds between two discoveries while no request can be served."""
 FIRST_PAIR_WAIT_S = 30.0
@@ -42,7 +38,7 @@ MODEL_MEMORY_S = 3600.0
 _NO_REQUIREMENTS = TransferConfig()
 
 
-class WorkerPool:
+class WorkerPool(KnownWorkers[WorkerLink]):
     """Discover the workers, hold a `WorkerLink` to each, and know between which pairs of them KV may move (`pairs`).
 
     `discover` returns the registered workers, each with the role assigned to it or an empty one; where it raises
@@ -60,6 +56,7 @@ class WorkerPool:
         trust: PeerAuth,
         requirements: TransferConfig = _NO_REQUIREMENTS,
     ) -> None:
+        super().__init__(config)
         self._requirements = requirements
         self._trust = trust
         self._gateway = gateway
@@ -72,9 +69,6 @@ class WorkerPool:
         self._live: set[WorkerRef] = set()
         self._known_models: dict[str, tuple[ServedModel, float]] = {}
         """Models that have a live worker or had one within `MODEL_MEMORY_S`, and when that worker was last seen."""
-        self.pairs = PairRegistry(config.disaggregation)
-        self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
-        self._ranking = WorkerRanking(self.pairs.linked, self.pairs.failed.keys(), self.pairs.refused.keys())
         self._was_ready = False
         self._serves_since: float | None = None
         """Since when requests can be served, if only on one worker each; None while they cannot."""
@@ -147,11 +141,6 @@ class WorkerPool:
                 return view.fingerprint, view.block_size
         return None
 
-    def candidates(self) -> WorkerRanking:
-        """Return the ranking of live workers by load, from which requests are placed. It stays up to date; do not
-        change it."""
-        return self._ranking
-
     def models(self) -> Sequence[ServedModel]:
         """Return the models of live workers, and for `no_worker_wait_s` seconds also a model whose last worker is gone,
         so that new requests for it wait like those in the queue."""
@@ -205,58 +194,33 @@ class WorkerPool:
 
     # ---- calls
 
-    def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """Count `num_tokens` prompt tokens of a request as load of `worker` until the worker reports it; 0 removes the
-        request. Does nothing where the worker is gone."""
-        link = self._find(worker)
-        if link is not None and link.add_inflight(request, num_tokens):
-            self._on_view_change(link)
-
-    def measured(self, placement: Placement, pulled: KVReceived) -> None:
-        """Update the estimated throughput of a link from the KV that the decode worker of `placement` read from its
-        prefill worker. Does nothing where either is gone.
-
-        Not called for remote prefix fetches, during which the reader also computes prompts, which would distort the
-        estimate."""
-        source, target = self._view_of(placement.prefill), self._view_of(placement.decode)
-        if source is not None and target is not None:
-            self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
-
-    def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
-        """Count a job among the sequences that `worker` decodes before it is sent, so that many placements in a row do
-        not all choose one worker. Does nothing for a prefill job or where the worker is gone."""
-        link = self._find(worker)
-        if link is not None and not isinstance(job, PrefillJob):
-            link.add_inflight_decode(job.request.id)
-            self._on_view_change(link)
-
     async def submit(self, worker: WorkerRef, job: Job) -> None:
         """Send a job to a worker and wait until it is accepted. Raises TandemError: the worker's refusal, or
         WORKER_LOST where the worker is gone or does not answer."""
-        link = self._find(worker)
+        link = self.find(worker)
         if link is None:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} is gone")
         try:
             await link.submit(job)
         finally:
-            self._on_view_change(link)
+            self.changed(link)
 
     def cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
         """Send the worker an order to end these jobs; does nothing where the worker is gone."""
-        link = self._find(worker)
+        link = self.find(worker)
         if link is not None:
             link.cancel(keys)
 
     def release(self, worker: WorkerRef, key: HandoffKey) -> None:
         """Send the worker an order to release the lease of a hand-off; does nothing where the worker is gone."""
-        link = self._find(worker)
+        link = self.find(worker)
         if link is not None:
             link.release(key)
 
     def reopen(self, worker: WorkerRef) -> None:
         """Open the worker's Watch stream again, so that it resends an update that could not be processed; does nothing
         where the worker is gone."""
-        link = self._find(worker)
+        link = self.find(worker)
         if link is not None:
             link.reopen()
 
@@ -266,13 +230,12 @@ class WorkerPool:
         links = list(self._links.values())
         return {link.model.name: link.model for link in reversed(links) if link.model is not None and link.is_live}
 
-    def _find(self, worker: WorkerRef) -> WorkerLink | None:
+    def find(self, worker: WorkerRef) -> WorkerLink | None:
         link = self._links.get(worker.id)
         return link if link is not None and link.ref == worker else None
 
-    def _view_of(self, worker: WorkerRef) -> WorkerView | None:
-        link = self._find(worker)
-        return None if link is None else link.view()
+    def view(self, link: WorkerLink) -> WorkerView | None:
+        return link.view()
 
     async def _search(self) -> float:
         """Discover workers once; return the seconds until the next time."""
@@ -324,36 +287,36 @@ class WorkerPool:
     def _assign_roles(self, roles: Mapping[WorkerRef, str]) -> None:
         """Apply assigned roles; running requests stay where they are."""
         changed = [
-            link for ref, role in roles.items() if (link := self._find(ref)) is not None and link.assign_role(role)
+            link for ref, role in roles.items() if (link := self.find(ref)) is not None and link.assign_role(role)
         ]
         for link in changed:
             self._ranking.remove(link.ref)
-            self._on_view_change(link)
+            self.changed(link)
         if changed:
             self._events.put_nowait(PlacementsChanged())
 
     def _apply_update(self, update: LinkUpdated) -> WorkerReported:
         link = update.link
         may_take_more = link.apply(update)
-        self._on_view_change(link)
-        is_known = self._find(link.ref) is link
+        self.changed(link)
+        is_known = self.find(link.ref) is link
         if update.reports and is_known:
             self._on_link_reports(link.ref, update.reports)
         return WorkerReported(link.ref, update.events, link.require_view() if may_take_more and is_known else None)
 
     def _on_broken(self, link: WorkerLink, reason: str) -> WorkerLost | None:
         is_lost = link.on_broken()
-        self._on_view_change(link)
-        if not is_lost or self._find(link.ref) is not link:
+        self.changed(link)
+        if not is_lost or self.find(link.ref) is not link:
             return None
         log.warning("worker %s is lost: %s", link.ref, reason)
         return self._drop(link, reason)
 
-    def _on_view_change(self, link: WorkerLink) -> None:
+    def changed(self, link: WorkerLink) -> None:
         """Update the ranking from a link's view, and probe the pairs of a worker that has become live.
 
         Calls of a dropped link are ignored, as from a submit that ends late."""
-        if self._find(link.ref) is not link:
+        if self.find(link.ref) is not link:
             return
         if link.view() is None:
             self._mark_not_live(link)
@@ -399,7 +362,7 @@ class WorkerPool:
         try:
             problem = await probe
             moved = problem is None and await self._verify(pair, level)
-            if any(self._find(ref) is None for ref in pair):
+            if any(self.find(ref) is None for ref in pair):
                 log.info("worker %s or %s left before a test block moved between them", *pair)
                 return
             self.pairs.ended(pair, moved=moved, retry_at=self._clock.now() + PROBE_RETRY_S)
@@ -422,7 +385,7 @@ class WorkerPool:
         producer, consumer = pair
         if self._requirements.on_slow_link == "warn" or not has_requirements(self._requirements):
             return True
-        link = self._find(consumer)
+        link = self.find(consumer)
         if link is None:
             return False
         try:
@@ -438,7 +401,7 @@ class WorkerPool:
     def _on_link_reports(self, consumer: WorkerRef, reports: Sequence[LinkReport]) -> None:
         """Record reports of a worker on the links over which it reads others.
 
-        Reports on sources that are not live are ignored, because nothing would remove them; `_on_view_change` repeats
+        Reports on sources that are not live are ignored, because nothing would remove them; `changed` repeats
         them once the source is live."""
         changed = [link for link in reports if link.source in self._live and self.pairs.on_link_report(consumer, link)]
         for report in changed:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tandem.admission.usage_estimator import TokenUsage
+from tandem.admission.quota_reservation import QuotaReservation
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, Token, TokenRun
 from tandem.core.ids import RequestId, WorkerRef
@@ -14,7 +14,6 @@ from tandem.core.request import Request
 from tandem.orchestration.commands import EndRequest
 from tandem.orchestration.director import OpenRequest
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.quotas import SimQuotas
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tandem.workload import seeded_random
 
@@ -58,6 +57,7 @@ class _Stream:
     open_request: OpenRequest
     trace: ClientTrace
     ended: Ended
+    quota: QuotaReservation | None
 
 
 class ClientStreams:
@@ -67,22 +67,25 @@ class ClientStreams:
     computed and the number of its prompt tokens that came from a prefix cache.
     """
 
-    def __init__(self, agenda: SimEventQueue, party: Actor, delivery: Delivery, quotas: SimQuotas) -> None:
+    def __init__(self, agenda: SimEventQueue, party: Actor, delivery: Delivery) -> None:
         self.delivered: Callable[[Token], None] = ignore
         self.computed: Callable[[Request, int], None] = ignore
         self._agenda = agenda
         self._party = party
         self._delivery = delivery
-        self._quotas = quotas
         self._streams: dict[RequestId, _Stream] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, open_request: OpenRequest, trace: ClientTrace, ended: Ended) -> None:
-        """Open the stream of an admitted request; `trace` records the times at which its client receives tokens, and
-        `ended` is called once, at its end."""
-        self._streams[trace.id] = _Stream(open_request, trace, ended)
+    def open(self, open_request: OpenRequest, trace: ClientTrace, ended: Ended, quota: QuotaReservation | None) -> None:
+        """Open the stream of an admitted request.
+
+        `trace` records the times at which its client receives tokens. `ended` is called once, at its end, when `quota`
+        is settled."""
+        if quota is not None:
+            quota.watch(open_request.usage)
+        self._streams[trace.id] = _Stream(open_request, trace, ended, quota)
 
     def workers(self, request: RequestId) -> Sequence[WorkerRef]:
         """Return the workers of an open request; empty where it has ended."""
@@ -111,28 +114,19 @@ class ClientStreams:
             raise end.outcome.__cause__
         stream = self._streams.pop(end.request)
         stream.trace.path = stream.open_request.state.path
-        self._close(stream.trace, stream.ended, stream.open_request.state.request, end.outcome, end.usage)
+        if stream.quota is not None:
+            stream.quota.close()
+        self.close(stream.trace, stream.ended, end.outcome)
 
-    def refuse(self, request: Request, trace: ClientTrace, ended: Ended, error: TandemError) -> None:
-        """Record `error` in the trace of a request that was not admitted, and call `ended` with the trace."""
-        self._close(trace, ended, request, error, None)
-
-    def check(self) -> None:
-        """Raise AssertionError naming the requests that are open."""
-        assert not self._streams, f"{len(self._streams)} requests have no end: {list(self._streams.values())[:3]}"
-
-    def _close(
-        self,
-        trace: ClientTrace,
-        ended: Ended,
-        request: Request,
-        outcome: Finished | TandemError,
-        usage: TokenUsage | None,
-    ) -> None:
+    def close(self, trace: ClientTrace, ended: Ended, outcome: Finished | TandemError) -> None:
+        """Record how a request has ended in its trace, and call `ended` with the trace."""
         now = self._agenda.now
-        self._quotas.settle(request.id, request.tenant, usage, now)
         trace.end(outcome, now)
         kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value
         self._party.log.note(now, f"end {trace.id} {kind} {trace.path}")
         self._party.log.note_bytes(trace.token_times.tobytes())
         ended(trace)
+
+    def check(self) -> None:
+        """Raise AssertionError naming the requests that are open."""
+        assert not self._streams, f"{len(self._streams)} requests have no end: {list(self._streams.values())[:3]}"

@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
-from tandem.core.config import GatewayConfig
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request
+from tandem.scaling.demand_totals import QueueBacklog, sum_backlogs
 from tandem.sim.cluster.client_streams import Delivery, ignore
 from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.faults import Fault, Faults
 from tandem.sim.cluster.gateway import SimGateway
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.prefix_index import SimIndex
-from tandem.sim.cluster.quotas import Terms
 from tandem.sim.cluster.worker import SimWorker, WorkerSpec
 from tandem.sim.cluster.worker_lifecycle import WorkerLifecycle
 from tandem.sim.cluster.worker_pool import PROBE
 from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue, combined
 from tandem.workload import seeded_random
-from tandem.workload.scheduled_request import ScheduledRequest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSpec:
-    """Composition and delays of a simulated cluster.
-
-    - `workers`: each kind of worker, with the number of workers of that kind.
-    - `gateway`: settings of every gateway.
-    - `latency_s`: seconds of a message between any two processes, in one direction.
-    - `read_latency_s`: seconds before the first byte of a KV read.
-    - `delivery_s`: seconds that a token takes from the gateway to its client; for each token one of them is picked, all
-      equally likely.
-    - `seed`: picks delivery times, the random factors on step times, and the gateway of each request.
-    - `terms`: the tenants and the latency targets; each of several gateways grants every tenant its full quota.
-    - `index_delay_s`: seconds until gateways know what a worker's prefix cache stored or evicted."""
-
-    workers: tuple[tuple[WorkerSpec, int], ...]
-    gateway: GatewayConfig
-    latency_s: float = 2e-4
-    read_latency_s: float = 5e-5
-    delivery_s: tuple[float, ...] = (0.0,)
-    seed: int = 0
-    num_gateways: int = 1
-    terms: Terms = field(default_factory=Terms)
-    index_delay_s: float = 0.05
+from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 
 
 class SimCluster:
@@ -71,18 +45,10 @@ class SimCluster:
         ]
         delivery = Delivery(spec.delivery_s, spec.seed)
         self._gateways = [
-            SimGateway(
-                self._agenda,
-                self._network,
-                self.workers,
-                spec.gateway,
-                delivery,
-                Actor(1 + i, EventDigest()),
-                spec.terms,
-            )
+            SimGateway(self._agenda, self._network, self.workers, spec, delivery, Actor(1 + i, EventDigest()))
             for i in range(spec.num_gateways)
         ]
-        self._network.attach(self.workers, [gateway.reports for gateway in self._gateways])
+        self._network.attach(self.workers, self._gateways)
         self.gone: list[SimWorker] = []
         """Workers that were drained, in the order of their ends."""
         self._num_named = len(kinds)
@@ -119,6 +85,10 @@ class SimCluster:
     def num_queued(self) -> int:
         """Return the number of requests that wait at the gateways for a placement."""
         return sum(len(gateway.director.queue) for gateway in self._gateways)
+
+    def backlog(self) -> QueueBacklog:
+        """Return the requests that wait at the gateways for a place."""
+        return sum_backlogs(gateway.director.backlog().get(MODEL, QueueBacklog()) for gateway in self._gateways)
 
     def run(
         self,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from tandem.core.config import Config, SloConfig
+from tandem.core.config import Config, Pool, SloConfig
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
@@ -21,10 +21,9 @@ from tandem.core.request import Job
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import Effect
-from tandem.engine.engine import Engine
+from tandem.engine.engine import TICK_S, Engine
 from tandem.engine.factory import build_engine
 from tandem.kv.layout import KVLayout
-from tandem.routing.worker_view import Pool
 from tandem.sched.budget.step_time_model import features
 from tandem.sched.phases.decode_run import DecodeRun
 from tandem.sched.state.step_plan import StepPlan
@@ -34,8 +33,6 @@ from tandem.sim.cost.residuals import NONE, Residuals
 from tandem.sim.cost.roofline import Roofline
 from tandem.sim.kernel.event_queue import Actor, SimEvent, SimEventQueue
 
-TICK_S = 0.05
-"""Seconds between two looks at the engine's deadlines, as in the real driver."""
 LEAST_REACH = 4
 """The fewest steps to look ahead, if so many are alike. The number is twice that of the steps that were used last
 time."""

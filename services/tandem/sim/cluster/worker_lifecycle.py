@@ -13,16 +13,13 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
+from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S, RECONNECT_S
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.gateway import SimGateway
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 
-RECONNECT_S = 2.0
-"""Seconds from the end of a worker's stream until a gateway counts it as lost, as in the real gateway."""
-DISCOVERY_S = 1.0
-"""Seconds until a gateway finds a worker: the real one's interval between two reads of the registry."""
 PEER_NOTICE_S = 0.2
 """Seconds until the transport of another worker reports that a worker is gone."""
 DRAIN_LOOK_S = 0.1
@@ -50,7 +47,7 @@ class WorkerLifecycle:
     def begin(self, worker: SimWorker, by: Actor) -> None:
         """Make a worker reachable now; gateways find it after `DISCOVERY_S` seconds."""
         self.network.add(worker)
-        seen_s = max(0.0, self._registry_back_at - self.agenda.now) + DISCOVERY_S
+        seen_s = max(0.0, self._registry_back_at - self.agenda.now) + DISCOVERY_PERIOD_S
         for gateway in self.gateways:
             self.agenda.after(seen_s, "", partial(_discover, gateway, worker), by=by, to=gateway.party)
 
@@ -62,8 +59,8 @@ class WorkerLifecycle:
                 gone = partial(other.post, partial(_peer_gone, worker, reason))
                 self.agenda.after(PEER_NOTICE_S, "", gone, by=by, to=other.party)
         for gateway in self.gateways:
-            gateway.reports.missed(worker.ref)
-            lost = partial(gateway.reports.lost, worker.ref, reason)
+            gateway.workers.missed(worker.ref)
+            lost = partial(gateway.lost, worker.ref, reason)
             self.agenda.after(RECONNECT_S, "", lost, by=by, to=gateway.party)
 
     def drain(self, worker: SimWorker, until: float, by: Actor, ended: Callable[[], None]) -> None:
@@ -89,7 +86,7 @@ class WorkerLifecycle:
 
 def _discover(gateway: SimGateway, worker: SimWorker) -> None:
     if not worker.party.is_gone:
-        gateway.reports.met(worker)
+        gateway.met(worker)
 
 
 def _peer_gone(worker: SimWorker, reason: str, engine: Engine, now: float) -> list[Effect]:

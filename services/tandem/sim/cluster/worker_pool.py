@@ -9,16 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tandem.core.config import GatewayConfig
-from tandem.core.events import KVReceived
 from tandem.core.ids import BlockHash, RequestId, WorkerRef
-from tandem.core.request import Job, PrefillJob, Request, ResumeJob
+from tandem.core.request import Request
 from tandem.core.worker_load import WorkerLoad
 from tandem.kv.hashing import prompt_hashes, root_hash
 from tandem.orchestration.director import probe_request
-from tandem.routing.pd_pairs import PROBE_RETRY_S, PairRegistry
-from tandem.routing.placement import Placement
-from tandem.routing.router import Routing
-from tandem.routing.worker_ranking import WorkerRanking
+from tandem.orchestration.known_workers import InflightJobs, KnownWorkers
+from tandem.routing.pd_pairs import PROBE_RETRY_S
 from tandem.routing.worker_view import Pair, WorkerView
 from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.worker import FINGERPRINT, SimWorker
@@ -41,21 +38,13 @@ class GatewayLink:
 
     worker: SimWorker
     load: WorkerLoad
-    placed: dict[RequestId, int] = field(default_factory=dict)
-    decoding: set[RequestId] = field(default_factory=set)
+    inflight: InflightJobs = field(default_factory=InflightJobs)
     coming: deque[StepRun] = field(default_factory=deque)
     is_live: bool = True
 
-    def answered(self, job: Job) -> None:
-        """Remove a job from the unanswered ones, because the worker has accepted or refused it."""
-        if not isinstance(job, ResumeJob):
-            self.placed.pop(job.request.id, None)
-        if not isinstance(job, PrefillJob):
-            self.decoding.discard(job.request.id)
 
-
-class SimWorkerPool:
-    """Track one simulated gateway's workers, and between which pairs of them KV may move.
+class SimWorkerPool(KnownWorkers[GatewayLink]):
+    """Own one simulated gateway's links to workers and the state of its pairs of workers.
 
     `party`: the gateway's actor. `probe`: sends a probe request through a pair of workers, which ends with `probed`.
     `goes_on`: returns whether clients' requests are open or due; otherwise nothing is probed, so that a run ends.
@@ -69,6 +58,7 @@ class SimWorkerPool:
         party: Actor,
         probe: Callable[[Pair, Request], None],
     ) -> None:
+        super().__init__(config)
         self._agenda = agenda
         self._latency_s = latency_s
         self._party = party
@@ -77,20 +67,15 @@ class SimWorkerPool:
         self._links: dict[WorkerRef, GatewayLink] = {}
         self._num_probes = 0
         self._num_probing = 0
-        self._pairs = PairRegistry(config.disaggregation)
-        self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
-        self._ranking = WorkerRanking(self._pairs.linked, self._pairs.failed.keys())
-
-    def candidates(self) -> WorkerRanking:
-        """Return the ranking of live workers from which placements are chosen."""
-        return self._ranking
 
     def check(self) -> None:
         """Raise AssertionError where a request that has ended still counts at a worker, or a probe has no end."""
         assert not self._num_probing, f"{self._num_probing} probes have no end"
         for link in self._links.values():
-            assert not link.decoding, f"{link.decoding} were to decode at {link.worker!r} and never accepted"
-            assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never accepted"
+            assert not link.inflight.decodes, (
+                f"{link.inflight.decodes} were to decode at {link.worker!r} and never accepted"
+            )
+            assert not link.inflight.tokens, f"{link.inflight.tokens} were placed at {link.worker!r} and never accepted"
 
     def find(self, worker: WorkerRef) -> GatewayLink | None:
         return self._links.get(worker)
@@ -105,7 +90,7 @@ class SimWorkerPool:
         for worker in workers:
             self._add(worker)
         for pair, _ in self._due_pairs():
-            self._pairs.ended(pair, moved=True, retry_at=self._agenda.now)
+            self.pairs.ended(pair, moved=True, retry_at=self._agenda.now)
 
     def met(self, worker: SimWorker) -> None:
         """Add a worker that the gateway has discovered and probe its pairs; do nothing when it is known and live."""
@@ -123,7 +108,7 @@ class SimWorkerPool:
     def lost(self, worker: WorkerRef) -> GatewayLink | None:
         """Remove a lost worker and return its link; None when it was not discovered yet."""
         self.missed(worker)
-        self._pairs.drop(worker)
+        self.pairs.drop(worker)
         self.routing.links.forget(worker)
         return self._links.pop(worker, None)
 
@@ -134,9 +119,8 @@ class SimWorkerPool:
     # ---- pairs of workers
 
     def suspect(self, workers: Set[WorkerRef]) -> None:
-        """Stop using the pairs among `workers` until a probe of the pair succeeds, because KV may have been lost
-        between them."""
-        self._pairs.suspect(workers, self._agenda.now)
+        """Stop using the pairs among these workers, between which KV may have been lost, until a probe passes."""
+        self.pairs.suspect(workers, self._agenda.now)
         self._probe_pairs()
 
     def probed(self, pair: Pair, *, moved: bool) -> None:
@@ -146,9 +130,9 @@ class SimWorkerPool:
         """
         self._num_probing -= 1
         if not all(ref in self._links for ref in pair):
-            self._pairs.gone(pair)
+            self.pairs.gone(pair)
             return
-        self._pairs.ended(pair, moved=moved, retry_at=self._agenda.now + PROBE_RETRY_S)
+        self.pairs.ended(pair, moved=moved, retry_at=self._agenda.now + PROBE_RETRY_S)
         if not moved:
             self._probe_pairs()
             self._agenda.after(PROBE_RETRY_S, "", self._probe_pairs, by=self._party)
@@ -163,7 +147,7 @@ class SimWorkerPool:
     def _due_pairs(self) -> list[tuple[Pair, str]]:
         """Return the pairs to probe, in an order that does not depend on the hashes of their names."""
         views = [self.view(link) for link in self._links.values() if link.is_live]
-        return sorted(self._pairs.due(views, self._agenda.now))
+        return sorted(self.pairs.due(views, self._agenda.now))
 
     # ---- what is known
 
@@ -200,7 +184,7 @@ class SimWorkerPool:
                     break
         return WorkerView(
             worker.ref, worker.spec.pool, MODEL, FINGERPRINT, _with_free(link.load, num_free),
-            tuple(link.placed.values()), worker.step_cost, num_inflight=len(link.decoding),
+            tuple(link.inflight.tokens.values()), worker.step_cost, num_inflight=len(link.inflight.decodes),
             block_size=layout.block_size, block_bytes=layout.block_bytes,
         )  # fmt: skip
 
@@ -209,39 +193,12 @@ class SimWorkerPool:
         block_size = next(iter(self._links.values())).worker.spec.layout.block_size
         return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
 
-    def measured(self, placement: Placement, event: KVReceived) -> None:
-        """Update the estimated bandwidth of the link from the prefill worker to the decode worker, as the real gateway
-        does."""
-        producer, consumer = self.find(placement.prefill), self.find(placement.decode)
-        if producer is not None and consumer is not None:
-            self.routing.links.observe(self.view(producer), self.view(consumer), event.num_bytes, event.busy_s)
-
     def _num_reported(self, link: GatewayLink, steps: StepRun) -> int:
         """Return how many of the steps have been reported to the gateway by now."""
         agenda, delay_s, party = self._agenda, self._latency_s, link.worker.party
         if agenda.now > steps.ends[-1] + delay_s:
             return len(steps.ends)
         return bisect_left(steps.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
-
-    # ---- in flight
-
-    def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """Count the prompt tokens of a request at a worker until the worker has answered; 0 removes them."""
-        link = self.find(worker)
-        if link is None:
-            return
-        if num_tokens:
-            link.placed[request] = num_tokens
-            self.changed(link)
-        elif link.placed.pop(request, 0):
-            self.changed(link)
-
-    def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
-        """Count a job's decode at a worker until the worker has answered."""
-        link = self.find(worker)
-        if link is not None and not isinstance(job, PrefillJob):
-            link.decoding.add(job.request.id)
-            self.changed(link)
 
 
 def _with_free(load: WorkerLoad, num_free: int) -> WorkerLoad:

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from tandem.admission.tenant import Tenant
-from tandem.core.config import Config
+from tandem.core.config import Config, Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
-from tandem.routing.worker_view import POOLS, Pool
+from tandem.routing.worker_view import POOLS
 from tandem.sched.state.slo_targets import LatencyTargets
-from tandem.sim.cluster.cluster import ClusterSpec
-from tandem.sim.cluster.quotas import Terms
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.machines.machine import Machine
 
@@ -64,7 +63,8 @@ class Deployment:
             latency_s=self.machine.latency_s,
             delivery_s=self.machine.delivery_s,
             seed=seed,
-            terms=Terms(tenants=self.tenants, targets=LatencyTargets.of(self.config.slo)),
+            tenants=self.tenants,
+            targets=LatencyTargets.of(self.config.slo),
         )
 
     def _serving(self) -> tuple[PoolSize, ...]:

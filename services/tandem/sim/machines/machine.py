@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tandem.core.config import Config
-from tandem.routing.worker_view import Pool
+from tandem.core.config import Config, Pool
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.roofline import Roofline, fidelity
 from tandem.sim.machines.profile import Profile

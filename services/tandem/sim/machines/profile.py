@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from tandem.core.config import Config
+from tandem.core.config import Config, Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import build
 from tandem.core.step_cost import StepCost
 from tandem.kv.layout import KVLayout
-from tandem.routing.worker_view import Pool
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.residuals import Kind, Residuals
 

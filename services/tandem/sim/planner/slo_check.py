@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,7 +53,7 @@ class SloResult:
 
 
 class _GivenUpError(Exception):
-    """Raised inside a run when its targets can no longer be met."""
+    """Raised inside a run, with its tally, when its targets can no longer be met."""
 
 
 @dataclass(frozen=True)
@@ -65,25 +65,20 @@ class SloTarget:
     percentile: float
     seed: int
 
-    def tried(
-        self, deployment: Deployment, look: Callable[[SimCluster, LatencyStats], None] | None = None
-    ) -> SloResult:
+    def tried(self, deployment: Deployment) -> SloResult:
         """Simulate a deployment and return its result; abort the run once a target is certainly missed.
 
         Every deployment gets the same seed, so that differences come from the deployments."""
-        tallies: list[LatencyStats] = []
 
-        def watch(cluster: SimCluster, tally: LatencyStats) -> None:
-            tallies[:] = [tally]
-            if look is not None:
-                look(cluster, tally)
+        def watch(_: SimCluster, tally: LatencyStats) -> None:
             if self._is_lost(tally):
-                raise _GivenUpError
+                raise _GivenUpError(tally)
 
         try:
             report, tally = simulate(deployment.cluster(self.seed), self.requests, self.slo, look=watch)
-        except _GivenUpError:
-            return SloResult(deployment, self._misses(tallies[0], is_whole=False), None, None, None, None)
+        except _GivenUpError as given_up:
+            (tally,) = given_up.args
+            return SloResult(deployment, self._misses(tally, is_whole=False), None, None, None, None)
         ttft, itl = self._worst(tally, "ttft"), self._worst(tally, "itl")
         pairs = ((ttft, self.slo.ttft_s), (itl, self.slo.itl_s))
         parts = [value / target for value, target in pairs if value is not None and target is not None]

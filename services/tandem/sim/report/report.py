@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tandem.core.config import Pool
 from tandem.core.quantile_sketch import LatencySummary
-from tandem.routing.worker_view import Pool
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.report.latency_stats import GroupTally, LatencyStats

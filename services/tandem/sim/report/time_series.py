@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tandem.core.config import Pool
 from tandem.core.quantile_sketch import QuantileSketch
-from tandem.routing.worker_view import Pool
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
 

@@ -11,7 +11,8 @@ from tandem.scaling.cluster_state import ClusterState
 from tandem.scaling.decision import Decision, ReplicaTarget
 from tandem.scaling.scaler import Scaler
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.report import table
 from tandem.sim.report.latency_stats import LatencyStats
 from tandem.sim.report.report import SimulationReport, report

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tandem.routing.worker_view import Pool
-from tandem.scaling.cluster_state import ClusterState, PoolState, Role, WorkerCapacity
+from tandem.core.config import Pool
+from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S
+from tandem.scaling.cluster_state import ClusterState, Role
 from tandem.scaling.decision import ReplicaTarget
+from tandem.scaling.worker_state import WorkerState, build_observation, capacity_of
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.worker import SimWorker, WorkerSpec
-from tandem.sim.cluster.worker_lifecycle import DISCOVERY_S
 from tandem.sim.scaling.demand_counter import Meter
+from tandem.workload.scheduled_request import MODEL
 
 ROLES: tuple[Role, Role] = ("prefill", "decode")
 
@@ -49,12 +52,11 @@ class ElasticSpec:
 class _BilledWorker:
     """One worker and the span that is paid for: from its order at `began_s` to `ended_s` (infinity while it runs).
 
-    `worker`: None while it starts. `serves_s`: the time from which gateways know it."""
+    `worker`: None while it starts."""
 
     role: Role
     began_s: float
     worker: SimWorker | None = None
-    serves_s: float = math.inf
     drains: bool = False
     ended_s: float = math.inf
 
@@ -80,7 +82,7 @@ class AutoscaledCluster:
     moments: list[Moment] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._billed = [_BilledWorker(role, 0.0, worker, 0.0) for role in ROLES for worker in self._workers(role)]
+        self._billed = [_BilledWorker(role, 0.0, worker) for role in ROLES for worker in self._workers(role)]
         self.cluster.every(self.spec.interval_s, self._look)
 
     def gpu_hours(self, until_s: float) -> float:
@@ -106,20 +108,10 @@ class AutoscaledCluster:
             self._carry_out(role, number)
 
     def _observed(self) -> ClusterState:
-        loads = [(worker.spec.pool, worker.engine.load()) for worker in self.cluster.workers]
-        return ClusterState(
-            at=self.cluster.now,
-            demand=self.meter.take(self.cluster.now),
-            prefill=self._state("prefill"),
-            decode=self._state("decode"),
-            mixed=PoolState(len(self._workers("mixed"))),
-            prefill_worker=self._capability("prefill"),
-            decode_worker=self._capability("decode"),
-            num_queued_tokens=round(self.cluster.num_queued * self.meter.mean_input)
-            + sum(load.num_queued_tokens for _, load in loads),
-            num_queued_requests=self.cluster.num_queued,
-            num_running_seqs=sum(load.num_running for pool, load in loads if pool != "prefill"),
-        )
+        now = self.cluster.now
+        starting: Counter[str] = Counter(s.role for s in self._billed if s.worker is None and s.ended_s == math.inf)
+        workers = [_worker_state(worker) for worker in self.cluster.workers]
+        return build_observation(now, self.meter.take(now), self.cluster.backlog(), workers, starting)
 
     def _ongoing(self) -> ReplicaTarget:
         numbers = [
@@ -127,19 +119,6 @@ class AutoscaledCluster:
             for role in ROLES
         ]
         return ReplicaTarget(numbers[0] + self.cluster.num_queued, numbers[1])
-
-    def _state(self, role: Role) -> PoolState:
-        now = self.cluster.now
-        here = [billed for billed in self._billed if billed.role == role and billed.ended_s == math.inf]
-        draining = sum(billed.drains for billed in here)
-        serving = sum(not billed.drains and billed.serves_s <= now for billed in here)
-        return PoolState(serving, len(here) - draining - serving, draining)
-
-    def _capability(self, role: Role) -> WorkerCapacity | None:
-        """Return the capacity of the first worker of a role, or else of the mixed pool, that has reported a step
-        cost."""
-        capacities = (capability(worker) for worker in (*self._workers(role), *self._workers("mixed")))
-        return next((capacity for capacity in capacities if capacity is not None), None)
 
     def _workers(self, pool: Pool) -> list[SimWorker]:
         return [worker for worker in self.cluster.workers if worker.spec.pool == pool]
@@ -156,15 +135,14 @@ class AutoscaledCluster:
             self._stop(billed)
 
     def _order(self, role: Role) -> None:
-        now = self.cluster.now
-        billed = _BilledWorker(role, now, serves_s=now + self.spec.start_s)
+        billed = _BilledWorker(role, self.cluster.now)
         self._billed.append(billed)
 
         def begin() -> None:
             if billed.ended_s == math.inf:
                 billed.worker = self.cluster.start(self.spec.kinds[role])
 
-        self.cluster.after(max(0.0, self.spec.start_s - DISCOVERY_S), begin)
+        self.cluster.after(max(0.0, self.spec.start_s - DISCOVERY_PERIOD_S), begin)
 
     def _stop(self, billed: _BilledWorker) -> None:
         def ended() -> None:
@@ -177,15 +155,7 @@ class AutoscaledCluster:
         self.cluster.drain(billed.worker, self.spec.drain_s, ended)
 
 
-def capability(worker: SimWorker) -> WorkerCapacity | None:
-    """Return the capacity of a worker; None while it has not reported a step cost."""
-    spec, engine = worker.spec, worker.spec.config.engine
-    if worker.step_cost is None:
-        return None
-    return WorkerCapacity(
-        cost=worker.step_cost,
-        num_blocks=spec.num_blocks,
-        block_size=spec.layout.block_size,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-    )
+def _worker_state(worker: SimWorker) -> WorkerState:
+    spec, load = worker.spec, worker.engine.load()
+    capacity = capacity_of(worker.step_cost, load, spec.layout.block_size, spec.config.engine, spec.config.worker)
+    return WorkerState(ref=worker.ref, model=MODEL, pool=spec.pool, role=spec.pool, load=load, capability=capacity)

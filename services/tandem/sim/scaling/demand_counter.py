@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from tandem.core.errors import TandemError
 from tandem.core.request import Request
 from tandem.core.slo import Slo
 from tandem.scaling.cluster_state import Demand
-from tandem.scaling.demand_totals import DemandTotals
+from tandem.scaling.demand_totals import DemandTotals, demand_between
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.workload.scheduled_request import ScheduledRequest
 
@@ -21,11 +21,6 @@ class Meter:
         self._totals = DemandTotals()
         self._taken = DemandTotals()
         self._taken_at = 0.0
-
-    @property
-    def mean_input(self) -> float:
-        """Return the mean number of prompt tokens of all requests so far."""
-        return self._totals.num_input_tokens / max(1, self._totals.num_requests)
 
     def sent(self, scheduled: ScheduledRequest) -> None:
         self._totals.add_arrival(len(scheduled.request.prompt_tokens))
@@ -45,7 +40,6 @@ class Meter:
 
     def take(self, now: float) -> Demand:
         """Return the demand since the last call, or since time 0."""
-        new, old, seconds = self._totals, self._taken, now - self._taken_at
-        self._taken, self._taken_at = replace(new), now
-        counts = {each.name: getattr(new, each.name) - getattr(old, each.name) for each in fields(DemandTotals)}
-        return Demand(seconds=seconds, **counts)
+        demand = demand_between([(self._totals, self._taken)], now - self._taken_at)
+        self._taken, self._taken_at = replace(self._totals), now
+        return demand

@@ -20,14 +20,12 @@ from tandem.core.events import KVFact
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import Effect
-from tandem.engine.engine import Engine
+from tandem.engine.engine import TICK_S, Engine
 from tandem.engine.ports import DeviceLost, Pipeline, StepObserver
 from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
 from tandem.worker.engine.watchdog import Watchdog
 
 THREAD_NAME = "tandem-engine"
-TICK_S = 0.05
-"""Longest time in seconds between two checks of the engine's deadlines while it has work."""
 IDLE_S = 0.5
 """Longest wait of an idle engine for a command, in seconds."""
 CHECK_S = 5.0

@@ -4,10 +4,11 @@ down."""
 from __future__ import annotations
 
 from tandem.admission.quota import Levels, QuotaLimits, Reservation, ReservationResult, TenantQuota
+from tandem.admission.quota_errors import RateLimitedError, exceeds_limit_error
+from tandem.admission.quota_reservation import OnClose, QuotaReservation
 from tandem.admission.token_bucket import UNIT, capacity
-from tandem.admission.usage_estimator import OutputLengthEstimator
+from tandem.admission.usage_estimator import OutputLengthEstimator, TokenUsage
 from tandem.core.ids import TenantId
-from tandem.gateway.tenants.quota_reservation import QuotaReservation
 
 _NO_EXPIRY_MS = 2**62
 """Lifetime of local reservations, which need not expire: the gateway that holds them also ends them."""
@@ -39,6 +40,49 @@ class TenantQuotaState:
         """Return whether the tenant's requests are counted in a local quota."""
         return self._local_quota is not None
 
+    def demand(self, name: str, num_prompt_tokens: int, max_output_tokens: int) -> Reservation:
+        """Return the reservation that a request needs, with the id `name` and the tokens that it will probably use.
+
+        Raises TandemError(INVALID_REQUEST) for a prompt that the tenant's tokens of a whole minute do not cover."""
+        per_minute = self.limits.tokens_per_minute
+        if 0 < per_minute < num_prompt_tokens:
+            raise exceeds_limit_error(self.limits, num_prompt_tokens)
+        return Reservation(name, 1, self.output_lengths.estimate(num_prompt_tokens, max_output_tokens, per_minute))
+
+    def enter(
+        self, demand: Reservation, result: ReservationResult, limits: QuotaLimits, on_close: OnClose, *, is_shared: bool
+    ) -> QuotaReservation:
+        """Add an open reservation, of which `on_close` calls `end`. Raises RateLimitedError where `result` refuses
+        it."""
+        if result.refused:
+            raise RateLimitedError(result, limits)
+        entry = QuotaReservation(demand, result.levels, limits, on_close, is_shared=is_shared)
+        self.entries[demand.id] = entry
+        return entry
+
+    def enter_locally(self, demand: Reservation, num_gateways: int, now_ms: int, on_close: OnClose) -> QuotaReservation:
+        """Reserve in the local quota, which has the tenant's limits divided by `num_gateways`, and add the reservation.
+        Raises RateLimitedError where a limit is exceeded."""
+        limits, quota = self._enter_local_mode(num_gateways)
+        demand = demand._replace(tokens=min(demand.tokens, limits.tokens_per_minute or demand.tokens))
+        result = quota.reserve(demand, limits, now_ms, _NO_EXPIRY_MS)
+        return self.enter(demand, result, limits, on_close, is_shared=False)
+
+    def end(self, entry: QuotaReservation, spent: TokenUsage | None, now_ms: int) -> int | None:
+        """Remove a reservation whose request has ended, learn from its output, and settle it in the local quota.
+        Returns the used tokens that count against it; None where no worker has begun the request."""
+        del self.entries[entry.reservation.id]
+        if spent is not None:
+            self.output_lengths.learn(spent.output)
+        used = entry.used(spent)
+        self._settle_locally(entry, used, now_ms)
+        return used
+
+    def check(self) -> None:
+        """Verify the local quota, for tests. Raises AssertionError with a message about the first mismatch."""
+        if self._local_quota is not None:
+            self._local_quota.check()
+
     def reenter(self, entry: QuotaReservation, name: str) -> None:
         """Rename the reservation `entry`, which Redis has lost, to `name` and reduce it to the tokens not reported yet,
         so that it can be made in Redis again."""
@@ -46,9 +90,9 @@ class TenantQuotaState:
         entry.reenter(name)
         self.entries[name] = entry
 
-    def enter_local_mode(self, num_gateways: int) -> QuotaLimits:
-        """Open a local quota unless one is open, and return the limits that it enforces: the tenant's, divided by
-        `num_gateways`.
+    def _enter_local_mode(self, num_gateways: int) -> tuple[QuotaLimits, TenantQuota]:
+        """Open a local quota unless one is open, and return it with the limits that it enforces: the tenant's, divided
+        by `num_gateways`.
 
         Its buckets start with that fraction of what was left in Redis when it last replied."""
         self._local_limits = self.limits.share(num_gateways)
@@ -64,15 +108,9 @@ class TenantQuotaState:
                     self.levels_at_ms,
                     _NO_EXPIRY_MS,
                 )
-        return self._local_limits
+        return self._local_limits, self._local_quota
 
-    def reserve_locally(self, reservation: Reservation, now_ms: int) -> ReservationResult:
-        """Reserve in the local quota and return the result, whose `refused` names the exceeded limit. Requires local
-        mode."""
-        assert self._local_quota is not None
-        return self._local_quota.reserve(reservation, self._local_limits, now_ms, _NO_EXPIRY_MS)
-
-    def settle_locally(self, entry: QuotaReservation, used: int | None, now_ms: int) -> None:
+    def _settle_locally(self, entry: QuotaReservation, used: int | None, now_ms: int) -> None:
         """Settle a reservation in the local quota with the tokens that its request `used`; None: no worker has begun
         it.
 

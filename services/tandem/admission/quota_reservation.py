@@ -1,46 +1,41 @@
-"""Reserve tokens of a tenant's quota for one admitted request, and settle them when the request ends."""
+"""Hold what one admitted request has reserved of its tenant's quota, and settle it when the request ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
-from tandem.admission.quota import Reservation
-from tandem.admission.tenant import Tenant
+from tandem.admission.quota import Levels, QuotaLimits, Reservation
 from tandem.admission.usage_estimator import TokenUsage
-from tandem.gateway.context.interfaces import Meter
 
-
-class UnlimitedReservation:
-    """Stand for the reservation of a tenant without limits; all calls do nothing."""
-
-    rate_limits: Mapping[str, str] = {}
-
-    def watch(self, meter: Meter) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+Meter = Callable[[], TokenUsage | None]
+"""Function that returns how many tokens one request has used of its tenant's quotas up to now: prompt tokens that were
+not cached, and output tokens. None: no worker has begun the request."""
+OnClose = Callable[["QuotaReservation", TokenUsage | None], object]
 
 
 class QuotaReservation:
     """Hold the quota that one request has reserved, until `close` settles it with the tokens that the request used.
 
     `reservation`: what was reserved, in Redis if `is_shared`, otherwise in this gateway's local quota. `num_reported`:
-    how many used tokens were reported to Redis. `rate_limits`: the tenant's headers `x-ratelimit-*`, as of the
-    admission. `on_close` is called once, with the used tokens, or None where no worker has begun the request."""
+    how many used tokens were reported to Redis. `levels` and `limits`: of the buckets after the admission. `on_close`
+    is called once, with the used tokens, or None where no worker has begun the request."""
 
-    __slots__ = ("_base", "_is_open", "_meter", "_on_close", "is_shared", "num_reported", "rate_limits", "reservation")
+    __slots__ = (
+        "_base", "_is_open", "_meter", "_on_close", "is_shared", "levels", "limits", "num_reported", "reservation",
+    )  # fmt: skip
 
     def __init__(
         self,
         reservation: Reservation,
-        rate_limits: Mapping[str, str],
-        on_close: Callable[[QuotaReservation, TokenUsage | None], None],
+        levels: Levels,
+        limits: QuotaLimits,
+        on_close: OnClose,
         *,
         is_shared: bool,
     ) -> None:
         self.reservation = reservation
-        self.rate_limits = rate_limits
+        self.levels = levels
+        self.limits = limits
         self.is_shared = is_shared
         self.num_reported = 0
         self._base = 0
@@ -49,6 +44,8 @@ class QuotaReservation:
         self._is_open = True
 
     def watch(self, meter: Meter) -> None:
+        """Set the function that returns the tokens that the request has used so far. Before this call the use counts as
+        None: no worker has begun the request."""
         self._meter = meter
 
     def close(self) -> None:
@@ -83,13 +80,3 @@ class QuotaReservation:
 
 def _no_usage() -> None:
     return None
-
-
-class NoQuotas:
-    """Admit every request without counting anything, at a gateway without authentication."""
-
-    def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
-        pass
-
-    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> UnlimitedReservation:
-        return UnlimitedReservation()
