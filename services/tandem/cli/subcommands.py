@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple, get_args
 
 from tandem.cli import simulate_flags
+from tandem.core.config import Pool
 
 
 class Subcommand(NamedTuple):
