@@ -114,13 +114,15 @@ class ClientStreams:
             raise end.outcome.__cause__
         stream = self._streams.pop(end.request)
         stream.trace.path = stream.open_request.state.path
-        if stream.quota is not None:
-            stream.quota.close()
-        self.close(stream.trace, stream.ended, end.outcome)
+        self.close(stream.trace, stream.ended, end.outcome, stream.quota)
 
-    def close(self, trace: ClientTrace, ended: Ended, outcome: Finished | TandemError) -> None:
-        """Record how a request has ended in its trace, and call `ended` with the trace."""
+    def close(
+        self, trace: ClientTrace, ended: Ended, outcome: Finished | TandemError, quota: QuotaReservation | None
+    ) -> None:
+        """Settle `quota`, record how a request has ended in its trace, and call `ended` with the trace."""
         now = self._agenda.now
+        if quota is not None:
+            quota.close()
         trace.end(outcome, now)
         kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value
         self._party.log.note(now, f"end {trace.id} {kind} {trace.path}")

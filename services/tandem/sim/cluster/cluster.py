@@ -48,7 +48,7 @@ class SimCluster:
             SimGateway(self._agenda, self._network, self.workers, spec, delivery, Actor(1 + i, EventDigest()))
             for i in range(spec.num_gateways)
         ]
-        self._network.attach(self.workers, self._gateways)
+        self._network.attach(self.workers, [gateway.reports for gateway in self._gateways])
         self.gone: list[SimWorker] = []
         """Workers that were drained, in the order of their ends."""
         self._num_named = len(kinds)

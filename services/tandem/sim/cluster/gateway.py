@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tandem.admission.quota_reservation import QuotaReservation
-from tandem.admission.tenant_policy import apply_tenant_policy
-from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptLogprobs, SampledToken, Token
-from tandem.core.ids import HandoffId, RequestId, WorkerRef
-from tandem.core.request import Job, Request
-from tandem.core.worker_load import WorkerLoad
+from tandem.core.errors import TandemError
+from tandem.core.events import Finished, PromptLogprobs, Token
+from tandem.core.ids import HandoffId, RequestId
+from tandem.core.request import Request
 from tandem.orchestration import commands
 from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirector
 from tandem.routing.placement import Placement
@@ -20,23 +17,21 @@ from tandem.routing.worker_view import Pair
 from tandem.sim.cluster.client_streams import ClientStreams, Delivery, Ended
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster_spec import ClusterSpec
-from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.quotas import SimQuotas
 from tandem.sim.cluster.worker import SimWorker
-from tandem.sim.cluster.worker_pool import GatewayLink, SimWorkerPool
+from tandem.sim.cluster.worker_pool import SimWorkerPool
+from tandem.sim.cluster.worker_reports import WorkerReports
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tandem.workload.scheduled_request import ScheduledRequest
 
 
 class SimGateway:
-    """One simulated gateway: a director, the workers that it knows, and the streams of its open requests; the
-    `Listener` of those workers.
+    """One simulated gateway: a director, the workers that it knows, and the streams of its open requests.
 
     Every pair of `workers`, those at the start of the run, counts as tested, as in a real cluster some seconds after
-    its start. Workers report series of decode steps ahead of the clock. The gateway takes in the reports of each worker
-    in order, as far as they have reached it; before an event that may end a request, it takes in those of all workers
-    of the request (`_catch_up`)."""
+    its start.
+    """
 
     def __init__(
         self, agenda: SimEventQueue, network: Network, workers: Iterable[SimWorker], spec: ClusterSpec,
@@ -49,6 +44,7 @@ class SimGateway:
         self._quotas = SimQuotas(agenda, spec.tenants)
         self.director = RequestDirector(self.workers, spec.gateway, _handoff, spec.targets, network.index)
         self.streams = ClientStreams(agenda, party, delivery)
+        self.reports = WorkerReports(agenda, network, party, self.director, self.workers, self.streams, self.execute)
         self._is_ticking = False
         self.workers.begin(workers)
 
@@ -63,41 +59,30 @@ class SimGateway:
         trace = ClientTrace(scheduled)
         quota: QuotaReservation | None = None
         try:
-            tenant = self._quotas.tenant(scheduled.request.tenant)
-            request = apply_tenant_policy(scheduled.request, tenant)
-            quota = self._quotas.enter(tenant, request)
+            tenant, request, quota = self._quotas.enter(scheduled.request)
             admitted = self.director.submit(
-                request,
-                self._agenda.now,
-                tenant,
-                timeout_s=scheduled.timeout_s,
-                hashes=self.workers.names(request),
-                session=scheduled.session,
-            )
+                request, self._agenda.now, tenant, timeout_s=scheduled.timeout_s,
+                hashes=self.workers.names(request), session=scheduled.session,
+            )  # fmt: skip
         except TandemError as error:
-            if quota is not None:
-                quota.close()
-            self.streams.close(trace, ended, error)
+            self.streams.close(trace, ended, error, quota)
         else:
             self._begin(admitted, trace, ended, quota)
 
     def close(self, request: RequestId) -> None:
         """End a request whose client has disconnected; do nothing when the request has ended."""
-        self._catch_up([request])
-        self._execute(self.director.cancel(request, self._agenda.now))
+        self.reports.catch_up([request])
+        self.execute(self.director.cancel(request, self._agenda.now))
 
-    def _execute(self, pending: Iterable[commands.Command], at: float | None = None) -> None:
-        """Carry out commands of the director.
-
-        `at`: virtual time of the event that caused them; None: now.
-        """
+    def execute(self, pending: Iterable[commands.Command], at: float | None = None) -> None:
+        """Carry out commands of the director. `at`: virtual time of the event that caused them; None: now."""
         now, queue = self._agenda.now if at is None else at, deque(pending)
         while queue:
             match queue.popleft():
                 case Token() as token:
                     self.streams.deliver(token, now)
                 case commands.SubmitJob(worker, job):
-                    queue.extend(self._submit(worker, job))
+                    queue.extend(self.reports.submit(worker, job))
                 case commands.CancelJob() | commands.ReleaseLease() as command:
                     self._network.send_command(command, self.party)
                 case commands.ReportWorkerFailure(workers):
@@ -109,114 +94,28 @@ class SimGateway:
                 case PromptLogprobs() | Finished() | commands.KVMoved():
                     pass  # no simulated client takes scores or the ends of single choices
 
-    # ---- what workers report
-
-    def streamed(self, worker: WorkerRef, steps: StepRun) -> None:
-        link = self.workers.find(worker)
-        if link is not None:
-            link.coming.append(steps)
-
-    def on_worker_events(self, worker: WorkerRef, events: Sequence[JobEvent], load: WorkerLoad | None) -> None:
-        link, now = self.workers.find(worker), self._agenda.now
-        if link is None or not link.is_live:
-            return
-        self._take_in(link)
-        has_room = load is not None and load.may_take_more_than(link.load)
-        if load is not None:
-            link.load = load
-            self.workers.changed(link)
-        self._catch_up([event.key.request for event in events if _may_end(event)], but=worker)
-        self._execute(self.director.on_worker_events(worker, events, now))
-        if has_room:
-            self._execute(self.director.on_capacity(self.workers.view(link), now))
-
-    def _submit(self, ref: WorkerRef, job: Job) -> Sequence[commands.Command]:
-        """Send a job to a worker; its answer arrives later as an event. Returns the director's commands when the worker
-        is already lost, otherwise nothing."""
-        link = self.workers.find(ref)
-        if link is None or not link.is_live:
-            if link is not None:
-                link.inflight.answered(job)
-            gone = TandemError(ErrorKind.WORKER_LOST, f"worker {ref.id} is gone")
-            return self.director.on_submit_result(ref, job.key, gone, self._agenda.now)
-
-        def answered(refusal: TandemError | None, load: WorkerLoad) -> None:
-            if not link.is_live or self.workers.find(ref) is not link:
-                return
-            link.inflight.answered(job)
-            self._take_in(link)
-            link.load = load
-            self.workers.changed(link)
-            self._execute(self.director.on_submit_result(ref, job.key, refusal, self._agenda.now))
-
-        self._network.submit(link.worker, job, answered, self.party)
-        return ()
-
-    # ---- discovery and loss of workers
-
-    def met(self, worker: SimWorker) -> None:
-        """Add a discovered worker: a new one, a new incarnation, or one that was out of reach."""
-        self.workers.met(worker)
-        self._execute(self.director.place_queued(self._agenda.now))
-
-    def lost(self, worker: WorkerRef, reason: str) -> None:
-        """Handle the loss of a worker with all its jobs, after its reports that have arrived by now."""
-        link = self.workers.lost(worker)
-        if link is None:
-            return
-        self._take_in(link)
-        states = [one.state for one in self.director.requests()]
-        self._catch_up([s.request.id for s in states if worker in s.workers() or s.seeks()], but=worker)
-        self._execute(self.director.on_worker_lost(worker, reason, self._agenda.now))
-
-    # ---- steps that workers took ahead of the clock
-
-    def _catch_up(self, requests: Iterable[RequestId], but: WorkerRef | None = None) -> None:
-        """Handle what the workers of these requests have reported by now. `but`: a worker whose reports have already
-        been handled."""
-        for ref in [ref for request in requests for ref in self.streams.workers(request) if ref != but]:
-            link = self.workers.find(ref)
-            if link is not None:
-                link.worker.settle()
-                self._take_in(link)
-
-    def _take_in(self, link: GatewayLink) -> None:
-        """Take in what one worker's steps have reported by now."""
-        for steps in self.workers.take_reported(link):
-            times = array("d", [end + self._network.latency_s for end in steps.ends])
-            for run in steps.tokens:
-                if self.director.on_tokens(link.worker.ref, run.key, run.first_index, run.ids, times[-1]):
-                    self.streams.deliver_run(run, times)
-                    continue
-                for i, token in enumerate(run.ids):
-                    event = Token(run.key, run.first_index + i, SampledToken(token))
-                    self._execute(self.director.on_worker_events(link.worker.ref, [event], times[i]), times[i])
-
-    # ---- inside
-
     def _begin(
         self, admitted: AdmittedRequest, trace: ClientTrace, ended: Ended, quota: QuotaReservation | None = None
     ) -> None:
         self.streams.open(admitted.open_request, trace, ended, quota)
-        self._execute(admitted.commands)
+        self.execute(admitted.commands)
         if not self._is_ticking:
             self._is_ticking = True
             self._agenda.after(TICK_S, "", self._tick, by=self.party)
 
     def _probe(self, pair: Pair, request: Request) -> None:
-        """Send a probe through a pair of workers."""
         admitted = self.director.probe(request, Placement(*pair), self._agenda.now)
 
         def ended(_: ClientTrace) -> None:
             self.workers.probed(pair, moved=admitted.open_request.state.pulled is not None)
-            self._execute(self.director.place_queued(self._agenda.now))
+            self.execute(self.director.place_queued(self._agenda.now))
 
         self._begin(admitted, ClientTrace(ScheduledRequest(request, "", self._agenda.now)), ended)
 
     def _tick(self) -> None:
         self._network.index.collect(link.worker for link in self.workers.links())
-        self._catch_up(self.director.overdue(self._agenda.now))
-        self._execute(self.director.on_timer(self._agenda.now))
+        self.reports.catch_up(self.director.overdue(self._agenda.now))
+        self.execute(self.director.on_timer(self._agenda.now))
         self._is_ticking = bool(len(self.streams))
         if self._is_ticking:
             self._agenda.after(TICK_S, "", self._tick, by=self.party)
@@ -224,8 +123,3 @@ class SimGateway:
 
 def _handoff(request: RequestId) -> HandoffId:
     return HandoffId(f"h-{request}")
-
-
-def _may_end(event: JobEvent) -> bool:
-    """Return whether an event may end a request for which another worker has taken steps ahead."""
-    return isinstance(event, Failed | Cancelled) or (isinstance(event, Finished) and event.reason is not None)

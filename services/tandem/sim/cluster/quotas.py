@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import Tenant
+from tandem.admission.tenant_policy import apply_tenant_policy
 from tandem.admission.tenant_quota_state import TenantQuotaState
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
@@ -28,30 +29,36 @@ class SimQuotas:
         self._tenants = tenants
         self._states = {name: TenantQuotaState(name, tenant.limits) for name, tenant in (tenants or {}).items()}
 
-    def tenant(self, name: TenantId) -> Tenant:
-        """Return the tenant with this name. Raises TandemError(UNAUTHENTICATED) when it has no key."""
-        if self._tenants is None:
-            return Tenant(id=name, cache_sharing="public")
-        if name not in self._tenants:
-            raise TandemError(ErrorKind.UNAUTHENTICATED, f"{name or 'a request without a tenant'} has no key")
-        return self._tenants[name]
+    def enter(self, request: Request) -> tuple[Tenant, Request, QuotaReservation | None]:
+        """Reserve the estimated use of a request.
 
-    def enter(self, tenant: Tenant, request: Request) -> QuotaReservation | None:
-        """Reserve the estimated use of a request; None where its tenant has no limits. Raises TandemError for a refused
-        request, for which nothing is reserved."""
+        Returns its tenant, the request under its tenant's policy, and the reservation; None where the tenant has no
+        limits. Raises TandemError for a refused request, for which nothing is reserved: UNAUTHENTICATED when its tenant
+        has no key.
+        """
+        tenant = self._tenant(request.tenant)
+        request = apply_tenant_policy(request, tenant)
         if not any(tenant.limits):
-            return None
+            return tenant, request, None
         state = self._states[tenant.id]
         demand = state.demand(request.id, len(request.prompt_tokens), request.max_output_tokens)
-        return state.enter_locally(
+        quota = state.enter_locally(
             demand, 1, self._now_ms(), lambda entry, spent: state.end(entry, spent, self._now_ms())
         )
+        return tenant, request, quota
 
     def check(self) -> None:
         """Check that no reservation is open. Raises AssertionError naming the tenant that has one."""
         for name, state in self._states.items():
             state.check()
             assert not state.entries, f"{name} has {len(state.entries)} reservations without a request"
+
+    def _tenant(self, name: TenantId) -> Tenant:
+        if self._tenants is None:
+            return Tenant(id=name, cache_sharing="public")
+        if name not in self._tenants:
+            raise TandemError(ErrorKind.UNAUTHENTICATED, f"{name or 'a request without a tenant'} has no key")
+        return self._tenants[name]
 
     def _now_ms(self) -> int:
         return int(self._agenda.now * 1000)

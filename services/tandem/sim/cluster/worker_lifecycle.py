@@ -59,8 +59,8 @@ class WorkerLifecycle:
                 gone = partial(other.post, partial(_peer_gone, worker, reason))
                 self.agenda.after(PEER_NOTICE_S, "", gone, by=by, to=other.party)
         for gateway in self.gateways:
-            gateway.workers.missed(worker.ref)
-            lost = partial(gateway.lost, worker.ref, reason)
+            gateway.reports.missed(worker.ref)
+            lost = partial(gateway.reports.lost, worker.ref, reason)
             self.agenda.after(RECONNECT_S, "", lost, by=by, to=gateway.party)
 
     def drain(self, worker: SimWorker, until: float, by: Actor, ended: Callable[[], None]) -> None:
@@ -86,7 +86,7 @@ class WorkerLifecycle:
 
 def _discover(gateway: SimGateway, worker: SimWorker) -> None:
     if not worker.party.is_gone:
-        gateway.met(worker)
+        gateway.reports.met(worker)
 
 
 def _peer_gone(worker: SimWorker, reason: str, engine: Engine, now: float) -> list[Effect]:
