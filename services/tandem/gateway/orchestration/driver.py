@@ -94,7 +94,7 @@ class RequestDriver:
             BackgroundLoop("the reader of worker events", self._read_pool_events),
         )
         self._is_closed = False
-        self._num_requests = 0  # open ones, without link tests
+        self._client_requests: set[RequestId] = set()  # open ones, without link tests
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -111,7 +111,7 @@ class RequestDriver:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
-        left = [request for request, stream in self._streams.items() if stream.quota is not None]
+        left = list(self._client_requests)
         for request in left:
             error = TandemError(ErrorKind.DRAINING, _DRAINING, retry_after_s=1.0)
             self._execute(self.director.fail(request, error, self._clock.now()))
@@ -175,7 +175,7 @@ class RequestDriver:
             raise
         active = self._open_stream(admitted)
         active.quota = quota
-        self._num_requests += 1
+        self._client_requests.add(request.id)
         self._idle.clear()
         if quota is not None:
             quota.watch(admitted.open_request.usage)
@@ -301,9 +301,9 @@ class RequestDriver:
             stream.push(outcome)
             if stream.quota is not None:
                 stream.quota.close()
-                self._num_requests -= 1
-                if not self._num_requests:
-                    self._idle.set()
+        self._client_requests.discard(end.request)
+        if not self._client_requests:
+            self._idle.set()
 
     async def _submit(self, worker: WorkerRef, job: Job) -> None:
         error: TandemError | None = None
