@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.model_catalog import RANDOM_PREFIX
 from tandem.runtime.atomic_dir import ProgressLine, build_once
-from tandem.runtime.random_model import PREFIX, random_directory, random_model_path
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_ID_PARTS = 2
@@ -65,7 +65,9 @@ def resolve_model(model_id: str, cache_dir: Path) -> Path:
     package = PACKAGED.get(model_id)
     if package is not None:
         return _import_package(model_id, package, cache_dir)
-    if model_id.startswith(PREFIX):
+    if model_id.startswith(RANDOM_PREFIX):
+        from tandem.runtime.random_model import random_directory  # slow: it imports torch
+
         return random_directory(model_id, cache_dir)
     path = Path(model_id).expanduser()
     if path.is_dir():
@@ -87,7 +89,9 @@ def find_local_model(model_id: str, cache_dir: Path) -> Path | None:
     path = Path(model_id).expanduser()
     if package is not None:
         target = _package_path(model_id, package, cache_dir)
-    elif model_id.startswith(PREFIX):
+    elif model_id.startswith(RANDOM_PREFIX):
+        from tandem.runtime.random_model import random_model_path
+
         target = random_model_path(model_id, cache_dir)
     elif path.suffix == ".gguf" and path.is_file():
         target = _gguf_path(path, cache_dir)

@@ -15,12 +15,11 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.model_catalog import PUBLISHED
+from tandem.core.model_catalog import PUBLISHED, RANDOM_PREFIX
 from tandem.runtime.atomic_dir import build_once
 from tandem.runtime.fingerprint import DIGEST_FILE
 from tandem.runtime.random_weights import FORMAT, MARKER, random_digest
 
-PREFIX = "random:"
 _SEED_BITS = 64
 _END = "<|end|>"
 _SPACE = "\u0120"
@@ -62,9 +61,9 @@ def random_model_path(model_id: str, cache_dir: Path) -> Path:
 
 
 def _parse(model_id: str) -> tuple[str, int]:
-    name, separator, seed = model_id.removeprefix(PREFIX).partition("@")
+    name, separator, seed = model_id.removeprefix(RANDOM_PREFIX).partition("@")
     if name not in PUBLISHED:
-        known = ", ".join(PREFIX + published_name for published_name in PUBLISHED)
+        known = ", ".join(RANDOM_PREFIX + published_name for published_name in PUBLISHED)
         raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"{model_id!r} is none of {known}", param="model")
     if separator and not (re.fullmatch("[0-9]+", seed) and int(seed) < 1 << _SEED_BITS):
         what = f"{model_id!r}: the seed must be a number of {_SEED_BITS} bits, got {seed!r}"
