@@ -8,6 +8,7 @@ any of them triggers a new build and machines that share a home directory do not
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -21,6 +22,8 @@ _FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-
 _COMPILERS = ("c++", "g++", "clang++")
 _TIMEOUT_S = 600
 
+_log = logging.getLogger(__name__)
+
 
 class NativeUnavailable(Exception):
     """The compiled kernels cannot be built or loaded; the message gives the reason.
@@ -33,6 +36,7 @@ def library_file() -> Path:
     compiler = _find_compiler()
     target = _cache() / f"kernels-{_key(compiler)}.so"
     if not target.is_file():
+        _log.info("compiling the kernels")
         _compile(compiler, target)
     return target
 
