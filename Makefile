@@ -26,13 +26,14 @@ help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 	@echo "  ARGS=... goes to the program: make serve ARGS='--port 9000 --decode 2'"
 
-setup: ## make .venv what pyproject.toml and constraints.txt ask for
-	@.ci/setup
+setup: ## make .venv what pyproject.toml and constraints.txt ask for, with the tools of tests and load tests
+	@.ci/setup all
 
 system:
 	@.ci/system
 
-serve: setup ## serve a small model on this machine: one prefill and one decode worker, and the gateway
+serve: ## serve a small model on this machine: one prefill and one decode worker, and the gateway
+	@.ci/setup serve
 	@$(BIN)/tandem serve $(ARGS)
 
 check: setup ## format, types, floors, generated files, unit and property tests: at most 90 seconds, before every commit

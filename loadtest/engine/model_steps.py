@@ -36,10 +36,10 @@ from loadtest.engine.step_plans import (
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.model_catalog import RANDOM_PREFIX
 from tandem.runtime.device import num_compute_threads, torch_dtype
 from tandem.runtime.model_config import DecoderConfig, read_model_config
 from tandem.runtime.model_store import cache_root, resolve_model
-from tandem.runtime.random_model import PREFIX
 from tandem_kernels.bench.environment import clocks, describe
 from tandem_kernels.bench.grid import QUICK
 from tandem_kernels.bench.roofline import measure_limits
@@ -211,7 +211,7 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
 def _settings(args: argparse.Namespace, cases: Sequence[StepCase]) -> tuple[ModelConfig, EngineConfig]:
     is_cuda = args.device == "cuda"
     dtype: Any = args.dtype or ("bfloat16" if is_cuda else "float32")
-    name = PREFIX + args.shape if args.shape else args.model
+    name = RANDOM_PREFIX + args.shape if args.shape else args.model
     # Weights in fewer bits than their dtype's would be below the floor.
     model = ModelConfig(id=name, device=args.device, dtype=dtype, compact=False, batch_invariant=args.batch_invariant)
     most_rows = max((case.num_tokens for case in cases), default=1)

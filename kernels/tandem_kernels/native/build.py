@@ -8,6 +8,7 @@ any of them triggers a new build and machines that share a home directory do not
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -20,6 +21,8 @@ _SOURCES = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 _COMPILERS = ("c++", "g++", "clang++")
 _TIMEOUT_S = 600
+
+_log = logging.getLogger(__name__)
 
 
 class NativeUnavailable(Exception):
@@ -34,6 +37,7 @@ def library_file() -> Path:
     compiler = _find_compiler()
     target = _cache() / f"kernels-{_key(compiler)}.so"
     if not target.is_file():
+        _log.info("compiling the kernels")
         _compile(compiler, target)
     return target
 

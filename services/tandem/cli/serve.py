@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -19,8 +20,10 @@ from types import FrameType
 from tandem.cli.gateway_checks import require_auth_if_public, require_free_port
 from tandem.cli.gateway_process import GatewayProcess
 from tandem.cli.process_session import enter_own_session
+from tandem.cli.progress_lines import ProgressLines
 from tandem.cli.resource_assignment import gpu_share, threads_by_pool
-from tandem.core.clock import Clock, SystemClock
+from tandem.cli.worker_logs import starting_workers
+from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
@@ -43,16 +46,15 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
         return code
     set_up_logging(resolved.config.telemetry, "tandem-serve")
     signals = StopSignals()
-    progress = Progress(SystemClock())
+    progress = ProgressLines(SystemClock())
     try:
         with ExitStack() as stack:
             with signals.starting():
                 config = _private(resolved.config, stack, progress)
                 gateway, logs = _start(config, stack, progress, signals)
             progress.step("ready", "")
-            # Print only the embedded server's address: a user's URL may hold a password.
-            operating = "" if resolved.config.redis.url else _operating(config)
-            print(_banner(gateway, config, logs) + operating, flush=True)  # noqa: T201 - the command's output
+            shown = banner(gateway.url, gateway.grpc_target, config, logs, shows_redis=not resolved.config.redis.url)
+            print(shown, flush=True)  # noqa: T201 - the command's output
             while not signals.wait(0.5):
                 if gateway.exit_code() is not None:
                     raise TandemError(
@@ -65,7 +67,7 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
     return 0
 
 
-def _private(config: Config, stack: ExitStack, progress: Progress) -> Config:
+def _private(config: Config, stack: ExitStack, progress: ProgressLines) -> Config:
     """Return the settings with an embedded Redis server and a cluster secret for this run, unless the user set them."""
     redis, cluster = config.redis, config.cluster
     if not redis.url:
@@ -76,16 +78,28 @@ def _private(config: Config, stack: ExitStack, progress: Progress) -> Config:
     return replace(config, redis=redis, cluster=cluster)
 
 
-def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSignals) -> tuple[GatewayProcess, Path]:
+def _start(
+    config: Config, stack: ExitStack, progress: ProgressLines, signals: StopSignals
+) -> tuple[GatewayProcess, Path]:
     """Start everything and return the gateway and the directory of the workers' logs; `stack` stops what was started.
 
-    The gateway is started first, so that it starts while Ray, which takes longest, does.
+    The gateway is started first, so that it starts while Ray, which takes longest, does; before the thread of the
+    progress lines, so that its process is forked from one thread.
     """
+    gateway = stack.enter_context(GatewayProcess(config))
+    with progress:
+        logs = _start_workers(config, stack, progress, signals, gateway)
+    return gateway, logs
+
+
+def _start_workers(
+    config: Config, stack: ExitStack, progress: ProgressLines, signals: StopSignals, gateway: GatewayProcess
+) -> Path:
+    """Start Ray and the workers, wait until the gateway is ready, and return the directory of the workers' logs."""
     pools = {pool: size for pool in ("prefill", "decode", "mixed") if (size := getattr(config.serve, pool))}
     # A worker on a GPU does little work on the CPU: one thread is enough.
     num_threads = config.engine.num_threads or (1 if config.model.device == "cuda" else 0)
     threads = threads_by_pool(pools, num_threads)
-    gateway = stack.enter_context(GatewayProcess(config))
     progress.step("model", f"preparing {config.model.id}")
     _prepare_model(config)
     progress.step("ray", "starting")
@@ -94,7 +108,7 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     signals.listen()
     stack.callback(gateway.stop)  # the gateway drains first, while the workers still run
     names = " + ".join(f"{size} {pool} ({_counted(threads[pool])})" for pool, size in pools.items())
-    progress.step("workers", f"starting {names}")
+    progress.step("workers", f"starting {names}", partial(starting_workers, local.logs, list(pools)))
     engine, num_gpus = config.engine, 0.0
     if config.model.device == "cuda":
         share = gpu_share(num_workers, local.num_gpus, engine.gpu_memory_utilization, num_ranks)
@@ -107,14 +121,8 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     problem = gateway.wait_until_ready(READY_TIMEOUT_S)
     if problem is not None:
         raise TandemError(ErrorKind.INTERNAL, f"the gateway is not ready: {problem}\nlogs: {local.logs}")
-    return gateway, local.logs
-
-
-def _operating(config: Config) -> str:
-    """Return the command that lists the workers and sets their roles."""
-    redis = config.redis
-    where = f"--redis-url {redis.url} --namespace {redis.namespace} --secret-file {config.cluster.secret_file}"
-    return f"  tandem role {where}\n"
+    logs: Path = local.logs
+    return logs
 
 
 def _counted(num_threads: int) -> str:
@@ -127,21 +135,28 @@ def _prepare_model(config: Config) -> None:
     catalog.resolve_model(config.model.id, catalog.cache_root(config.model.cache_dir))
 
 
-def _banner(gateway: GatewayProcess, config: Config, logs: Path) -> str:
-    url, model = gateway.url, config.model.served_names[0]
+def banner(url: str, grpc_target: str, config: Config, logs: Path, *, shows_redis: bool) -> str:
+    """Return what `tandem serve` prints when it is ready: at most twelve lines on how to use the gateway at `url`.
+
+    `shows_redis`: print the command that lists the workers, with the address of Redis; not to be set for a user's own
+    Redis, whose URL may hold a password."""
+    model = config.model.served_names[0]
     key = ' -H "authorization: Bearer $TANDEM_API_KEY"' if config.gateway.auth == "keys" else ""
     console = f"  console: {url}/console\n" if config.gateway.console else ""
+    redis = config.redis
+    where = f"--redis-url {redis.url} --namespace {redis.namespace} --secret-file {config.cluster.secret_file}"
+    operating = f"  tandem role {where}\n" if shows_redis else ""
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     return f"""
 Tandem serves {model} at {url}
-and over gRPC at {gateway.grpc_target}
+and over gRPC at {grpc_target}
 
   curl -i {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
     -d '{{"model": "{model}", "temperature": 0, {question}}}'
 
   tandem chat --url {url}        Ctrl-C drains and stops
 {console}  logs of the workers: {logs}
-"""
+{operating}"""
 
 
 class Stopped(KeyboardInterrupt):
@@ -198,20 +213,6 @@ class StopSignals:
         if self._is_starting:
             self._is_starting = False  # do not interrupt the cleanup by a second signal
             raise Stopped
-
-
-class Progress:
-    """Prints one line for each stage of a start to standard error, with the seconds since the beginning.
-
-    Each line is whole, so that log lines between them do not break it."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._began = clock.now()
-
-    def step(self, stage: str, doing: str) -> None:
-        elapsed = self._clock.now() - self._began
-        print(f"  {elapsed:5.1f} s  {stage:<8} {doing}".rstrip(), file=sys.stderr, flush=True)  # noqa: T201
 
 
 @contextmanager

@@ -58,6 +58,9 @@ def _qwen3(sizes: tuple[int, ...]) -> dict[str, Any]:
     return _decoder("qwen3", sizes, 40_960, 1e-6, False, {"rope_type": "default", "rope_theta": 1_000_000.0})
 
 
+RANDOM_PREFIX = "random:"
+"""Start of a model id that asks for the shape of a published model with random weights."""
+
 PUBLISHED: Mapping[str, ModelSpec] = {
     "llama-3.1-8b": ModelSpec(
         _llama((32, 4096, 32, 8, 128, 14336, 128256), False, 8.0), "config.json of meta-llama/Llama-3.1-8B"

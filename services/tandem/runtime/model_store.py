@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.model_catalog import RANDOM_PREFIX
 from tandem.runtime.atomic_dir import ProgressLine, build_once
-from tandem.runtime.random_model import PREFIX, random_model_path, write_random_model
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_ID_PARTS = 2
@@ -90,7 +90,9 @@ def _locate(model_id: str, cache_dir: Path) -> tuple[Path, Callable[[Path], None
     if package is not None:
         directory = cache_dir / f"{model_id}-{package.sha256[:12]}"
         return directory, lambda target: _import_package(model_id, package, target)
-    if model_id.startswith(PREFIX):
+    if model_id.startswith(RANDOM_PREFIX):
+        from tandem.runtime.random_model import random_model_path, write_random_model  # slow: it imports torch
+
         return random_model_path(model_id, cache_dir), lambda target: write_random_model(model_id, target)
     path = Path(model_id).expanduser()
     if path.is_dir():

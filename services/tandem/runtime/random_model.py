@@ -15,11 +15,10 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.model_catalog import PUBLISHED
+from tandem.core.model_catalog import PUBLISHED, RANDOM_PREFIX
 from tandem.runtime.fingerprint import DIGEST_FILE
 from tandem.runtime.random_weights import FORMAT, MARKER, random_digest
 
-PREFIX = "random:"
 _SEED_BITS = 64
 _END = "<|end|>"
 _SPACE = "\u0120"
@@ -57,9 +56,9 @@ def random_model_path(model_id: str, cache_dir: Path) -> Path:
 
 
 def _parse(model_id: str) -> tuple[str, int]:
-    name, separator, seed = model_id.removeprefix(PREFIX).partition("@")
+    name, separator, seed = model_id.removeprefix(RANDOM_PREFIX).partition("@")
     if name not in PUBLISHED:
-        known = ", ".join(PREFIX + published_name for published_name in PUBLISHED)
+        known = ", ".join(RANDOM_PREFIX + published_name for published_name in PUBLISHED)
         raise TandemError(
             ErrorKind.MODEL_NOT_FOUND, f"model.id={model_id!r} does not exist: name one of {known}", param="model"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 
@@ -26,6 +27,8 @@ from tandem.worker.model.worker_info import WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.worker import Worker
 
+_log = logging.getLogger(__name__)
+
 
 async def start_worker(
     config: Config,
@@ -44,6 +47,7 @@ async def start_worker(
     server = trust.server(incarnation)
     me = WorkerRef(WorkerId(name), incarnation, _bind(server, trust, config.worker))
     agent = agent_name(me.id, me.incarnation)
+    _log.info("opening the transport %s", config.handoff.transport)
     transport = await asyncio.to_thread(open_transport, config.handoff.transport, model.pool, agent)
     try:
         peer = await asyncio.to_thread(_describe, model, me, transport)

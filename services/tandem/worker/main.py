@@ -34,6 +34,7 @@ def run(config: Config) -> int:
     """Load the model and serve until a signal arrives. Returns the exit status of the process: 0 after SIGTERM or
     SIGINT, 1 after a failure, which was logged."""
     prepare_process()
+    _log.info("importing torch")
     # Imported after prepare_process, because the model's libraries read the environment on import.
     from tandem.worker.model.worker_model import load_worker_model
 

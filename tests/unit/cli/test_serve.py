@@ -1,4 +1,4 @@
-"""Test the signals and the secret of `tandem serve`, without a real server."""
+"""Test the signals, the banner and the secret of `tandem serve`, without a real server."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tandem.cli.serve import SIGNALS, StopSignals, run_secret
+from tandem.cli.serve import SIGNALS, StopSignals, banner, run_secret
+from tandem.core.config import Config
 from tandem.wire.secret_file import SecretFile
 
 
@@ -109,3 +112,23 @@ def test_the_secret_is_removed_when_the_start_fails_too() -> None:
     with pytest.raises(KeyboardInterrupt), run_secret() as path:
         raise KeyboardInterrupt
     assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("auth", ["off", "keys"])
+def test_the_banner_has_every_address_and_at_most_twelve_lines(auth: str) -> None:
+    config = Config()
+    config = replace(
+        config, gateway=replace(config.gateway, auth=auth), redis=replace(config.redis, url="redis://u:pw@r")
+    )
+    shown = banner("http://127.0.0.1:8000", "127.0.0.1:8001", config, Path("/logs"), shows_redis=True)
+    assert len(shown.splitlines()) <= 12
+    for part in (
+        "http://127.0.0.1:8000/console",
+        "over gRPC at 127.0.0.1:8001",
+        "/logs",
+        "tandem role --redis-url redis:",
+    ):
+        assert part in shown
+    assert ("$TANDEM_API_KEY" in shown) is (auth == "keys")
+    own_redis = banner("http://127.0.0.1:8000", "127.0.0.1:8001", config, Path("/logs"), shows_redis=False)
+    assert "pw" not in own_redis

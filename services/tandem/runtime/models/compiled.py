@@ -7,6 +7,7 @@ operations per row.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from tandem.runtime.weight_packing import Packing, pack
 from tandem_kernels.native.decoder import CompiledDecoder, DecoderShape, PackedLayer, PackedLinear
 from tandem_kernels.native.library import Team
 from tandem_kernels.reference import rope_tables
+
+_log = logging.getLogger(__name__)
 
 _FORMAT = 4
 """Version of the packed files, part of their directory's name; raise it when their content changes."""
@@ -100,6 +103,7 @@ def packed_weights(
     Raises TandemError when a tensor is missing, left over or of the wrong shape."""
 
     def build(folder: Path) -> None:
+        _log.info("packing the weights")
         with open_checkpoint() as checkpoint:
             write_tensors(folder, pack(config, checkpoint, packing))
             checkpoint.finish()

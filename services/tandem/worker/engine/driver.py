@@ -206,6 +206,7 @@ class EngineDriver:
         """Calibrate the step-time model. If that fails, the model learns from the first steps instead."""
         if self._calibrate is None:
             return
+        _log.info("calibrating step times")
         try:
             cost = self._calibrate()
         except DeviceLost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from tandem.transfer.transfer_engine import Digest
 from tandem.worker.model.rank_model import load_ranked_model
 from tandem.worker.ranks.local_rank import launch_children
 from tandem.worker.ranks.rank_group import Launch, RankGroup
+
+_log = logging.getLogger(__name__)
 
 
 def _ignore(grammar: Grammar) -> None:
@@ -58,6 +61,7 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
     `launch` starts each further rank; None starts the ranks as child processes.
     """
     config = with_device_defaults(config)
+    _log.info("loading %s", config.model.id)
     rank_group: RankGroup | None = None
     if config.engine.tensor_parallel == 1:
         loaded = load_model(config.model, config.engine)

@@ -27,6 +27,8 @@ from tandem.worker.serve.pool_spec import PoolSpec
 if TYPE_CHECKING:
     from tandem.worker.worker import Worker
 
+_log = logging.getLogger(__name__)
+
 STOP_MARGIN_S = 10.0
 """Seconds beyond `drain_s` that Serve waits before it kills a replica."""
 HEALTH_PERIOD_S = 2.0
@@ -45,6 +47,7 @@ class WorkerReplica:
         prepare_process()
         config = _replica_config(pool.resolve(os.environ).config)
         _log_with_serve(config.telemetry, config.worker.id)
+        _log.info("importing torch")
         # Imported after prepare_process, because the model's libraries read the environment on import.
         from tandem.worker.factory import start_worker
         from tandem.worker.model.worker_model import load_worker_model
