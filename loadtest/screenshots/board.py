@@ -36,7 +36,7 @@ class _Series(NamedTuple):
 
 
 @styled
-def draw_board(board: Mapping[str, Any], query: Query, start_s: float, end_s: float) -> Figure:
+def render_board(board: Mapping[str, Any], query: Query, start_s: float, end_s: float) -> Figure:
     """Return the board from `start_s` to `end_s` (seconds since the epoch), with all values of its variables chosen."""
     num_rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"]) + 2
     figure = Figure(figsize=(_COLUMNS * _INCHES_PER_COLUMN, num_rows * _INCHES_PER_ROW))
@@ -54,7 +54,7 @@ def draw_board(board: Mapping[str, Any], query: Query, start_s: float, end_s: fl
         axes.set_title(panel["title"], fontsize=8)
         axes.set_xlim(0, end_s - start_s)
         series = list(_series(panel, query, start_s, end_s))
-        (_draw_stat if is_small else _draw_lines)(axes, panel, series)
+        (_render_stat if is_small else _render_lines)(axes, panel, series)
     return figure
 
 
@@ -78,7 +78,7 @@ def _series(panel: Mapping[str, Any], query: Query, start_s: float, end_s: float
                 yield _Series(" ".join(legend.split()), points)
 
 
-def _draw_stat(axes: Axes, panel: Mapping[str, Any], series: list[_Series]) -> None:
+def _render_stat(axes: Axes, panel: Mapping[str, Any], series: list[_Series]) -> None:
     axes.axis("off")
     axes.set_xlim(0, 1)
     steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
@@ -93,7 +93,7 @@ def _draw_stat(axes: Axes, panel: Mapping[str, Any], series: list[_Series]) -> N
         axes.text(0.5, 0.5, "no data", fontsize=9, color=GREY, ha="center", va="center")
 
 
-def _draw_lines(axes: Axes, panel: Mapping[str, Any], series: list[_Series]) -> None:
+def _render_lines(axes: Axes, panel: Mapping[str, Any], series: list[_Series]) -> None:
     is_stacked = panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal"
     below: dict[float, float] = {}
     num_columns = 1 if any(len(one.legend) > _LONG_LEGEND for one in series) else 2

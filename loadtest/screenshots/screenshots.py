@@ -28,7 +28,7 @@ from playwright.sync_api import sync_playwright
 
 from loadtest.bench.systems_under_test import free_port
 from loadtest.common.plot import save
-from loadtest.screenshots.board import draw_board, query_range
+from loadtest.screenshots.board import query_range, render_board
 
 _DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 _START_S, _STOP_S = 600.0, 120.0
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         board = json.loads((_DEPLOY / "grafana" / "dashboards" / "tandem-overview.json").read_text())
         window = began_s, began_s + args.duration_s
         query = functools.partial(query_range, prometheus_url, start_s=window[0], end_s=window[1])
-        save(draw_board(board, query, *window), args.directory / _BOARD)
+        save(render_board(board, query, *window), args.directory / _BOARD)
     subprocess.run(_tandem(*_SIMULATE, "--chart", str(args.directory / _CHART)), check=True, stdout=subprocess.DEVNULL)
     for name in (_CONSOLE, _BOARD, _CHART):
         _shrink(args.directory / name)

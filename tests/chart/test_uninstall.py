@@ -49,7 +49,7 @@ def test_it_waits_until_the_clusters_of_the_service_are_gone(api: KubeServer) ->
     assert api.names("rayservices") == [] and api.names("rayclusters") == ["other-1"]
 
 
-def test_it_fails_where_a_cluster_stays_and_says_what_to_do(
+def test_it_fails_where_a_cluster_stays_and_names_the_remedy(
     api: KubeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_script() == 1

@@ -125,7 +125,7 @@ def test_nobody_is_root_and_nothing_is_writable_or_more_than_it_must(name: str) 
 
 
 @EACH
-def test_pods_fit_the_restricted_standard_unless_a_pool_wants_the_host_network(name: str) -> None:
+def test_pods_fit_the_restricted_standard_unless_a_pool_is_on_the_host_network(name: str) -> None:
     """The rest of Pod Security's `restricted` (https://kubernetes.io/docs/concepts/security/pod-security-standards/)."""
     allowed = {
         "configMap",

@@ -151,7 +151,7 @@ def test_logs_are_read_from_files_and_directories(tmp_path: Path) -> None:
     with pytest.raises(TandemError, match="cannot read"):
         read_logs([tmp_path / "c.jsonl"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TandemError, match=r"no \*\.jsonl in"):
+    with pytest.raises(TandemError, match="has no step log"):
         read_logs([tmp_path / "empty"])
 
 

@@ -5,13 +5,15 @@ while any of them can serve, whatever else is lost.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
 
 from tests.e2e.gateway.pair import SETTINGS
-from tests.e2e.gateway.processes import PATIENCE_S, Gateway, Redis, cluster, until
+from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Redis, Worker, cluster, until
 from tests.e2e.gateway.tiny_model import make_model
 
 NO_WAIT = ("--no-worker-wait-s", "1")
@@ -40,8 +42,19 @@ def shortages(gateway: Gateway) -> set[str]:
     return {series.removeprefix(name) for series in gateway.metrics() if series.startswith(f"{name}{{")}
 
 
-@pytest.mark.timeout(180)
-def test_each_model_has_its_workers_and_a_partial_loss_is_no_outage(tmp_path: Path, model: Path) -> None:
+class Rig(NamedTuple):
+    """Two models behind one gateway: a prefill and a decode worker of the first, a mixed worker of the second."""
+
+    redis: Redis
+    cluster: Cluster
+    prefill: Worker
+    decode: Worker
+    mixed: Worker
+    gateway: Gateway
+
+
+@pytest.fixture
+def rig(tmp_path: Path, model: Path) -> Iterator[Rig]:
     second = make_model(tmp_path / "second", seed=8)
     with tempfile.TemporaryDirectory() as directory:
         redis = Redis(Path(directory))
@@ -50,53 +63,53 @@ def test_each_model_has_its_workers_and_a_partial_loss_is_no_outage(tmp_path: Pa
             with cluster(tmp_path, redis.url, model, *SETTINGS, *NO_WAIT) as running:
                 prefill, decode = running.worker("p", "prefill"), running.worker("d", "decode")
                 names = ("--model", str(second), "--served-model-name", "second,another")
-                mixed = running.worker("m", "mixed", *names)
-                gateway = running.gateway("gateway")
+                mixed, gateway = running.worker("m", "mixed", *names), running.gateway("gateway")
                 for program in running.programs:
                     program.wait_ready()
                 until(lambda: path_of(gateway, "tiny") == "remote", "a request on two workers")
                 until(lambda: path_of(gateway, "second") == "local", "an answer of the second model")
-                cards = httpx.get(f"{gateway.url}/v1/models", timeout=PATIENCE_S, trust_env=False).json()["data"]
-                roots = {card["id"]: card["root"] for card in cards}
-                assert roots == {"tiny": "tiny", "org/alias": "tiny", "second": "second", "another": "second"}
-                for prompt in ("one", "two"):
-                    texts = [
-                        complete(gateway, name, prompt).json()["choices"][0]["text"] for name in ("tiny", "another")
-                    ]
-                    assert texts[0] != texts[1]
-                assert complete(gateway, "third").status_code == 404
                 assert probe(gateway, "/ready") == (200, "") and shortages(gateway) == set()
-
-                prefill.kill()
-                reason = "model tiny has no live prefill worker"
-                until(lambda: probe(gateway, "/ready") == (200, reason), "a warning without a prefill worker")
-                until(lambda: path_of(gateway, "tiny") == "fallback;reason=no_prefill_worker", "a fallback")
-                assert shortages(gateway) == {'{gen_ai_request_model="tiny",lacks="prefill"}'}
-                prefill = running.again(prefill)
-                until(lambda: probe(gateway, "/ready") == (200, ""), "all that was missing")
-
-                decode.kill()
-                reason = "model tiny has no live decode worker"
-                until(lambda: probe(gateway, "/ready") == (200, reason), "a warning without a decode worker")
-                until(lambda: path_of(gateway, "tiny") == "fallback;reason=no_decode_worker", "a fallback")
-                prefill.kill()
-                reason = "model tiny has no live worker"
-                until(lambda: probe(gateway, "/ready") == (200, reason), "a warning that a model is missing")
-                until(lambda: path_of(gateway, "tiny") in ("404", "503"), "a refusal of the missing model")
-                assert path_of(gateway, "second") == "local"
-
-                redis.stop()
-                until(lambda: "workers cannot be listed" in probe(gateway, "/ready")[1], "a warning about Redis")
-                assert probe(gateway, "/ready")[0] == 200 and path_of(gateway, "second") == "local"
-
-                mixed.kill()
-                until(lambda: probe(gateway, "/ready")[0] == 503, "a gateway that is not ready")
-                assert "model second has no live worker" in probe(gateway, "/ready")[1]
-                assert probe(gateway, "/live") == (200, "") and path_of(gateway, "second") == "503"
-
-                redis.start()
-                running.again(mixed)
-                until(lambda: path_of(gateway, "second") == "local", "an answer of the second model")
-                assert probe(gateway, "/ready") == (200, "model tiny has no live worker")
+                yield Rig(redis, running, prefill, decode, mixed, gateway)
         finally:
             redis.stop()
+
+
+@pytest.mark.timeout(180)
+def test_each_model_has_its_workers_and_a_partial_loss_is_no_outage(rig: Rig) -> None:
+    gateway = rig.gateway
+    cards = httpx.get(f"{gateway.url}/v1/models", timeout=PATIENCE_S, trust_env=False).json()["data"]
+    roots = {card["id"]: card["root"] for card in cards}
+    assert roots == {"tiny": "tiny", "org/alias": "tiny", "second": "second", "another": "second"}
+    for prompt in ("one", "two"):
+        texts = [complete(gateway, name, prompt).json()["choices"][0]["text"] for name in ("tiny", "another")]
+        assert texts[0] != texts[1]
+    assert complete(gateway, "third").status_code == 404
+
+    rig.prefill.kill()
+    reason = "model tiny has no live prefill worker"
+    until(lambda: probe(gateway, "/ready") == (200, reason), "a warning without a prefill worker")
+    until(lambda: path_of(gateway, "tiny") == "fallback;reason=no_prefill_worker", "a fallback")
+    assert shortages(gateway) == {'{gen_ai_request_model="tiny",lacks="prefill"}'}
+
+    rig.redis.stop()
+    rig.decode.kill()
+    until(lambda: "workers cannot be listed" in probe(gateway, "/ready")[1], "a warning about Redis")
+    until(lambda: "model tiny has no live worker" in probe(gateway, "/ready")[1], "a warning that a model is missing")
+    assert probe(gateway, "/ready")[0] == 200 and path_of(gateway, "second") == "local"
+    until(lambda: path_of(gateway, "tiny") in ("404", "503"), "a refusal of the missing model")
+
+
+@pytest.mark.timeout(180)
+def test_a_gateway_without_any_worker_is_not_ready_until_one_is_back(rig: Rig) -> None:
+    gateway = rig.gateway
+    rig.decode.kill()
+    reason = "model tiny has no live decode worker"
+    until(lambda: probe(gateway, "/ready") == (200, reason), "a warning without a decode worker")
+    until(lambda: path_of(gateway, "tiny") == "fallback;reason=no_decode_worker", "a fallback")
+    rig.prefill.kill()
+    rig.mixed.kill()
+    until(lambda: probe(gateway, "/ready")[0] == 503, "a gateway that is not ready")
+    assert probe(gateway, "/live") == (200, "") and path_of(gateway, "second") in ("404", "503")
+    rig.cluster.again(rig.mixed)
+    until(lambda: path_of(gateway, "second") == "local", "an answer of the second model")
+    assert probe(gateway, "/ready") == (200, "model tiny has no live worker")

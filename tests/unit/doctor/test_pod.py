@@ -17,7 +17,7 @@ def test_the_pod_is_read_from_files_and_variables(tmp_path: Path) -> None:
     assert read_pod(system(tmp_path, files, **place)) == POD
 
 
-def test_without_a_token_the_namespace_comes_from_the_environment(tmp_path: Path) -> None:
+def test_without_a_token_the_namespace_is_read_from_the_environment(tmp_path: Path) -> None:
     place = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAMESPACE": "serving"}
     assert read_pod(system(tmp_path, {}, **place)) == PodFacts("10.0.0.1:443", "serving", False)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadtest.screenshots.board import draw_board
+from loadtest.screenshots.board import render_board
 from tests.deploy.files import dashboards
 
 START_S, END_S = 1000.0, 1060.0
 
 
-def test_every_panel_of_the_overview_is_drawn_with_its_series() -> None:
+def test_every_panel_of_the_overview_is_rendered_with_its_series() -> None:
     """Variables are replaced in queries, and labels in legends."""
     queries: list[str] = []
 
@@ -20,7 +20,7 @@ def test_every_panel_of_the_overview_is_drawn_with_its_series() -> None:
         return [{"metric": {"lane": "batch", "worker": "w-7"}, "values": values}]
 
     (board,) = (board for board in dashboards() if board["uid"] == "tandem-overview")
-    figure = draw_board(board, query, START_S, END_S)
+    figure = render_board(board, query, START_S, END_S)
 
     assert {axes.get_title(loc="left") for axes in figure.axes} == {
         panel["title"] for panel in board["panels"] if panel["type"] != "row"

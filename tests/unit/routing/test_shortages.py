@@ -54,7 +54,7 @@ def test_what_is_lacking(mode: Disaggregation, workers: str, lacks: str | None, 
     )
 
 
-def test_a_pair_that_moved_no_block_lacks_a_link_and_a_refused_link_says_why() -> None:
+def test_a_pair_that_moved_no_block_lacks_a_link_and_a_refused_link_has_its_reason() -> None:
     views = [view("p"), view("d")]
     pairs = linked("prefer", views, moved=False)
     (shortage,) = find_shortages(["a"], views, pairs, "prefer")
