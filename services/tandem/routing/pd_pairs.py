@@ -2,22 +2,46 @@
 
 A test sends a request through both workers. Each worker is tested with NUM_PEERS peers of each zone. A pair that is not
 tested becomes usable once both of its ends have moved a block with some peer, and is judged by its own transfers from
-then on. Times are seconds of the caller's clock.
+then on. So the cost of a worker that joins grows with the number of workers, not with that of pairs. Times are seconds
+of the caller's clock.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import permutations, product
+from typing import Any
 
 from tandem.core.ids import WorkerRef
 from tandem.core.link import LinkReport
-from tandem.routing.link_policy import peers_to_probe
+from tandem.routing.link_policy import NUM_PEERS, peers_to_probe
 from tandem.routing.worker_view import Pair, WorkerView
 
 PROBE_RETRY_S = 5.0
 """Seconds until a pair whose test has failed is tested again."""
+
+
+class LinkedPairs(Set[Pair]):
+    """The (prefill, decode) pairs of a registry between which KV may move now. A look-up takes the same time with any
+    number of workers; iterating and `len` visit every pair."""
+
+    def __init__(self, registry: PairRegistry) -> None:
+        self._registry = registry
+
+    def __contains__(self, pair: object) -> bool:
+        return self._registry.is_linked(pair)  # type: ignore[arg-type] # anything else is in no collection of it
+
+    def __iter__(self) -> Iterator[Pair]:
+        return filter(self._registry.is_linked, self._registry.proven_pairs())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @classmethod
+    def _from_iterable(cls, it: Iterable[Any]) -> Any:
+        return set(it)
 
 
 class PairRegistry:
@@ -30,7 +54,7 @@ class PairRegistry:
     """
 
     def __init__(self, mode: str) -> None:
-        self.linked: set[Pair] = set()
+        self.linked = LinkedPairs(self)
         self.failed: dict[Pair, float] = {}
         self.suspected: set[Pair] = set()
         self.refused: dict[Pair, str] = {}
@@ -40,11 +64,32 @@ class PairRegistry:
         self._proven_consumers: set[WorkerRef] = set()
         self._testing: set[Pair] = set()
         self._views: dict[WorkerRef, WorkerView] = {}
-        self._population: object = None
-        self._chosen: Set[Pair] = frozenset()
+        self._chosen: defaultdict[WorkerRef, set[Pair]] = defaultdict(set)
+        """Pairs of each worker that were chosen for a test and have not failed."""
+        self._population: Sequence[object] = ()
+        self._untested: set[Pair] = set()
+        """Chosen pairs whose first test has not ended."""
+        self._short: set[WorkerRef] = set()
+        """Workers for which further pairs may have to be chosen."""
 
     def __repr__(self) -> str:
         return f"<{len(self.linked)} pairs linked, {len(self.failed)} failed, {len(self.refused)} of them refused>"
+
+    def is_linked(self, pair: Pair) -> bool:
+        """Return whether KV may move between a pair: both ends are proven, and its own test did not fail and is not
+        awaited."""
+        producer, consumer = pair
+        return (
+            producer in self._proven_producers
+            and consumer in self._proven_consumers
+            and pair not in self.failed
+            and pair not in self._untested
+            and self._is_possible(pair)
+        )
+
+    def proven_pairs(self) -> Iterator[Pair]:
+        """Yield all pairs of workers that have moved a block with some peer, linked or not."""
+        return product(self._proven_producers.copy(), self._proven_consumers.copy())
 
     def due(self, views: Iterable[WorkerView], now: float) -> list[tuple[Pair, str]]:
         """Replace the live workers by `views`, and return the pairs to test now, each with the model that both workers
@@ -53,10 +98,9 @@ class PairRegistry:
         A returned pair counts as being tested, and is not returned again, until the caller passes it to `ended` or
         `gone`.
         """
-        self._update_views(tuple(view for view in views if not view.load.draining))
-        new = [pair for pair in self._chosen if pair not in self.linked and pair not in self.failed]
+        self._update_views([view for view in views if not view.load.draining])
         again = [pair for pair, retry_at in self.failed.items() if now >= retry_at]
-        pairs = [pair for pair in (*new, *again) if pair not in self._testing and self._is_possible(pair)]
+        pairs = [pair for pair in (*self._untested, *again) if pair not in self._testing and self._is_possible(pair)]
         self._testing.update(pairs)
         return [(pair, self._views[pair[0]].model) for pair in pairs]
 
@@ -71,14 +115,10 @@ class PairRegistry:
             return
         self.failed.pop(pair, None)
         self.suspected.discard(pair)
-        self.linked.add(pair)
+        self._untested.discard(pair)
         producer, consumer = pair
-        if producer not in self._proven_producers:
-            self._proven_producers.add(producer)
-            self._link_proven({producer}, self._proven_consumers)
-        if consumer not in self._proven_consumers:
-            self._proven_consumers.add(consumer)
-            self._link_proven(self._proven_producers, {consumer})
+        self._proven_producers.add(producer)
+        self._proven_consumers.add(consumer)
 
     def gone(self, pair: Pair) -> None:
         """Record that the transfer of a test block between a pair ended without a result, as when a worker left
@@ -86,12 +126,9 @@ class PairRegistry:
         self._testing.discard(pair)
 
     def suspect(self, workers: Set[WorkerRef], now: float) -> list[Pair]:
-        """Mark the linked pairs of which both workers are in `workers` as failed, and return them.
-
-        KV between these workers may have been lost. A further test, which is due at `now`, must succeed before the
-        pairs are used again.
-        """
-        pairs = [pair for pair in self.linked if workers >= set(pair)]
+        """Mark the linked pairs whose workers are both in `workers`, and return them, because KV between them may have
+        been lost. They may not be used until a further test, which is due at `now`, succeeds."""
+        pairs = [pair for pair in permutations(sorted(workers), 2) if pair in self.linked]
         for pair in pairs:
             self._fail(pair, now)
             self.suspected.add(pair)
@@ -110,7 +147,8 @@ class PairRegistry:
             self._fail(pair, math.inf)
         elif was_refused:
             del self.refused[pair], self.failed[pair]
-            self._population = None
+            self._choose_pair(pair)
+            self._untested.add(pair)
         return report.refused != was_refused
 
     def report(self, pair: Pair) -> LinkReport | None:
@@ -133,67 +171,87 @@ class PairRegistry:
 
     def drop(self, worker: WorkerRef) -> None:
         """Forget all pairs and reports of a worker that no longer exists."""
-        for pair in [pair for pair in (*self.linked, *self.failed, *self._reports) if worker in pair]:
-            self.linked.discard(pair)
+        for pair in [pair for pair in (*self.failed, *self._reports) if worker in pair]:
             self.suspected.discard(pair)
             self.failed.pop(pair, None)
             self.refused.pop(pair, None)
             self._reports.pop(pair, None)
+        self._unchoose(worker)
+        self._views.pop(worker, None)
         self._proven_producers.discard(worker)
         self._proven_consumers.discard(worker)
 
     # ---- choice of pairs
 
     def _fail(self, pair: Pair, retry_at: float) -> None:
-        self.linked.discard(pair)
+        self._untested.discard(pair)
         if pair not in self.failed:
             # Other pairs are tested in its place.
-            self._population = None
+            for worker in pair:
+                self._chosen[worker].discard(pair)
+            self._short.update(pair)
         self.failed[pair] = retry_at
 
-    def _update_views(self, views: tuple[WorkerView, ...]) -> None:
-        """Update the views and choose the pairs to test anew, unless the workers are unchanged, no further pair has
-        failed and none has ceased to be refused."""
-        self._views = {view.ref: view for view in views}
-        population = tuple((view.ref, view.pool, view.fingerprint, view.topology.zone) for view in views)
-        if population != self._population:
-            self._population = population
-            self._chosen = frozenset(self._choose())
-            self._link_proven(self._proven_producers, self._proven_consumers)
+    def _update_views(self, views: Sequence[WorkerView]) -> None:
+        """Update the views, and choose pairs for workers that are new or changed, or lack a peer by now."""
+        population = [(view.ref, *_traits(view)) for view in views]
+        if population == self._population and not self._short:
+            return
+        self._population = population
+        known, self._views = self._views, {view.ref: view for view in views}
+        for ref, view in known.items():
+            now = self._views.get(ref)
+            if now is None or _traits(now) != _traits(view):
+                self._unchoose(ref)
+                self._short.add(ref)
+        self._short.update(self._views.keys() - known.keys())
+        for ref in sorted(self._short & self._views.keys()):
+            self._choose(self._views[ref])
+        self._short.clear()
 
-    def _choose(self) -> Iterator[Pair]:
-        """Yield the pairs to test. Failed peers of a worker do not count, so that a working peer is found."""
-        for views in self._by_fingerprint():
-            producers = [view for view in views if view.prefills]
-            consumers = [view for view in views if view.decodes]
-            for producer in producers:
-                open_consumers = [consumer for consumer in consumers if self._is_open(producer, consumer)]
-                yield from ((producer.ref, consumer) for consumer in _peers(producer, open_consumers))
-            for consumer in consumers:
-                open_producers = [producer for producer in producers if self._is_open(producer, consumer)]
-                yield from ((producer, consumer.ref) for producer in _peers(consumer, open_producers))
+    def _choose(self, view: WorkerView) -> None:
+        """Choose pairs until `view` has NUM_PEERS peers in each zone, and so has each possible peer in the zone of
+        `view`. A peer whose pair has failed does not count, so that a working peer is found."""
+        for is_producer in (True, False):
+            others: dict[WorkerRef, Pair] = {}
+            for other in self._views.values():
+                ends = (view, other) if is_producer else (other, view)
+                if self._fits(*ends) and (pair := (ends[0].ref, ends[1].ref)) not in self.failed:
+                    others[other.ref] = pair
+            zones = (
+                (ref, self._views[ref].topology.zone) for ref in others if others[ref] not in self._chosen[view.ref]
+            )
+            for ref in peers_to_probe(view.ref.id, zones):
+                if self._num_peers(view.ref, is_producer, self._views[ref].topology.zone) < NUM_PEERS:
+                    self._choose_pair(others[ref])
+            for ref, pair in others.items():
+                if self._num_peers(ref, not is_producer, view.topology.zone) < NUM_PEERS:
+                    self._choose_pair(pair)
 
-    def _by_fingerprint(self) -> Iterable[list[WorkerView]]:
-        builds: defaultdict[str, list[WorkerView]] = defaultdict(list)
-        for view in self._views.values():
-            builds[view.fingerprint].append(view)
-        return builds.values()
+    def _num_peers(self, worker: WorkerRef, is_producer: bool, zone: str) -> int:
+        """Return the number of peers in `zone` that were chosen for a worker in one of its two roles."""
+        role = 0 if is_producer else 1
+        peers = (pair[1 - role] for pair in self._chosen[worker] if pair[role] == worker)
+        return sum(self._views[peer].topology.zone == zone for peer in peers)
 
-    def _link_proven(self, producer_refs: Set[WorkerRef], consumer_refs: Set[WorkerRef]) -> None:
-        """Link the untested pairs of these workers, both ends of which have moved a block with some peer."""
-        producers, consumers = (
-            [self._views[ref] for ref in refs if ref in self._views] for refs in (producer_refs, consumer_refs)
-        )
-        for producer in producers:
-            pairs = ((producer.ref, consumer.ref) for consumer in consumers if self._is_open(producer, consumer))
-            self.linked.update(pair for pair in pairs if pair not in self._chosen)
+    def _choose_pair(self, pair: Pair) -> None:
+        """Count a pair among those of its workers, and have it tested unless it may be used without."""
+        if not self.is_linked(pair):
+            self._untested.add(pair)
+        for worker in pair:
+            self._chosen[worker].add(pair)
+
+    def _unchoose(self, worker: WorkerRef) -> None:
+        for pair in self._chosen.pop(worker, ()):
+            self._untested.discard(pair)
+            for other in pair:
+                if other != worker:
+                    self._chosen[other].discard(pair)
+                    self._short.add(other)
 
     def _is_possible(self, pair: Pair) -> bool:
         producer, consumer = (self._views.get(ref) for ref in pair)
         return producer is not None and consumer is not None and self._fits(producer, consumer)
-
-    def _is_open(self, producer: WorkerView, consumer: WorkerView) -> bool:
-        return (producer.ref, consumer.ref) not in self.failed and self._fits(producer, consumer)
 
     def _fits(self, producer: WorkerView, consumer: WorkerView) -> bool:
         """Return whether hand-offs may move KV from `producer` to `consumer` at all."""
@@ -202,5 +260,6 @@ class PairRegistry:
         return producer.prefills and consumer.decodes and (producer.pool != consumer.pool or self._mode == "strict")
 
 
-def _peers(worker: WorkerView, others: Iterable[WorkerView]) -> list[WorkerRef]:
-    return peers_to_probe(worker.ref.id, ((other.ref, other.topology.zone) for other in others))
+def _traits(view: WorkerView) -> tuple[str, str, str]:
+    """Return what the choice of a worker's pairs depends on."""
+    return view.pool, view.fingerprint, view.topology.zone

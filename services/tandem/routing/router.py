@@ -7,7 +7,9 @@ request is not placed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from tandem.core.config import RoutingPolicy
 from tandem.core.ids import WorkerRef
@@ -70,7 +72,7 @@ def place(
         isinstance(split, Placement)
         or mode == "strict"
         or split.may_pass
-        or _is_split_possible(candidates, request.model)
+        or _is_split_possible(candidates, request.model, excluded)
     ):
         return split
     return _fallback(search.local(), split)
@@ -213,14 +215,17 @@ def _why_local(local: PairCost, split: PairCost) -> str:
     return "cheaper"
 
 
-def _is_split_possible(candidates: WorkerRanking, model: str) -> bool:
-    """Return whether a live linked pair exists that is merely excluded for the moment: then the request waits instead
-    of falling back.
+def _is_split_possible(candidates: WorkerRanking, model: str, excluded: Set[WorkerRef]) -> bool:
+    """Return whether a live linked pair exists, one end of which is merely in `excluded` for the moment: then the
+    request waits instead of falling back.
 
     Without a prefill worker no pair is chosen under "prefer", however many are linked.
     """
-    if not candidates.pools(model)["prefill"]:
+    if not excluded or not candidates.pools(model)["prefill"]:
         return False
-    return any(
-        candidates.find(model, p) is not None and candidates.find(model, d) is not None for p, d in candidates.linked
-    )
+    producers = [view.ref for view in candidates.prefillers(model)]
+    with closing(candidates.decode_workers(model)) as workers:
+        consumers = [view.ref for view in workers]
+    without_producer = ((p, d) for p in producers if p in excluded for d in consumers)
+    without_consumer = ((p, d) for d in consumers if d in excluded for p in producers)
+    return any(pair in candidates.linked for pair in chain(without_producer, without_consumer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -153,11 +154,11 @@ def test_nothing_is_kept_of_a_gone_worker() -> None:
     assert not [pair for pair in left if views[0].ref in pair] and pairs.linked
 
 
-def test_an_ended_test_affects_only_the_pairs_of_its_own_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of tests grows with the workers, and the number of pairs with their square."""
-    pairs, views = PairRegistry("prefer"), fleet(30, 30)
-    found, looks = due(pairs, views), 0
-    fits = pairs._fits
+def test_a_worker_that_joins_costs_as_much_as_there_are_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of pairs grows with the square of the number of workers."""
+    pairs, views = PairRegistry("prefer"), fleet(40, 40)
+    views = [view for both in zip(views[:40], views[40:], strict=True) for view in both]
+    looks, num_tests, fits = 0, 0, pairs._fits
 
     def counted(producer: WorkerView, consumer: WorkerView) -> bool:
         nonlocal looks
@@ -165,6 +166,32 @@ def test_an_ended_test_affects_only_the_pairs_of_its_own_ends(monkeypatch: pytes
         return fits(producer, consumer)
 
     monkeypatch.setattr(pairs, "_fits", counted)
+    for number in range(1, len(views) + 1):
+        looks = 0
+        found = due(pairs, views[:number])
+        num_tests += len(found)
+        for pair in found:
+            pairs.ended(pair, moved=True, retry_at=5.0)
+        assert looks <= 5 * number
+    assert num_tests <= NUM_PEERS * len(views) and len(pairs.linked) == 40 * 40
+
+
+def test_a_pair_in_use_stays_in_use_when_another_one_fails() -> None:
+    pairs, views = PairRegistry("prefer"), fleet(20, 20)
+    found = due(pairs, views)
     for pair in found:
         pairs.ended(pair, moved=True, retry_at=5.0)
-    assert len(pairs.linked) == looks == 30 * 30, "each is looked at once"
+    before = set(pairs.linked)
+    pairs.suspect(frozenset(found[0]), 7.0)
+    assert due(pairs, views, 6.0) == [] and before - pairs.linked == {found[0]}
+
+
+def test_a_worker_with_another_role_has_other_pairs() -> None:
+    pairs, views = PairRegistry("prefer"), fleet(2, 1)
+    for pair in due(pairs, views):
+        pairs.ended(pair, moved=True, retry_at=5.0)
+    changed = [views[0], replace(views[1], pool="decode"), views[2]]
+    assert due(pairs, changed) == [(views[0].ref, views[1].ref)]
+    assert pairs.linked == {(views[0].ref, views[2].ref)}
+    pairs.ended((views[0].ref, views[1].ref), moved=True, retry_at=5.0)
+    assert len(pairs.linked) == 2
