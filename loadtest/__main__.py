@@ -30,6 +30,7 @@ _COMMANDS = {
     "experiment": _Command(
         "loadtest.fidelity.disaggregation_experiment", "monolithic, chunked, disaggregated under the same traffic"
     ),
+    "joins": _Command("loadtest.cluster.joins", "cost of the pairs that a gateway tests as workers join"),
     "registry": _Command("loadtest.cluster.registry", "cost of worker discovery in Redis as a cluster grows"),
     "index": _Command("loadtest.cluster.index", "lookup, cold start, staleness and bytes of the prefix index"),
     "fidelity": _Command("loadtest.fidelity.fidelity", "error of the simulator: fitted on one run, it predicts others"),

@@ -21,6 +21,7 @@ from tandem.core.config import Disaggregation, Pool
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
+from tandem.routing.pd_pairs import PairRegistry
 from tandem.routing.placement import Placement
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.router import place
@@ -37,11 +38,10 @@ VARIANTS: tuple[tuple[Disaggregation, bool], ...] = (("prefer", False), ("prefer
 class PlacementWorkers:
     def __init__(self, num_workers: int) -> None:
         self.views = {view.ref: view for view in map(_worker, range(num_workers))}
-        producers = [ref for ref, view in self.views.items() if view.prefills]
-        consumers = [ref for ref, view in self.views.items() if view.decodes]
-        self.ranking = WorkerRanking(
-            {(producer, consumer) for producer in producers for consumer in consumers}, frozenset()
-        )
+        pairs = PairRegistry("prefer")
+        for pair, _ in pairs.due(self.views.values(), 0.0):
+            pairs.ended(pair, moved=True, retry_at=0.0)
+        self.ranking = WorkerRanking(pairs.linked, pairs.failed.keys(), pairs.refused.keys())
         for ref in self.views:
             self.ranking.put(partial(self.views.__getitem__, ref))
         self.hits = {ref: PrefixHit(50 + i % 400, 50) for i, ref in enumerate(self.views) if i % 8 in (0, 1)}

@@ -25,13 +25,26 @@ PROBE_RETRY_S = 5.0
 
 class LinkedPairs(Set[Pair]):
     """The (prefill, decode) pairs of a registry between which KV may move now. A look-up takes the same time with any
-    number of workers; iterating and `len` visit every pair."""
+    number of workers; iterating and `len` visit every pair. For the thread that changes the registry."""
 
     def __init__(self, registry: PairRegistry) -> None:
         self._registry = registry
+        self._found: set[Pair] = set()
 
     def __contains__(self, pair: object) -> bool:
-        return self._registry.is_linked(pair)  # type: ignore[arg-type] # anything else is in no collection of it
+        if pair in self._found:
+            return True
+        is_linked = self._registry.is_linked(pair)  # type: ignore[arg-type] # anything else is in no collection of it
+        if is_linked:
+            self._found.add(pair)  # type: ignore[arg-type]
+        return is_linked
+
+    def forget(self, pair: Pair | None = None) -> None:
+        """Compute anew whether a pair, or every pair, is linked, because the registry has changed."""
+        if pair is None:
+            self._found.clear()
+        else:
+            self._found.discard(pair)
 
     def __iter__(self) -> Iterator[Pair]:
         return filter(self._registry.is_linked, self._registry.proven_pairs())
@@ -77,15 +90,11 @@ class PairRegistry:
 
     def is_linked(self, pair: Pair) -> bool:
         """Return whether KV may move between a pair: both ends are proven, and its own test did not fail and is not
-        awaited."""
+        awaited. May be called on any thread."""
         producer, consumer = pair
-        return (
-            producer in self._proven_producers
-            and consumer in self._proven_consumers
-            and pair not in self.failed
-            and pair not in self._untested
-            and self._is_possible(pair)
-        )
+        if producer not in self._proven_producers or consumer not in self._proven_consumers:
+            return False
+        return pair not in self.failed and pair not in self._untested and self._is_possible(pair)
 
     def proven_pairs(self) -> Iterator[Pair]:
         """Yield all pairs of workers that have moved a block with some peer, linked or not."""
@@ -149,6 +158,7 @@ class PairRegistry:
             del self.refused[pair], self.failed[pair]
             self._choose_pair(pair)
             self._untested.add(pair)
+            self.linked.forget(pair)
         return report.refused != was_refused
 
     def report(self, pair: Pair) -> LinkReport | None:
@@ -176,6 +186,7 @@ class PairRegistry:
             self.failed.pop(pair, None)
             self.refused.pop(pair, None)
             self._reports.pop(pair, None)
+        self.linked.forget()
         self._unchoose(worker)
         self._views.pop(worker, None)
         self._proven_producers.discard(worker)
@@ -184,6 +195,7 @@ class PairRegistry:
     # ---- choice of pairs
 
     def _fail(self, pair: Pair, retry_at: float) -> None:
+        self.linked.forget(pair)
         self._untested.discard(pair)
         if pair not in self.failed:
             # Other pairs are tested in its place.
@@ -198,6 +210,7 @@ class PairRegistry:
         if population == self._population and not self._short:
             return
         self._population = population
+        self.linked.forget()
         known, self._views = self._views, {view.ref: view for view in views}
         for ref, view in known.items():
             now = self._views.get(ref)
@@ -250,7 +263,7 @@ class PairRegistry:
                     self._short.add(other)
 
     def _is_possible(self, pair: Pair) -> bool:
-        producer, consumer = (self._views.get(ref) for ref in pair)
+        producer, consumer = self._views.get(pair[0]), self._views.get(pair[1])
         return producer is not None and consumer is not None and self._fits(producer, consumer)
 
     def _fits(self, producer: WorkerView, consumer: WorkerView) -> bool:

@@ -44,8 +44,8 @@ def _find_shortage(
     # Only a strict gateway has a mixed worker compute a prompt for another worker.
     producers = [view.ref for view in workers if view.pool == "prefill" or (mode == "strict" and view.prefills)]
     consumers = [view.ref for view in workers if view.decodes]
-    # Not a loop over `linked`, which another thread may change.
-    if any((producer, consumer) in pairs.linked for producer in producers for consumer in consumers):
+    # Not `linked`, which is for the thread that changes it.
+    if any(pairs.is_linked((producer, consumer)) for producer in producers for consumer in consumers):
         return None
     if not producers:
         return Shortage(model, "prefill", f"model {model} has no live prefill worker", is_served)
