@@ -22,6 +22,8 @@ pytestmark = pytest.mark.timeout(240)
 
 PROMPTS = (1, 16, 100, 700)
 RANKED = ("--tensor-parallel", "2")
+PATIENT = ("--worker-timeout-s", "60", "--gateway-grace-s", "60")
+"""Settings with which a worker that is stopped for a while is not lost."""
 
 
 @pytest.fixture
@@ -59,19 +61,22 @@ def complete_all(url: str) -> list[str]:
 
 
 def test_two_ranks_serve_and_what_one_of_them_leaves_goes_on_elsewhere(running: Cluster) -> None:
-    gateway, ranked = running.gateway("gateway"), running.worker("ranked", "mixed", *RANKED)
+    gateway, ranked = running.gateway("gateway", *PATIENT), running.worker("ranked", "mixed", *RANKED, *PATIENT)
     gateway.wait_ready()
     ranked.wait_ready()
     gateway.wait_serving()
     by_two = complete_all(gateway.url)
     until(ranked.is_idle, "an idle worker")
-    body = completion(20, 950, 800)
+    body = completion(20, 950, 150)
     with Post(gateway.url, body | {"stream": True}) as post:
         post.wait_events(5)
+        # It is stopped meanwhile, because it would finish before another worker exists.
+        ranked.signal(signal.SIGSTOP)
         alone = running.worker("alone", "mixed")
         alone.wait_ready()
         until(lambda: gateway.metrics()['tandem_live_workers{pool="mixed"}'] == 2, "both workers")
         os.kill(follower_of(ranked), signal.SIGKILL)
+        ranked.signal(signal.SIGCONT)
         answer = post.finish()
     assert answer.error() is None and answer.about()["attempts"] == 2, answer.about()
     assert ranked.wait() == 1 and "rank 1 is gone" in ranked.log and "Traceback" not in ranked.log
