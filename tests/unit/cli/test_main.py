@@ -191,6 +191,7 @@ def test_a_missing_extra_is_named(
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.setenv("TANDEM_GATEWAY__AUTH", "off")
+    monkeypatch.setenv("TANDEM_GATEWAY__PORT", "0")  # another program may listen on the default port
     monkeypatch.setenv("TANDEM_REDIS__URL", "redis://127.0.0.1:1")
     assert main([command]) == 1
     assert f"{missing} is not installed: pip install '{extra}'" in capsys.readouterr().err
