@@ -111,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
             usage=usage,
             description=description,
             formatter_class=_HelpFormatter,
+            allow_abbrev=False,  # a misspelt flag must not set another one
         ).program = program
     return parser
 

@@ -229,3 +229,9 @@ def test_a_free_port_is_left_free() -> None:
         port = server.getsockname()[1]
     require_free_port(GatewayConfig(port=port, grpc_port=0))
     socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_flag_is_not_shortened(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--prefil", "1"])
+    assert "did you mean --prefill?" in capsys.readouterr().err
