@@ -6,6 +6,7 @@ import argparse
 import os
 import queue
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -62,6 +63,7 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
                         f"the gateway process ended with exit code {gateway.exit_code()}; its log above says why",
                     )
             print("\ndraining ...", file=sys.stderr, flush=True)  # noqa: T201
+        print("stopped", file=sys.stderr, flush=True)  # noqa: T201
     except KeyboardInterrupt:
         print("\nstopped before it was ready", file=sys.stderr, flush=True)  # noqa: T201
     return 0
@@ -145,7 +147,8 @@ def banner(url: str, grpc_target: str, config: Config, logs: Path, *, shows_redi
     console = f"  console: {url}/console\n" if config.gateway.console else ""
     redis = config.redis
     where = f"--redis-url {redis.url} --namespace {redis.namespace} --secret-file {config.cluster.secret_file}"
-    operating = f"  tandem role {where}\n" if shows_redis else ""
+    program = _own_name()
+    operating = f"  workers, and flags of further gateways: {program} role {where}\n" if shows_redis else ""
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     return f"""
 Tandem serves {model} at {url}
@@ -154,9 +157,15 @@ and over gRPC at {grpc_target}
   curl -i {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
     -d '{{"model": "{model}", "temperature": 0, {question}}}'
 
-  tandem chat --url {url}        Ctrl-C drains and stops
+  {program} chat --url {url}        Ctrl-C drains and stops
 {console}  logs of the workers: {logs}
 {operating}"""
+
+
+def _own_name() -> str:
+    """Return how the user can call this program: by its path where it is not found by its name."""
+    path = Path(sys.argv[0])
+    return os.path.relpath(path) if path.name == "tandem" and shutil.which("tandem") is None else "tandem"
 
 
 class Stopped(KeyboardInterrupt):
