@@ -19,6 +19,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, ServedModel
+from tandem.gateway.grpc.health import HealthService
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.text.text_model import TextModel
 from tandem.wire.channels import CHANNEL_OPTIONS, open_channel
@@ -123,6 +124,21 @@ async def test_the_server_listens_on_an_ipv6_address(make_text: Callable[..., Te
     async with open_channel(f"[::1]:{server.port}") as channel:
         assert list((await InferenceStub(channel).ListModels(pb.ListModelsRequest())).data) == []
     await server.stop(0.0)
+
+
+async def test_a_watch_that_is_sending_when_the_server_stops_still_sends_the_last_status() -> None:
+    class Context:
+        def __init__(self) -> None:
+            self.sent: list[int] = []
+
+        async def write(self, update: Any) -> None:
+            self.sent.append(update.status)
+            service.close()
+
+    service, context = HealthService(ScriptedDispatch([]), ()), Context()
+    async with asyncio.timeout(10):
+        await service.Watch(health_pb2.HealthCheckRequest(), context)
+    assert context.sent == [SERVING, NOT_SERVING]
 
 
 async def test_a_stop_lets_streams_end_and_takes_no_new_call(

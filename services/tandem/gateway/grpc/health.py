@@ -40,11 +40,12 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # gen
         `close` is called."""
         sent = None
         while True:
+            is_closing = self._closing.is_set()  # before the status, which may change while it is sent
             status = self._status(request.service)
             if status != sent:
                 await context.write(_Reply(status=status))
                 sent = status
-            if self._closing.is_set():
+            if is_closing:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
