@@ -161,7 +161,7 @@ class WorkerRanking:
     def prefillers(self, model: str) -> list[WorkerView]:
         """Return all workers of `model` that compute prompts, in no particular order."""
         views = (worker.get_view() for worker in self._workers_of(model).workers.values())
-        return [view for view in views if view.prefills]
+        return [view for view in views if view.prefills and view.ref not in self._absent]
 
     def prefill_workers(self, model: str) -> Ranking:
         """Yield the workers of `model` that compute prompts, least loaded first."""

@@ -86,6 +86,12 @@ def test_an_excluded_worker_is_waited_for_before_falling_back() -> None:
     assert isinstance(outcome, NoPlacement)
 
 
+def test_a_pair_with_a_failing_worker_is_not_waited_for() -> None:
+    cluster = view(P1, P2, D1, D2, linked="p1-d1", unlinked="p2-d1 p1-d2 p2-d2").without(frozenset({ref("p1")}))
+    outcome = place(cluster, RoutingRequest("m"), frozenset({ref("d1")}))
+    assert chosen(outcome) == "d2-d2 fallback;reason=no_link_between_the_workers"
+
+
 def test_unreported_work_counts_as_queued() -> None:
     busy = WorkerView(ref("m1"), "mixed", "m", "f", WorkerLoad(), unreported=(100,))
     assert chosen(place(view(busy, M2), RoutingRequest("m", mode="off"))) == "m2-m2 local"
