@@ -156,9 +156,10 @@ class PairRegistry:
             self._fail(pair, math.inf)
         elif was_refused:
             del self.refused[pair], self.failed[pair]
-            self._choose_pair(pair)
-            self._untested.add(pair)
-            self.linked.forget(pair)
+            if self._is_possible(pair):
+                self._choose_pair(pair)
+                self._untested.add(pair)
+                self.linked.forget(pair)
         return report.refused != was_refused
 
     def report(self, pair: Pair) -> LinkReport | None:

@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem.core.config import Pool
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
@@ -195,3 +197,57 @@ def test_a_worker_with_another_role_has_other_pairs() -> None:
     assert pairs.linked == {(views[0].ref, views[2].ref)}
     pairs.ended((views[0].ref, views[1].ref), moved=True, retry_at=5.0)
     assert len(pairs.linked) == 2
+
+
+def test_a_better_report_on_a_worker_that_drains_chooses_nothing() -> None:
+    pairs, views = PairRegistry("prefer"), fleet(1, 2)
+    producer, consumer, other = views
+    for pair in due(pairs, views):
+        pairs.ended(pair, moved=True, retry_at=5.0)
+    pairs.on_link_report(consumer.ref, refusal(producer))
+    assert due(pairs, [producer, replace(consumer, load=WorkerLoad(draining=True)), other]) == []
+    assert pairs.on_link_report(consumer.ref, refusal(producer, ""))
+    late = view("d9", "decode")
+    assert due(pairs, [producer, other, late]) == [(producer.ref, late.ref)]
+
+
+EVENTS = ["join", "leave", "drain", "role", "test", "fail", "report", "suspect"]
+
+
+def changed(one: WorkerView, kind: str) -> WorkerView:
+    if kind == "drain":
+        return replace(one, load=WorkerLoad(draining=True))
+    return replace(one, pool="decode" if one.pool == "prefill" else "prefill")
+
+
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 7)), min_size=20, max_size=80))
+def test_whatever_happens_the_books_agree(events: list[tuple[str, int]]) -> None:
+    """A pair is linked or failed, never both, and what was looked up before is what is computed now."""
+    pairs, now = PairRegistry("prefer"), 0.0
+    known = [view(f"{'pd'[n % 2]}{n}", "prefill" if n % 2 == 0 else "decode") for n in range(8)]
+    everyone = [one.ref for one in known]
+    present: dict[int, WorkerView] = {}
+    testing: list[Pair] = []
+    for kind, n in events:
+        now += 3.0
+        if kind in ("test", "fail"):
+            for pair in testing:
+                pairs.ended(pair, moved=kind == "test", retry_at=now + 5.0)
+            testing = []
+        elif kind == "suspect":
+            pairs.suspect(frozenset(one.ref for one in present.values()), now)
+        elif n not in present:
+            present[n] = known[n]
+        elif kind == "leave":
+            gone = present.pop(n).ref
+            pairs.drop(gone)
+            testing = [pair for pair in testing if gone not in pair]
+        elif kind == "report" and (n + 1) % 8 in present:
+            pairs.on_link_report(present[n].ref, refusal(present[(n + 1) % 8], "slow" if int(now) % 2 else ""))
+        elif kind in ("drain", "role"):
+            present[n] = changed(present[n], kind)
+        testing += due(pairs, list(present.values()), now)
+        linked = set(pairs.linked)
+        assert linked == {(p, d) for p in everyone for d in everyone if (p, d) in pairs.linked}
+        assert linked == {(p, d) for p in everyone for d in everyone if pairs.is_linked((p, d))}
+        check(pairs)
