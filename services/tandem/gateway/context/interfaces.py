@@ -111,6 +111,18 @@ class ScrapeTarget:
     model: str
 
 
+@dataclass(frozen=True, slots=True)
+class KVBlocks:
+    """Count the KV blocks of all live workers together.
+
+    `block_size`: tokens of a block, of the worker that was linked first. `num_blocks`: more than 0. `num_unused`: those
+    that a new sequence could use, cached ones included."""
+
+    block_size: int
+    num_blocks: int
+    num_unused: int
+
+
 class RequestDispatcher(Protocol):
     """Admit requests, place them on workers and stream their output; a front end only translates HTTP or gRPC to these
     calls."""
@@ -145,6 +157,10 @@ class RequestDispatcher(Protocol):
 
     def num_live(self) -> Mapping[Pool, int]:
         """Return the number of workers that this gateway sees as alive, by pool; every pool has an entry."""
+        ...
+
+    def kv_blocks(self) -> KVBlocks | None:
+        """Return the KV blocks of all live workers together; None while none has reported any."""
         ...
 
     def scrape_targets(self) -> Sequence[ScrapeTarget]:
