@@ -218,6 +218,10 @@ class Authenticator(Protocol):
         Raises TandemError(UNAUTHENTICATED) where a key is required and missing, or is unknown or expired."""
         ...
 
+    def find(self, name: str) -> Tenant | None:
+        """Return the tenant of this name, whether or not it has keys; None where there is none."""
+        ...
+
     def problem(self) -> str | None:
         """Return a sentence on what is wrong with the known keys, such as a tenants file that does not parse; None if
         nothing is.
@@ -232,6 +236,9 @@ class AllowAll:
 
     def identify(self, key: str | None) -> Tenant:
         return OPEN
+
+    def find(self, name: str) -> Tenant | None:
+        return None
 
     def problem(self) -> str | None:
         return None
