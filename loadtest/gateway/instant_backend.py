@@ -15,7 +15,7 @@ from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledTo
 from tandem.core.ids import JobKey, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
+from tandem.gateway.context.interfaces import KVBlocks, ScrapeTarget, ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.orchestration.active_request import EventQueue
 from tandem.gateway.text.text_model import TextModel
@@ -114,6 +114,9 @@ class InstantDispatch:
 
     def num_queued(self) -> dict[Lane, int]:
         return {}
+
+    def kv_blocks(self) -> KVBlocks | None:
+        return None
 
     def scrape_targets(self) -> list[ScrapeTarget]:
         return []

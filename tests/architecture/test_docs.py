@@ -13,7 +13,9 @@ from tandem.core.errors import ErrorKind
 from tandem.core.lane import Lane
 from tandem.gateway.context.request_context import (
     EXPLAIN_HEADER,
+    FAIRNESS_HEADERS,
     LANE_HEADER,
+    OBJECTIVE_HEADERS,
     TIMEOUT_HEADER,
     TIMING_HEADER,
     TRACEPARENT_HEADER,
@@ -83,6 +85,8 @@ def test_every_reason_is_in_the_table() -> None:
 def test_the_headers_are_the_code_s() -> None:
     documented = {name for row in rows(HTTP, "Headers") for name in names(row[0])}
     assert {LANE_HEADER, TIMEOUT_HEADER, EXPLAIN_HEADER, TIMING_HEADER, TRACEPARENT_HEADER} <= documented
+    assert {OBJECTIVE_HEADERS[0], FAIRNESS_HEADERS[0]} <= documented
+    assert all(f"`{header}`" in HTTP for header in (*OBJECTIVE_HEADERS, *FAIRNESS_HEADERS))
     assert all(f"`{lane.label}`" in HTTP for lane in Lane)
 
 
@@ -92,6 +96,7 @@ def test_the_example_of_tenants_is_taken_and_shows_every_setting() -> None:
         "acme": Lane.INTERACTIVE,
         "nightly": Lane.BATCH,
         "operations": Lane.STANDARD,
+        "edge": Lane.STANDARD,
     }
     settings = {name for name in Tenant.__dataclass_fields__ if name != "id"} | {"keys"}
     assert {name for name in settings if re.search(rf"\b{name}:", EXAMPLE.read_text())} == settings

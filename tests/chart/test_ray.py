@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -98,7 +99,8 @@ def test_there_are_pods_for_all_workers_and_for_one_more(name: str) -> None:
             bounds = deployment.get("autoscaling_config", {})
             least, most = (bounds.get(f"{end}_replicas", deployment.get("num_replicas")) for end in ("min", "max"))
             assert group["maxReplicas"] * per_pod >= most + (1 if scales else 0)
-            assert group["minReplicas"] * per_pod >= least
+            is_incremental = "clusterUpgradeOptions" in rendered.ray["upgradeStrategy"]
+            assert (group["minReplicas"] == 0) if is_incremental else (group["minReplicas"] * per_pod >= least)
             # Without a pod to come a new worker would wait for ever.
             assert (deployment.get("max_surge_percent") == 0) is (not scales)
 
@@ -318,6 +320,42 @@ def test_ray_requires_a_token_unless_that_is_off() -> None:
     assert TRIAL.ray["rayClusterConfig"]["authOptions"] == {"mode": "token"}
     assert "authOptions" not in OFF.ray["rayClusterConfig"]
     assert (TRIAL.ray["upgradeStrategy"], OFF.ray["upgradeStrategy"]) == ({"type": "NewCluster"}, {"type": "None"})
+
+
+def test_an_incremental_upgrade_begins_with_no_pod_of_the_second_cluster() -> None:
+    """KubeRay starts that cluster with `minReplicas` of each group, whatever its `replicas` are."""
+    rendered = ci("incremental-upgrade")
+    assert rendered.ray["upgradeStrategy"] == {
+        "type": "NewClusterWithIncrementalUpgrade",
+        "clusterUpgradeOptions": {
+            "gatewayClassName": "istio",
+            "maxSurgePercent": 25,
+            "stepSizePercent": 25,
+            "intervalSeconds": 30,
+        },
+    }
+    assert {name: (group["minReplicas"], group["replicas"]) for name, group in rendered.groups.items()} == {
+        "prefill": (0, 4),
+        "decode": (0, 8),
+    }
+    assert "clusterUpgradeOptions" not in TRIAL.ray["upgradeStrategy"]
+
+
+@pytest.mark.parametrize("percent", [10, 25, 34, 50, 100])
+def test_the_surge_is_at_most_the_documented_one(percent: int) -> None:
+    """KubeRay's rule (reconcileServeTargetCapacity): above 100 % in total the first cluster shrinks, else the second
+    one grows, by `maxSurgePercent`. Serve's function says how many workers that is."""
+    from ray.serve._private.utils import get_capacity_adjusted_num_replicas as workers
+
+    for replicas in range(1, 33):
+        first, second, most = 100, 0, replicas
+        while first or second < 100:
+            if first + second > 100:
+                first = max(0, first - percent)
+            else:
+                second = min(100, second + percent)
+            most = max(most, workers(replicas, first) + workers(replicas, second))
+        assert most - replicas <= math.ceil(replicas * percent / 100)
 
 
 @EACH

@@ -51,6 +51,8 @@ BY_SCHEMA: list[Case] = [
     ({"pools": {"prefill": {"ucx": {"NCCL_DEBUG": "INFO"}}}}, "pools.prefill.ucx"),
     ({"pools": {"prefill": {"rdma": {"resource": "ib"}}}}, "pools.prefill.rdma.resource"),
     ({"ray": {"version": "2.60"}}, "ray.version"),
+    ({"ray": {"upgradeStrategy": "Rolling"}}, "ray.upgradeStrategy"),
+    ({"ray": {"incrementalUpgrade": {"maxSurgePercent": 0}}}, "ray.incrementalUpgrade.maxSurgePercent"),
     ({"planner": {"percentile": 100, "mode": "on"}}, "planner.mode"),
     ({"cache": {"type": "hostPath"}}, "cache.type"),
     ({"cache": {"accessModes": ["ReadWriteOncePod"]}}, "cache.accessModes.0"),
@@ -75,6 +77,29 @@ BY_RULE: list[Case] = [
     ({"planner": {"enabled": True, "mode": "act", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
     ({"planner": {"enabled": True, "mode": "explain", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
     ({"planner": {"enabled": True, "replicas": 2}}, "planner.replicas is 2"),
+    (
+        {
+            "ray": {
+                "upgradeStrategy": "NewClusterWithIncrementalUpgrade",
+                "incrementalUpgrade": {"gatewayClassName": "istio"},
+                "inTreeAutoscaling": {"enabled": False},
+            }
+        },
+        "nothing would add pods to the second cluster",
+    ),
+    (
+        {"ray": {"upgradeStrategy": "NewClusterWithIncrementalUpgrade"}},
+        "ray.incrementalUpgrade.gatewayClassName is empty",
+    ),
+    (
+        {
+            "ray": {
+                "upgradeStrategy": "NewClusterWithIncrementalUpgrade",
+                "incrementalUpgrade": {"gatewayClassName": "istio", "stepSizePercent": 30},
+            }
+        },
+        "ray.incrementalUpgrade.stepSizePercent is 30",
+    ),
     (
         {
             "planner": {"enabled": True, "actuator": "raycluster"},

@@ -236,7 +236,7 @@ def test_tenants_of_values_are_taken(tmp_path: Path) -> None:
     secret = render({"tenants": {"content": content}}).one("tenants-secret")["stringData"]
     assert secret.keys() == {"tenants.yaml"}
     file.write_text(secret["tenants.yaml"])
-    assert {str(name) for name in read_tenants(file, "prefer").tenants} == {"acme", "nightly", "operations"}
+    assert {str(name) for name in read_tenants(file, "prefer").tenants} == {"acme", "nightly", "operations", "edge"}
 
 
 def test_the_limits_of_the_schema_are_the_rules_own() -> None:

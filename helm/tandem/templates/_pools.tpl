@@ -139,6 +139,18 @@
 {{- if and (include "tandem.patchesClusters" .) .Values.ray.inTreeAutoscaling.enabled -}}
 {{- fail "planner.actuator is raycluster, and ray.inTreeAutoscaling.enabled is true: both would write the number of pods, so disable Ray's autoscaler, or set planner.actuator=serve" -}}
 {{- end -}}
+{{- if include "tandem.isIncremental" . -}}
+{{- $options := .Values.ray.incrementalUpgrade -}}
+{{- if not .Values.ray.inTreeAutoscaling.enabled -}}
+{{- fail "ray.upgradeStrategy is NewClusterWithIncrementalUpgrade, and ray.inTreeAutoscaling.enabled is false: nothing would add pods to the second cluster, so enable Ray's autoscaler, or set upgradeStrategy=NewCluster" -}}
+{{- end -}}
+{{- if not $options.gatewayClassName -}}
+{{- fail "ray.incrementalUpgrade.gatewayClassName is empty: KubeRay creates a Gateway for an incremental upgrade, so name a GatewayClass, or set ray.upgradeStrategy=NewCluster" -}}
+{{- end -}}
+{{- if gt (int $options.stepSizePercent) (int $options.maxSurgePercent) -}}
+{{- fail (printf "ray.incrementalUpgrade.stepSizePercent is %v, more than maxSurgePercent, which is %v: KubeRay refuses that, so set it to at most maxSurgePercent" $options.stepSizePercent $options.maxSurgePercent) -}}
+{{- end -}}
+{{- end -}}
 {{- $account := .Values.serviceAccount -}}
 {{- $named := compact (list $account.gateway $account.worker $account.planner) -}}
 {{- if and $account.create (ne (len $named) (len (uniq $named))) -}}

@@ -49,9 +49,14 @@ max_surge_percent: 0 # a new worker would wait forever for a pod
 {{- end }}
 {{- end }}
 
+{{/* Not empty if KubeRay replaces workers a few at a time. */}}
+{{- define "tandem.isIncremental" -}}
+{{- if eq .Values.ray.upgradeStrategy "NewClusterWithIncrementalUpgrade" }}yes{{ end -}}
+{{- end }}
+
 {{/* Pods of a group as KubeRay's replicas, minReplicas and maxReplicas: list of context and group. The minimum is lower
-     than replicas only with a planner. The maximum leaves room to grow wherever Ray may add pods, because KubeRay does not
-     change the bounds of a running cluster. */}}
+     than replicas with a planner, and 0 with an incremental upgrade, whose second cluster begins with it. The maximum
+     leaves room to grow wherever Ray may add pods, because KubeRay does not change the bounds of a running cluster. */}}
 {{- define "tandem.groupSize" -}}
 {{- $root := first . -}}
 {{- $least := 0 -}}{{- $most := 0 -}}{{- $now := 0 -}}{{- $spare := 0 -}}
@@ -65,7 +70,7 @@ max_surge_percent: 0 # a new worker would wait forever for a pod
 {{- end -}}
 {{- if $root.Values.ray.inTreeAutoscaling.enabled }}
 replicas: {{ $now }}
-minReplicas: {{ $least }}
+minReplicas: {{ ternary 0 $least (ne (include "tandem.isIncremental" $root) "") }}
 maxReplicas: {{ add $most (max 1 $spare) }} # room for a new worker before the old one ends
 {{- else }}
 replicas: {{ add $now $spare }}

@@ -19,7 +19,7 @@ class Tenant:
     cache, and all output. `lane`: the most urgent lane that it may request, and the default of its requests. `weight`:
     its share against other tenants in a lane. `cache_sharing`: "public" lets all public tenants share cached prefixes.
     `disaggregation`: None uses the gateway's setting. `operator`: it may see the requests of other tenants in the
-    console.
+    console. `proxy`: it authenticates clients itself, and its requests name the tenant that they are for.
     """
 
     id: TenantId
@@ -33,6 +33,7 @@ class Tenant:
     cache_sharing: Literal["private", "public"] = "private"
     disaggregation: Disaggregation | None = None
     operator: bool = False
+    proxy: bool = False
 
     @property
     def limits(self) -> QuotaLimits:

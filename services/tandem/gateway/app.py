@@ -23,12 +23,14 @@ from tandem.gateway.http.openapi import OpenApiDocs
 from tandem.gateway.http.routes import HandlerRoute, routes_of
 from tandem.gateway.openai.output_spec import OutputSpecFactory
 from tandem.gateway.serving.completions import CompletionService
+from tandem.gateway.telemetry.endpoint_metrics import endpoint_metrics
 from tandem.gateway.telemetry.gauges import watch_answers, watch_dispatch
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_record import RequestObserver
 from tandem.gateway.telemetry.request_recorder import RequestRecorder
 from tandem.obs.logs.log_context import InRequest
 from tandem.obs.metrics.metrics import Metrics
+from tandem.obs.metrics.prometheus import PrometheusCollector
 from tandem.obs.telemetry import Telemetry
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
@@ -91,7 +93,8 @@ class GatewayApp:
         watch_answers(telemetry.metrics, recorder)
         watch_dispatch(telemetry.metrics, dispatch)
         openai = OpenAIRoutes(self.answers, authenticator, config.max_body, config.heartbeat_s)
-        health = HealthRoutes(dispatch, authenticator, telemetry)
+        picker = PrometheusCollector(endpoint_metrics(dispatch, recorder))
+        health = HealthRoutes(dispatch, authenticator, telemetry, picker.exposition)
         routes = [*routes_of(openai), *routes_of(health)]
         routes += routes_of(OpenApiDocs(routes))
         self._router = Router(routes, redirect_slashes=False, default=_refuse_path, lifespan=self._lifespan)

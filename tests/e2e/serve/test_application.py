@@ -60,9 +60,10 @@ class Pod:
     def run_dir(self) -> Path:
         return self.directory / "run"
 
-    def deploy(self, rack: str = "r1", others: Sequence[Any] = ()) -> None:
+    def deploy(self, rack: str = "r1", others: Sequence[Any] = (), target_capacity: int = 100) -> None:
         """Deploy the chart's document with the test's model and secret, and `others` beside its applications. Both
-        pools share a node here, so each has its own ports.
+        pools share a node here, so each has its own ports. KubeRay sets `target_capacity`, in percent, in an
+        incremental upgrade.
         """
         document = render(VALUES).serve
         for application in document["applications"]:
@@ -76,7 +77,8 @@ class Pod:
             deployment["autoscaling_config"]["policy"]["policy_kwargs"]["config"] = str(self.config)
         by_name = {one["name"]: one for one in document["applications"]}
         by_name["tandem-prefill"]["args"]["settings"]["worker"]["rack"] = rack
-        self.head.deploy(document | {"applications": [*document["applications"], *others]})
+        applications = [*document["applications"], *others]
+        self.head.deploy(document | {"applications": applications, "target_capacity": target_capacity})
 
     def records(self) -> dict[str, list[WorkerRecord]]:
         """Return the registry records of each pool that has one."""
@@ -145,7 +147,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Po
 
 
 def _gateway(programs: Cluster) -> Gateway:
-    gateway = programs.gateway("gateway")
+    gateway = programs.gateway("gateway", "--routing-policy", "least_loaded")  # two requests go to two workers
     gateway.wait_ready()
     return gateway
 
@@ -207,6 +209,36 @@ def test_a_pool_scales_to_the_planners_target(pod: Pod) -> None:
     assert pod.complete(2)[0] == expected
 
 
+def test_a_cluster_that_an_upgrade_shrinks_keeps_its_streams(pod: Pod) -> None:
+    """KubeRay lowers `target_capacity` of the old cluster step by step; two workers at 50 % are one."""
+    asyncio.run(_set_target(pod.redis_url, {"prefill": 1, "decode": 2}))
+    pod.wait_workers(1, 2)
+    bodies = [completion(24, salt, LONG_ANSWER, stream=True) for salt in (4, 5)]
+    with Post(pod.gateway.url, bodies[0]) as first:
+        first.wait_events(3)
+        until(lambda: sorted(_num_running(pod)) == [0, 1], PATIENCE_S)
+        with Post(pod.gateway.url, bodies[1]) as second:
+            second.wait_events(3)
+            until(lambda: _num_running(pod) == [1, 1], PATIENCE_S)
+            pod.deploy(target_capacity=50)
+            pod.wait_workers(1, 1)
+            answers = [first.finish(), second.finish()]
+    assert [answer.error() for answer in answers] == [None, None]
+    assert [_finish_reason(answer.events()) for answer in answers] == ["length", "length"]
+    asyncio.run(_set_target(pod.redis_url, {"prefill": 1, "decode": 1}))
+    pod.deploy()
+    pod.head.wait_running(*APPLICATIONS)
+    pod.wait_workers(1, 1)
+    pod.wait_remote()
+
+
+def _num_running(pod: Pod) -> list[float]:
+    """Return the sequences that run on each decode worker."""
+    targets = httpx.get(f"{pod.gateway.url}/metrics/targets", trust_env=False).json()
+    addresses = [address for one in targets if one["labels"]["pool"] == "decode" for address in one["targets"]]
+    return [Scrape.of(address).sum("vllm:num_requests_running") for address in addresses]
+
+
 async def _set_target(redis_url: str, replicas: dict[str, int]) -> None:
     targets = ReplicaTargets(redis_url, NAMESPACE)
     try:
@@ -244,12 +276,16 @@ def test_local_workers_drain_while_a_stream_runs_to_its_end(pod: Pod) -> None:
         answer = post.finish()
     output = drain()
     assert answer.error() is None
-    assert next(event["choices"][0]["finish_reason"] for event in answer.events()[::-1] if _ends(event)) == "length"
+    assert _finish_reason(answer.events()) == "length"
     ids = sorted(worker.id for worker in read_run_files(pod.run_dir))
     assert sorted(output.splitlines()) == [
         f"{worker} accepts no new jobs; no jobs and leases are left" for worker in ids
     ]
     assert len(ids) == 2
+
+
+def _finish_reason(events: Sequence[Any]) -> Any:
+    return next(event["choices"][0]["finish_reason"] for event in events[::-1] if _ends(event))
 
 
 def _ends(event: Any) -> bool:

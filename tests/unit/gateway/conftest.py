@@ -25,7 +25,7 @@ from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.gateway.app import GatewayApp
-from tandem.gateway.context.interfaces import AllowAll, Authenticator, ScrapeTarget, ServedModel
+from tandem.gateway.context.interfaces import AllowAll, Authenticator, KVBlocks, ScrapeTarget, ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.http.server import HttpServer
@@ -143,6 +143,9 @@ class ScriptedDispatch:
 
     def num_queued(self) -> dict[Lane, int]:
         return {}
+
+    def kv_blocks(self) -> KVBlocks | None:
+        return KVBlocks(16, 1000, 750)
 
     def scrape_targets(self) -> list[ScrapeTarget]:
         return [ScrapeTarget("127.0.0.1:9100", WorkerId("p1"), "prefill", "tiny")]

@@ -68,9 +68,12 @@ class Rig:
         for worker in self.workers:
             await worker.stop()
 
-    async def add(self, name: str, pool: str, *, works: bool = True, trust: PeerAuth | None = None) -> ScriptedWorker:
+    async def add(
+        self, name: str, pool: str, *, works: bool = True, trust: PeerAuth | None = None, fingerprint: str = "f"
+    ) -> ScriptedWorker:
         """Start a worker that accepts every job. A probe through it transfers its block, unless `works` is false."""
         worker = ScriptedWorker(name, pool, self._bundle, trust=trust)
+        worker.fingerprint = fingerprint
         worker.after_submit = lambda job: probe_events(job) if works and is_probe(job) else ()
         self.workers.append(await worker.start())
         return worker

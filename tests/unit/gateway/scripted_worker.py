@@ -64,6 +64,7 @@ class ScriptedWorker(WorkerServicer):
         )
         self.max_model_len = 512
         self.metrics_address = ""
+        self.fingerprint = "f"
         self.ref = WorkerRef(WorkerId(name), Incarnation(incarnation or next(_incarnations)), "")
         self._bundle = bundle
         self._streams: list[asyncio.Queue[Sequence[JobEvent] | None]] = []
@@ -99,7 +100,9 @@ class ScriptedWorker(WorkerServicer):
     # ---- the service
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        reply = pb.DescribeReply(pool=self.pool, model="tiny", fingerprint="f", max_model_len=self.max_model_len)
+        reply = pb.DescribeReply(
+            pool=self.pool, model="tiny", fingerprint=self.fingerprint, max_model_len=self.max_model_len
+        )
         reply.transport.layout.block_size = BLOCK_SIZE
         reply.worker.CopyFrom(encode_worker(self.ref))
         reply.role = self.role

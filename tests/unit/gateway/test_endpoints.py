@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from tandem.admission.quota import Levels, QuotaLimits
 from tandem.admission.token_bucket import UNIT
@@ -206,6 +207,20 @@ def test_openmetrics_is_served_to_clients_that_accept_it(front: Front, http: htt
     answer = http.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.1"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n") and "tandem_requests_total{" in answer.text
+
+
+def test_an_endpoint_picker_finds_one_series_of_each_metric(front: Front, http: httpx.Client) -> None:
+    """llm-d's picker reads the first series of a family and these two labels (core-metrics-extractor)."""
+    found = {family.name: family.samples for family in read_text(http.get("/metrics/endpoint-picker").text)}
+    picked = {name: (sample.labels, sample.value) for name, (sample,) in found.items()}
+    assert picked == {
+        "vllm:num_requests_waiting": ({}, 0),
+        "vllm:num_requests_running": ({}, 0),
+        "vllm:kv_cache_usage_perc": ({}, 0.25),
+        "vllm:cache_config_info": ({"block_size": "16", "num_gpu_blocks": "1000"}, 1),
+    }
+    exported = {family.name for family in read_text(http.get("/metrics").text)}
+    assert not exported & picked.keys(), "sums over gateways and workers would count sequences twice"
 
 
 def test_the_scrape_targets_list_the_workers(front: Front, http: httpx.Client) -> None:

@@ -309,14 +309,24 @@ def test_tokens_are_counted_alike(front: Front, http: httpx.Client, stub: Any, b
 def test_a_lane_is_named_alike(front: Front, http: httpx.Client, stub: Any) -> None:
     front.instant()
     body = whole_body("completion", {})
-    for given in ("batch", "Standard", "interactive"):
-        outcomes = [send_http(http, "completion", body, False, {"x-tandem-lane": given}.items())]
-        outcomes.append(send_grpc(stub, "completion", body, False, {"x-tandem-lane": given}.items()))
+    ours, llm_d_s, old = "x-tandem-lane", "x-llm-d-inference-objective", "x-gateway-inference-objective"
+    for given, lane in (
+        ({ours: "batch"}, "batch"),
+        ({ours: "Standard"}, "standard"),
+        ({llm_d_s: "standard"}, "standard"),
+        ({old: "Batch"}, "batch"),
+        ({old: "batch", llm_d_s: "standard"}, "standard"),
+        ({llm_d_s: "unknown to us", ours: "interactive"}, "interactive"),
+    ):
+        outcomes = [send_http(http, "completion", body, False, given.items())]
+        outcomes.append(send_grpc(stub, "completion", body, False, given.items()))
         assert [outcome.error for outcome in outcomes] == [(), ()]
-        assert [request.lane.label for request in front.dispatch.requests[-2:]] == [given.lower()] * 2
-    wrong = {"x-tandem-lane": "fast", "x-request-id": "mine"}.items()
-    over_http, over_grpc = send_http(http, "chat", {}, False, wrong), send_grpc(stub, "chat", {}, False, wrong)
-    assert over_http.error[0] == "invalid_request" and over_grpc.plain() == over_http.plain()
+        assert [request.lane.label for request in front.dispatch.requests[-2:]] == [lane] * 2
+    for header in (ours, llm_d_s, old):
+        wrong = {header: "fast", "x-request-id": "mine"}.items()
+        over_http, over_grpc = send_http(http, "chat", {}, False, wrong), send_grpc(stub, "chat", {}, False, wrong)
+        assert over_http.error[0] == "invalid_request" and header in over_http.error
+        assert over_grpc.plain() == over_http.plain()
 
 
 def test_the_remaining_quota_is_reported_alike(front: Front, http: httpx.Client, stub: Any) -> None:

@@ -30,7 +30,10 @@ from tests.unit.gateway.parity import HELLO, Outcome, comparable, send_over_both
 pytestmark = pytest.mark.slow
 
 KEY = "sk-parity"
+PROXY_KEY = "sk-proxy"
 TENANT = Tenant(id=TenantId("ada"), models=frozenset({"tiny"}), lane=Lane.STANDARD)
+PROXY = Tenant(id=TenantId("edge"), proxy=True)
+KEYLESS = Tenant(id=TenantId("bob"), lane=Lane.BATCH)
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}, "required": ["z", "a"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": SCHEMA}}
 CLOCK = {"type": "function", "function": {"name": "clock", "strict": True}}
@@ -117,8 +120,10 @@ def locked_front(
     """Run a front end that requires keys and parses Hermes tool calls and reasoning, with a client of each protocol."""
     text = make_text()
     served = [ServedModel(name=name, max_model_len=2048, text=text, created=1) for name in ("tiny", "org/tiny")]
-    digest = key_digest(KEY)
-    keys = ApiKeyAuthenticator(Tenants({digest: Key(digest, TENANT, "parity", None)}, {TENANT.id: TENANT}), lambda: 0)
+    digests = {key_digest(KEY): TENANT, key_digest(PROXY_KEY): PROXY}
+    known = {digest: Key(digest, tenant, "parity", None) for digest, tenant in digests.items()}
+    tenants = Tenants(known, {tenant.id: tenant for tenant in (TENANT, PROXY, KEYLESS)})
+    keys = ApiKeyAuthenticator(tenants, lambda: 0)
     front = Front(ScriptedDispatch(served), tokenizer, keys, tool_parser="hermes", reasoning_parser="think")
     with (
         front,
@@ -213,3 +218,40 @@ def test_a_key_may_be_sent_as_x_api_key(locked_front: tuple[Front, httpx.Client,
 def test_only_models_that_a_tenant_may_use_are_listed(locked_front: tuple[Front, httpx.Client, Any]) -> None:
     listed = locked_front[2].ListModels(pb.ListModelsRequest(), metadata=(("authorization", f"Bearer {KEY}"),)).data
     assert [model.id for model in listed] == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "expected"),
+    [
+        (KEY, {"x-llm-d-inference-fairness-id": "bob"}, TENANT),
+        (KEY, {"x-llm-d-inference-fairness-id": "nobody"}, TENANT),
+        (PROXY_KEY, {}, PROXY),
+        (PROXY_KEY, {"x-llm-d-inference-fairness-id": "bob"}, KEYLESS),
+        (PROXY_KEY, {"x-gateway-inference-fairness-id": "ada"}, TENANT),
+        (PROXY_KEY, {"x-gateway-inference-fairness-id": "ada", "x-llm-d-inference-fairness-id": "bob"}, KEYLESS),
+    ],
+    ids=str,
+)
+def test_only_a_proxy_may_name_the_tenant_of_its_requests(
+    locked_front: tuple[Front, httpx.Client, Any], key: str, given: dict[str, str], expected: Tenant
+) -> None:
+    front = locked_front[0]
+    front.dispatch.reset()
+    front.instant()
+    outcomes = send(locked_front, "completion", {}, authorization=f"Bearer {key}", **given)
+    assert [outcome.error for outcome in outcomes] == [()] * 4
+    assert [caller.tenant for caller in front.dispatch.callers] == [expected] * 4
+    assert {request.tenant for request in front.dispatch.requests} == {expected.id}
+    assert {request.lane for request in front.dispatch.requests} == {expected.lane}
+
+
+@pytest.mark.parametrize("header", ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"])
+@pytest.mark.parametrize("name", ["nobody", "", "open"])
+def test_a_proxy_that_names_nobody_is_refused_alike(
+    locked_front: tuple[Front, httpx.Client, Any], header: str, name: str
+) -> None:
+    locked_front[0].dispatch.reset()
+    first, *others = send(locked_front, "chat", {}, authorization=f"Bearer {PROXY_KEY}", **{header: name})
+    assert first.error[0] == "invalid_request" and header in first.error
+    assert [other.plain() for other in others] == [first.plain()] * 3
+    assert locked_front[0].dispatch.requests == []

@@ -15,8 +15,10 @@ from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed
 from tandem.core.ids import GatewayId, TenantId
+from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
+from tandem.gateway.telemetry.endpoint_metrics import endpoint_metrics
 from tandem.gateway.telemetry.gauges import watch_answers, watch_dispatch, watch_prefixes, watch_quotas, watch_redis
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder
@@ -26,7 +28,7 @@ from tandem.obs.metrics.metrics import Metrics
 from tandem.routing import circuit_breaker
 from tandem.stores.redis_health import RedisHealth
 from tests.unit.gateway.rig import Rig
-from tests.unit.gateway.scripted_worker import until
+from tests.unit.gateway.scripted_worker import BLOCK_SIZE, until
 
 
 def gauges(metrics: Metrics) -> dict[str, Any]:
@@ -51,6 +53,28 @@ async def test_the_gauges_of_the_worker_pool(make_rig: Callable[..., Rig], monke
     assert after["tandem.live_workers"] == {("prefill",): 0, ("decode",): 0, ("mixed",): 1}
     assert (after["tandem.ready"], after["tandem.served_models"]) == ({(): 1}, {(): 1})
     waiting.close()
+
+
+async def test_an_endpoint_picker_sees_the_queue_and_the_blocks_of_all_workers(rig: Rig) -> None:
+    recorder = RequestRecorder(rig.clock, RequestMetrics(Metrics()))
+    metrics = endpoint_metrics(rig.dispatch, recorder)
+    waiting = await rig.open()
+    caller = RequestContext(request_id="r", received_at=rig.clock.now())
+    with (
+        pytest.raises(asyncio.CancelledError),
+        recorder.admission("a", RequestKind("chat", caller.tenant.lane, False), caller),
+        recorder.admission("b", RequestKind("chat", caller.tenant.lane, False), caller),
+    ):
+        queued = gauges(metrics)
+        assert queued == {"vllm:num_requests_waiting": {(): 1}, "vllm:num_requests_running": {(): 1}}
+        raise asyncio.CancelledError
+    waiting.close()
+    first, second = await rig.add("m", "mixed"), await rig.add("n", "mixed")
+    for worker, num_free, num_reserved in ((first, 40, 8), (second, 4, 8)):
+        worker.load = WorkerLoad(num_blocks=64, num_free_blocks=num_free, num_reserved_blocks=num_reserved)
+        worker.break_streams()  # it is described again, with its load
+    await until(lambda: gauges(metrics).get("vllm:kv_cache_usage_perc") == {(): 0.75})
+    assert gauges(metrics)["vllm:cache_config_info"] == {(str(BLOCK_SIZE), "128"): 1}
 
 
 async def test_the_scrape_addresses_of_workers(rig: Rig) -> None:

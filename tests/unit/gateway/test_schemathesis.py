@@ -40,7 +40,7 @@ NUM_CASES = 16
 REFUSALS = (ErrorKind.QUOTA, ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DRAINING)
 WITH_BODIES = ["POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"]
 WITHOUT = ["GET /v1/models", "GET /v1/models/{model}", "GET /health", "GET /live", "GET /ready", "GET /metrics",
-           "GET /metrics/targets"]  # fmt: skip
+           "GET /metrics/targets", "GET /metrics/endpoint-picker"]  # fmt: skip
 DOCUMENTS = ["GET /openapi.json", "GET /docs"]
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 

@@ -33,6 +33,7 @@ tenants:
     cache_sharing: public
     disaggregation: strict
     operator: true
+    proxy: true
   other:
     requests_per_minute: 0
     keys: [{{hash: "{OTHER_HASH}"}}]
@@ -63,10 +64,11 @@ def test_all_fields_are_read() -> None:
         cache_sharing="public",
         disaggregation="strict",
         operator=True,
+        proxy=True,
     )
     other = found.tenants["other"]  # type: ignore[index]
     assert (other.requests_per_minute, other.lane, other.disaggregation) == (0, Lane.STANDARD, "off")
-    assert not other.operator
+    assert not other.operator and not other.proxy
     key = found.keys[key_digest(KEY)]
     assert (key.tenant.id, key.label, key.expires_ns) == ("acme", "laptop", JAN_31_2027)
 
@@ -95,6 +97,7 @@ def test_all_fields_are_read() -> None:
         (tenants_of("", ", weight: .nan"), "tenants.acme.weight: must be"),
         (tenants_of("", ", cache_sharing: yes"), "tenants.acme.cache_sharing: must be text"),
         (tenants_of("", ", operator: 1"), "tenants.acme.operator: must be true or false"),
+        (tenants_of("", ", proxy: on-behalf"), "tenants.acme.proxy: must be true or false"),
         (tenants_of("", ", disaggregation: maybe"), "tenants.acme.disaggregation: must be one of"),
         (tenants_of("{}"), "tenants.acme.keys[0]: must be a mapping"),
         (tenants_of("{hash: 12}"), "tenants.acme.keys[0].hash: must be text"),

@@ -46,7 +46,7 @@ tenants:
 """
 BODY = {"model": "tiny", "prompt": "x", "max_tokens": 1}
 CLOSED = ["/v1/models", "/v1/models/tiny", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
-OPEN_PATHS = ["/health", "/live", "/ready", "/metrics", "/openapi.json", "/docs"]
+OPEN_PATHS = ["/health", "/live", "/ready", "/metrics", "/metrics/endpoint-picker", "/openapi.json", "/docs"]
 
 
 def bearer(key: str) -> dict[str, str]:

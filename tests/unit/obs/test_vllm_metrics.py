@@ -21,6 +21,7 @@ def a_worker() -> Metrics:
     metrics.watch(on.WORKER_INFO, lambda: {("w-1", "decode", "llama", "shm"): 1})
     metrics.watch(on.SEQUENCES, lambda: {("running",): 3, ("waiting",): 2, ("reading",): 9})
     metrics.watch(on.KV_UNUSED, lambda: {(): 0.75})
+    metrics.watch(on.KV_INFO, lambda: {("16", "2048"): 1})
     metrics.counter(on.GENERATED_TOKENS).add(70)
     return metrics
 
@@ -45,6 +46,7 @@ def test_a_workers_figures_are_of_the_model_that_it_serves() -> None:
         "vllm:num_requests_running": {("llama",): 3},
         "vllm:num_requests_waiting": {("llama",): 2},
         "vllm:kv_cache_usage_perc": {("llama",): 0.25},
+        "vllm:cache_config_info": {("llama", "16", "2048"): 1},
         "vllm:generation_tokens": {("llama",): 70},
     }
 
@@ -86,12 +88,14 @@ def test_they_are_written_in_both_formats() -> None:
         for name, kind in found.items():
             assert f"# TYPE {name}{'_total' if kind is Kind.COUNTER else ''} {kind.value}\n" in text
     assert 'vllm:request_success_total{model_name="a"} 2.0\n' in text
+    text = PrometheusCollector(a_worker()).exposition("")[1].decode()
+    assert 'vllm:cache_config_info{block_size="16",model_name="llama",num_gpu_blocks="2048"} 1.0\n' in text
 
 
 def test_the_table_is_in_order() -> None:
     assert len({alias.name for alias in ALIASES}) == len(ALIASES)
     for alias in ALIASES:
-        assert alias.where.keys() <= set(alias.source.attributes), alias
+        assert alias.where.keys() | set(alias.labels.values()) <= set(alias.source.attributes), alias
         assert alias.name.endswith("_seconds") == (
             alias.instrument.kind is Kind.HISTOGRAM and alias.source.unit == "s"
         ), alias

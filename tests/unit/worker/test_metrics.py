@@ -77,6 +77,9 @@ async def test_the_metrics_under_vllms_names_agree(nodes: Nodes) -> None:
     assert seen.sum("vllm:generation_tokens_total", model_name=MODEL) == 10
     assert seen.sum("vllm:prefix_cache_queries_total") == 40 and seen.sum("vllm:prefix_cache_hits_total") == 16
     assert {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"} <= seen.names()
+    num_blocks = int(seen.sum("tandem_kv_capacity"))
+    assert seen.sum("vllm:cache_config_info", model_name=MODEL, num_gpu_blocks=str(num_blocks)) == 1
+    assert seen.sum("vllm:cache_config_info", block_size=str(node.executor.layout.block_size)) == 1
 
 
 async def test_blocks_by_state_are_all_the_blocks_there_are(nodes: Nodes) -> None:

@@ -111,6 +111,18 @@ class ScrapeTarget:
     model: str
 
 
+@dataclass(frozen=True, slots=True)
+class KVBlocks:
+    """Count the KV blocks of all live workers together.
+
+    `block_size`: tokens of a block, of the worker that was linked first. `num_blocks`: more than 0. `num_unused`: those
+    that a new sequence could use, cached ones included."""
+
+    block_size: int
+    num_blocks: int
+    num_unused: int
+
+
 class RequestDispatcher(Protocol):
     """Admit requests, place them on workers and stream their output; a front end only translates HTTP or gRPC to these
     calls."""
@@ -145,6 +157,10 @@ class RequestDispatcher(Protocol):
 
     def num_live(self) -> Mapping[Pool, int]:
         """Return the number of workers that this gateway sees as alive, by pool; every pool has an entry."""
+        ...
+
+    def kv_blocks(self) -> KVBlocks | None:
+        """Return the KV blocks of all live workers together; None while none has reported any."""
         ...
 
     def scrape_targets(self) -> Sequence[ScrapeTarget]:
@@ -202,6 +218,10 @@ class Authenticator(Protocol):
         Raises TandemError(UNAUTHENTICATED) where a key is required and missing, or is unknown or expired."""
         ...
 
+    def find(self, name: str) -> Tenant | None:
+        """Return the tenant of this name, whether or not it has keys; None where there is none."""
+        ...
+
     def problem(self) -> str | None:
         """Return a sentence on what is wrong with the known keys, such as a tenants file that does not parse; None if
         nothing is.
@@ -216,6 +236,9 @@ class AllowAll:
 
     def identify(self, key: str | None) -> Tenant:
         return OPEN
+
+    def find(self, name: str) -> Tenant | None:
+        return None
 
     def problem(self) -> str | None:
         return None

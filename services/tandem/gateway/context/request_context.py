@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -12,6 +12,10 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 
 LANE_HEADER = "x-tandem-lane"
+OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+"""Headers by which clients of llm-d name a priority class: its present name and the deprecated one."""
+FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+"""Headers by which llm-d's proxies name the tenant of a request: the present name and the deprecated one."""
 TIMEOUT_HEADER = "x-request-timeout-ms"
 SESSION_HEADER = "x-tandem-session"
 EXPLAIN_HEADER = "x-tandem-explain"
@@ -58,13 +62,14 @@ def read_context(
 ) -> RequestContext:
     """Build the context of a request from its `headers` or metadata, whose names are in lower case.
 
-    The other arguments are fields of the result. Raises TandemError(INVALID_REQUEST) for an unknown lane and for a flag
-    other than 0 or 1."""
+    The other arguments are fields of the result. Raises TandemError(INVALID_REQUEST) for an unknown lane, whichever
+    header names it, and for a flag other than 0 or 1."""
+    lane_header = first_of((LANE_HEADER, *OBJECTIVE_HEADERS), headers)
     return RequestContext(
         request_id=request_id,
         received_at=received_at,
         tenant=tenant,
-        lane=lane_of(headers.get(LANE_HEADER)),
+        lane=None if lane_header is None else lane_of(lane_header, headers[lane_header]),
         timeout_s=timeout_s,
         session=headers.get(SESSION_HEADER, ""),
         explain=is_flag_set(EXPLAIN_HEADER, headers.get(EXPLAIN_HEADER)),
@@ -79,15 +84,19 @@ def label_of(given: str | None) -> str:
     return given if given and _SANE_ID.fullmatch(given) else uuid4().hex
 
 
-def lane_of(given: str | None) -> Lane | None:
-    """Return the lane that the header `x-tandem-lane` names; None where the header is missing. Raises
-    TandemError(INVALID_REQUEST) for an unknown lane."""
-    if given is None:
-        return None
+def first_of(names: Sequence[str], headers: Mapping[str, str]) -> str | None:
+    """Return the first of several names of one header that is among `headers`; None where there is none."""
+    return next((name for name in names if name in headers), None)
+
+
+def lane_of(header: str, given: str) -> Lane:
+    """Return the lane that the value `given` of a header names.
+
+    `header` is its name, for the error. Raises TandemError(INVALID_REQUEST) for an unknown lane."""
     label = given.strip().lower()
     if label not in _LANES:
-        message = f"{LANE_HEADER} must be one of {', '.join(_LANES)}"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=LANE_HEADER)
+        message = f"{header} must be one of {', '.join(_LANES)}"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=header)
     return _LANES[label]
 
 

@@ -18,7 +18,7 @@ from tandem.gateway.grpc.requests import body_of
 from tandem.gateway.grpc.responses import GrpcChatFormatter, GrpcTextFormatter, ReplyFormatter
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.serving.completions import CompletionService, CompletionStream, Part
-from tandem.gateway.tenants.authenticator import api_key_from_headers
+from tandem.gateway.tenants.authenticator import tenant_of
 from tandem.obs.logs.log_context import InRequest
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
@@ -119,7 +119,7 @@ class InferenceService(InferenceServicer):
         received_at = self._answers.now()
         return read_context(
             call.metadata,
-            self._authenticator.identify(api_key_from_headers(call.metadata)),
+            tenant_of(call.metadata, self._authenticator),
             request_id=call.request_id,
             received_at=received_at,
             timeout_s=context.time_remaining(),

@@ -28,7 +28,7 @@ from tandem.gateway.http.responses import send_completion
 from tandem.gateway.http.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Operation
 from tandem.gateway.openai.request_schema import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
 from tandem.gateway.serving.completions import CompletionService, CompletionStream
-from tandem.gateway.tenants.authenticator import api_key_from_headers
+from tandem.gateway.tenants.authenticator import tenant_of
 
 _OF_MODEL = (*OF_EVERY_REQUEST, ErrorKind.MODEL_NOT_FOUND, ErrorKind.NO_WORKER)
 _OF_TOKENIZE = (*OF_BODIES, ErrorKind.UNSUPPORTED)
@@ -114,7 +114,7 @@ class OpenAIRoutes:
 
     def _caller(self, exchange: Exchange) -> RequestContext:
         received_at = self._answers.now()
-        tenant = self._authenticator.identify(api_key_from_headers(exchange.fields))
+        tenant = tenant_of(exchange.fields, self._authenticator)
         return read_context(
             exchange.fields,
             tenant,

@@ -13,8 +13,10 @@ from starlette.responses import HTMLResponse, Response
 from tandem.core.lane import Lane
 from tandem.gateway.context.request_context import (
     EXPLAIN_HEADER,
+    FAIRNESS_HEADERS,
     LANE_HEADER,
     MAX_TIMEOUT_MS,
+    OBJECTIVE_HEADERS,
     SESSION_HEADER,
     TIMEOUT_HEADER,
     TIMING_HEADER,
@@ -42,6 +44,15 @@ _COMPLETION_HEADERS = [
         LANE_HEADER,
         "Lane (priority class) of the request, at most the highest lane that the key allows.",
         enum=[lane.label for lane in Lane],
+    ),
+    _header(
+        OBJECTIVE_HEADERS[0],
+        f"llm-d's name of {LANE_HEADER}, which takes precedence.",
+        enum=[lane.label for lane in Lane],
+    ),
+    _header(
+        FAIRNESS_HEADERS[0],
+        "Tenant of the request, from a proxy that authenticates clients itself; ignored from all others.",
     ),
     _header(
         TIMEOUT_HEADER,

@@ -78,6 +78,7 @@ class RequestDriver:
         self.director = RequestDirector(fleet, config, _new_handoff, targets, prefixes)
         # Calls of the RequestDispatcher that a part of this driver answers alone.
         self.num_live = fleet.num_live
+        self.kv_blocks = fleet.kv_blocks
         self.models = fleet.models
         self.scrape_targets = fleet.scrape_targets
         self.problem = fleet.problem

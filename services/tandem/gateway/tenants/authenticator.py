@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from tandem.admission.api_keys import key_digest
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import TenantId
+from tandem.gateway.context.interfaces import Authenticator
+from tandem.gateway.context.request_context import FAIRNESS_HEADERS, first_of
 from tandem.gateway.tenants.tenants_file import Key, Tenants
 
 MAX_KEY_CHARS = 512
@@ -43,6 +46,9 @@ class ApiKeyAuthenticator:
             )
         return found.tenant
 
+    def find(self, name: str) -> Tenant | None:
+        return self._tenants.tenants.get(TenantId(name))
+
     def _find(self, key: str) -> Key | None:
         if len(key) > MAX_KEY_CHARS:
             return None
@@ -63,6 +69,24 @@ class ApiKeyAuthenticator:
         """Keep the current tenants because the tenants file cannot be read; `problem` describes why, and is returned by
         `problem()` until the next `update`."""
         self._problem = problem
+
+
+def tenant_of(headers: Mapping[str, str], authenticator: Authenticator) -> Tenant:
+    """Return the tenant of a request with these `headers`, whose names are in lower case.
+
+    That is the owner of the key in them, except for a proxy: its request is that of the tenant that the header
+    `x-llm-d-inference-fairness-id` names, and the proxy's own without that header. Nobody else can name a tenant: their
+    header is ignored. Raises TandemError(UNAUTHENTICATED) for a key that does not admit, and
+    TandemError(INVALID_REQUEST) for a proxy's request for a tenant that does not exist."""
+    caller = authenticator.identify(api_key_from_headers(headers))
+    header = first_of(FAIRNESS_HEADERS, headers) if caller.proxy else None
+    if header is None:
+        return caller
+    tenant = authenticator.find(headers[header].strip())
+    if tenant is None:
+        message = f"{header} must be the name of a tenant of this server"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=header)
+    return tenant
 
 
 def api_key_from_headers(headers: Mapping[str, str]) -> str | None:

@@ -42,7 +42,7 @@ _COUNTS = {
     "max_concurrency": MAX_COUNT,
     "max_prompt_tokens": MAX_COUNT,
 }
-_SETTINGS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregation", "operator")
+_SETTINGS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregation", "operator", "proxy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _setting(name: str, field: Field) -> Any:
         case "disaggregation":
             # YAML reads a bare `off` as false.
             return "off" if field.value is False else _choice(field, get_args(Disaggregation))
-        case "operator":
+        case "operator" | "proxy":
             if not isinstance(field.value, bool):
                 raise field.refused("must be true or false")
             return field.value

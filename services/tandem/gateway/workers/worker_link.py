@@ -152,6 +152,11 @@ class WorkerLink:
         )
 
     @property
+    def live_load(self) -> WorkerLoad:
+        """Return the worker's last load; an empty one while `view` is None."""
+        return self._load if self.is_live and self._description is not None else WorkerLoad()
+
+    @property
     def metrics_address(self) -> str:
         """Return host:port of the worker's own metrics; empty where it has none or has not described itself."""
         return "" if self._description is None else self._description.metrics_address

@@ -15,7 +15,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.core.request import Job
-from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
+from tandem.gateway.context.interfaces import KVBlocks, ScrapeTarget, ServedModel
 from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PlacementsChanged, PoolEvent, ProbeDue, WorkerLost, WorkerReported
@@ -120,6 +120,17 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         """Return the number of live workers by pool; every pool has an entry."""
         found = Counter(view.pool for view in self.views())
         return {pool: found[pool] for pool in POOLS}
+
+    def kv_blocks(self) -> KVBlocks | None:
+        """Return the KV blocks of all live workers together; None while none has reported any."""
+        # Of 1,000 workers the views take 5 ms, the loads 0.3; an endpoint picker asks several times a second.
+        live = [link for link in list(self._links.values()) if link.live_load.num_blocks]
+        first = next((view for link in live if (view := link.view()) is not None), None)
+        if first is None:
+            return None
+        loads = [link.live_load for link in live]
+        num_unused = sum(max(0, load.num_free_blocks - load.num_reserved_blocks) for load in loads)
+        return KVBlocks(first.block_size, sum(load.num_blocks for load in loads), num_unused)
 
     def scrape_targets(self) -> list[ScrapeTarget]:
         """Return where to read the metrics of each live worker; workers without metrics are left out."""

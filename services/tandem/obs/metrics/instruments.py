@@ -315,6 +315,13 @@ ACCEPTED_TOKENS = counter(
 # ---- KV: worker
 
 KV_CAPACITY = gauge("tandem.kv.capacity", "{block}", "Reports the KV blocks of the worker's pool.")
+KV_INFO = gauge(
+    "tandem.kv.info",
+    "",
+    "Reports 1. The labels describe the worker's pool of KV blocks: the tokens of a block and the number of blocks.",
+    "block_size",
+    "num_blocks",
+)
 KV_BLOCKS = gauge(
     "tandem.kv.blocks",
     "{block}",

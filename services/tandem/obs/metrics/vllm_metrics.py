@@ -24,25 +24,27 @@ class Alias:
     """Define a metric under vLLM's name (`name`, without the prefix `vllm:`) that is computed from Tandem's metric
     `source`.
 
-    `where`: only series with these attribute values count. `is_complement`: the value is 1 minus that of `source`, a
+    `where`: only series with these attribute values count. `labels`: vLLM's labels besides `model_name`, and the
+    attribute of `source` that each takes its value from. `is_complement`: the value is 1 minus that of `source`, a
     ratio. `is_counted`: the value is a counter of the number of values in the histogram `source`."""
 
     name: str
     source: Instrument
     where: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
     is_complement: bool = False
     is_counted: bool = False
 
     @property
     def instrument(self) -> Instrument:
-        """Return the alias as a metric with the one attribute `model_name`."""
+        """Return the alias as a metric with the attribute `model_name` and those of `labels`."""
         name = f"vllm:{self.name}"
         kind = Kind.COUNTER if self.is_counted else self.source.kind
         unit = "s" if name.endswith("_seconds") else ""
         selection = "".join(f" where {attribute} is {value!r}" for attribute, value in self.where.items())
         value = "1 minus " if self.is_complement else "the number of values of " if self.is_counted else ""
         description = f"Repeats {value}{self.source.name}{selection} under vLLM's name."
-        return Instrument(name, kind, unit, description, ("model_name",), self.source.bounds)
+        return Instrument(name, kind, unit, description, ("model_name", *self.labels), self.source.bounds)
 
 
 ALIASES = (
@@ -50,6 +52,7 @@ ALIASES = (
     Alias("num_requests_running", on.SEQUENCES, {"state": "running"}),
     Alias("num_requests_waiting", on.SEQUENCES, {"state": "waiting"}),
     Alias("kv_cache_usage_perc", on.KV_UNUSED, is_complement=True),
+    Alias("cache_config_info", on.KV_INFO, labels={"block_size": "block_size", "num_gpu_blocks": "num_blocks"}),
     Alias("num_preemptions", on.PREEMPTIONS),
     Alias("prompt_tokens", on.STEP_PREFILL_TOKENS),
     Alias("generation_tokens", on.GENERATED_TOKENS),
@@ -73,8 +76,8 @@ def vllm_aliases(families: Sequence[MetricFamily]) -> list[MetricFamily]:
     """Compute the metrics under vLLM's names from the collected `families`, and return those whose source is among
     them.
 
-    Each alias has one series per model. The model is that of the source's series, or, where these name none, the model
-    that this worker serves.
+    Each alias has one series per model and combination of its `labels`. The model is that of the source's series, or,
+    where these name none, the model that this worker serves.
     """
     by_name = {family.instrument.name: family for family in families}
     info = by_name.get(on.WORKER_INFO.name)
@@ -88,12 +91,13 @@ def vllm_aliases(families: Sequence[MetricFamily]) -> list[MetricFamily]:
 
 def _points(alias: Alias, family: MetricFamily, served: str) -> dict[Values, float | HistogramSnapshot]:
     attributes = alias.source.attributes
-    points: dict[str, list[float | HistogramSnapshot]] = {}
+    points: dict[Values, list[float | HistogramSnapshot]] = {}
     for values, point in family.points.items():
-        labels = dict(zip(attributes, values, strict=True))
-        if labels.items() >= alias.where.items():
-            points.setdefault(labels.get(on.MODEL, served), []).append(point)
-    return {(model,): _merged(alias, found) for model, found in points.items()}
+        named = dict(zip(attributes, values, strict=True))
+        if named.items() >= alias.where.items():
+            labels = (named.get(on.MODEL, served), *(named[attribute] for attribute in alias.labels.values()))
+            points.setdefault(labels, []).append(point)
+    return {labels: _merged(alias, found) for labels, found in points.items()}
 
 
 def _merged(alias: Alias, points: Sequence[float | HistogramSnapshot]) -> float | HistogramSnapshot:

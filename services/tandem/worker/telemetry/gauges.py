@@ -62,10 +62,11 @@ class MetricSources:
     num_gateways: Callable[[], int]
 
 
-def watch_worker(metrics: Metrics, sources: MetricSources, info: Values) -> None:
+def watch_worker(metrics: Metrics, sources: MetricSources, info: Values, block_size: int) -> None:
     """Register all gauges of a worker, which read their values from `sources` at each collection. `info`: label values
-    of the metric WORKER_INFO."""
+    of the metric WORKER_INFO. `block_size`: tokens of a KV block."""
     metrics.watch(on.WORKER_INFO, lambda: {info: 1})
+    metrics.watch(on.KV_INFO, lambda: {(str(block_size), str(sources.snapshot().load.num_blocks)): 1})
     metrics.watch(on.SEQUENCES, lambda: _sequences(sources.snapshot()))
     metrics.watch(on.QUEUED_TOKENS, lambda: _queued_tokens(sources.snapshot().load.lane_tokens))
     metrics.watch(on.KV_CAPACITY, lambda: {(): sources.books().num_blocks})

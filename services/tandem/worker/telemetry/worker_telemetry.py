@@ -37,7 +37,8 @@ class WorkerTelemetry:
     def watch(self, sources: MetricSources) -> None:
         """Register the worker's gauges, which read from `sources`; called once, before `open`."""
         me = self._identity
-        watch_worker(self._telemetry.metrics, sources, (str(me.me.id), me.pool, me.model, me.transport_kind))
+        info = (str(me.me.id), me.pool, me.model, me.transport_kind)
+        watch_worker(self._telemetry.metrics, sources, info, me.transport.layout.block_size)
 
     def open(self) -> str:
         """Start the /metrics endpoint and return its host:port, or "" where none is configured. Raises TandemError when
