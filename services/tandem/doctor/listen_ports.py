@@ -105,7 +105,7 @@ def _get(host: str, port: int) -> bytes:
 def _credentials(cluster: ClusterConfig) -> grpc.ChannelCredentials | None:
     """Return the TLS credentials; None without TLS or if its files are unusable, which the check `tls` reports."""
     try:
-        return TlsFiles(cluster).channel_credentials() if cluster.has_tls else None
+        return TlsFiles.of_cluster(cluster).channel_credentials() if cluster.has_tls else None
     except TandemError:
         return None
 

@@ -31,7 +31,7 @@ def check_tls(cluster: ClusterConfig, now: float) -> Finding:
     )
     fix = f"{renew}, its key in tls_key_file and that CA in tls_ca_file"
     try:
-        TlsFiles(cluster)
+        TlsFiles.of_cluster(cluster)
         left_s = _ends_at(cluster) - now
     except TandemError as error:
         return fail("tls", error.message, fix)

@@ -94,7 +94,7 @@ def test_a_worker_s_port_with_tls_is_ours(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     theirs, ours = authority.issue("theirs"), authority.issue("ours")
     server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_secure_port("127.0.0.1:0", TlsFiles(theirs).server_credentials())
+    port = server.add_secure_port("127.0.0.1:0", TlsFiles.of_cluster(theirs).server_credentials())
     server.start()
     try:
         configured = ConfiguredAddress("worker.port", "127.0.0.1", port, "grpc")
