@@ -139,6 +139,9 @@
 {{- if and (include "tandem.patchesClusters" .) .Values.ray.inTreeAutoscaling.enabled -}}
 {{- fail "planner.actuator is raycluster, and ray.inTreeAutoscaling.enabled is true: both would write the number of pods, so disable Ray's autoscaler, or set planner.actuator=serve" -}}
 {{- end -}}
+{{- if and .Values.gateway.tls.clientCaSecret (not .Values.gateway.tls.existingSecret) -}}
+{{- fail "gateway.tls.existingSecret is empty, and clientCaSecret is set: only with TLS have clients certificates, so set the Secret with the gateways' certificate" -}}
+{{- end -}}
 {{- $account := .Values.serviceAccount -}}
 {{- $named := compact (list $account.gateway $account.worker $account.planner) -}}
 {{- if and $account.create (ne (len $named) (len (uniq $named))) -}}
