@@ -2,7 +2,8 @@
 
     python -m loadtest.gateway.server FRONT [--core N]
 
-`tandem` is the gateway's app and server over an instant backend, `link` the same over the whole path from a worker,
+`tandem` is the gateway's app and server over an instant backend, `tls` the same with TLS and a certificate that this
+program makes, `link` the same as `tandem` over the whole path from a worker,
 `bare` an ASGI endpoint that answers at once on the same server, `starlette` the same as a Starlette application,
 `fastapi` an empty FastAPI endpoint on uvicorn. The program prints its URL on stdout and serves until stdin ends.
 """
@@ -14,7 +15,9 @@ import asyncio
 import gc
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -34,8 +37,9 @@ from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.worker_pool import WorkerPool
 from tandem.wire.peer_auth import PeerAuth
+from tandem.wire.tls import TlsFiles
 
-FRONTS = ("tandem", "link", "bare", "starlette", "fastapi")
+FRONTS = ("tandem", "tls", "link", "bare", "starlette", "fastapi")
 MAX_BODY = Bytes(4 << 20)
 _CHUNK = (
     b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
@@ -58,15 +62,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(args: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
-        port = await _start(args, stack)
+        tls = _made_certificate(stack) if args.front == "tls" else None
+        port = await _start(args, stack, tls)
         gc.collect()
         gc.freeze()
-        sys.stdout.write(json.dumps({"url": f"http://127.0.0.1:{port}"}) + "\n")
+        sys.stdout.write(json.dumps({"url": f"{'https' if tls else 'http'}://127.0.0.1:{port}"}) + "\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)
 
 
-async def _start(args: argparse.Namespace, stack: AsyncExitStack) -> int:
+def _made_certificate(stack: AsyncExitStack) -> TlsFiles:
+    """Make a certificate with the openssl program, which ends with the stack, and read it."""
+    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-frontend-"))
+    cert, key = f"{directory}/tls.crt", f"{directory}/tls.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=localhost", "-keyout", key, "-out", cert]
+    subprocess.run(command, check=True, capture_output=True)
+    return TlsFiles.of_gateway(GatewayConfig(tls_cert_file=cert, tls_key_file=key))
+
+
+async def _start(args: argparse.Namespace, stack: AsyncExitStack, tls: TlsFiles | None) -> int:
     """Start a server that ends with the stack and return its port."""
     if args.front == "fastapi":
         return await _start_fastapi(stack)
@@ -76,9 +91,9 @@ async def _start(args: argparse.Namespace, stack: AsyncExitStack) -> int:
         app = _starlette()
     else:
         config = GatewayConfig(max_body=MAX_BODY)
-        dispatch = InstantDispatch() if args.front == "tandem" else await _linked(args.worker, config, stack)
+        dispatch = InstantDispatch() if args.front in ("tandem", "tls") else await _linked(args.worker, config, stack)
         app = GatewayApp(dispatch, AllowAll(), config)
-    server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
+    server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0, tls=tls)
     await server.start()
     stack.push_async_callback(server.stop)
     return server.port

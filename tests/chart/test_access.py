@@ -123,11 +123,29 @@ def secret_files(pod: Object) -> dict[str, tuple[str, str]]:
     return {item["path"]: (secret["name"], item["key"]) for secret in sources for item in secret["items"]}
 
 
+def test_the_gateways_certificate_is_mounted_as_a_folder_and_only_where_it_is_used() -> None:
+    files = secret_files(gateway(ON))
+    assert files["gateway-tls.crt"] == ("serving-gateway-tls", "tls.crt")
+    assert files["gateway-tls.key"] == ("serving-gateway-tls", "tls.key")
+    assert files["gateway-client-ca.crt"] == ("client-ca", "ca.crt")
+    (mount,) = [m for m in gateway(ON)["containers"][0]["volumeMounts"] if m["name"] == "secrets"]
+    assert mount == {"name": "secrets", "mountPath": "/etc/tandem-secrets", "readOnly": True}, "a subPath never changes"
+    for template in ("tests/http", "tests/doctor"):
+        assert secret_files(ON.one(template)["spec"])["gateway-ca.crt"] == ("serving-gateway-tls", "ca.crt")
+    public = render({"gateway": {"tls": {"existingSecret": "a", "caKey": ""}}})
+    assert "gateway-ca.crt" not in secret_files(public.one("tests/http")["spec"])
+
+
 @EACH
 def test_settings_name_files_that_are_mounted(name: str) -> None:
-    """In every pod that has the settings. Tenants are the business of gateways and of the doctor, who look at them."""
+    """In every pod that has the settings. Gateways and the doctor also look at files that only gateways use; pods of
+    `helm test` have the CA of the gateways' certificate too."""
     rendered = ci(name)
-    cluster, tenants = rendered.config["cluster"], rendered.config["gateway"].get("tenants")
+    cluster, gateways = rendered.config["cluster"], rendered.config["gateway"]
+    own = {
+        gateways[key] for key in ("tenants", "tls_cert_file", "tls_key_file", "tls_client_ca_file") if key in gateways
+    }
+    ca = {"/etc/tandem-secrets/gateway-ca.crt"} if "tls_cert_file" in gateways else set()
     seen = set()
     for where, pod in pods(rendered.objects):
         settings = {"name": "config", "configMap": {"name": rendered.one("configmap")["metadata"]["name"]}}
@@ -135,7 +153,8 @@ def test_settings_name_files_that_are_mounted(name: str) -> None:
             continue
         part = pod["metadata"]["labels"]["app.kubernetes.io/component"]
         files = {f"/etc/tandem-secrets/{path}" for path in secret_files(pod["spec"])}
-        expected = {*cluster.values()} | ({tenants} if tenants and part in ("gateway", "test") else set())
+        expected = {*cluster.values()} | (own if part in ("gateway", "test") else set())
+        expected |= ca if part == "test" else set()
         assert files == expected, where
         for container in pod["spec"]["containers"]:
             assert {"/etc/tandem", "/etc/tandem-secrets"} <= {mount["mountPath"] for mount in container["volumeMounts"]}

@@ -10,7 +10,7 @@ import pytest
 from tandem.core.config import Config
 from tandem.core.settings import resolve
 from tandem.gateway.http.health import PROBES
-from tests.chart.release import CHART, CI, ROOT, ci, env, gateway, render
+from tests.chart.release import CHART, CI, ROOT, Rendered, ci, env, gateway, render
 
 EACH = pytest.mark.parametrize("name", CI)
 OFF = ci("everything-off")
@@ -49,6 +49,7 @@ def test_probes_use_paths_that_the_program_serves(name: str) -> None:
     }
     assert {get["path"].encode() for get in probes.values()} <= PROBES
     assert {get["port"] for get in probes.values()} == {"http"}
+    assert {get["scheme"].lower() for get in probes.values()} == {config(name).gateway.scheme}
 
 
 @EACH
@@ -104,11 +105,13 @@ def test_placement_and_images_follow_the_values() -> None:
 def test_the_service_has_both_protocols() -> None:
     service = ON.one("gateway-service")
     assert service["spec"]["type"] == "LoadBalancer" and service["metadata"]["annotations"]
-    assert {port["name"]: port["appProtocol"] for port in service["spec"]["ports"]} == {
-        "http": "http",
-        "grpc": "kubernetes.io/h2c",
-    }
+    assert protocols(ON) == {"http": "https", "grpc": "https"}, "its gateways have a certificate"
+    assert protocols(OFF) == {"http": "http", "grpc": "kubernetes.io/h2c"}
     assert "annotations" not in OFF.one("gateway-service")["metadata"]
+
+
+def protocols(rendered: Rendered) -> dict[str, str]:
+    return {port["name"]: port["appProtocol"] for port in rendered.one("gateway-service")["spec"]["ports"]}
 
 
 @pytest.mark.parametrize(("template", "port"), [("gateway-ingress", "http"), ("gateway-grpc-ingress", "grpc")])

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tandem.doctor.pairs import FEW_PAIRS, MEASURE_S
-from tests.chart.release import CHART, CI, ROOT, Object, ci, containers, env, pods, render
+from tests.chart.release import CHART, CI, NAMESPACE, ROOT, Object, ci, containers, env, pods, render
 from tests.deploy.programs import program
 
 DEPLOY = ROOT / "deploy"
@@ -62,6 +62,24 @@ def test_gateways_are_scraped_at_their_service() -> None:
     assert selector.items() <= service["metadata"]["labels"].items()
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]} and endpoint["path"] == "/metrics"
     assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "tandem-gateway"}]
+
+
+def test_gateways_with_tls_are_scraped_over_tls() -> None:
+    (endpoint,) = ON.one("gateway-servicemonitor")["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https" and endpoint["tlsConfig"] == {
+        "serverName": "serving-gateway.inference.svc",
+        "ca": {"secret": {"name": "serving-gateway-tls", "key": "ca.crt"}},
+        "cert": {"secret": {"name": "prometheus-client-tls", "key": "tls.crt"}},
+        "keySecret": {"name": "prometheus-client-tls", "key": "tls.key"},
+    }
+    values: dict[str, Any] = {"gateway": {"tls": {"existingSecret": "a", "caKey": ""}}}
+    values["monitoring"] = {"serviceMonitor": {"enabled": True, "tlsConfig": {"serverName": "llm.example.org"}}}
+    (endpoint,) = render(values).one("gateway-servicemonitor")["spec"]["endpoints"]
+    assert endpoint["tlsConfig"] == {"serverName": "llm.example.org"}
+    (endpoint,) = render({"monitoring": {"serviceMonitor": {"enabled": True}}}).one("gateway-servicemonitor")["spec"][
+        "endpoints"
+    ]
+    assert not {"scheme", "tlsConfig"} & set(endpoint)
 
 
 def scraped(name: str) -> dict[tuple[str, str], dict[str, str]]:
@@ -173,11 +191,15 @@ def test_helm_test_sends_requests_over_http_and_grpc_and_runs_the_doctor(name: s
     service = ci(name).one("gateway-service")
     ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
     environment = env(found["tests/http"]["spec"]["containers"][0])
-    assert environment["HTTP"] == f"http://{service['metadata']['name']}:{ports['http']}"
-    assert environment["GRPC"] == f"{service['metadata']['name']}:{ports['grpc']}"
+    tls = ci(name).config["gateway"].get("tls_cert_file")
+    host = f"{service['metadata']['name']}.{NAMESPACE}.svc"
+    assert environment["HTTP"] == f"http{'s' if tls else ''}://{host}:{ports['http']}"
+    assert environment["GRPC"] == f"{host}:{ports['grpc']}"
+    assert environment.get("TLS") == ("mutual" if tls else None), "the only file with TLS has a client CA too"
     (doctor,) = found["tests/doctor"]["spec"]["containers"]
     assert doctor["command"][:3] == ["tandem", "doctor", "--pairs"]
     assert doctor["command"][3:5] == ["--url", environment["HTTP"]], "the gateway is looked at too"
+    assert doctor["command"][7:] == (["--ca-file", environment["CA_FILE"]] if tls else [])
 
 
 def test_the_doctor_of_helm_test_has_time_for_all_that_it_measures() -> None:

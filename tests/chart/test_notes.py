@@ -57,5 +57,14 @@ def test_everything_on_leads_to_where_it_is() -> None:
     assert "service/serving-gateway 8000:443" in text
 
 
+def test_notes_show_how_to_call_gateways_with_tls() -> None:
+    text = of("everything-on")
+    assert "get secret serving-gateway-tls -o jsonpath='{.data.ca\\.crt}' | base64 -d > ca.crt\n" in text
+    url = "https://serving-gateway.inference.svc:8000/v1/chat/completions"
+    assert f"curl -i {url} --connect-to ::127.0.0.1: --cacert ca.crt --cert client.crt --key client.key" in text
+    assert "https://127.0.0.1:8000/console" in text and "BackendTLSPolicy" in text and "CA in client-ca" in text
+    assert "TLS" not in of("cpu-trial")
+
+
 def test_workers_that_nobody_scrapes_are_spoken_of() -> None:
     assert "/metrics/targets" in of("mixed") and "/metrics/targets" not in of("cpu-trial")

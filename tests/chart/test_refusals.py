@@ -151,6 +151,7 @@ BY_RULE: list[Case] = [
     ({"serviceAccount": {"gateway": "a", "worker": "a"}}, "serviceAccount: create makes an account for each"),
     ({"tenants": {"existingSecret": "a", "content": {"tenants": {}}}}, "tenants.content is given"),
     ({"gateway": {"auth": "off"}, "tenants": {"existingSecret": "a"}}, "gateway.auth is off"),
+    ({"gateway": {"tls": {"clientCaSecret": "a"}}}, "gateway.tls.existingSecret is empty"),
 ]
 
 

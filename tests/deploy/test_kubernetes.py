@@ -21,6 +21,7 @@ from tests.deploy.promql import names_in
 FOLDER = DEPLOY / "kubernetes"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 OUTSIDE = {
+    "cert-manager.io",
     "gateway.networking.k8s.io",
     "inference.networking.k8s.io",
     "llm-d.ai",
@@ -56,6 +57,16 @@ def test_objects_are_those_of_kubernetes(name: str) -> None:
 
 def test_each_sample_is_listed() -> None:
     assert all(f"kubernetes/{name}" in (DEPLOY / "README.md").read_text() for name in FILES)
+
+
+def test_the_certificate_is_for_the_gateways_service() -> None:
+    *_, certificate = objects("gateway-certificate.yaml", "Certificate")
+    secret = certificate["spec"]["secretName"]
+    chart = render({"gateway": {"tls": {"existingSecret": secret}}}, release="tandem")
+    service = chart.one("gateway-service")["metadata"]["name"]
+    assert f"{service}.{certificate['metadata']['namespace']}.svc" in certificate["spec"]["dnsNames"]
+    mounted = [volume.get("secret", {}).get("secretName") for volume in gateway(chart)["volumes"]]
+    assert secret in mounted
 
 
 def test_the_pool_selects_the_gateways_and_their_port(chart: Rendered) -> None:

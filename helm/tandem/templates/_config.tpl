@@ -33,12 +33,19 @@
 {{- end }}
 
 {{- define "tandem.gatewaySettings" -}}
-{{- $settings := omit .Values.gateway "replicas" "progressDeadlineSeconds" "preStopSeconds" "autoscaling" "pdb" "topologySpread" "resources"
+{{- $settings := omit .Values.gateway "tls" "replicas" "progressDeadlineSeconds" "preStopSeconds" "autoscaling" "pdb" "topologySpread" "resources"
     "service" "ingress" "httpRoute" "grpcRoute" "env" "podAnnotations" "podLabels" "nodeSelector" "tolerations" "affinity"
     "priorityClassName" -}}
 {{- $_ := set $settings "host" .Values.bindAddress -}}
 {{- if include "tandem.asksForKeys" . -}}
 {{- $_ := set $settings "tenants" "/etc/tandem-secrets/tenants.yaml" -}}
+{{- end -}}
+{{- with .Values.gateway.tls -}}
+{{- if .existingSecret -}}
+{{- $_ := set $settings "tls_cert_file" "/etc/tandem-secrets/gateway-tls.crt" -}}
+{{- $_ := set $settings "tls_key_file" "/etc/tandem-secrets/gateway-tls.key" -}}
+{{- end -}}
+{{- if .clientCaSecret }}{{ $_ := set $settings "tls_client_ca_file" "/etc/tandem-secrets/gateway-client-ca.crt" }}{{ end -}}
 {{- end -}}
 {{ toYaml $settings }}
 {{- end }}

@@ -79,6 +79,19 @@ labels:
 {{ default (printf "%s-redis" (include "tandem.fullname" .)) .Values.redis.builtin.existingSecret }}
 {{- end }}
 
+{{/* The name of the gateways' Service, as their certificate has it. */}}
+{{- define "tandem.gatewayHost" -}}
+{{ include "tandem.fullname" . }}-gateway.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{- define "tandem.gatewayScheme" -}}
+{{ ternary "https" "http" (ne .Values.gateway.tls.existingSecret "") }}
+{{- end }}
+
+{{- define "tandem.gatewayUrl" -}}
+{{ include "tandem.gatewayScheme" . }}://{{ include "tandem.gatewayHost" . }}:{{ .Values.gateway.service.httpPort }}
+{{- end }}
+
 {{/* The value of a key of an existing Secret, or nothing: list of context, name and key. By this an upgrade keeps what
      was generated once; without a cluster (helm template) no Secret is found. */}}
 {{- define "tandem.kept" -}}

@@ -109,7 +109,8 @@ imagePullSecrets:
 {{- end }}
 
 {{/* Settings and secrets, mounted as directories so that changed files become visible: list of context and component.
-     Tenants are mounted for gateways, and for the doctor, which reads every file that the settings name. */}}
+     What only gateways use is mounted for gateways, and for the doctor, which reads every file that the settings name.
+     Test pods also get the CA of the gateways' certificate. */}}
 {{- define "tandem.volumes" -}}
 {{- $root := first . -}}
 - name: config
@@ -124,10 +125,27 @@ imagePullSecrets:
           name: {{ . }}
           items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}, {key: ca.crt, path: ca.crt}]
       {{- end }}
-      {{- if and (has (last .) (list "gateway" "test")) (include "tandem.asksForKeys" $root) }}
+      {{- if has (last .) (list "gateway" "test") }}
+      {{- if include "tandem.asksForKeys" $root }}
       - secret:
           name: {{ include "tandem.tenantsSecret" $root }}
           items: [{key: {{ ternary $root.Values.tenants.key "tenants.yaml" (ne $root.Values.tenants.existingSecret "") }}, path: tenants.yaml}]
+      {{- end }}
+      {{- with $root.Values.gateway.tls }}
+      {{- if .existingSecret }}
+      - secret:
+          name: {{ .existingSecret }}
+          items:
+            - {key: tls.crt, path: gateway-tls.crt}
+            - {key: tls.key, path: gateway-tls.key}
+            {{- if and .caKey (eq (last $) "test") }}
+            - {key: {{ .caKey }}, path: gateway-ca.crt}
+            {{- end }}
+      {{- end }}
+      {{- if .clientCaSecret }}
+      - secret: {name: {{ .clientCaSecret }}, items: [{key: {{ .clientCaKey }}, path: gateway-client-ca.crt}]}
+      {{- end }}
+      {{- end }}
       {{- end }}
 - name: tmp
   emptyDir: {sizeLimit: {{ ternary "10Gi" "1Gi" (eq (last .) "ray") }}}

@@ -151,6 +151,9 @@
 {{- fail (printf "ray.incrementalUpgrade.stepSizePercent is %v, more than maxSurgePercent, which is %v: KubeRay refuses that, so set it to at most maxSurgePercent" $options.stepSizePercent $options.maxSurgePercent) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.gateway.tls.clientCaSecret (not .Values.gateway.tls.existingSecret) -}}
+{{- fail "gateway.tls.existingSecret is empty, and clientCaSecret is set: only with TLS have clients certificates, so set the Secret with the gateways' certificate" -}}
+{{- end -}}
 {{- $account := .Values.serviceAccount -}}
 {{- $named := compact (list $account.gateway $account.worker $account.planner) -}}
 {{- if and $account.create (ne (len $named) (len (uniq $named))) -}}

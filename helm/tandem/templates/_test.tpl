@@ -42,10 +42,19 @@ spec:
     {{- include "tandem.volumes" (list $root "test") | nindent 4 }}
 {{- end }}
 
-{{/* Variables for a test request. The key is known only if the chart generated it. */}}
+{{/* The file with the CA of the gateways' certificate; empty: public CAs, or no TLS. */}}
+{{- define "tandem.testCa" -}}
+{{- with .Values.gateway.tls }}{{ if and .existingSecret .caKey }}/etc/tandem-secrets/gateway-ca.crt{{ end }}{{ end -}}
+{{- end }}
+
+{{/* Variables for a test request. The key is known only if the chart generated it, and client certificates never. */}}
 {{- define "tandem.testEnv" -}}
-- {name: HTTP, value: "http://{{ include "tandem.fullname" . }}-gateway:{{ .Values.gateway.service.httpPort }}"}
-- {name: GRPC, value: "{{ include "tandem.fullname" . }}-gateway:{{ .Values.gateway.service.grpcPort }}"}
+- {name: HTTP, value: {{ include "tandem.gatewayUrl" . | quote }}}
+- {name: GRPC, value: "{{ include "tandem.gatewayHost" . }}:{{ .Values.gateway.service.grpcPort }}"}
+{{- if .Values.gateway.tls.existingSecret }}
+- {name: TLS, value: "{{ ternary "mutual" "server" (ne .Values.gateway.tls.clientCaSecret "") }}"}
+- {name: CA_FILE, value: {{ include "tandem.testCa" . | quote }}}
+{{- end }}
 {{- if and (include "tandem.asksForKeys" .) (not .Values.tenants.existingSecret) (not .Values.tenants.content) }}
 - name: TANDEM_API_KEY
   valueFrom: {secretKeyRef: {name: {{ include "tandem.tenantsSecret" . }}, key: key}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import ssl
 import sys
 from collections.abc import Iterator
 
@@ -19,11 +20,12 @@ _HELP = "Type a message and press Enter. /new starts over, Ctrl-C stops an answe
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
     gateway = resolved.config.gateway
-    url = (args.url or f"http://{gateway.host}:{gateway.port}").rstrip("/")
+    url = (args.url or f"{gateway.scheme}://{gateway.host}:{gateway.port}").rstrip("/")
     # Read from the environment, because other users can list the command lines of processes.
     key = os.environ.get(KEY_VARIABLE)
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10.0, read=None)) as client:
+    timeout = httpx.Timeout(10.0, read=None)
+    with httpx.Client(base_url=url, headers=headers, timeout=timeout, verify=_tls_context(args)) as client:
         model = _first_model(client)
         print(f"{model} at {url}\n{_HELP}")  # noqa: T201 - a conversation
         messages: list[dict[str, str]] = []
@@ -36,6 +38,18 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
             elif text:
                 messages.append({"role": "user", "content": text})
                 _answer(client, model, messages, args.max_tokens)
+
+
+def _tls_context(args: argparse.Namespace) -> ssl.SSLContext:
+    """Return the context for an https:// gateway. Raises TandemError(INVALID_REQUEST) for files that cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=args.ca_file) if args.ca_file else httpx.create_ssl_context()
+        if args.cert_file:
+            context.load_cert_chain(args.cert_file, args.key_file)
+    except OSError as error:
+        message = f"cannot use --ca-file, --cert-file or --key-file: {error}"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message) from error
+    return context
 
 
 def _first_model(client: httpx.Client) -> str:

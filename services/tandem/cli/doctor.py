@@ -29,7 +29,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     With `--strict` a warning gives 1 as well. Raises TandemError(INVALID_REQUEST) for an unknown check in `--only`."""
     set_up_logging(resolved.config.telemetry, "tandem-doctor")
     clock = SystemClock()
-    options = Options(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")
+    options = Options(args.url, args.ca_file, "all" if args.all_pairs else "few" if args.pairs else "none")
     dependencies = Dependencies(
         members_of,
         # Imported on use: a worker's image lacks the gateway's packages.

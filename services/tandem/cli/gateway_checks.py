@@ -1,4 +1,5 @@
-"""Check before a gateway is started that its ports are free and that others cannot use it without API keys by accident.
+"""Check before a gateway is started that its ports are free, that its TLS files can be used, and that others cannot use
+it without API keys by accident.
 
 A gateway without keys must listen on loopback only, unless `gateway.auth=off` is set explicitly.
 """
@@ -13,6 +14,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved
 from tandem.gateway.tenants.tenants_watch import read_tenants
+from tandem.wire.tls import TlsFiles
 
 
 def require_free_port(config: GatewayConfig) -> None:
@@ -30,6 +32,12 @@ def _require(host: str, port: int, name: str) -> None:
         except OSError as error:
             message = f"cannot listen on {host}:{port}: {error.strerror}; choose another --{name.replace('_', '-')}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param=f"gateway.{name}") from error
+
+
+def require_tls_files(config: GatewayConfig) -> None:
+    """Check that the TLS files of the gateway's listeners can be used; raises TandemError(INVALID_REQUEST) if not."""
+    if config.has_tls:
+        TlsFiles.of_gateway(config)
 
 
 def require_auth_if_public(resolved: Resolved) -> None:

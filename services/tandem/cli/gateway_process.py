@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -97,5 +98,16 @@ class GatewayProcess:
         return self.exit_code() is not None
 
 
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs without the HTTP proxy from the environment, which is for external traffic."""
+def _unverified() -> ssl.SSLContext:
+    """Return a context that accepts every certificate: ours need not be valid for the address at which we listen."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+_DIRECT = urllib.request.build_opener(
+    urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_unverified())
+)
+"""Opens URLs of the own gateway: without the HTTP proxy from the environment, which is for external traffic, and
+without a check of its certificate."""

@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     `argv`: arguments, by default those of the process. The code is 2 for settings that are refused before anything is
     started, 1 for another TandemError, 130 after Ctrl-C, and otherwise the subcommand's."""
+    # gRPC's core reads this when it is imported. Below ERROR it writes lines in a format of its own, such as one for
+    # each client whose TLS handshake fails.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     parser = _parser()
     args = parser.parse_args(argv)
     try:

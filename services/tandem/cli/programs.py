@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-from tandem.cli.gateway_checks import require_auth_if_public, require_free_port
+from tandem.cli.gateway_checks import require_auth_if_public, require_free_port, require_tls_files
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
 from tandem.obs.logs.logging_setup import set_up_logging
@@ -17,6 +17,7 @@ def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
         message = "redis.url is empty: a gateway finds its workers in Redis, so set --redis-url"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
     require_auth_if_public(resolved)
+    require_tls_files(resolved.config.gateway)
     return int(import_module("tandem.gateway.main").run(resolved.config))
 
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
-from tandem.cli.gateway_checks import require_auth_if_public, require_free_port
+from tandem.cli.gateway_checks import require_auth_if_public, require_free_port, require_tls_files
 from tandem.cli.gateway_process import GatewayProcess
 from tandem.cli.process_session import enter_own_session
 from tandem.cli.progress_lines import ProgressLines
@@ -42,6 +42,7 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
     Blocks, and returns the exit code. Raises TandemError if a part cannot start or the gateway ends by itself."""
     require_free_port(resolved.config.gateway)
     require_auth_if_public(resolved)
+    require_tls_files(resolved.config.gateway)
     code = enter_own_session()
     if code is not None:
         return code

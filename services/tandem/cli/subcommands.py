@@ -31,8 +31,16 @@ class Subcommand(NamedTuple):
     add_flags: Callable[[argparse.ArgumentParser], None] = lambda _: None
 
 
+def _add_ca_flag(command: argparse.ArgumentParser) -> None:
+    text = "PEM file with the CA that signed the certificate of an https:// gateway (default: the system's CAs)"
+    command.add_argument("--ca-file", metavar="FILE", help=text)
+
+
 def _add_chat_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--url", help="URL of the gateway (default: that of --host and --port)")
+    _add_ca_flag(command)
+    command.add_argument("--cert-file", metavar="FILE", help="PEM file with a client certificate, for mutual TLS")
+    command.add_argument("--key-file", metavar="FILE", help="PEM file with its private key, if --cert-file has none")
     command.add_argument(
         "--max-tokens", type=int, default=512, metavar="N", help="most tokens of one answer (default: 512)"
     )
@@ -42,6 +50,7 @@ def add_doctor_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     command.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
     command.add_argument("--url", default="", help="URL of a running gateway to check as well")
+    _add_ca_flag(command)
     command.add_argument("--only", metavar="CHECK,...", default="", help="run only these checks")
     pairs = command.add_mutually_exclusive_group()
     pairs.add_argument("--pairs", action="store_true", help="measure the links of a few pairs of workers")

@@ -288,6 +288,14 @@ class GatewayConfig:
     tenants: str = ""
     """Set the YAML file with tenants, their quotas and the hashes of their API keys (`tandem key` makes one). It is
     read again when it changes."""
+    tls_cert_file: str = ""
+    """Set the PEM file with the certificate, and those of intermediate CAs, that HTTP and gRPC clients see. It is read
+    again when it changes. Empty means plain HTTP and gRPC."""
+    tls_key_file: str = ""
+    """Set the PEM file with the private key of gateway.tls_cert_file, without a password."""
+    tls_client_ca_file: str = ""
+    """Set the PEM file with the CA certificates that clients' certificates are checked against (mutual TLS). Then
+    clients without a certificate get only /health, /live and /ready. Empty means that clients need none."""
     disaggregation: Disaggregation = "prefer"
     """Choose when prefill and decode of a request run on different workers. off: never; auto: where it is predicted to
     be cheaper; prefer: while both roles have workers; strict: always, and requests fail where a role has no workers."""
@@ -343,6 +351,16 @@ class GatewayConfig:
     reasoning_parser: Literal["auto", "think", "none"] = "auto"
     """Choose whether text in <think> is returned as reasoning_content. auto does so if the model's chat template or
     vocabulary has that tag."""
+
+    @property
+    def has_tls(self) -> bool:
+        """Return whether any TLS file is set."""
+        return bool(self.tls_cert_file or self.tls_key_file or self.tls_client_ca_file)
+
+    @property
+    def scheme(self) -> str:
+        """Return the scheme of the gateway's HTTP address: https with TLS, else http."""
+        return "https" if self.has_tls else "http"
 
     @property
     def own_grpc_port(self) -> int:

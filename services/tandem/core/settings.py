@@ -37,6 +37,11 @@ _FLAG_NAMES = {
     "handoff.digests": "--kv-digests",
     "gateway.host": "--host",
     "gateway.port": "--port",
+    "gateway.tls_cert_file": "--ssl-certfile",  # this and the next two are vLLM's
+    "gateway.tls_key_file": "--ssl-keyfile",
+    "gateway.tls_client_ca_file": "--ssl-ca-certs",
+    "cluster.tls_cert_file": "--tls-cert-file",
+    "cluster.tls_key_file": "--tls-key-file",
     "redis.url": "--redis-url",
     "worker.metrics_port": "--metrics-port",
     "handoff.lease_s": "--lease-s",

@@ -47,9 +47,11 @@ _T = TypeVar("_T")
 class Options:
     """Command-line options of `tandem doctor`.
 
-    `url`: URL of a gateway to check, empty for none. `pairs`: which pairs of workers to measure the links of."""
+    `url`: URL of a gateway to check, empty for none. `ca_file`: the CA that signed its certificate; None for the
+    system's CAs. `pairs`: which pairs of workers to measure the links of."""
 
     url: str = ""
+    ca_file: str | None = None
     pairs: Literal["none", "few", "all"] = "none"
 
 
@@ -103,6 +105,7 @@ def list_checks(
         Check("tenants", lambda: auth.check_tenants(dependencies.check_gateway_auth, resolved), part="gateway"),
         Check("secret", lambda: auth.check_secret(config)),
         Check("tls", lambda: tls.check_tls(config.cluster, wall_ns() / 1e9)),
+        Check("gateway-tls", lambda: tls.check_gateway_tls(config.gateway, wall_ns() / 1e9), part="gateway"),
         *of_cluster,
         Check("pod", lambda: kubernetes.judge_pod(kubernetes.read_pod(system))),
         Check("rbac", lambda: kubernetes.check_permissions(system, config), 60.0),
@@ -154,7 +157,7 @@ def _cluster_checks(
     """Return the checks of Redis, gateway, workers and their clocks, and the measurement of links."""
     url = config.redis.url
     redis_facts = _once(lambda: redis_server.read_redis(url, clock))
-    checked_gateway = _once(lambda: on_thread(lambda: gateway.check_gateway(options.url, clock)))
+    checked_gateway = _once(lambda: on_thread(lambda: gateway.check_gateway(options.url, clock, options.ca_file)))
     worker_list = _once(lambda: _read_workers(config, dependencies, clock))
 
     async def examine_redis() -> Sequence[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from contextlib import closing
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
@@ -11,26 +12,39 @@ from urllib.parse import urlsplit
 from tandem.core.clock import Clock, wall_ns
 from tandem.doctor.clock_skew import DATE_S, Skew
 from tandem.doctor.finding import Finding, fail, ok, skip, warn
+from tandem.doctor.tls import tls_reason
 
 ANSWER_S = 5.0
 _MAX_BODY = 64 << 10
 
 
-def check_gateway(url: str, clock: Clock) -> tuple[Finding, Skew | None]:
+def check_gateway(url: str, clock: Clock, ca_file: str | None = None) -> tuple[Finding, Skew | None]:
     """Return the finding on the gateway at `url`, and the difference of its clock.
 
     Blocks for up to `ANSWER_S` for each of two requests. The difference is None if the gateway does not answer, sends
-    no date, or `url` is empty; then the check is skipped."""
+    no date, or `url` is empty; then the check is skipped. `ca_file`: the CA that signed the certificate of an https://
+    gateway; None for the system's CAs."""
     if not url:
         return skip("gateway", "set --url to check a running gateway"), None
     try:
-        health, _, skew = _get(url, "/health", clock)
-        ready, body, _ = _get(url, "/ready", clock)
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # SSLError is an OSError
+        fix = "set --ca-file to a PEM file with the certificate of the CA"
+        return fail("gateway", f"cannot use --ca-file {ca_file}: {error.strerror or error}", fix), None
+    try:
+        health, _, skew = _get(url, "/health", clock, context)
+        ready, body, _ = _get(url, "/ready", clock, context)
         reply = json.loads(body or "{}")
+    except ssl.SSLError as error:
+        fix = (
+            "set --ca-file to the CA that signed the gateway's certificate, and --url to a name in that certificate; "
+            "http:// for a gateway without TLS (gateway.tls_cert_file)"
+        )
+        return fail("gateway", f"{url}: the TLS handshake failed: {tls_reason(error)}", fix), None
     except (OSError, http.client.HTTPException, ValueError) as error:
         fix = (
-            "check that it runs and that the network lets you reach it: `curl -i URL/health`; in a pod check the "
-            "Service, the Ingress and the NetworkPolicy"
+            "check that it runs and that the network lets you reach it: `curl -i URL/health`, with https:// for a "
+            "gateway with TLS; in a pod check the Service, the Ingress and the NetworkPolicy"
         )
         return fail("gateway", f"{url} does not answer: {str(error) or type(error).__name__}", fix), None
     if health != 200:
@@ -46,13 +60,18 @@ def check_gateway(url: str, clock: Clock) -> tuple[Finding, Skew | None]:
     return ok("gateway", f"{url} is ready"), skew
 
 
-def _get(url: str, path: str, clock: Clock) -> tuple[int, bytes, Skew | None]:
+def _get(url: str, path: str, clock: Clock, context: ssl.SSLContext) -> tuple[int, bytes, Skew | None]:
     """Return status, body, and the difference of the server's clock."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is not an http:// or https:// address")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    with closing(kind(parts.hostname, parts.port, timeout=ANSWER_S)) as connection:
+    if parts.scheme == "https":
+        opened: http.client.HTTPConnection = http.client.HTTPSConnection(
+            parts.hostname, parts.port, timeout=ANSWER_S, context=context
+        )
+    else:
+        opened = http.client.HTTPConnection(parts.hostname, parts.port, timeout=ANSWER_S)
+    with closing(opened) as connection:
         sent_at, began = wall_ns() / 1e9, clock.now()
         connection.request("GET", parts.path.rstrip("/") + path)
         answer = connection.getresponse()

@@ -15,6 +15,7 @@ from tandem.core.addresses import format_host
 from tandem.core.config import ClusterConfig, Config
 from tandem.core.errors import TandemError
 from tandem.doctor.finding import Finding, fail, ok
+from tandem.doctor.tls import trusting
 from tandem.wire.channels import TLS_NAME
 from tandem.wire.tls import TlsFiles
 
@@ -29,12 +30,14 @@ class ConfiguredAddress:
     """Address on which a program would listen with these settings.
 
     `key`: name of the setting of the port. `port`: 0 means any free port. `speaks`: what is served there: the gateway's
-    HTTP, gRPC, or a metrics endpoint."""
+    HTTP, gRPC, or a metrics endpoint. `cert_file`: the certificate that clients of the gateway see there; empty without
+    TLS."""
 
     key: str
     host: str
     port: int
     speaks: Speaks
+    cert_file: str = ""
 
     @property
     def part(self) -> str:
@@ -48,8 +51,8 @@ def configured_addresses(config: Config) -> tuple[ConfiguredAddress, ...]:
     The worker's host is checked even if its port is 0, which means any free port."""
     gateway, worker = config.gateway, config.worker
     places = (
-        ConfiguredAddress("gateway.port", gateway.host, gateway.port, "http"),
-        ConfiguredAddress("gateway.grpc_port", gateway.host, gateway.own_grpc_port, "grpc"),
+        ConfiguredAddress("gateway.port", gateway.host, gateway.port, "http", gateway.tls_cert_file),
+        ConfiguredAddress("gateway.grpc_port", gateway.host, gateway.own_grpc_port, "grpc", gateway.tls_cert_file),
         ConfiguredAddress("worker.port", worker.host, worker.port, "grpc"),
         ConfiguredAddress("worker.metrics_port", worker.host, worker.metrics_port, "metrics"),
     )
@@ -83,29 +86,51 @@ def check_address(configured: ConfiguredAddress, cluster: ClusterConfig) -> Find
 
 def _is_ours(configured: ConfiguredAddress, cluster: ClusterConfig) -> bool:
     host = _REACHED_AT.get(configured.host, configured.host)
+    if configured.speaks == "grpc" and configured.cert_file:
+        return _presents(host, configured.port, configured.cert_file)
     if configured.speaks == "grpc":
         target = _endpoint(replace(configured, host=host))
         return _answers_grpc(target, _credentials(cluster) if configured.part == "worker" else None)
-    body = _get(host, configured.port)
+    body = _get(host, configured.port, configured.cert_file)
     return body.startswith(b'{"status":"ok"') if configured.speaks == "http" else body == b"ok\n"
 
 
-def _get(host: str, port: int) -> bytes:
-    """Return the body of /health; empty if there is no response with status 200."""
-    with (
-        suppress(OSError, http.client.HTTPException),
-        closing(http.client.HTTPConnection(host, port, _ANSWER_S)) as connection,
-    ):
-        connection.request("GET", "/health")
-        answer = connection.getresponse()
-        return answer.read(1024) if answer.status == 200 else b""
+def _get(host: str, port: int, cert_file: str) -> bytes:
+    """Return the body of /health; empty if there is no response with status 200, over TLS with the certificate of
+    `cert_file` where there is one."""
+    with suppress(OSError, http.client.HTTPException):
+        if cert_file:
+            context = trusting(cert_file)
+            opened: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=_ANSWER_S, context=context
+            )
+        else:
+            opened = http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
+        with closing(opened) as connection:
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            return answer.read(1024) if answer.status == 200 else b""
     return b""
+
+
+def _presents(host: str, port: int, cert_file: str) -> bool:
+    """Check whether an HTTP/2 server with the certificate of `cert_file` listens, as the gateway's gRPC server is one.
+    A call itself would need a client's certificate where the gateway requires one."""
+    with suppress(OSError):
+        context = trusting(cert_file)
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host, port), _ANSWER_S) as plain,
+            context.wrap_socket(plain, server_hostname=host) as connection,
+        ):
+            return connection.selected_alpn_protocol() == "h2"
+    return False
 
 
 def _credentials(cluster: ClusterConfig) -> grpc.ChannelCredentials | None:
     """Return the TLS credentials; None without TLS or if its files are unusable, which the check `tls` reports."""
     try:
-        return TlsFiles(cluster).channel_credentials() if cluster.has_tls else None
+        return TlsFiles.of_cluster(cluster).channel_credentials() if cluster.has_tls else None
     except TandemError:
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -94,7 +94,8 @@ class GatewayApp:
         watch_dispatch(telemetry.metrics, dispatch)
         openai = OpenAIRoutes(self.answers, authenticator, config.max_body, config.heartbeat_s)
         picker = PrometheusCollector(endpoint_metrics(dispatch, recorder))
-        health = HealthRoutes(dispatch, authenticator, telemetry, picker.exposition)
+        self._problems = [authenticator.problem, dispatch.problem]
+        health = HealthRoutes(dispatch, telemetry, self._problems, picker.exposition)
         routes = [*routes_of(openai), *routes_of(health)]
         routes += routes_of(OpenApiDocs(routes))
         self._router = Router(routes, redirect_slashes=False, default=_refuse_path, lifespan=self._lifespan)
@@ -102,6 +103,11 @@ class GatewayApp:
     def serve(self, routes: Iterable[HandlerRoute]) -> None:
         """Add routes. A path that an earlier route matches stays with that route."""
         self._router.routes.extend(routes)
+
+    def warn_of(self, problem: Callable[[], str | None]) -> None:
+        """Add a source of the `warning` of `/ready`: a function that returns a sentence, or None if nothing is
+        wrong."""
+        self._problems.append(problem)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]

@@ -53,6 +53,7 @@ from tandem.stores.redis_health import RedisHealth
 from tandem.stores.service_counters import ServiceCounters
 from tandem.stores.worker_registry import WorkerRegistry
 from tandem.wire.peer_auth import PeerAuth
+from tandem.wire.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 FLUSH_S = 2.0
@@ -128,6 +129,8 @@ class Gateway:
         if config.gateway.console:
             snapshot = partial(take_snapshot, name, self._dispatcher, self._fleet, clock, clock.now())
             consoles.append(Console(snapshot, self._tenancy.authenticator, clock))
+        options = config.gateway
+        tls = TlsFiles.of_gateway(options) if options.has_tls else None
         app = GatewayApp(
             self._dispatcher,
             self._tenancy.authenticator,
@@ -137,30 +140,32 @@ class Gateway:
             targets=targets,
             clock=clock,
         )
+        if tls is not None:
+            app.warn_of(tls.problem)
         for console in consoles:
             app.serve(routes_of(console))
-        options = config.gateway
         limits = HttpLimits(
             request_timeout_s=options.request_timeout_s,
             stalled_client_s=options.stalled_client_s,
             max_connections=options.max_connections,
             probes=PROBES,
         )
-        self._server = HttpServer(app, options.host, options.port, graceful_s=FLUSH_S, limits=limits)
+        self._server = HttpServer(app, options.host, options.port, graceful_s=FLUSH_S, limits=limits, tls=tls)
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
             self._tenancy.authenticator,
-            max_message=config.gateway.max_body,
-            max_calls=config.gateway.max_connections,
-            stalled_client_s=config.gateway.stalled_client_s,
+            max_message=options.max_body,
+            max_calls=options.max_connections,
+            stalled_client_s=options.stalled_client_s,
+            tls=tls,
         )
-        self._config = config.gateway
+        self._config = options
 
     @property
     def url(self) -> str:
         """Return the base URL of the HTTP server."""
-        return f"http://{self._host}:{self._server.port}"
+        return f"{self._config.scheme}://{self._host}:{self._server.port}"
 
     @property
     def grpc_target(self) -> str:

@@ -74,7 +74,7 @@ class PeerAuth:
         Raises TandemError(INVALID_REQUEST) where a file cannot be used.
         """
         secret = SecretFile(Path(config.secret_file)) if config.secret_file else None
-        return cls(who, secret, TlsFiles(config) if config.has_tls else None)
+        return cls(who, secret, TlsFiles.of_cluster(config) if config.has_tls else None)
 
     @property
     def is_open(self) -> bool:

@@ -1,8 +1,10 @@
-"""Read the TLS files of a cluster's programs and make gRPC credentials from them (mutual TLS).
+"""Read the TLS files of a program and make gRPC credentials and SSL contexts from them.
 
-Both sides present a certificate that the cluster's CA has signed. Pods have changing addresses, so addresses are not
-checked: a server's certificate must have `channels.TLS_NAME` among its DNS names; a client may have any certificate of
-that CA.
+Two places use them. Between the programs of a cluster both sides present a certificate that the cluster's CA has
+signed. Pods have changing addresses, so addresses are not checked: a server's certificate must have
+`channels.TLS_NAME` among its DNS names; a client may have any certificate of that CA. At a gateway's listeners clients
+check the gateway's certificate as they check that of any server, and need one of their own only where the gateway has
+a CA for them.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from __future__ import annotations
 import logging
 import ssl
 from pathlib import Path
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 import grpc
 
-from tandem.core.config import ClusterConfig
+from tandem.core.config import ClusterConfig, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.wire.secret_file import Signature, signature
 
@@ -22,9 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 class Pems(NamedTuple):
-    """Content of the three TLS files in PEM format.
+    """Content of the TLS files in PEM format.
 
-    These are this program's private key, its certificate, and the certificate of the cluster's CA.
+    These are this program's private key, its certificate with those of intermediate CAs, and the certificates of the
+    CA that the other side's certificate is checked against; `ca` is empty where the other side needs none.
     """
 
     key: bytes
@@ -32,39 +36,68 @@ class Pems(NamedTuple):
     ca: bytes
 
 
+class TlsFile(NamedTuple):
+    """A TLS file, and the setting that names it: `section.name`."""
+
+    setting: str
+    path: Path
+
+
 class TlsFiles:
-    """Hold the content of the TLS files, and make gRPC credentials from it; usable from any thread.
+    """Hold the content of the TLS files, and make credentials and contexts from it; usable from any thread.
 
     The files are checked for changes whenever a channel is opened or a connection accepted. Files that cannot be used
-    are logged, and the previous content stays in force.
+    are logged once, and the previous content stays in force.
     """
 
-    def __init__(self, config: ClusterConfig) -> None:
-        """Read the files that `config` names. Raises TandemError(INVALID_REQUEST) where one is missing or cannot be
-        used.
-        """
-        for name in ("tls_cert_file", "tls_key_file", "tls_ca_file"):
-            if not getattr(config, name):
-                message = f"cluster.{name} is empty: TLS needs all three tls files, so set all or none"
-                raise TandemError(ErrorKind.INVALID_REQUEST, message, param=f"cluster.{name}")
-        self._key, self._cert = Path(config.tls_key_file), Path(config.tls_cert_file)
-        self._ca = Path(config.tls_ca_file)
+    def __init__(self, cert: TlsFile, key: TlsFile, ca: TlsFile | None) -> None:
+        """Read the files. Raises TandemError(INVALID_REQUEST) where one is missing or cannot be used.
+
+        `ca`: the CA of the other side's certificate; None where the other side needs no certificate."""
+        self._cert, self._key, self._ca = cert, key, ca
+        self._paths = [file.path for file in (key, cert, ca) if file is not None]
+        self._lock = Lock()
+        self._problem: str | None = None
         self._seen = self._signature()
-        self._pems = self._read()
+        self._pems, self._context = self._read()
         self._served = self._pems
+
+    @classmethod
+    def of_cluster(cls, config: ClusterConfig) -> TlsFiles:
+        """Read the files for the calls between the cluster's programs. Raises TandemError(INVALID_REQUEST) as the
+        constructor does, and where one of the three is not set."""
+        rule = "TLS between programs needs all three tls files, so set all or none; the gateway's clients see "
+        rule += "gateway.tls_cert_file"
+        return cls(
+            _required("cluster.tls_cert_file", config.tls_cert_file, rule),
+            _required("cluster.tls_key_file", config.tls_key_file, rule),
+            _required("cluster.tls_ca_file", config.tls_ca_file, rule),
+        )
+
+    @classmethod
+    def of_gateway(cls, config: GatewayConfig) -> TlsFiles:
+        """Read the files for the gateway's listeners. Raises TandemError(INVALID_REQUEST) as the constructor does, and
+        where certificate or key is not set."""
+        rule, ca = "TLS needs a certificate and its key", config.tls_client_ca_file
+        return cls(
+            _required("gateway.tls_cert_file", config.tls_cert_file, rule),
+            _required("gateway.tls_key_file", config.tls_key_file, rule),
+            TlsFile("gateway.tls_client_ca_file", Path(ca)) if ca else None,
+        )
+
+    @property
+    def requires_client(self) -> bool:
+        """Return whether the other side of a connection to this program must present a certificate."""
+        return self._ca is not None
 
     def current(self) -> Pems:
         """Return the content of the files, read again if they have changed."""
-        seen = self._signature()
-        if seen != self._seen:
-            self._seen = seen  # taken before reading, so that a change during the read is seen by the next check
-            try:
-                self._pems = self._read()
-            except TandemError as error:
-                _log.error("the TLS files are unusable, and the previous certificate stays in force: %s", error.message)
-            else:
-                _log.info("the TLS certificate was read again from %s", self._cert)
-        return self._pems
+        return self._look()[0]
+
+    def problem(self) -> str | None:
+        """Return why the present files cannot be used, while older content stays in force; None if they are used."""
+        self._look()
+        return self._problem
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Return a client's credentials for one channel; the channel uses the present certificate until it is
@@ -73,16 +106,45 @@ class TlsFiles:
         return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return a server's credentials, which require a client certificate and use the current files for each new
-        connection.
+        """Return a gRPC server's credentials, which use the current files for each new connection. They refuse a client
+        without a certificate where there is a CA for clients.
 
         Open connections are not affected when the files change.
         """
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._served),
             self._changed,  # type: ignore[arg-type]  # the stubs don't know that None is allowed
-            require_client_authentication=True,
+            require_client_authentication=self.requires_client,
         )
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return a context for a server of asyncio or uvloop, which uses the current files for each new connection.
+
+        Open connections are not affected when the files change. Where there is a CA for clients, a certificate that it
+        did not sign ends the handshake; a client may present none, and the server decides what it may do then.
+        """
+        return _CurrentContext(self)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context of the current files, for one new connection."""
+        return self._look()[1]
+
+    def _look(self) -> tuple[Pems, ssl.SSLContext]:
+        """Return the content and its context, read again if the files have changed."""
+        with self._lock:  # gRPC accepts connections on threads of its own
+            seen = self._signature()
+            if seen != self._seen:
+                self._seen = seen  # taken before reading, so that a change during the read is seen by the next check
+                try:
+                    self._pems, self._context = self._read()
+                except TandemError as error:
+                    state = "the TLS files are unusable, and the previous certificate stays in force"
+                    self._problem = f"{state}: {error.message}"
+                    _log.error("%s", self._problem)
+                else:
+                    self._problem = None
+                    _log.info("the TLS certificate was read again from %s", self._cert.path)
+            return self._pems, self._context
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new configuration, None if nothing has changed. gRPC calls this on its thread at each
@@ -94,31 +156,57 @@ class TlsFiles:
         return _configuration(pems)
 
     def _signature(self) -> Signature:
-        return signature(self._key, self._cert, self._ca)
+        return signature(*self._paths)
 
-    def _read(self) -> Pems:
-        """Read all three files after checking that key and certificate match.
+    def _read(self) -> tuple[Pems, ssl.SSLContext]:
+        """Read the files after checking that key and certificate match.
 
         gRPC itself would report a mismatch only at a handshake and without the reason.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        cert, key, ca = self._cert.path, self._key.path, b""
+        if self._ca is not None:
+            try:
+                context.load_verify_locations(self._ca.path)
+                ca = self._ca.path.read_bytes()
+            except OSError as error:  # SSLError is an OSError
+                raise _refuse(self._ca.setting, self._ca.path, error) from None
+            context.verify_mode = ssl.CERT_OPTIONAL
         try:
-            context.load_verify_locations(self._ca)
-        except OSError as error:  # SSLError is an OSError
-            raise _refuse("tls_ca_file", self._ca, error) from None
-        try:
-            context.load_cert_chain(self._cert, self._key)
-            return Pems(self._key.read_bytes(), self._cert.read_bytes(), self._ca.read_bytes())
+            context.load_cert_chain(cert, key, password="")  # without a password OpenSSL would ask the terminal for it
+            return Pems(key.read_bytes(), cert.read_bytes(), ca), context
         except OSError as error:
-            raise _refuse("tls_cert_file", f"{self._cert} with key {self._key}", error) from None
+            raise _refuse(self._cert.setting, f"{cert} with key {key}", error) from None
+
+
+class _CurrentContext(ssl.SSLContext):
+    """Begin each connection with the current context of `files`. Event loops call only `wrap_bio` of a server's
+    context."""
+
+    _files: TlsFiles
+
+    def __new__(cls, files: TlsFiles) -> _CurrentContext:
+        made = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+        made._files = files
+        return made
+
+    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        return self._files.context().wrap_bio(*arguments, **options)
 
 
 def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], pems.ca)
+    return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], pems.ca or None)
 
 
-def _refuse(name: str, path: object, error: OSError) -> TandemError:
+def _required(setting: str, path: str, rule: str) -> TlsFile:
+    """Return the file of a setting. Raises TandemError(INVALID_REQUEST) with the rule if it is not set."""
+    if not path:
+        raise TandemError(ErrorKind.INVALID_REQUEST, f"{setting} is empty: {rule}", param=setting)
+    return TlsFile(setting, Path(path))
+
+
+def _refuse(setting: str, path: object, error: OSError) -> TandemError:
     reason = getattr(error, "reason", None) or error.strerror or str(error)
-    return TandemError(
-        ErrorKind.INVALID_REQUEST, f"cluster.{name}: cannot use {path}: {reason}", param=f"cluster.{name}"
-    )
+    return TandemError(ErrorKind.INVALID_REQUEST, f"{setting}: cannot use {path}: {reason}", param=setting)

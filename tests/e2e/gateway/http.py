@@ -1,10 +1,11 @@
-"""Send requests over plain sockets, so that a test decides what is read and when the client disconnects."""
+"""Send requests over sockets, so that a test decides what is read and when the client disconnects."""
 
 from __future__ import annotations
 
 import json
 import random
 import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -40,6 +41,7 @@ class Post:
         key: str = "",
         headers: Mapping[str, str] | None = None,
         receive_buffer: int | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         where = urlsplit(url)
         text = json.dumps(body).encode()
@@ -48,6 +50,8 @@ class Post:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self._socket.settimeout(PATIENCE_S)
         self._socket.connect((where.hostname, where.port))
+        if context is not None:
+            self._socket = context.wrap_socket(self._socket, server_hostname=where.hostname)
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {where.netloc}\r\nconnection: close\r\n"
         head += f"x-api-key: {key}\r\n" if key else ""
         head += "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())

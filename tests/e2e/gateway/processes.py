@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +75,10 @@ class Worker(Program):
 
 
 class Gateway(Program):
-    """Own a gateway process, queried over HTTP. `grpc_target` is its gRPC address."""
+    """Own a gateway process, queried over HTTP. `grpc_target` is its gRPC address, `context` that of a client where the
+    gateway has TLS."""
+
+    context: ssl.SSLContext | bool = True
 
     @property
     def url(self) -> str:
@@ -86,7 +90,7 @@ class Gateway(Program):
 
     def missing(self) -> str | None:
         """Return None when the gateway is ready, else what is missing."""
-        answer = httpx.get(f"{self.url}/ready", timeout=PATIENCE_S, trust_env=False)
+        answer = httpx.get(f"{self.url}/ready", timeout=PATIENCE_S, trust_env=False, verify=self.context)
         return None if answer.status_code == 200 else str(answer.json()["reason"])
 
     def metrics(self) -> dict[str, float]:

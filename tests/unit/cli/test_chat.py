@@ -5,20 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.cli import main
+from tandem.wire.tls import TlsFiles
+from tests.certificates import Authority
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Script:
     """Scripted answers, in order; `requests` holds the bodies of the received requests."""
+
+    server: ThreadingHTTPServer
 
     def __init__(self) -> None:
         self.models = [{"id": "small"}]
@@ -47,6 +53,7 @@ def script() -> Iterator[Script]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    script.server = server
     script.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -86,7 +93,7 @@ def delta(text: str) -> dict[str, Any]:
     return {"choices": [{"delta": {"content": text}}]}
 
 
-def chat(monkeypatch: pytest.MonkeyPatch, script: Script, lines: Sequence[str]) -> int:
+def chat(monkeypatch: pytest.MonkeyPatch, script: Script, lines: Sequence[str], *flags: str) -> int:
     """Run the command with these lines as its input."""
     typed = iter(lines)
 
@@ -97,7 +104,7 @@ def chat(monkeypatch: pytest.MonkeyPatch, script: Script, lines: Sequence[str]) 
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", read)
-    return main(["chat", "--url", script.url])
+    return main(["chat", "--url", script.url, *flags])
 
 
 def test_a_conversation_grows_and_starts_over(
@@ -181,6 +188,24 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
 def test_a_missing_gateway_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:1"]) == 1
     assert "tandem chat: no gateway answers at http://127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_gateway_with_tls_is_checked_by_its_ca_and_shown_a_certificate(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = Authority(tmp_path / "ours")
+    server, own = authority.issue_for_gateway("server", requires_client=True), authority.issue_for_gateway("client")
+    context = TlsFiles.of_gateway(server).context()
+    context.verify_mode = ssl.CERT_REQUIRED
+    script.server.socket = context.wrap_socket(script.server.socket, server_side=True)
+    script.url = script.url.replace("http://", "https://")
+    trust = ("--ca-file", str(authority.ca))
+    assert chat(monkeypatch, script, [], *trust, "--cert-file", own.tls_cert_file, "--key-file", own.tls_key_file) == 0
+    assert chat(monkeypatch, script, []) == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+    assert chat(monkeypatch, script, [], *trust) == 1, "it has no certificate"
+    assert chat(monkeypatch, script, [], "--ca-file", "/nowhere") == 2
+    assert "cannot use --ca-file" in capsys.readouterr().err
 
 
 def test_a_gateway_without_a_model_is_reported(

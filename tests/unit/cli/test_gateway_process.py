@@ -16,6 +16,7 @@ from tandem.cli import gateway_process
 from tandem.cli.gateway_process import GatewayProcess
 from tandem.core.config import Config, GatewayConfig
 from tandem.core.settings import build, from_environment
+from tests.certificates import Authority
 from tests.pids import is_running
 
 PATIENCE_S = 30.0
@@ -37,13 +38,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-print(json.dumps({"url": f"http://127.0.0.1:{server.server_port}", "grpc": "127.0.0.1:2"}), flush=True)
+scheme = "http"
+if len(sys.argv) > 2:
+    import ssl
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*sys.argv[2:])
+    server.socket, scheme = context.wrap_socket(server.socket, server_side=True), "https"
+print(json.dumps({"url": f"{scheme}://127.0.0.1:{server.server_port}", "grpc": "127.0.0.1:2"}), flush=True)
 server.serve_forever()
 """
 
 
-def scripted(answers: str) -> list[str]:
-    return [sys.executable, "-S", "-c", SERVER, answers]
+def scripted(answers: str, *certificate_and_key: str) -> list[str]:
+    return [sys.executable, "-S", "-c", SERVER, answers, *certificate_and_key]
 
 
 def test_the_gateway_becomes_ready_and_ends_with_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +61,13 @@ def test_the_gateway_becomes_ready_and_ends_with_the_context(monkeypatch: pytest
         assert child.exit_code() is None
         assert child.grpc_target == "127.0.0.1:2"
     assert child.exit_code() == -signal.SIGTERM
+
+
+def test_the_certificate_need_not_be_valid_for_the_address(tmp_path: Path) -> None:
+    files = Authority(tmp_path).issue("elsewhere", dns="llm.example.org")
+    with GatewayProcess(Config(), scripted('[[200, ""]]', files.tls_cert_file, files.tls_key_file)) as child:
+        assert child.wait_until_listening()
+        assert child.wait_until_ready(PATIENCE_S) is None
 
 
 def test_the_gateway_may_be_stopped_before_its_context_ends() -> None:

@@ -18,6 +18,7 @@ from tandem.cli.main import _parser
 from tandem.cli.subcommands import SUBCOMMANDS
 from tandem.core.config import Config, GatewayConfig, value_of
 from tandem.core.settings import Setting, build, flags_of, settings
+from tests.certificates import Authority
 
 _OTHER = {
     "redis.url": "redis://elsewhere:6379",
@@ -222,6 +223,36 @@ def test_a_taken_port_is_refused(command: str, capsys: pytest.CaptureFixture[str
         f"tandem {command}: cannot listen on 127.0.0.1:{port}: " in grpc_error_text
         and "another --grpc-port" in grpc_error_text
     )
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_tls_files_that_cannot_be_used_are_refused_before_the_start(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = Authority(tmp_path / "ca")
+    files, other = authority.issue_for_gateway("one"), authority.issue_for_gateway("other")
+    locked = tmp_path / "locked.key"
+    encryption = ("-aes256", "-passout", "pass:secret", "-out", str(locked))
+    subprocess.run(["openssl", "pkey", "-in", files.tls_key_file, *encryption], check=True, capture_output=True)
+    pair = ("--ssl-certfile", files.tls_cert_file, "--ssl-keyfile")
+    cases = {
+        "gateway.tls_key_file is empty: TLS needs a certificate and its key": pair[:2],
+        "gateway.tls_cert_file is empty": ("--ssl-ca-certs", str(authority.ca)),
+        f"gateway.tls_cert_file: cannot use {files.tls_cert_file} with key {other.tls_key_file}: KEY_VALUES_MISMATCH": (
+            *pair,
+            other.tls_key_file,
+        ),
+        "with key /nowhere: No such file": (*pair, "/nowhere"),
+        f"with key {locked}: ": (*pair, str(locked)),
+        "gateway.tls_client_ca_file: cannot use /nowhere: No such file": (
+            *(*pair, files.tls_key_file),
+            *("--ssl-ca-certs", "/nowhere"),
+        ),
+    }
+    for expected, flags in cases.items():
+        base = ("--port", "0", "--grpc-port", "0", "--redis-url", "unix:///nowhere", "--auth", "off")
+        assert main([command, *base, *flags]) == 2
+        assert expected in capsys.readouterr().err
 
 
 def test_a_free_port_is_left_free() -> None:

@@ -7,10 +7,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from tandem.core.clock import SystemClock
+from tandem.core.config import GatewayConfig
 from tandem.doctor.gateway import check_gateway
+from tandem.wire.tls import TlsFiles
+from tests.certificates import Authority
 from tests.ports import free_port
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
@@ -18,8 +22,10 @@ CLOCK = SystemClock()
 
 
 @contextmanager
-def answering(answers: Mapping[str, tuple[int, Any]], date: str = "") -> Iterator[str]:
-    """Serve `answers` (path -> status and JSON); yields the URL."""
+def answering(
+    answers: Mapping[str, tuple[int, Any]], date: str = "", files: GatewayConfig | None = None
+) -> Iterator[str]:
+    """Serve `answers` (path -> status and JSON); yields the URL. `files`: serve TLS with these."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -37,10 +43,12 @@ def answering(answers: Mapping[str, tuple[int, Any]], date: str = "") -> Iterato
             return
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if files is not None:
+            server.socket = TlsFiles.of_gateway(files).context().wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"http{'s' if files else ''}://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()
@@ -70,6 +78,24 @@ def test_one_that_does_not_answer() -> None:
     assert_fails(check_gateway("nonsense", CLOCK)[0], "gateway", "is not an http://", "`curl -i URL/health`")
     assert check_gateway("nonsense", CLOCK)[1] is None
     assert_skips(check_gateway("", CLOCK)[0], "gateway", "set --url")
+
+
+def test_one_with_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ours")
+    healthy = {"/health": (200, {}), "/ready": (200, {"status": "ready"})}
+    with answering(healthy, files=authority.issue_for_gateway("one")) as url:
+        finding, skew = check_gateway(url, CLOCK, str(authority.ca))
+        assert_fine(finding, "gateway", f"{url} is ready")
+        assert skew is not None
+        unknown, _ = check_gateway(url, CLOCK)
+        assert_fails(unknown, "gateway", "handshake failed: unable to get local issuer certificate", "set --ca-file")
+        missing, _ = check_gateway(url, CLOCK, str(tmp_path / "none"))
+        assert_fails(missing, "gateway", "No such file", "set --ca-file")
+        plain, _ = check_gateway(url.replace("https", "http"), CLOCK)
+        assert_fails(plain, "gateway", "does not answer", "https:// for a gateway with TLS")
+    with answering(healthy) as url:
+        finding, _ = check_gateway(url.replace("http", "https"), CLOCK, str(authority.ca))
+        assert_fails(finding, "gateway", "WRONG_VERSION_NUMBER", "http:// for a gateway without TLS")
 
 
 def test_the_gateway_s_clock_is_read_from_its_responses() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.core.config import ClusterConfig
-from tandem.doctor.tls import check_tls
+from tandem.core.config import ClusterConfig, GatewayConfig
+from tandem.doctor.tls import check_gateway_tls, check_tls
 from tests.certificates import Authority
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
@@ -36,6 +36,24 @@ def test_files_that_do_not_match(authority: Authority, tmp_path: Path) -> None:
     }
     for found, cluster in cases.items():
         assert_fails(check_tls(cluster, 0.0), "tls", found, "a certificate of the cluster's CA")
+
+
+def test_a_gateway_s_certificate(authority: Authority) -> None:
+    files = authority.issue_for_gateway("g0")
+    then = time.time() - 98 * 86_400
+    assert_fine(
+        check_gateway_tls(files, then), "gateway-tls", "for localhost, 127.0.0.1, clients need none, 100 days left"
+    )
+    both = authority.issue_for_gateway("g1", requires_client=True)
+    assert_fine(check_gateway_tls(both, then), "gateway-tls", "clients need one too")
+    assert_warns(
+        check_gateway_tls(files, time.time()), "gateway-tls", "2 days left: then clients refuse it", "read the"
+    )
+    mixed = replace(files, tls_key_file=both.tls_key_file)
+    assert_fails(check_gateway_tls(mixed, then), "gateway-tls", "KEY_VALUES_MISMATCH", "a certificate for servers")
+    lone = GatewayConfig(tls_cert_file=files.tls_cert_file)
+    assert_fails(check_gateway_tls(lone, then), "gateway-tls", "gateway.tls_key_file is empty", "and its key")
+    assert_skips(check_gateway_tls(GatewayConfig(), then), "gateway-tls", "gateway.tls_cert_file is empty")
 
 
 def test_without_tls() -> None:

@@ -28,6 +28,8 @@ from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, KVBlocks, ScrapeTarget, ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.grpc.server import GrpcServer
+from tandem.gateway.http.health import PROBES
+from tandem.gateway.http.protocol_limits import HttpLimits
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
@@ -35,6 +37,7 @@ from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.shortages import Shortage
 from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
+from tandem.wire.tls import TlsFiles
 from tests.tokenizer import TEMPLATE, train_tokenizer
 from tests.unit.gateway.instant import instant_events
 from tests.unit.gateway.rig import Rig, rigs
@@ -184,6 +187,7 @@ class Front:
     def __init__(
         self, dispatch: ScriptedDispatch, tokenizer: Tokenizer, door: Authenticator | None = None, **config: Any
     ) -> None:
+        """`config`: settings of the gateway; with TLS files both front ends use TLS."""
         self.dispatch = dispatch
         self._door = door or AllowAll()
         self._config = GatewayConfig(max_body=Bytes(1 << 20), heartbeat_s=HEARTBEAT_S, **config)
@@ -196,7 +200,7 @@ class Front:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self._config.scheme}://127.0.0.1:{self.port}"
 
     def stream(self, *steps: Step | str | int, path: str = "remote") -> ScriptedStream:
         """Queue a stream of steps, where a string stands for its tokens and an int for a token id."""
@@ -263,11 +267,14 @@ class Front:
 
     async def _serve(self) -> None:
         app = GatewayApp(self.dispatch, self._door, self._config)
-        server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
+        tls = TlsFiles.of_gateway(self._config) if self._config.has_tls else None
+        if tls is not None:
+            app.warn_of(tls.problem)
+        server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0, limits=HttpLimits(probes=PROBES), tls=tls)
         self._loop = asyncio.get_running_loop()
         self.port = server.port
         await server.start()
-        grpc_server = GrpcServer(self.dispatch, app.answers, self._door, max_message=self._config.max_body)
+        grpc_server = GrpcServer(self.dispatch, app.answers, self._door, max_message=self._config.max_body, tls=tls)
         await grpc_server.start("127.0.0.1", 0)
         self.grpc_port = grpc_server.port
         self._listening.set()

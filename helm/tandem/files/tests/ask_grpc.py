@@ -1,9 +1,11 @@
 """Asks the gateways of a release over gRPC, as `helm test` does; never looks at anything but the answer.
 
-GRPC is where they are. Without TANDEM_API_KEY a gateway that asks for one is to say so.
+GRPC is where they are. TLS says that they have a certificate, and CA_FILE is its CA. Without TANDEM_API_KEY a gateway
+that asks for one is to say so; with TLS=mutual it asks for a client certificate, which this test does not have.
 """
 
 import os
+from pathlib import Path
 
 import grpc
 
@@ -12,17 +14,26 @@ from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 
 TARGET, KEY = os.environ["GRPC"], os.environ.get("TANDEM_API_KEY", "")
 METADATA = [("authorization", f"Bearer {KEY}")] if KEY else []
+TLS, CA_FILE = os.environ.get("TLS", ""), os.environ.get("CA_FILE", "")
+
+
+def open_channel() -> grpc.Channel:
+    if not TLS:
+        return grpc.insecure_channel(TARGET)
+    return grpc.secure_channel(TARGET, grpc.ssl_channel_credentials(Path(CA_FILE).read_bytes() if CA_FILE else None))
 
 
 def main() -> None:
-    with grpc.insecure_channel(TARGET) as channel:
+    with open_channel() as channel:
         stub = InferenceStub(channel)
         try:
             models = stub.ListModels(pb.ListModelsRequest(), metadata=METADATA, timeout=60)
         except grpc.RpcError as error:
-            if KEY or error.code() != grpc.StatusCode.UNAUTHENTICATED:
+            refusals = [grpc.StatusCode.UNAUTHENTICATED] if not KEY else []
+            refusals += [grpc.StatusCode.UNAVAILABLE] if TLS == "mutual" else []
+            if error.code() not in refusals:
                 raise
-            print("a key is asked for, and this test was given none: whoever has none is refused, as it should be")
+            print("refused, as whoever lacks the key or the certificate that the gateway asks for should be:", error)
             return
         message = pb.ChatMessage(role="user", content="Say hello.")
         request = pb.ChatRequest(model=models.data[0].id, messages=[message], max_completion_tokens=16, temperature=0)

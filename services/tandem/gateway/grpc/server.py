@@ -13,6 +13,7 @@ from tandem.gateway.grpc.health import HealthService
 from tandem.gateway.grpc.service import SERVICE, InferenceService
 from tandem.gateway.serving.completions import CompletionService
 from tandem.wire.gen.inference_pb2_grpc import add_InferenceServicer_to_server
+from tandem.wire.tls import TlsFiles
 
 
 class GrpcServer:
@@ -28,16 +29,18 @@ class GrpcServer:
         max_message: int = 4 << 20,
         max_calls: int = 4096,
         stalled_client_s: float = 60.0,
+        tls: TlsFiles | None = None,
     ) -> None:
         """Configure the server.
 
         `max_message`: largest request in bytes. gRPC itself refuses a larger one with RESOURCE_EXHAUSTED, and bytes
         that are no message with INTERNAL; neither error has an ErrorDetail. `max_calls`: concurrent calls, without
         those of health and reflection; further calls over one connection wait at the client. `stalled_client_s`: a
-        stream ends when its client reads nothing for this many seconds."""
+        stream ends when its client reads nothing for this many seconds. `tls`: serve TLS with these files."""
         self._health = HealthService(dispatch, (SERVICE,))
         self._server = grpc.aio.server(options=_options(max_message, max_calls))
         self.port = 0
+        self._tls = tls
         service = InferenceService(answers, authenticator, max_calls, stalled_client_s)
         add_InferenceServicer_to_server(service, self._server)
         add_HealthServicer_to_server(self._health, self._server)
@@ -46,8 +49,12 @@ class GrpcServer:
     async def start(self, host: str, port: int) -> None:
         """Bind the port (0: any free one) and serve; the server accepts calls when this returns. Raises
         TandemError(INVALID_REQUEST) for a port in use."""
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            if self._tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, self._tls.server_credentials())
         except RuntimeError as error:
             message = f"cannot listen on {host}:{port}: {error}; choose another --grpc-port"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="gateway.grpc_port") from error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from msgspec import UNSET
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
-from tandem.gateway.context.interfaces import Authenticator, RequestDispatcher
+from tandem.gateway.context.interfaces import RequestDispatcher
 from tandem.gateway.http.exchange import Exchange, json_response
 from tandem.gateway.http.openai_schema import HealthReply, ScrapeGroup, ScrapeLabels
 from tandem.gateway.http.routes import Operation
@@ -28,18 +29,19 @@ class HealthRoutes:
     """Handlers of `/health` and `/live` (liveness: restart the process when they fail), `/ready` (readiness: send
     traffic while it succeeds), `/metrics` and `/metrics/targets` (for Prometheus) and `/metrics/endpoint-picker`.
 
-    `endpoint_exposition` returns the content of the last for the value of an Accept header."""
+    `problems`: each returns a sentence for the `warning` of `/ready`, or None. `endpoint_exposition` returns the content
+    of `/metrics/endpoint-picker` for the value of an Accept header."""
 
     def __init__(
         self,
         dispatch: RequestDispatcher,
-        authenticator: Authenticator,
         telemetry: Telemetry,
+        problems: Sequence[Callable[[], str | None]],
         endpoint_exposition: Exposition,
     ) -> None:
         self._dispatch = dispatch
-        self._authenticator = authenticator
         self._telemetry = telemetry
+        self._problems = problems
         self._endpoint_exposition = endpoint_exposition
 
     @Operation("GET", "/live", _ALIVE, reply=HealthReply)
@@ -58,7 +60,7 @@ class HealthRoutes:
         missing = self._dispatch.ready()
         if missing is not None:
             return json_response(HealthReply("not_ready", missing), 503, {"retry-after": "1"})
-        problems = [problem for problem in (self._authenticator.problem(), self._dispatch.problem()) if problem]
+        problems = [problem for find in self._problems if (problem := find())]
         return json_response(HealthReply("ready", warning="; ".join(problems) or UNSET))
 
     @Operation("GET", "/metrics", "Metrics for Prometheus", text=_TEXT)

@@ -24,6 +24,9 @@ from tandem.gateway.http.exchange import error_body, error_headers
 _log = logging.getLogger(__name__)
 _LINE_BYTES = 4
 """Bytes of a header line besides its name and its value: colon, space, CR and LF."""
+_CONFIRM_S = 0.5
+"""Seconds that an idle TLS client has to confirm that its connection ends, when the server stops."""
+_NO_CERTIFICATE = "this gateway requires a client certificate (gateway.tls_client_ca_file); none was presented"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,10 @@ class HttpLimits:
 
     `max_connections`: connections beyond it may only request one of the paths `probes`, `probe_room` connections at a
     time, so that a busy process is not restarted for failed health checks. `max_head_bytes`, `max_headers`: of one
-    request. `max_pipelined`: requests of one connection that may wait for the response to an earlier one."""
+    request. `max_pipelined`: requests of one connection that may wait for the response to an earlier one.
+
+    `requires_certificate`: a client that presented no certificate when it connected may only request `probes` too, so
+    that Kubernetes, which has none, can check the gateway's health."""
 
     request_timeout_s: float = 60.0
     stalled_client_s: float = 60.0
@@ -50,6 +56,7 @@ class HttpLimits:
     max_head_bytes: int = 32 << 10
     max_headers: int = 100
     max_pipelined: int = 16
+    requires_certificate: bool = False
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -65,6 +72,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._limits = limits
         self._is_refused = False
         self._is_extra = False  # beyond `max_connections`: only probes are answered
+        self._lacks_certificate = False  # likewise
         self._refusal: TandemError | None = None
         self._request_timer: TimerHandle | None = None
         self._reader_timer: TimerHandle | None = None
@@ -81,6 +89,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         limits = self._limits
         self._is_extra = len(self.connections) > limits.max_connections
+        self._lacks_certificate = limits.requires_certificate and not transport.get_extra_info("peercert")
         self._await_request()
         if len(self.connections) > limits.max_connections + limits.probe_room:
             self._refuse(self._too_many())
@@ -106,7 +115,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._refusal
                 or TandemError(
                     ErrorKind.INVALID_REQUEST,
-                    "the request is not valid HTTP/1.1; for TLS or HTTP/2, put a proxy before this port",
+                    "the request is not valid HTTP/1.1; for TLS, set gateway.tls_cert_file; for HTTP/2, put a proxy "
+                    "before this port",
                 )
             )
         else:
@@ -140,6 +150,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._reader_timer.cancel()
             self._reader_timer = None
 
+    def shutdown(self) -> None:
+        """End the connection, or let it end with its response; uvicorn calls this when the server stops. A connection
+        with TLS ends when its client confirms it, and an idle client, which reads nothing, does not."""
+        super().shutdown()
+        if self.scheme == "https" and self.transport.is_closing():
+            self.loop.call_later(_CONFIRM_S, self.transport.abort)
+
     # ---- the parser's callbacks; `feed_data` raises their exceptions as HttpParserError
 
     def on_message_begin(self) -> None:
@@ -166,8 +183,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        if self._is_extra and self.url not in self._limits.probes:
-            raise self._refused(self._too_many())
+        if self.url not in self._limits.probes:
+            if self._is_extra:
+                raise self._refused(self._too_many())
+            if self._lacks_certificate:
+                raise self._refused(TandemError(ErrorKind.UNAUTHENTICATED, _NO_CERTIFICATE))
         if len(self._cycles) > self._limits.max_pipelined:
             message = f"more than {self._limits.max_pipelined} requests wait on this connection: open more connections"
             raise self._refused(TandemError(ErrorKind.INVALID_REQUEST, message))
@@ -278,7 +298,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.write(_response(error))
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not with TLS
+            self.transport.write_eof()
         if self._request_timer is not None:
             self._request_timer.cancel()
         self._request_timer = self.loop.call_later(self._limits.linger_s, self.transport.abort)

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import uvicorn
 
 from tandem.gateway.http.protocol_limits import HttpLimits, LimitedHttpProtocol
+from tandem.wire.tls import TlsFiles
 
 _SEND_BYTES = 256 << 10
 """Size of a connection's send buffer in the kernel; without a limit it grows to megabytes for a client that does not
@@ -41,13 +43,23 @@ class HttpServer:
     """
 
     def __init__(
-        self, app: Any, host: str, port: int, *, graceful_s: float = 20.0, limits: HttpLimits | None = None
+        self,
+        app: Any,
+        host: str,
+        port: int,
+        *,
+        graceful_s: float = 20.0,
+        limits: HttpLimits | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         """Bind the socket, so that the attribute `port` is known before `start` (argument 0: any free port). Raises
         OSError for a port in use.
 
-        `graceful_s`: seconds that `stop` waits for responses in progress."""
+        `graceful_s`: seconds that `stop` waits for responses in progress. `tls`: serve HTTPS with these files. A
+        connection whose handshake is not complete does not count as open, and ends after the event loop's 60 s."""
         limits = limits or HttpLimits()
+        if tls is not None and tls.requires_client:
+            limits = replace(limits, requires_certificate=True)
         self._socket = _bind(host, port)
         _watch_peers(self._socket, limits.stalled_client_s)
         self.port: int = self._socket.getsockname()[1]
@@ -62,6 +74,7 @@ class HttpServer:
             proxy_headers=False,  # nothing uses the client's address
             timeout_keep_alive=round(limits.keep_alive_s),
             timeout_graceful_shutdown=max(1, round(graceful_s)),
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls.server_context(),
         )
         self._server = _EmbeddedServer(config)
         self._task: asyncio.Task[None] | None = None
