@@ -313,6 +313,10 @@ class GatewayConfig:
     no_worker_wait_s: NonNegative = 30.0
     """Set the seconds that a request waits while no suitable worker is alive, as during a restart. Then it fails with
     503 no_worker."""
+    wake_timeout_s: NonNegative = 0.0
+    """Hold requests while the planner runs no worker that could serve them, at most for this many seconds; then they
+    fail with 503 no_worker. Set it above the time in which a worker starts where planner.min_prefill or
+    planner.min_decode is 0. 0 means gateway.no_worker_wait_s, after which a model without workers is forgotten."""
     max_retries: Count = 4
     """Limit how many times in a row a request is tried again on other workers without a new token. Then it fails with
     the last error."""

@@ -56,8 +56,9 @@ class TokenStream(Protocol):
         """Return which kind of placement served the request: `remote` (prefill and decode on two workers), `local` (one
         worker) or `fallback` (one worker, because the request could not be split).
 
-        The last two may end in `;reason=...`. The value is fixed once the first token was yielded, except that retries
-        on other workers then append `;retries=` and their number."""
+        The last two may end in `;reason=...`, and any in `;held` where the request waited for a first worker
+        (`gateway.wake_timeout_s`). The value is fixed once the first token was yielded, except that retries on other
+        workers then append `;retries=` and their number."""
         ...
 
     @property
