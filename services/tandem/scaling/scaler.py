@@ -23,6 +23,17 @@ _LEAVE_SHARE = 4
 """A pool loses at most this fraction, 1 / _LEAVE_SHARE, of its workers at once."""
 
 
+WAKE_LOOK_S = 1.0
+"""Most seconds between two decisions while there is no worker, because every request waits for the next one. Gateways
+publish what waits once a second."""
+
+
+def pause_s(state: ClusterState | None, interval_s: float) -> float:
+    """Return the seconds until the next decision, after one for `state` (None: little was observed): `interval_s`, or
+    fewer while there is no worker."""
+    return min(interval_s, WAKE_LOOK_S) if state is not None and state.has_no_workers else interval_s
+
+
 def clamped(number: int, least: int, most: int) -> int:
     """Return `number` raised to at least `least` and reduced to at most `most`; 0 for `most` means no upper bound."""
     return max(least, min(number, most or number))

@@ -9,7 +9,7 @@ from tandem.core.slo import Slo
 from tandem.core.step_cost import StepCost
 from tandem.scaling.cluster_state import ClusterState, Demand, PoolState, WorkerCapacity
 from tandem.scaling.decision import Decision, ReplicaTarget
-from tandem.scaling.scaler import Scaler
+from tandem.scaling.scaler import Scaler, pause_s
 
 POLICY = PlannerConfig()
 SLO = Slo(ttft_s=2.0, itl_s=0.05)
@@ -193,3 +193,10 @@ def test_requests_that_waited_for_the_first_worker_do_not_correct_the_model() ->
         late = replace(demand(6.0), num_served=30, num_late_ttft=30 if i < 4 else 0)
         decision = scaler.decide(state(70.0 + 5 * i, late, ReplicaTarget(1, 1)))
         assert decision.forecast is not None and decision.forecast.prefill_correction == 1.0
+
+
+def test_decisions_follow_each_other_sooner_while_nobody_serves() -> None:
+    nobody = asleep(5.0, None)
+    some = [replace(nobody, **{role: PoolState(0, 1)}) for role in ("prefill", "decode", "mixed")]  # type: ignore[arg-type]
+    assert [pause_s(one, 5.0) for one in (nobody, None, *some)] == [1.0, 5.0, 5.0, 5.0, 5.0]
+    assert pause_s(nobody, 0.5) == 0.5 and pause_s(replace(nobody, decode=PoolState(0, 0, 1)), 5.0) == 1.0
