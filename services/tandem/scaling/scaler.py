@@ -136,7 +136,9 @@ class Scaler:
         self._at = -math.inf
         self._busy_at: float | None = None
         """When there was a request last: one that arrived, waits or runs. The first observation of a cluster with
-        workers counts as one; None before."""
+        workers counts as one, and so does a worker that begins to serve, because gateways may not know its model yet;
+        None before."""
+        self._num_serving = 0
         self._lacked_at = -math.inf
         """When a role that needs workers last had none that serves."""
 
@@ -192,8 +194,11 @@ class Scaler:
     # ---- pools without workers
 
     def _note_requests(self, state: ClusterState) -> None:
-        if _has_requests(state) or (self._busy_at is None and any(_current(state))):
+        num_serving = state.prefill.num_serving + state.decode.num_serving
+        has_begun = num_serving > self._num_serving or (self._busy_at is None and any(_current(state)))
+        if _has_requests(state) or has_begun:
             self._busy_at = state.at
+        self._num_serving = num_serving
 
     def _is_idle(self, state: ClusterState) -> bool:
         """Return whether there has been no request for so long that pools whose minimum is 0 have no worker."""

@@ -146,6 +146,17 @@ def test_pools_go_to_no_workers_once_idle_and_not_before() -> None:
     assert default[-1].target == (1, 1), "a minimum of 1 stays"
 
 
+def test_a_worker_that_begins_to_serve_after_a_long_start_stays_until_idle() -> None:
+    """A gateway learns the tokenizer from it."""
+    scaler = Scaler(ASLEEP, SLO)
+    starting = replace(asleep(5.0, demand(0.0)), prefill=PoolState(0, 1), decode=PoolState(0, 1))
+    for at in (5.0, 100.0, 200.0):
+        assert scaler.decide(replace(starting, at=at)).target == (1, 1), "nothing is known of its speed"
+    for at in (205.0, 260.0):
+        assert scaler.decide(state(at, demand(0.0), ReplicaTarget(1, 1))).target == (1, 1)
+    assert scaler.decide(state(265.0, demand(0.0), ReplicaTarget(1, 1))).target == NOBODY
+
+
 def test_requests_that_wait_or_run_keep_a_worker_of_each_role() -> None:
     for busy in ({"num_queued_requests": 1}, {"num_running_seqs": 1}):
         scaler = Scaler(ASLEEP, SLO)
