@@ -36,10 +36,12 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 PATIENCE_S = 120.0
 NAMESPACE = "document"
 APPLICATIONS = ("tandem-prefill", "tandem-decode")
+HELD = 'tandem_held_requests{gen_ai_request_model="tiny"}'
 VALUES: dict[str, Any] = {
     "worker": {"drain_s": 60},
     "planner": {"enabled": True, "mode": "act"},
-    "pools": {"prefill": {"minReplicas": 1, "maxReplicas": 2}, "decode": {"minReplicas": 1, "maxReplicas": 2}},
+    "gateway": {"wake_timeout_s": 240},
+    "pools": {"prefill": {"minReplicas": 0, "maxReplicas": 2}, "decode": {"minReplicas": 0, "maxReplicas": 2}},
 }
 
 
@@ -145,7 +147,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Po
 
 
 def _gateway(programs: Cluster) -> Gateway:
-    gateway = programs.gateway("gateway")
+    gateway = programs.gateway("gateway", "--wake-timeout-s", "240")
     gateway.wait_ready()
     return gateway
 
@@ -205,6 +207,21 @@ def test_a_pool_scales_to_the_planners_target(pod: Pod) -> None:
     pod.head.wait_running(*APPLICATIONS)
     pod.wait_remote()
     assert pod.complete(2)[0] == expected
+
+
+def test_both_pools_lose_all_workers_and_a_held_request_is_answered_by_new_ones(pod: Pod) -> None:
+    expected = pod.complete(2)[0]
+    asyncio.run(_set_target(pod.redis_url, {"prefill": 0, "decode": 0}))
+    pod.wait_workers(0, 0)
+    pod.head.wait_running(*APPLICATIONS)
+    assert pod.gateway.missing() is None
+    with Post(pod.gateway.url, completion(24, 2, 8)) as post:
+        until(lambda: pod.gateway.metrics().get(HELD) == 1, PATIENCE_S, lambda: pod.gateway.log)
+        asyncio.run(_set_target(pod.redis_url, {"prefill": 1, "decode": 1}))
+        pod.wait_workers(1, 1)
+        answer = post.finish()
+    assert answer.status == 200 and answer.text() == expected and answer.path.endswith(";held")
+    pod.wait_remote()
 
 
 async def _set_target(redis_url: str, replicas: dict[str, int]) -> None:
