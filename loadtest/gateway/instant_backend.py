@@ -130,6 +130,12 @@ class InstantDispatch:
     def shortages(self) -> list[Shortage]:
         return []
 
+    def num_held(self) -> dict[str, int]:
+        return {}
+
+    def wakeable(self) -> dict[str, ServedModel]:
+        return {}
+
     def num_live(self) -> dict[Pool, int]:
         return {}
 

@@ -105,6 +105,28 @@ def test_there_are_pods_for_all_workers_and_for_one_more(name: str) -> None:
             assert (deployment.get("max_surge_percent") == 0) is (not scales)
 
 
+@pytest.mark.parametrize("scales", [True, False])
+def test_a_pool_whose_least_number_is_0_begins_with_its_replicas_and_may_lose_all_pods(scales: bool) -> None:
+    pools = {
+        "prefill": {"minReplicas": 0, "maxReplicas": 4},
+        "decode": {"replicas": 2, "minReplicas": 0, "surgePods": 1},
+    }
+    planner = {"enabled": True, "mode": "act", "actuator": "serve" if scales else "raycluster"}
+    values = {
+        "pools": pools, "planner": planner, "gateway": {"wake_timeout_s": 600},
+        "ray": {"inTreeAutoscaling": {"enabled": scales}},
+    }  # fmt: skip
+    rendered = render(values)
+    for name, number in (("prefill", 1), ("decode", 2)):
+        bounds = rendered.applications[name]["deployments"][0]["autoscaling_config"]
+        assert (bounds["min_replicas"], bounds["initial_replicas"]) == (0, number)
+    spare = 0 if scales else 1
+    assert [rendered.groups[name]["minReplicas"] for name in ("prefill", "decode")] == [0, spare]
+    assert rendered.groups["decode"]["replicas"] == 2 + spare
+    assert (rendered.config["planner"]["min_prefill"], rendered.config["planner"]["min_decode"]) == (0, 0)
+    assert rendered.config["gateway"]["wake_timeout_s"] == 600
+
+
 def test_spare_pods_are_for_rolling_updates() -> None:
     values = {"ray": {"inTreeAutoscaling": {"enabled": False}}, "poolDefaults": {"surgePods": 1}}
     rendered = render(values)

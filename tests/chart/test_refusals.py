@@ -47,6 +47,7 @@ BY_SCHEMA: list[Case] = [
     ({"pools": {"third": {"replicas": 1}}}, "pools.third: role is required"),
     ({"pools": {"Third": {"role": "mixed"}}}, "pools: Property name of"),
     ({"pools": {"colocated": {"role": "mixed"}}}, "pools: Property name of"),
+    ({"pools": {"prefill": {"minReplicas": -2}}}, "pools.prefill.minReplicas: Must be greater than or equal to -1"),
     ({"pools": {"prefill": {"gpu": 1}}}, "pools.prefill: Additional property gpu is not allowed"),
     ({"pools": {"prefill": {"ucx": {"NCCL_DEBUG": "INFO"}}}}, "pools.prefill.ucx"),
     ({"pools": {"prefill": {"rdma": {"resource": "ib"}}}}, "pools.prefill.rdma.resource"),
@@ -68,6 +69,15 @@ BY_RULE: list[Case] = [
     (
         {"pools": {"prefill": {"colocate": True, "replicas": 2}, "decode": {"colocate": True}}},
         "pools.decode.replicas, pools.prefill.replicas make 1, 2 pods",
+    ),
+    ({"pools": {"prefill": {"minReplicas": 0}}}, "pools.prefill.minReplicas is 0: only the planner starts workers"),
+    (
+        {"pools": {"all": {"role": "mixed", "minReplicas": 0}}, "planner": {"enabled": True, "mode": "act"}},
+        "pools.all.minReplicas is 0: only the planner starts workers of an empty pool, and only prefill and decode",
+    ),
+    (
+        {"pools": {"decode": {"minReplicas": 0}}, "planner": {"enabled": True, "mode": "act"}},
+        "pools.decode.minReplicas is 0, and gateway.wake_timeout_s is 0",
     ),
     ({"pools": {"prefill": {"hostNetwork": True}}}, "networkPolicy.nodes is empty"),
     (

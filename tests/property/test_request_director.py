@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -61,14 +61,15 @@ class _RunningJob:
 
 
 class DirectorMachine(RuleBasedStateMachine):
-    @initialize(num_workers=st.integers(1, 5), data=st.data())
-    def start(self, num_workers: int, data: st.DataObject) -> None:
+    @initialize(num_workers=st.integers(1, 5), wake_timeout_s=st.sampled_from([0.0, 5.0]), data=st.data())
+    def start(self, num_workers: int, wake_timeout_s: float, data: st.DataObject) -> None:
         self.now = 0.0
         self.num_lives = 0
         self.num_requests = 0
         pools = [data.draw(st.sampled_from(POOLS)) for _ in range(num_workers)]
         self.workers = BookedWorkers([self.new_view(pool) for pool in pools])
-        self.director = RequestDirector(self.workers, CONFIG, lambda request: HandoffId(f"h{request}"))
+        config = replace(CONFIG, wake_timeout_s=wake_timeout_s)
+        self.director = RequestDirector(self.workers, config, lambda request: HandoffId(f"h{request}"))
         self.jobs: list[_RunningJob] = []
         self.offered: set[HandoffKey] = set()  # KV that a source has computed for a consumer
         self.open: dict[RequestId, OpenRequest] = {}

@@ -31,6 +31,7 @@ POLICY = PlannerConfig(
 INTERVAL_S = POLICY.interval_s
 
 rates = st.floats(0.0, 120.0)
+QUIET = st.sampled_from([True] * 9 + [False])
 
 
 @st.composite
@@ -202,3 +203,25 @@ def test_the_same_size_for_ever_under_the_same_demand() -> None:
     demand_sequence: list[Demand | None] = [demand(30.0)] * 200
     targets = {decision.target for decision in Fleet().driven(Scaler(POLICY, SLO), demand_sequence)[20:]}
     assert len(targets) == 1 and targets != {ReplicaTarget(2, 1)}
+
+
+@effort(20)
+@given(st.lists(st.tuples(demands(), st.integers(0, 2), QUIET), min_size=20, max_size=40), st.booleans())
+def test_a_pool_is_empty_only_after_a_time_without_requests_and_not_while_there_are_some(
+    steps: list[tuple[Demand | None, int, bool]], change_roles: bool
+) -> None:
+    policy = replace(POLICY, min_prefill=0, min_decode=0, idle_s=30.0, change_roles=change_roles)
+    scaler, fleet, last_request_at = Scaler(policy, SLO), Fleet(), 0.0
+    for what, num_waiting, is_quiet in steps:
+        quiet = None if what is None else demand(0.0)
+        observed = fleet.observed(quiet if is_quiet else what)
+        if not is_quiet:
+            observed = replace(observed, num_queued_requests=num_waiting)
+        has_arrived = observed.demand is not None and observed.demand.num_requests > 0
+        decision = scaler.decide(observed)
+        if has_arrived or observed.num_queued_requests:
+            last_request_at = observed.at
+            assert min(decision.target) >= 1
+        for pool, target in zip((observed.prefill, observed.decode), decision.target, strict=True):
+            assert target or not pool.num_kept or observed.at - last_request_at >= policy.idle_s
+        fleet.carry_out(decision)

@@ -3,17 +3,19 @@ was there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from tandem.core.config import PlannerConfig
+from tandem.core.config import GatewayConfig, PlannerConfig
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.core.slo import Slo
 from tandem.scaling.cluster_state import ClusterState
 from tandem.scaling.decision import ReplicaTarget
 from tandem.scaling.scaler import Scaler
+from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.scaling.autoscale import ElasticRun, ScalerAdapter, simulate_elastic
 from tandem.sim.scaling.autoscaled_cluster import Autoscaler, ElasticSpec
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
@@ -41,16 +43,19 @@ def elastic_run(
     scaler: Autoscaler,
     schedule: Sequence[ScheduledRequest],
     begins: tuple[int, int] = (1, 1),
+    gateway: GatewayConfig | None = None,
+    interval_s: float = 1.0,
+    ended: Callable[[ClientTrace], None] | None = None,
 ) -> ElasticRun:
     kinds = slow_spec("prefill"), slow_spec("decode")
     elastic = ElasticSpec(
         kinds={"prefill": kinds[0], "decode": kinds[1]},
         degrees={"prefill": 2, "decode": 1},
-        interval_s=1.0,
+        interval_s=interval_s,
         start_s=START_S,
     )
-    spec = cluster_spec(*zip(kinds, begins, strict=True))
-    return simulate_elastic(spec, elastic, scaler, schedule, SLO)
+    spec = replace(cluster_spec(*zip(kinds, begins, strict=True)), gateway=gateway or GatewayConfig())
+    return simulate_elastic(spec, elastic, scaler, schedule, SLO, ended)
 
 
 def waves(*rates: float, lasts_s: float = 20.0) -> list[ScheduledRequest]:
@@ -142,3 +147,34 @@ def test_a_queue_scaler_follows_the_requests_at_each_worker() -> None:
     assert not run.report.errors
     decodes = [moment.target.decode for moment in run.moments]
     assert decodes[15] < max(decodes) > decodes[-1]
+
+
+SLEEPS = PlannerConfig(
+    interval_s=5.0, window_s=20.0, start_s=START_S, scale_down_s=15.0, min_prefill=0, min_decode=0, idle_s=10.0
+)
+
+
+def test_pools_sleep_between_two_waves_and_the_first_request_of_the_second_wakes_them() -> None:
+    first = waves(2.0, lasts_s=5.0)
+    second = [
+        replace(one, due_s=one.due_s + 60.0, request=replace(one.request, id=RequestId(f"s{index}")))
+        for index, one in enumerate(first)
+    ]
+    traces: dict[str, ClientTrace] = {}
+    scaler, holds = ScalerAdapter(Scaler(SLEEPS, SLO)), GatewayConfig(wake_timeout_s=30.0, no_worker_wait_s=1.0)
+    run = elastic_run(
+        scaler, [*first, *second], gateway=holds, interval_s=5.0, ended=lambda trace: traces.update({trace.id: trace})
+    )
+    assert run.report.num_requests == 20 and not run.report.errors
+    sizes = {moment.at_s: moment.serving for moment in run.moments}
+    assert sizes[10.0] == (1, 1) and sizes[30.0] == sizes[59.0] == (0, 0)
+    woken = next(moment for moment in run.moments if moment.at_s > 60.0)
+    assert woken.at_s <= 61.0 and woken.target >= (1, 1), "a decision follows within a second"
+    assert START_S - 1.0 < traces["s0"].ttft_s < START_S + 2.0
+    assert traces["r9"].path == "remote" and traces["s0"].path.endswith(";held")
+    assert run.gpu_hours * 3600 < 3 * 45.0, "of 65 s and more"
+
+    without = elastic_run(
+        ScalerAdapter(Scaler(SLEEPS, SLO)), [*first, *second], gateway=replace(holds, wake_timeout_s=0.0)
+    )
+    assert without.report.errors["no_worker"] > 0

@@ -6,7 +6,7 @@
 {{- $pool := mergeOverwrite (deepCopy $root.Values.poolDefaults) (get $root.Values.pools (last .) | default dict) -}}
 {{- $_ := set $pool "name" (last .) -}}
 {{- $_ := set $pool "ranks" (int (default (max 1 (int $pool.gpus)) $pool.tensorParallel)) -}}
-{{- $_ := set $pool "least" (int (default $pool.replicas $pool.minReplicas)) -}}
+{{- $_ := set $pool "least" (int (ternary $pool.replicas $pool.minReplicas (lt (int $pool.minReplicas) 0))) -}}
 {{- $_ := set $pool "most" (int (default $pool.replicas $pool.maxReplicas)) -}}
 {{ toYaml $pool }}
 {{- end }}
@@ -103,6 +103,12 @@
 {{- $roles = append $roles $pool.role -}}
 {{- if or (lt (int $pool.replicas) (int $pool.least)) (gt (int $pool.replicas) (int $pool.most)) -}}
 {{- fail (printf "pools.%s.replicas is %v: set a number from minReplicas (%v) to maxReplicas (%v), or change these" $name $pool.replicas $pool.least $pool.most) -}}
+{{- end -}}
+{{- if and (eq (int $pool.least) 0) (not (include "tandem.isPlanned" (list $root $pool))) -}}
+{{- fail (printf "pools.%s.minReplicas is 0: only the planner starts workers of an empty pool, and only prefill and decode workers, in mode act: set planner.enabled=true and planner.mode=act, or minReplicas to 1 or more" $name) -}}
+{{- end -}}
+{{- if and (eq (int $pool.least) 0) (not (get $root.Values.gateway "wake_timeout_s")) -}}
+{{- fail (printf "pools.%s.minReplicas is 0, and gateway.wake_timeout_s is 0, so requests would not wait for a first worker: set it to more seconds than a worker takes to start, or minReplicas to 1 or more" $name) -}}
 {{- end -}}
 {{- if and $pool.gpus (ne (int $pool.gpus) (int $pool.ranks)) -}}
 {{- fail (printf "pools.%s.tensorParallel is %v: a worker has one rank for each of its %v GPUs, so set it to gpus or to 0" $name $pool.ranks $pool.gpus) -}}

@@ -153,6 +153,11 @@ class RequestQueue:
         """Return the models with waiting requests."""
         return [model for model, queue in self._queues.items() if len(queue)]
 
+    def num_waiting(self, model: str) -> int:
+        """Return the number of waiting requests of one model."""
+        queue = self._queues.get(model)
+        return 0 if queue is None else len(queue)
+
     def first(self, model: str) -> RequestId | None:
         queue = self._queues.get(model)
         return None if queue is None else queue.first()

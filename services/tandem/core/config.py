@@ -321,6 +321,10 @@ class GatewayConfig:
     no_worker_wait_s: NonNegative = 30.0
     """Set the seconds that a request waits while no suitable worker is alive, as during a restart. Then it fails with
     503 no_worker."""
+    wake_timeout_s: NonNegative = 0.0
+    """Hold requests while the planner runs no worker that could serve them, at most for this many seconds; then they
+    fail with 503 no_worker. Set it above the time in which a worker starts where planner.min_prefill or
+    planner.min_decode is 0. 0 means gateway.no_worker_wait_s, after which a model without workers is forgotten."""
     max_retries: Count = 4
     """Limit how many times in a row a request is tried again on other workers without a new token. Then it fails with
     the last error."""
@@ -464,14 +468,17 @@ class PlannerConfig:
     """Set the fraction of capacity, from 0 to 1, that is kept free beyond the forecast demand."""
     scale_down_s: NonNegative = 300.0
     """Set the seconds for which fewer workers must have been enough before some are removed."""
+    idle_s: Positive = 300.0
+    """Set the seconds since the last request after which a pool whose minimum is 0 has no worker any more. The next
+    request starts one, and waits for it where gateway.wake_timeout_s is set."""
     change_roles: bool = True
     """Change the role of a running worker instead of starting a new one, where that is enough."""
     min_prefill: Count = 1
-    """Set the fewest prefill workers to keep."""
+    """Set the fewest prefill workers to keep. 0 lets the pool go to 0 workers, see planner.idle_s."""
     max_prefill: Count = 0
     """Limit the number of prefill workers. 0 means no limit."""
     min_decode: Count = 1
-    """Set the fewest decode workers to keep."""
+    """Set the fewest decode workers to keep. 0 lets the pool go to 0 workers, see planner.idle_s."""
     max_decode: Count = 0
     """Limit the number of decode workers. 0 means no limit."""
     host: str = "127.0.0.1"

@@ -44,6 +44,14 @@ def _contradictory(config: Config) -> Iterator[Finding]:
     if config.planner.mode == "act" and not any(astuple(config.slo)):
         fix = "set slo.ttft_ms and slo.itl_ms, or planner.mode=explain"
         yield fail("settings", "planner.mode=act, and slo has no target for which to count workers", fix)
+    planner = config.planner
+    if planner.mode == "act" and 0 in (planner.min_prefill, planner.min_decode) and not config.gateway.wake_timeout_s:
+        found = (
+            "planner.min_prefill or planner.min_decode is 0, and gateway.wake_timeout_s is 0: requests for empty pools "
+            "wait for gateway.no_worker_wait_s only, and gateways without workers are not ready"
+        )
+        fix = "set gateway.wake_timeout_s to more seconds than a worker takes to start, or the minimums to 1"
+        yield warn("settings", found, fix)
     if require == "rdma" and handoff.transport == "local":
         found = "transfer.require=rdma, and handoff.transport=local never leaves the machine: no link can meet it"
         yield fail("settings", found, "set handoff.transport=nixl")

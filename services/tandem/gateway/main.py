@@ -40,16 +40,19 @@ from tandem.gateway.tenants.fairness_sync import FairnessSync
 from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.gateway.tenants.tenants_watch import TenantsWatch, read_tenants
 from tandem.gateway.text.text_models import TextModels
+from tandem.gateway.workers.wakeable_models import WakeableModels
 from tandem.gateway.workers.worker_pool import WorkerPool
 from tandem.obs.logs.logging_setup import set_up_logging
 from tandem.obs.telemetry import Telemetry
 from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandStore
 from tandem.stores.gateway_registry import GatewayRegistry
+from tandem.stores.model_registry import ModelRegistry
 from tandem.stores.prefix_index import IndexReader
 from tandem.stores.quota_store import RedisQuotas
 from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.redis_health import RedisHealth
+from tandem.stores.replica_targets import ReplicaTargets
 from tandem.stores.service_counters import ServiceCounters
 from tandem.stores.worker_registry import WorkerRegistry
 from tandem.wire.peer_auth import PeerAuth
@@ -109,8 +112,17 @@ class Gateway:
         clock = SystemClock()
         redis, health = config.redis, RedisHealth()
         self._registry = WorkerRegistry(redis.url, redis.namespace, health=health)
-        texts, trust = TextModels(config.model.generation_config), PeerAuth.of(name, config.cluster)
+        holds = config.gateway.wake_timeout_s > 0
+        texts = TextModels(config.model.generation_config, keep_bundles=holds)
+        trust = PeerAuth.of(name, config.cluster)
+        self._wakeable: WakeableModels | None = None
+        if holds:
+            models = ModelRegistry(redis.url, redis.namespace, health=health)
+            replicas = ReplicaTargets(redis.url, redis.namespace, health=health)
+            self._wakeable = WakeableModels(models, replicas, texts, clock)
         self._fleet = WorkerPool(name, self._discover, texts, clock, config.gateway, trust, config.transfer)
+        if self._wakeable is not None:
+            self._fleet.wakeable = self._wakeable.models
         self._tenancy = Tenancy(name, config, clock, health)
         targets = LatencyTargets.of(config.slo)
         reader = IndexReader(redis.url, redis.namespace, health=health)
@@ -181,6 +193,8 @@ class Gateway:
         await self._tenancy.start()
         await self._dispatcher.start()
         await self._fleet.start()
+        if self._wakeable is not None:
+            self._wakeable.start(self._fleet.live_models)
         await self._prefixes.start()
         await self._fairness.start()
         await self._demand.start()
@@ -199,6 +213,8 @@ class Gateway:
         await self._server.stop()  # after gRPC, because its lifespan ends the tokenizer threads of both front ends
         await self._dispatcher.stop()
         await self._fleet.stop()  # after the driver, whose last cancellations go to workers
+        if self._wakeable is not None:
+            await self._wakeable.stop()
         await self._tenancy.stop()
         await self._fairness.stop()
         await self._demand.stop()

@@ -173,6 +173,11 @@ class RequestDirector:
             found.setdefault(request.model, []).append(len(request.prompt_tokens))
         return {model: QueueBacklog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
 
+    def num_held(self) -> Mapping[str, int]:
+        """Return, by model, how many requests wait because no worker, not even a full one, could serve them; models
+        without any have no entry."""
+        return self._queue.num_held()
+
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
         """Count the open requests of clients by (tenant, whether the request waits to be placed on workers). Link
         probes do not count."""
@@ -395,6 +400,9 @@ class RequestDirector:
             open_request = self._open[turn.request]
             self._workers.add_inflight(turn.placement.prefill, turn.request, self.queue.charged(turn.request))
             open_request.predicted = turn.predicted
+            if self._config.wake_timeout_s:
+                served_since = self._queue.served_since(open_request.state.request.model)
+                open_request.state.was_held |= served_since > open_request.delivered_at
             self._apply(open_request, partial(open_request.state.placed, turn.placement), now, out)
 
     def _decide(
@@ -511,7 +519,11 @@ class RequestDirector:
             return None
         model = open_request.state.request.model
         why = partial(self._queue.why, model, now)
-        return queue_timeout_error(self._config, open_request.delivered_at, self._queue.hopeless_since(model), now, why)
+        no_worker_since, since = self._queue.hopeless_since(model), open_request.delivered_at
+        if self._config.wake_timeout_s:
+            served_since = self._queue.served_since(model)
+            return wake_timeout_error(self._config, since, no_worker_since, served_since, now, why)
+        return queue_timeout_error(self._config, since, no_worker_since, now, why)
 
     def _is_stalled(self, open_request: OpenRequest, now: float) -> bool:
         return not open_request.is_queued and now - open_request.progress_at >= self._config.progress_timeout_s
@@ -579,10 +591,33 @@ def queue_timeout_error(
     it was lost, None while there is one. Both are seconds of one clock. `why` returns what it waits for.
     """
     if now - since >= config.queue_timeout_s:
-        waited_s, name = config.queue_timeout_s, "queue_timeout_s"
-    elif no_worker_since is not None and now - max(since, no_worker_since) >= config.no_worker_wait_s:
-        waited_s, name = config.no_worker_wait_s, "no_worker_wait_s"
-    else:
-        return None
-    message = f"no worker could take the request within {waited_s:g} s (gateway.{name}): {why()}"
+        return _no_worker_error(config.queue_timeout_s, "queue_timeout_s", why())
+    if no_worker_since is not None and now - max(since, no_worker_since) >= config.no_worker_wait_s:
+        return _no_worker_error(config.no_worker_wait_s, "no_worker_wait_s", why())
+    return None
+
+
+def wake_timeout_error(
+    config: GatewayConfig,
+    since: float,
+    no_worker_since: float | None,
+    served_since: float,
+    now: float,
+    why: Callable[[], str],
+) -> TandemError | None:
+    """Return what `queue_timeout_error` returns, for `gateway.wake_timeout_s` above 0: that is the limit without
+    workers, and `queue_timeout_s` the limit from `served_since` on, when there were workers again.
+
+    Both together are the limit where workers are lost again and again.
+    """
+    if no_worker_since is not None and now - max(since, no_worker_since) >= config.wake_timeout_s:
+        return _no_worker_error(config.wake_timeout_s, "wake_timeout_s", why())
+    latest = config.wake_timeout_s if no_worker_since is not None else max(0.0, served_since - since)
+    if now - since >= min(latest, config.wake_timeout_s) + config.queue_timeout_s:
+        return _no_worker_error(now - since, "wake_timeout_s and queue_timeout_s", why())
+    return None
+
+
+def _no_worker_error(waited_s: float, setting: str, why: str) -> TandemError:
+    message = f"no worker could take the request within {waited_s:g} s (gateway.{setting}): {why}"
     return TandemError(ErrorKind.NO_WORKER, message, retry_after_s=1.0)

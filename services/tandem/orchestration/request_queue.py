@@ -7,6 +7,7 @@ it in the queue's order overtake it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -100,6 +101,7 @@ class PlacementQueue:
         self._blocked: dict[str, RoutingRequest] = {}
         self._why: dict[str, NoPlacement] = {}
         self._hopeless_since: dict[str, float] = {}
+        self._served_since: dict[str, float] = {}
         self._num_turns = 0
 
     def admit(
@@ -165,6 +167,17 @@ class PlacementQueue:
         """Return since when no worker, not even a full one, exists for the model's first request; None when one
         does."""
         return self._hopeless_since.get(model)
+
+    def served_since(self, model: str) -> float:
+        """Return since when the model's first request has had a worker, if only a full one, after a time without;
+        -infinity where there was no such time."""
+        return self._served_since.get(model, -math.inf)
+
+    def num_held(self) -> Mapping[str, int]:
+        """Return, by model, the number of waiting requests that no worker, not even a full one, could serve; models
+        without any have no entry."""
+        found = {model: self.queue.num_waiting(model) for model in self._hopeless_since.copy()}
+        return {model: number for model, number in found.items() if number}
 
     def pick_consumer(self, model: str, search: FindConsumer, now: float) -> WorkerRef | None:
         """Choose a worker that takes over the KV of an offer, without queueing; None when there is none now."""
@@ -236,7 +249,7 @@ class PlacementQueue:
             return self._sent(request, routing_request, outcome, now)
         self._why[model] = outcome
         if outcome.may_pass:
-            self._hopeless_since.pop(model, None)
+            self._has_worker(model, now)
         else:
             self._hopeless_since.setdefault(model, now)
         if outcome is BUSY:
@@ -244,6 +257,10 @@ class PlacementQueue:
         else:
             self._blocked.pop(model, None)
         return None
+
+    def _has_worker(self, model: str, now: float) -> None:
+        if self._hopeless_since.pop(model, None) is not None:
+            self._served_since[model] = now
 
     def _looked_up(self, request: RoutingRequest, num_charged: int) -> RoutingRequest:
         """Return the routing request with the workers' current prefix hits; without an index `num_charged` tokens are
@@ -257,7 +274,7 @@ class PlacementQueue:
         self, request: RequestId, routing_request: RoutingRequest, placement: Placement, now: float
     ) -> Dispatchable:
         self._blocked.pop(routing_request.model, None)
-        self._hopeless_since.pop(routing_request.model, None)
+        self._has_worker(routing_request.model, now)
         self.breaker.on_attempt((placement.prefill, placement.decode), now)
         self._num_turns += 1
         worker = self._ranking.find(routing_request.model, placement.prefill)

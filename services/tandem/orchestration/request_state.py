@@ -42,12 +42,14 @@ class RequestState:
 
     Up to `max_retries` attempts may fail in a row without progress. Progress is a new token or prompt log probability
     for the client; for a split request, a token beyond the one that the prefill worker samples. `placement`: the last
-    one. `pulled`: the last report that the request's KV has arrived at a worker. `attempts` is read-only for callers.
+    one. `was_held`: the caller sets it where the request has waited while no worker could serve its model. `pulled`:
+    the last report that the request's KV has arrived at a worker. `attempts` is read-only for callers.
     """
 
     def __init__(self, request: Request, handoff: HandoffId, max_retries: int = 4) -> None:
         self.request = request
         self.placement: Placement | None = None
+        self.was_held = False
         self.pulled: KVReceived | None = None
         self._max_retries = max_retries
         self._has_ended = False
@@ -72,10 +74,11 @@ class RequestState:
 
     @property
     def path(self) -> str:
-        """Return where the request ran, as the response reports it, such as `remote;retries=1`; empty before the first
-        placement."""
+        """Return where the request ran, as the response reports it, such as `remote;held;retries=1`; empty before the
+        first placement."""
         path = "" if self.placement is None else self.placement.path
-        return f"{path};retries={self.num_retries}" if self.num_retries else path
+        held, retries = ";held" if self.was_held else "", f";retries={self.num_retries}" if self.num_retries else ""
+        return f"{path}{held}{retries}"
 
     @property
     def num_delivered(self) -> int:

@@ -17,8 +17,8 @@ SILENT_S = 5.0
 class DemandDeltaResult(NamedTuple):
     """Demand for one model since the previous call of `DemandDelta.look`.
 
-    `demand`: None if it is unknown, for the reason in `problem`. `backlog`: requests that wait at the gateways now.
-    `num_gateways`: number of gateways that have published a record."""
+    `demand`: None if it is unknown, for the reason in `problem`. `backlog`: requests that wait now at the gateways that
+    are not silent. `num_gateways`: number of gateways that have published a record."""
 
     demand: Demand | None
     problem: str = ""
@@ -44,9 +44,10 @@ class DemandDelta:
         `records`: the latest record of each gateway. `now`: seconds of a monotonic clock. The demand is None at the
         first call, where there are no records, and where a gateway's record is older than `SILENT_S`."""
         problem = _problem(records)
+        recent = [record for record in records if record.age_s <= SILENT_S]
+        backlog = sum_backlogs(record.backlog.get(self._model, QueueBacklog()) for record in recent)
         if problem:
-            return DemandDeltaResult(None, problem, num_gateways=len(records))
-        backlog = sum_backlogs(record.backlog.get(self._model, QueueBacklog()) for record in records)
+            return DemandDeltaResult(None, problem, backlog, len(records))
         totals_by_gateway = {record.gateway: record.totals.get(self._model, DemandTotals()) for record in records}
         known = self._known
         previous_at = self._observed_at

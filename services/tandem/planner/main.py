@@ -72,7 +72,10 @@ class Program:
         self._metrics = PlannerMetrics(self._telemetry.metrics, lambda: self.actuator.leads)
         self.actuator: Actuator = self._actuator()
         scaler = Scaler(config.planner, targets_of(config.slo))
-        planner = Planner(config.planner, self._demand_store, self._inventory, scaler, self.actuator, self._clock)
+        planner = Planner(
+            config.planner, self._demand_store, self._inventory, scaler, self.actuator, self._clock,
+            own_model=config.model.served_names[0],
+        )  # fmt: skip
         self.loop = Loop(planner, config.planner.interval_s, self._metrics, self._telemetry.tracer, on_plan)
         self.endpoint = MetricsEndpoint(config.planner.host, config.planner.metrics_port, self._telemetry.exposition)
 

@@ -21,7 +21,7 @@ from tandem.planner.planner_metrics import PlannerMetrics
 from tandem.planner.policy import most_of
 from tandem.planner.pool_targets import compute_targets
 from tandem.planner.worker_inventory import WorkerInventory
-from tandem.scaling.scaler import Scaler
+from tandem.scaling.scaler import Scaler, pause_s
 from tandem.scaling.worker_state import WorkerState, build_observation
 from tandem.stores.demand_store import DemandStore
 from tandem.stores.redis_client import StoreUnavailable
@@ -29,11 +29,12 @@ from tandem.stores.redis_client import StoreUnavailable
 _log = logging.getLogger(__name__)
 
 
-def problem_of(workers: Sequence[WorkerState]) -> str:
+def problem_of(workers: Sequence[WorkerState], *, may_sleep: bool) -> str:
     """Return why too little is known about `workers` to decide anything; an empty text if enough is known.
 
-    Too little is known if no worker is registered or more than half of them do not answer."""
-    if not workers:
+    Too little is known if more than half of them do not answer, or if no worker is registered, unless `may_sleep`: all
+    pools may have no worker."""
+    if not workers and not may_sleep:
         return "no worker is registered"
     silent = [worker for worker in workers if worker.load is None]
     if 2 * len(silent) <= len(workers):
@@ -50,6 +51,8 @@ class Planner:
     """Observes the cluster, decides the number of workers of one model, and applies the decision.
 
     `demand_store`: demand published by gateways. `inventory`: registered workers. `scaler` decides, `actuator` applies.
+    `own_model`: the model of the planner's settings, which is planned where `config.model` is empty and no worker has
+    been registered yet.
     """
 
     config: PlannerConfig
@@ -58,6 +61,7 @@ class Planner:
     scaler: Scaler
     actuator: Actuator
     clock: Clock
+    own_model: str = ""
     _deltas: dict[str, DemandDelta] = field(default_factory=dict, init=False)
 
     async def plan(self) -> PlanReport:
@@ -81,15 +85,20 @@ class Planner:
             workers = await self.inventory.look()
         except StoreUnavailable as error:
             raise ObservationError(f"workers and demand cannot be read from Redis: {error}") from error
-        model = self.config.model or _only_model(workers)
+        may_sleep = self.config.min_prefill == self.config.min_decode == 0
+        asleep_model = next(reversed(self._deltas), self.own_model) if may_sleep else ""
+        model = self.config.model or _only_model(workers, asleep_model)
         own_workers = [worker for worker in workers if worker.model == model]
-        problem = problem_of(own_workers)
+        problem = problem_of(own_workers, may_sleep=may_sleep)
         if problem:
             raise ObservationError(problem)
         try:
             starting = await self.actuator.starting(model, workers)
         except ActuatorFailed as error:
             raise ObservationError(str(error)) from error
+        if not own_workers and not {"prefill", "decode"} <= starting.keys():
+            # Perhaps Redis has restarted empty, and workers serve: their number must not become 0.
+            raise ObservationError("no worker is registered, and how many are to run is not known")
         now = self.clock.now()
         delta = self._deltas.setdefault(model, DemandDelta(model)).look(records, now)
         observed = build_observation(now, delta.demand, delta.backlog, own_workers, starting)
@@ -121,7 +130,8 @@ class Planner:
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """Makes a decision every `interval_s` seconds and reports it: in a trace, metrics, the log, and to `on_plan`."""
+    """Makes a decision every `interval_s` seconds, or more often while there is no worker, and reports it: in a trace,
+    metrics, the log, and to `on_plan`."""
 
     planner: Planner
     interval_s: float
@@ -135,12 +145,13 @@ class Loop:
 
         An exception in a decision is logged, and the next decision follows after the interval."""
         while not stopped.is_set():
+            seconds = self.interval_s
             try:
-                await self.once()
+                seconds = pause_s((await self.once()).observed, self.interval_s)
             except Exception:
-                _log.exception("the planner failed to decide and decides again in %g s", self.interval_s)
+                _log.exception("the planner failed to decide and decides again in %g s", seconds)
             try:
-                await asyncio.wait_for(stopped.wait(), self.interval_s)
+                await asyncio.wait_for(stopped.wait(), seconds)
             except TimeoutError:
                 continue
 
@@ -170,8 +181,10 @@ class Loop:
             _log.log(level, "%s: %s", plan.headline, words, extra=fields(outcome=plan.outcome, model=plan.model))
 
 
-def _only_model(workers: Sequence[WorkerState]) -> str:
-    models = sorted({worker.model for worker in workers})
+def _only_model(workers: Sequence[WorkerState], asleep_model: str) -> str:
+    """Return the model of all workers, `asleep_model` where there are none. Raises ObservationError where that is empty
+    or workers serve several models."""
+    models = sorted({worker.model for worker in workers} or filter(None, [asleep_model]))
     if len(models) != 1:
         problem = f"workers serve {', '.join(models)}: set planner.model to the one that is to be scaled"
         raise ObservationError(problem if models else "no worker is registered")

@@ -98,3 +98,8 @@ class ClusterState:
     num_queued_tokens: int = 0
     num_queued_requests: int = 0
     num_running_seqs: int = 0
+
+    @property
+    def has_no_workers(self) -> bool:
+        """Return whether no worker of any role serves or starts."""
+        return not (self.prefill.num_kept or self.decode.num_kept or self.mixed.num_kept)

@@ -23,6 +23,17 @@ _LEAVE_SHARE = 4
 """A pool loses at most this fraction, 1 / _LEAVE_SHARE, of its workers at once."""
 
 
+WAKE_LOOK_S = 1.0
+"""Most seconds between two decisions while there is no worker, because every request waits for the next one. Gateways
+publish what waits once a second."""
+
+
+def pause_s(state: ClusterState | None, interval_s: float) -> float:
+    """Return the seconds until the next decision, after one for `state` (None: little was observed): `interval_s`, or
+    fewer while there is no worker."""
+    return min(interval_s, WAKE_LOOK_S) if state is not None and state.has_no_workers else interval_s
+
+
 def clamped(number: int, least: int, most: int) -> int:
     """Return `number` raised to at least `least` and reduced to at most `most`; 0 for `most` means no upper bound."""
     return max(least, min(number, most or number))
@@ -123,15 +134,24 @@ class Scaler:
         self._workers: _Workers | None = None
         self._last_bounded = ReplicaTarget(0, 0)
         self._at = -math.inf
+        self._busy_at: float | None = None
+        """When there was a request last: one that arrived, waits or runs. The first observation of a cluster with
+        workers counts as one, and so does a worker that begins to serve, because gateways may not know its model yet;
+        None before."""
+        self._num_serving = 0
+        self._lacked_at = -math.inf
+        """When a role that needs workers last had none that serves."""
 
     def decide(self, state: ClusterState) -> Decision:
         """Return the decision for an observation; observations must be passed in order of time.
 
         The decision is held back (`Decision.held_back`), with the present number of workers within the bounds as its
         target, when `state` is not newer than the one before, when no gateway has reported demand, or when no worker
-        has reported step costs.
+        has reported step costs. Requests that wait while a role has no worker get the first worker of that role all the
+        same.
         """
         self._learn(state)
+        self._note_requests(state)
         reason = self._why_not(state)
         if reason:
             return self._hold(state, reason)
@@ -164,15 +184,46 @@ class Scaler:
 
     def _hold(self, state: ClusterState, reason: str) -> Decision:
         current = _current(state)
-        return Decision(
-            target=self._bounded(current), needed=current, forecast=None, reasons=(reason,), held_back=reason
-        )
+        target = self._bounded(current, self._least(state))
+        if _wakes(state, current, target):
+            return Decision(
+                target=target, needed=target, forecast=None, reasons=(reason, *_why_changed(state, current, target))
+            )
+        return Decision(target=target, needed=current, forecast=None, reasons=(reason,), held_back=reason)
+
+    # ---- pools without workers
+
+    def _note_requests(self, state: ClusterState) -> None:
+        num_serving = state.prefill.num_serving + state.decode.num_serving
+        has_begun = num_serving > self._num_serving or (self._busy_at is None and any(_current(state)))
+        if _has_requests(state) or has_begun:
+            self._busy_at = state.at
+        self._num_serving = num_serving
+
+    def _is_idle(self, state: ClusterState) -> bool:
+        """Return whether there has been no request for so long that pools whose minimum is 0 have no worker."""
+        return self._busy_at is None or state.at - self._busy_at >= self._policy.idle_s
+
+    def _least(self, state: ClusterState) -> ReplicaTarget:
+        """Return the fewest workers of each role: the minimum of the settings, and one in addition to a minimum of 0
+        while there are requests, or from the last one until the pool is idle. Mixed workers make that one
+        unnecessary."""
+        policy = self._policy
+        current = ReplicaTarget(0, 0) if self._is_idle(state) else _current(state)
+        is_needed = [number > 0 or _has_requests(state) for number in current]
+        if state.mixed.num_kept:
+            is_needed = [False, False]
+        return ReplicaTarget(max(policy.min_prefill, is_needed[0]), max(policy.min_decode, is_needed[1]))
 
     # ---- what is needed
 
     def _correct(self, state: ClusterState, demand: Demand) -> None:
         pools = (state.prefill, state.decode)
         had_enough = all(pool.num_serving >= expected for pool, expected in zip(pools, self._last_bounded, strict=True))
+        if any(not pool.num_serving and expected for pool, expected in zip(pools, self._last_bounded, strict=True)):
+            self._lacked_at = state.at
+        # Requests that waited for the first worker are late, and end some time after it serves.
+        had_enough = had_enough and state.at - self._lacked_at >= self._policy.start_s
         num_served = demand.num_requests if demand.num_served is None else demand.num_served
         counts = ((demand.num_late_ttft, num_served), (demand.num_late_gaps, demand.num_gaps))
         for correction, (num_late, num_all) in zip(self._corrections, counts, strict=True):
@@ -229,7 +280,9 @@ class Scaler:
         policy = self._policy
         current = _current(state)
         rest = needed_beside_mixed(needed, state.mixed.num_serving)
-        bounded = self._bounded(rest)
+        least = self._least(state)
+        sleeps = self._is_idle(state) and not all(least)
+        bounded = self._bounded(_asleep(rest, least) if sleeps else rest, least)
         for role, number in enumerate(bounded):
             self._stabilization[role].add(state.at, number)
             self._spare_windows[role].add(state.at, number)
@@ -238,29 +291,26 @@ class Scaler:
         stabilized = ReplicaTarget(
             *(window.settled(number) for window, number in zip(self._stabilization, changed, strict=True))
         )
+        if sleeps:  # `idle_s` has passed since the last request, however long fewer workers have been enough
+            stabilized = _asleep(stabilized, least)
         target = ReplicaTarget(
-            _limit_reduction(
-                state.prefill, changed.prefill, stabilized.prefill, policy.min_prefill, policy.max_prefill
-            ),
-            _limit_reduction(state.decode, changed.decode, stabilized.decode, policy.min_decode, policy.max_decode),
+            _limit_reduction(state.prefill, changed.prefill, stabilized.prefill, least.prefill, policy.max_prefill),
+            _limit_reduction(state.decode, changed.decode, stabilized.decode, least.decode, policy.max_decode),
         )
         self._last_bounded = bounded
         reasons = (
             *_why(forecast, needed),
             *self._why_late(forecast),
-            *(
-                f"{role} {'grows' if then > now else 'shrinks'} from {now} to {then}"
-                for role, now, then in zip(ReplicaTarget._fields, current, target, strict=True)
-                if now != then
-            ),
+            *((f"there has been no request for {policy.idle_s:g} s",) if sleeps else ()),
+            *_why_changed(state, current, target),
         )
         return Decision(target=target, changes=changes, needed=needed, forecast=forecast, reasons=reasons)
 
-    def _bounded(self, target: ReplicaTarget) -> ReplicaTarget:
+    def _bounded(self, target: ReplicaTarget, least: ReplicaTarget) -> ReplicaTarget:
         policy = self._policy
         return ReplicaTarget(
-            clamped(target.prefill, policy.min_prefill, policy.max_prefill),
-            clamped(target.decode, policy.min_decode, policy.max_decode),
+            clamped(target.prefill, least.prefill, policy.max_prefill),
+            clamped(target.decode, least.decode, policy.max_decode),
         )
 
     def _why_late(self, forecast: DemandForecast) -> tuple[str, ...]:
@@ -296,6 +346,17 @@ def _current(state: ClusterState) -> ReplicaTarget:
     return ReplicaTarget(state.prefill.num_kept, state.decode.num_kept)
 
 
+def _has_requests(state: ClusterState) -> bool:
+    """Return whether a request has arrived since the last observation, waits at a gateway or runs at a worker."""
+    has_arrived = state.demand is not None and state.demand.num_requests > 0
+    return bool(has_arrived or state.num_queued_requests or state.num_queued_tokens or state.num_running_seqs)
+
+
+def _asleep(numbers: ReplicaTarget, least: ReplicaTarget) -> ReplicaTarget:
+    """Return `numbers` with 0 for each role that may have no worker."""
+    return ReplicaTarget(*(number if fewest else 0 for number, fewest in zip(numbers, least, strict=True)))
+
+
 def _after(current: ReplicaTarget, changes: tuple[RoleChange, ...]) -> ReplicaTarget:
     prefill, decode = current
     for change in changes:
@@ -303,6 +364,23 @@ def _after(current: ReplicaTarget, changes: tuple[RoleChange, ...]) -> ReplicaTa
         prefill = prefill + sign * change.number
         decode = decode - sign * change.number
     return ReplicaTarget(prefill, decode)
+
+
+def _wakes(state: ClusterState, current: ReplicaTarget, target: ReplicaTarget) -> bool:
+    """Return whether requests that wait at gateways get the first worker of a role."""
+    return state.num_queued_requests > 0 and any(then > now == 0 for now, then in zip(current, target, strict=True))
+
+
+def _why_changed(state: ClusterState, current: ReplicaTarget, target: ReplicaTarget) -> tuple[str, ...]:
+    waiting = f"requests that wait at gateways: {state.num_queued_requests}, and a role has no worker"
+    return (
+        *((waiting,) if _wakes(state, current, target) else ()),
+        *(
+            f"{role} {'grows' if then > now else 'shrinks'} from {now} to {then}"
+            for role, now, then in zip(ReplicaTarget._fields, current, target, strict=True)
+            if now != then
+        ),
+    )
 
 
 def _why(forecast: DemandForecast, needed: ReplicaTarget) -> tuple[str, ...]:

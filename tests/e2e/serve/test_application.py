@@ -36,10 +36,12 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 PATIENCE_S = 120.0
 NAMESPACE = "document"
 APPLICATIONS = ("tandem-prefill", "tandem-decode")
+HELD = 'tandem_held_requests{gen_ai_request_model="tiny"}'
 VALUES: dict[str, Any] = {
     "worker": {"drain_s": 60},
     "planner": {"enabled": True, "mode": "act"},
-    "pools": {"prefill": {"minReplicas": 1, "maxReplicas": 2}, "decode": {"minReplicas": 1, "maxReplicas": 2}},
+    "gateway": {"wake_timeout_s": 240},
+    "pools": {"prefill": {"minReplicas": 0, "maxReplicas": 2}, "decode": {"minReplicas": 0, "maxReplicas": 2}},
 }
 
 
@@ -147,7 +149,11 @@ def pod(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Po
 
 
 def _gateway(programs: Cluster) -> Gateway:
-    gateway = programs.gateway("gateway", "--routing-policy", "least_loaded")  # two requests go to two workers
+    gateway = programs.gateway(
+        "gateway",
+        *("--routing-policy", "least_loaded"),  # two requests go to two workers
+        *("--wake-timeout-s", "240"),
+    )
     gateway.wait_ready()
     return gateway
 
@@ -237,6 +243,21 @@ def _num_running(pod: Pod) -> list[float]:
     targets = httpx.get(f"{pod.gateway.url}/metrics/targets", trust_env=False).json()
     addresses = [address for one in targets if one["labels"]["pool"] == "decode" for address in one["targets"]]
     return [Scrape.of(address).sum("vllm:num_requests_running") for address in addresses]
+
+
+def test_both_pools_lose_all_workers_and_a_held_request_is_answered_by_new_ones(pod: Pod) -> None:
+    expected = pod.complete(2)[0]
+    asyncio.run(_set_target(pod.redis_url, {"prefill": 0, "decode": 0}))
+    pod.wait_workers(0, 0)
+    pod.head.wait_running(*APPLICATIONS)
+    assert pod.gateway.missing() is None
+    with Post(pod.gateway.url, completion(24, 2, 8)) as post:
+        until(lambda: pod.gateway.metrics().get(HELD) == 1, PATIENCE_S, lambda: pod.gateway.log)
+        asyncio.run(_set_target(pod.redis_url, {"prefill": 1, "decode": 1}))
+        pod.wait_workers(1, 1)
+        answer = post.finish()
+    assert answer.status == 200 and answer.text() == expected and answer.path.endswith(";held")
+    pod.wait_remote()
 
 
 async def _set_target(redis_url: str, replicas: dict[str, int]) -> None:

@@ -15,6 +15,11 @@ WARNED: list[tuple[dict[str, Any], str, str]] = [
     ({"gateway.auth": "off", "gateway.host": "0.0.0.0"}, "everybody is served", "--auth keys"),
     ({"cluster.insecure": True, "worker.host": "10.0.0.1"}, "cluster.insecure", "--secret-file FILE"),
     ({"handoff.lease_s": 40.0}, "handoff.lease_s is longer", "at most handoff.pull_timeout_s"),
+    (
+        {"planner.mode": "act", "slo.itl_ms": 50.0, "planner.min_decode": 0},
+        "requests for empty pools wait for gateway.no_worker_wait_s only",
+        "gateway.wake_timeout_s",
+    ),
     ({"handoff.digests": False}, "handoff.digests is off", "--kv-digests"),
 ]
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -26,6 +31,8 @@ HARMLESS: list[dict[str, Any]] = [
     {"worker.advertise_address": "10.0.0.1:50051", "worker.port": 50051},
     {"gateway.auth": "off", "gateway.host": "127.0.0.1"},
     {"planner.mode": "act", "slo.itl_ms": 50.0},
+    {"planner.mode": "act", "slo.itl_ms": 50.0, "planner.min_prefill": 0, "gateway.wake_timeout_s": 60.0},
+    {"planner.min_prefill": 0},
     {"transfer.require": "rdma"},
     {"transfer.require": "cuda_ipc", "model.device": "cuda"},
 ]

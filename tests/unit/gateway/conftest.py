@@ -162,6 +162,12 @@ class ScriptedDispatch:
     def shortages(self) -> list[Shortage]:
         return []
 
+    def num_held(self) -> dict[str, int]:
+        return {}
+
+    def wakeable(self) -> dict[str, ServedModel]:
+        return {}
+
     def num_live(self) -> dict[Pool, int]:
         return {"mixed": 1}
 

@@ -105,6 +105,12 @@ class SlowDispatch:
     def shortages(self) -> list[Shortage]:
         return []
 
+    def num_held(self) -> dict[str, int]:
+        return {}
+
+    def wakeable(self) -> dict[str, ServedModel]:
+        return {}
+
     def num_live(self) -> dict[Pool, int]:
         return {"mixed": 1}
 

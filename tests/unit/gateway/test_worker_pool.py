@@ -14,6 +14,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
 from tandem.core.request import GenerateJob
 from tandem.core.worker_load import WorkerLoad
+from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.orchestration import driver
 from tandem.gateway.workers import worker_link, worker_pool
 from tandem.orchestration.request_state import JobGroupPhase
@@ -308,6 +309,65 @@ async def test_a_model_whose_last_worker_is_gone_is_served_for_as_long_as_its_re
     await rig.add("n", "mixed")
     await until(lambda: request.state.phase is JobGroupPhase.RUNNING)
     request.close()
+
+
+async def test_requests_for_a_model_that_a_planner_can_wake_are_held_by_a_ready_gateway(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
+    caplog.set_level("INFO")
+    rig = make_rig(no_worker_wait_s=0.0, wake_timeout_s=60.0)
+    models: dict[str, ServedModel] = {}
+    rig.fleet.wakeable = rig.dispatch.wakeable = lambda: models
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    models |= rig.fleet.live_models()
+    rig.workers.remove(worker)
+    await worker.stop()
+    await until(lambda: not rig.fleet._links)
+
+    assert [model.name for model in rig.dispatch.models()] == ["tiny"] and rig.dispatch.ready() is None
+    assert rig.dispatch.problem() == f"{NO_WORKER}; the planner starts one for the next request"
+    assert rig.dispatch.shortages() == [] and rig.dispatch.num_held() == {}, "the pool is empty on purpose"
+    held, left = await rig.open(), await rig.open()
+    await until(lambda: rig.dispatch.num_held() == {"tiny": 2})
+    assert [(found.model, found.lacks) for found in rig.dispatch.shortages()] == [("tiny", "worker")]
+    left.close()
+    await until(lambda: rig.dispatch.num_held() == {"tiny": 1})
+    await rig.add("n", "mixed")
+    await until(lambda: held.state.phase is JobGroupPhase.RUNNING)
+    assert held.path == "local;held" and rig.dispatch.num_held() == {}
+    held.close()
+    await until(lambda: "no request for model tiny is held any more" in caplog.text)
+    assert caplog.text.count("requests for model tiny are held until a worker can serve them") == 1
+
+    for last in list(rig.workers):
+        rig.workers.remove(last)
+        await last.stop()
+    await until(lambda: not rig.fleet._links)
+    models.clear()  # the planner is gone too
+    assert rig.dispatch.models() == () and rig.dispatch.ready() == NO_WORKER
+
+
+async def test_a_strict_gateway_is_ready_while_the_missing_role_can_be_woken(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(disaggregation="strict", wake_timeout_s=60.0)
+    await rig.start()
+    await rig.add("d", "decode")
+    await until(lambda: rig.dispatch.ready() == "model tiny has no live prefill worker")
+    models = rig.fleet.live_models()
+    rig.fleet.wakeable = lambda: models
+    assert rig.dispatch.ready() is None
+
+
+async def test_a_draining_gateway_ends_held_requests(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(wake_timeout_s=60.0)
+    await rig.start()
+    held = await rig.open()
+    assert await rig.dispatch.drain(0.05) == 1
+    with pytest.raises(TandemError) as error:
+        await collect(held)
+    assert error.value.kind is ErrorKind.DRAINING
 
 
 async def test_a_model_without_workers_is_eventually_not_served(

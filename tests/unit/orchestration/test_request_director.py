@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from tandem.core.config import GatewayConfig
-from tandem.core.errors import ErrorKind
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
 from tandem.core.worker_load import WorkerLoad
-from tandem.orchestration.commands import EndRequest, SubmitJob
+from tandem.orchestration.commands import Command, EndRequest, SubmitJob
 from tandem.orchestration.director import RequestDirector
 from tandem.routing.worker_view import WorkerView
 from tandem.scaling.demand_totals import QueueBacklog
@@ -66,3 +70,83 @@ def test_the_backlog_counts_the_waiting_requests_of_each_model() -> None:
         "one": QueueBacklog(num_requests=2, num_tokens=11),
         "two": QueueBacklog(num_requests=1, num_tokens=2),
     }
+
+
+HOLDS = GatewayConfig(wake_timeout_s=60.0, queue_timeout_s=20.0, no_worker_wait_s=5.0)
+FREE = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
+QUEUED = WorkerLoad(num_horizon_tokens=1, lane_tokens=(100,) * len(Lane), lane_longest=(10,) * len(Lane))
+FULL = replace(FREE, load=QUEUED)
+
+
+def holding_director(config: GatewayConfig = HOLDS) -> tuple[BookedWorkers, RequestDirector]:
+    workers = BookedWorkers()
+    return workers, RequestDirector(workers, config, lambda request: HandoffId("h"))
+
+
+def test_a_held_request_runs_once_a_worker_serves_and_its_path_shows_the_wait() -> None:
+    workers, director = holding_director()
+    admitted = director.submit(REQUEST, 0.0)
+    assert not admitted.commands and director.num_held() == {"m": 1}
+    assert director.backlog() == {"m": QueueBacklog(num_requests=1, num_tokens=2)}, "the planner reads this"
+    assert director.on_timer(59.0) == []
+    workers.add(FULL)
+    assert director.on_timer(59.5) == [] and director.num_held() == {}
+    workers.add(FREE)
+    (submit,) = director.on_timer(60.0)
+    assert isinstance(submit, SubmitJob) and admitted.open_request.state.path == "local;held"
+    director.cancel(REQUEST.id, 61.0)
+    director.check()
+
+    later = director.submit(replace(REQUEST, id=RequestId("later")), 62.0)
+    assert later.commands and later.open_request.state.path == "local"
+
+
+def test_held_requests_end_by_the_timeout_a_cancellation_a_deadline_or_the_queue_s_limit() -> None:
+    _, director = holding_director(replace(HOLDS, max_queued=3))
+    for name, timeout_s in (("late", None), ("left", None), ("limited", 10.0)):
+        director.submit(replace(REQUEST, id=RequestId(name)), 0.0, timeout_s=timeout_s)
+    with pytest.raises(TandemError) as refused:
+        director.submit(replace(REQUEST, id=RequestId("fourth")), 1.0)
+    assert refused.value.kind is ErrorKind.OVERLOADED
+    assert ends(director.cancel(RequestId("left"), 2.0)) == {"left": ErrorKind.CANCELLED}
+    assert ends(director.on_timer(10.0)) == {"limited": ErrorKind.DEADLINE}
+    assert director.on_timer(59.9) == []
+    (end,) = director.on_timer(60.0)
+    assert isinstance(end, EndRequest) and isinstance(end.outcome, TandemError)
+    assert end.outcome.kind is ErrorKind.NO_WORKER and end.outcome.retry_after_s == 1.0
+    assert "within 60 s (gateway.wake_timeout_s): no live worker serves the model" in end.outcome.message
+    assert director.num_held() == {} and not len(director.queue)
+    director.check()
+
+
+def test_the_wait_for_capacity_begins_with_the_first_worker() -> None:
+    workers, director = holding_director()
+    director.submit(REQUEST, 0.0)
+    workers.add(FULL)
+    assert director.on_timer(50.0) == director.on_timer(69.9) == []
+    (end,) = director.on_timer(70.0)
+    assert isinstance(end, EndRequest) and isinstance(end.outcome, TandemError)
+    assert "(gateway.wake_timeout_s and queue_timeout_s)" in end.outcome.message
+
+
+def test_workers_that_are_lost_again_and_again_do_not_extend_the_wait_forever() -> None:
+    workers, director = holding_director()
+    director.submit(REQUEST, 0.0)
+    for at in range(2, 79, 2):
+        workers.add(FULL)
+        assert director.on_timer(at) == []
+        workers.remove(WORKER)
+        assert director.on_timer(at + 1) == []
+    assert ends(director.on_timer(80.0)) == {"r": ErrorKind.NO_WORKER}
+
+
+def test_without_a_wake_timeout_the_shorter_limits_hold() -> None:
+    _, director = holding_director(replace(HOLDS, wake_timeout_s=0.0))
+    director.submit(REQUEST, 0.0)
+    assert director.on_timer(4.9) == []
+    assert ends(director.on_timer(5.0)) == {"r": ErrorKind.NO_WORKER}
+
+
+def ends(commands: Sequence[Command]) -> dict[str, ErrorKind]:
+    found = [command for command in commands if isinstance(command, EndRequest)]
+    return {end.request: end.outcome.kind for end in found if isinstance(end.outcome, TandemError)}

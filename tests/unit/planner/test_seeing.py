@@ -99,6 +99,8 @@ def test_a_silent_gateway_or_none_holds_and_nothing_is_lost() -> None:
     assert "no gateway" in grown((0.0, [])).problem
     delta = grown((0.0, [word("a", 100)]), (5.0, [word("a", 100, age_s=6.0)]))
     assert delta.demand is None and "gateway a has published nothing for 6 s" in delta.problem
+    silent_and_not = grown((0.0, [word("a", 1, age_s=6.0, backlog=WAITING), word("b", 1, backlog=WAITING)]))
+    assert silent_and_not.demand is None and silent_and_not.backlog == WAITING, "what b said counts"
     later = grown((0.0, [word("a", 1)]), (5.0, [word("a", 1, age_s=6.0)]), (10.0, [word("a", 9)]))
     assert later.demand is not None and (later.demand.seconds, later.demand.num_requests) == (10.0, 8)
 
@@ -123,11 +125,12 @@ def test_what_is_observed() -> None:
 
 
 def test_too_few_answers_hold() -> None:
-    assert problem_of([]) == "no worker is registered"
-    assert problem_of([worker("p", "prefill"), silent("d", "decode")]) == ""
-    assert "2 of 3 workers do not answer: d@h:1: unavailable" in problem_of(
-        [worker("p", "prefill"), silent("d", "decode"), silent("e", "decode")]
-    )
+    assert problem_of([], may_sleep=False) == "no worker is registered" and problem_of([], may_sleep=True) == ""
+    assert problem_of([worker("p", "prefill"), silent("d", "decode")], may_sleep=False) == ""
+    for may_sleep in (True, False):
+        workers = [worker("p", "prefill"), silent("d", "decode"), silent("e", "decode")]
+        problem = problem_of(workers, may_sleep=may_sleep)
+        assert "2 of 3 workers do not answer: d@h:1: unavailable" in problem
 
 
 def test_each_pool_grows_and_shrinks_by_its_own_role() -> None:

@@ -174,6 +174,14 @@ ctx = N(target_num_replicas=3, current_num_replicas=3, capacity_adjusted_min_rep
 assert policy(ctx) == (3, {}), policy(ctx)
 number, state = _apply_autoscaling_config(policy)(ctx)
 assert number == 3, (number, state)
+def decide(target, current):
+    policy._known.found = type(policy).__call__.__globals__["_Found"](target, policy._clock.now())
+    config = AutoscalingConfig(min_replicas=0, max_replicas=9, upscale_delay_s=0, downscale_delay_s=0)
+    ctx = N(target_num_replicas=current, current_num_replicas=current, capacity_adjusted_min_replicas=0,
+            capacity_adjusted_max_replicas=9, policy_state={}, total_num_requests=0, config=config)
+    return _apply_autoscaling_config(policy)(ctx)[0]
+numbers = [decide(0, 1), decide(0, 0), decide(1, 0), decide(3, 0), decide(0, 3)]
+assert numbers == [0, 0, 1, 3, 1], numbers  # from 3 to 0 by way of 1, which is Serve's own rule
 again = AutoscalingPolicy.from_serialized_policy_def(
     {"policy_function": named.policy_function, "policy_kwargs": named.policy_kwargs}, named.get_serialized_policy_def()
 )

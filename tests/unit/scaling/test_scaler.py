@@ -9,7 +9,7 @@ from tandem.core.slo import Slo
 from tandem.core.step_cost import StepCost
 from tandem.scaling.cluster_state import ClusterState, Demand, PoolState, WorkerCapacity
 from tandem.scaling.decision import Decision, ReplicaTarget
-from tandem.scaling.scaler import Scaler
+from tandem.scaling.scaler import Scaler, pause_s
 
 POLICY = PlannerConfig()
 SLO = Slo(ttft_s=2.0, itl_s=0.05)
@@ -122,3 +122,92 @@ def test_the_first_token_of_each_output_is_not_decoded() -> None:
     for i in range(1, 11):
         decision = scaler.decide(state(5.0 * i, demand(20.0, num_output=2), ReplicaTarget(4, 4)))
     assert decision.forecast is not None and decision.forecast.num_decoding > 0
+
+
+ASLEEP = PlannerConfig(min_prefill=0, min_decode=0, idle_s=60.0, window_s=300.0, scale_down_s=300.0)
+NOBODY = ReplicaTarget(0, 0)
+
+
+def asleep(at: float, what: Demand | None, *, num_waiting: int = 0) -> ClusterState:
+    """Return the state of a cluster without workers, which nobody can measure."""
+    empty = ClusterState(at=at, demand=what, prefill=PoolState(), decode=PoolState())
+    return replace(empty, num_queued_requests=num_waiting, num_queued_tokens=100 * num_waiting)
+
+
+def test_pools_go_to_no_workers_once_idle_and_not_before() -> None:
+    decisions = decide_each(Scaler(ASLEEP, SLO), [2.0] * 10 + [0.0] * 40, ReplicaTarget(1, 1))
+    targets = [decision.target for decision in decisions]
+    # The last request was seen at 50 s.
+    assert set(targets[:21]) == {(1, 1)} and set(targets[21:]) == {NOBODY}
+    assert "there has been no request for 60 s" in decisions[21].reasons
+    kept = decide_each(Scaler(replace(ASLEEP, min_decode=1), SLO), [2.0] * 10 + [0.0] * 40, ReplicaTarget(1, 1))
+    assert kept[20].target == (1, 1) and kept[21].target == (0, 1)
+    default = decide_each(Scaler(POLICY, SLO), [2.0] * 10 + [0.0] * 400, ReplicaTarget(1, 1))
+    assert default[-1].target == (1, 1), "a minimum of 1 stays"
+
+
+def test_a_worker_that_begins_to_serve_after_a_long_start_stays_until_idle() -> None:
+    """A gateway learns the tokenizer from it."""
+    scaler = Scaler(ASLEEP, SLO)
+    starting = replace(asleep(5.0, demand(0.0)), prefill=PoolState(0, 1), decode=PoolState(0, 1))
+    for at in (5.0, 100.0, 200.0):
+        assert scaler.decide(replace(starting, at=at)).target == (1, 1), "nothing is known of its speed"
+    for at in (205.0, 260.0):
+        assert scaler.decide(state(at, demand(0.0), ReplicaTarget(1, 1))).target == (1, 1)
+    assert scaler.decide(state(265.0, demand(0.0), ReplicaTarget(1, 1))).target == NOBODY
+
+
+def test_requests_that_wait_or_run_keep_a_worker_of_each_role() -> None:
+    for busy in ({"num_queued_requests": 1}, {"num_running_seqs": 1}):
+        scaler = Scaler(ASLEEP, SLO)
+        decide_each(scaler, [2.0] * 10, ReplicaTarget(1, 1))
+        late = replace(state(500.0, demand(0.0), ReplicaTarget(1, 1)), **busy)  # type: ignore[arg-type]
+        assert scaler.decide(late).target == (1, 1)
+        assert scaler.decide(state(559.0, demand(0.0), ReplicaTarget(1, 1))).target == (1, 1)
+        assert scaler.decide(state(560.0, demand(0.0), ReplicaTarget(1, 1))).target == NOBODY
+
+
+def test_a_request_wakes_both_roles_at_the_next_decision() -> None:
+    scaler = Scaler(ASLEEP, SLO)
+    size = decide_each(scaler, [2.0] * 10 + [0.0] * 40, ReplicaTarget(1, 1))[-1].target
+    assert size == NOBODY and scaler.decide(asleep(300.0, demand(0.0))).target == NOBODY
+    woken = scaler.decide(asleep(301.0, demand(1.0, seconds=1.0), num_waiting=1))
+    assert woken.target == (1, 1) and not woken.held_back
+    assert "requests that wait at gateways: 1, and a role has no worker" in woken.reasons
+    # The worker starts; nobody else arrives.
+    starting = replace(asleep(400.0, demand(0.0)), prefill=PoolState(0, 1), decode=PoolState(0, 1))
+    assert scaler.decide(replace(starting, num_queued_requests=1)).target == (1, 1)
+    # The start has failed, and the request still waits.
+    assert scaler.decide(asleep(405.0, demand(0.0), num_waiting=1)).target == (1, 1)
+
+
+def test_a_planner_that_starts_while_all_workers_are_away_wakes_them_and_does_nothing_else() -> None:
+    for what in (None, demand(0.0)):
+        scaler = Scaler(ASLEEP, SLO)
+        quiet = scaler.decide(asleep(5.0, what))
+        assert quiet.target == NOBODY and quiet.held_back
+        woken = scaler.decide(asleep(10.0, what, num_waiting=3))
+        assert woken.target == (1, 1) and not woken.held_back and woken.reasons[0] == quiet.held_back
+    assert Scaler(ASLEEP, SLO).decide(state(5.0, None, ReplicaTarget(3, 2))).target == (3, 2)
+
+
+def test_mixed_workers_let_the_other_pools_sleep() -> None:
+    mixed = replace(asleep(5.0, demand(0.0), num_waiting=1), mixed=PoolState(1))
+    assert Scaler(ASLEEP, SLO).decide(mixed).target == NOBODY
+
+
+def test_requests_that_waited_for_the_first_worker_do_not_correct_the_model() -> None:
+    scaler = Scaler(replace(ASLEEP, start_s=20.0), SLO)
+    decide_each(scaler, [0.0] * 13, ReplicaTarget(1, 1))
+    assert scaler.decide(asleep(70.0, demand(6.0), num_waiting=30)).target > NOBODY
+    for i in range(1, 20):
+        late = replace(demand(6.0), num_served=30, num_late_ttft=30 if i < 4 else 0)
+        decision = scaler.decide(state(70.0 + 5 * i, late, ReplicaTarget(1, 1)))
+        assert decision.forecast is not None and decision.forecast.prefill_correction == 1.0
+
+
+def test_decisions_follow_each_other_sooner_while_nobody_serves() -> None:
+    nobody = asleep(5.0, None)
+    some = [replace(nobody, **{role: PoolState(0, 1)}) for role in ("prefill", "decode", "mixed")]  # type: ignore[arg-type]
+    assert [pause_s(one, 5.0) for one in (nobody, None, *some)] == [1.0, 5.0, 5.0, 5.0, 5.0]
+    assert pause_s(nobody, 0.5) == 0.5 and pause_s(replace(nobody, decode=PoolState(0, 0, 1)), 5.0) == 1.0

@@ -26,7 +26,8 @@ from tandem.routing.shortages import Shortage
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Describe a model that a live worker serves, or served until at most `gateway.no_worker_wait_s` seconds ago.
+    """Describe a model that a live worker serves, served until at most `gateway.no_worker_wait_s` seconds ago, or will
+    serve once a planner has started it for a waiting request.
 
     `name`: what workers call the model. `aliases`: further names that clients may use and workers do not know.
     `max_model_len`: the most tokens of prompt and output together. `text`: the model's tokenizer and chat template.
@@ -56,8 +57,9 @@ class TokenStream(Protocol):
         """Return which kind of placement served the request: `remote` (prefill and decode on two workers), `local` (one
         worker) or `fallback` (one worker, because the request could not be split).
 
-        The last two may end in `;reason=...`. The value is fixed once the first token was yielded, except that retries
-        on other workers then append `;retries=` and their number."""
+        The last two may end in `;reason=...`, and any in `;held` where the request waited for a first worker
+        (`gateway.wake_timeout_s`). The value is fixed once the first token was yielded, except that retries on other
+        workers then append `;retries=` and their number."""
         ...
 
     @property
@@ -152,7 +154,19 @@ class RequestDispatcher(Protocol):
         ...
 
     def shortages(self) -> Sequence[Shortage]:
-        """Return what each served model lacks, such as a live prefill worker; empty where none lacks anything."""
+        """Return what each served model lacks, such as a live prefill worker; empty where none lacks anything.
+
+        A model for which a planner starts workers lacks nothing while it has no open request."""
+        ...
+
+    def num_held(self) -> Mapping[str, int]:
+        """Return, by model, how many requests wait because no worker, not even a full one, could serve them; models
+        without any have no entry."""
+        ...
+
+    def wakeable(self) -> Mapping[str, ServedModel]:
+        """Return, by name, the models for which a planner starts workers when requests wait; empty unless
+        `gateway.wake_timeout_s` is set."""
         ...
 
     def num_live(self) -> Mapping[Pool, int]:

@@ -47,6 +47,7 @@ from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirect
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
+from tandem.routing.shortages import Shortage
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ class RequestDriver:
         self.models = fleet.models
         self.scrape_targets = fleet.scrape_targets
         self.problem = fleet.problem
-        self.shortages = fleet.shortages
+        self.wakeable = fleet.wakeable
+        self.num_held = self.director.num_held
         self.num_queued = self.director.num_queued
         self.num_open = self.director.num_open
         self.demand = DemandCounter(targets, self.director.backlog)
@@ -94,6 +96,7 @@ class RequestDriver:
             BackgroundLoop("the tick of the request driver", self._tick),
             BackgroundLoop("the reader of worker events", self._read_pool_events),
         )
+        self._held_models: frozenset[str] = frozenset()
         self._is_closed = False
         self._client_requests: set[RequestId] = set()  # open ones, without link tests
         self._idle = asyncio.Event()
@@ -135,6 +138,13 @@ class RequestDriver:
 
     def ready(self) -> str | None:
         return "draining" if self._is_closed else self._fleet.ready()
+
+    def shortages(self) -> Sequence[Shortage]:
+        """Return what each model lacks. A model for which a planner starts workers lacks nothing while it has no open
+        request."""
+        in_use = {one.state.request.model for one in self.director.requests() if one.fixed_placement is None}
+        idle = self.wakeable().keys() - in_use
+        return [shortage for shortage in self._fleet.shortages() if shortage.model not in idle]
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self.director.breakers(self._clock.now())
@@ -326,7 +336,17 @@ class RequestDriver:
 
     async def _tick(self) -> float:
         self._execute(self.director.on_timer(self._clock.now()))
+        self._log_held()
         return TICK_S
+
+    def _log_held(self) -> None:
+        """Log once when requests of a model begin to wait for a first worker, and once when none does any more."""
+        held = frozenset(self.num_held())
+        for model in sorted(held - self._held_models):
+            log.info("requests for model %s are held until a worker can serve them", model)
+        for model in sorted(self._held_models - held):
+            log.info("no request for model %s is held any more", model)
+        self._held_models = held
 
 
 def _new_handoff(request: RequestId) -> HandoffId:

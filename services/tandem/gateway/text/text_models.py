@@ -14,15 +14,18 @@ log = logging.getLogger(__name__)
 
 
 class TextModels:
-    """Load the text models of tokenizer bundles and keep them. `generation_config`: as for TextModel.
+    """Load the text models of tokenizer bundles and keep them. `generation_config`: as for TextModel. `keep_bundles`:
+    keep the bundles too, some megabytes each.
 
     Each is loaded once, in a thread. That takes 0.5 s for 49,000 tokens, and stalls the event loop as long, because
     `Tokenizer.from_buffer` of tokenizers 0.23 holds the interpreter lock; so do its other constructors. It happens when
     the first worker of a model appears, which for most gateways is before they are ready."""
 
-    def __init__(self, generation_config: Literal["auto", "none"] = "auto") -> None:
+    def __init__(self, generation_config: Literal["auto", "none"] = "auto", *, keep_bundles: bool = False) -> None:
         self._generation_config = generation_config
+        self._keep_bundles = keep_bundles
         self._loaded: dict[str, TextModel] = {}
+        self._bundles: dict[str, TokenizerBundle] = {}
         self._lock = asyncio.Lock()
 
     async def load(self, digest: str, bundle: TokenizerBundle) -> TextModel:
@@ -31,7 +34,13 @@ class TextModels:
         async with self._lock:
             if digest not in self._loaded:
                 self._loaded[digest] = await asyncio.to_thread(self._read, digest, bundle)
+                if self._keep_bundles:
+                    self._bundles[digest] = bundle
             return self._loaded[digest]
+
+    def bundle(self, digest: str) -> TokenizerBundle:
+        """Return the bundle of a loaded text model. Raises KeyError unless bundles are kept."""
+        return self._bundles[digest]
 
     def _read(self, digest: str, bundle: TokenizerBundle) -> TextModel:
         if bundle.digest != digest:

@@ -44,7 +44,8 @@ class WorkerPool(KnownWorkers[WorkerLink]):
     `discover` returns the registered workers, each with the role assigned to it or an empty one; where it raises
     TandemError, the previous list stays in force. `requirements` are those that a link must meet. `routing` and
     `candidates()` are for the placement of requests. What workers report takes effect while one reader iterates over
-    `events()`."""
+    `events()`. `wakeable` returns, by name, the models for which a planner starts workers when requests wait; its owner
+    may set it before the start."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         requirements: TransferConfig = _NO_REQUIREMENTS,
     ) -> None:
         super().__init__(config)
+        self.wakeable: Callable[[], Mapping[str, ServedModel]] = dict
         self._requirements = requirements
         self._trust = trust
         self._gateway = gateway
@@ -152,10 +154,17 @@ class WorkerPool(KnownWorkers[WorkerLink]):
                 return view.fingerprint, view.block_size
         return None
 
+    def live_models(self) -> dict[str, ServedModel]:
+        """Return the models of live workers, by name."""
+        links = list(self._links.values())
+        return {link.model.name: link.model for link in reversed(links) if link.model is not None and link.is_live}
+
     def models(self) -> Sequence[ServedModel]:
-        """Return the models of live workers, and for `no_worker_wait_s` seconds also a model whose last worker is gone,
-        so that new requests for it wait like those in the queue."""
-        found = self._live_models()
+        """Return the models of live workers, those that a planner can wake, and for `no_worker_wait_s` seconds also a
+        model whose last worker is gone, so that new requests for it wait like those in the queue."""
+        found = self.live_models()
+        for name, model in self.wakeable().items():
+            found.setdefault(name, model)
         oldest = self._clock.now() - self._config.no_worker_wait_s
         for name, (model, seen_at) in self._known_models.copy().items():
             if seen_at > oldest:
@@ -163,20 +172,22 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         return tuple(found.values())
 
     def shortages(self) -> list[Shortage]:
-        """Return what each model lacks that has a live worker or had one within `MODEL_MEMORY_S`."""
+        """Return what each model lacks that has a live worker, had one within `MODEL_MEMORY_S`, or can be woken by a
+        planner."""
         views = self.views()
-        models = dict.fromkeys([*(view.model for view in views), *self._known_models.copy()])
+        models = dict.fromkeys([*(view.model for view in views), *self._known_models.copy(), *self.wakeable()])
         return find_shortages(models, views, self.pairs, self._config.disaggregation)
 
     def ready(self) -> str | None:
         """Return None where requests can be served, otherwise a sentence that describes what is missing.
 
-        A gateway that has been ready stays so while a live worker can serve a request of any model, if only as a
+        A gateway is ready while a planner starts missing workers when requests wait, which the gateway holds until
+        then. One that has been ready stays so while a live worker can serve a request of any model, if only as a
         fallback. One that has not waits until a model lacks nothing: for at most `FIRST_PAIR_WAIT_S` seconds, and not
         for links that miss their requirements, because those are not tested again."""
         shortages = self.shortages()
         lacking = {shortage.model for shortage in shortages}
-        if any(view.model not in lacking for view in self.views()):
+        if any(view.model not in lacking for view in self.views()) or any(map(self._is_awaited, shortages)):
             return None
         has_waited = self._serves_since is not None and self._clock.now() - self._serves_since >= FIRST_PAIR_WAIT_S
         if (self._was_ready or has_waited or self.pairs.refused) and any(shortage.is_served for shortage in shortages):
@@ -191,9 +202,19 @@ class WorkerPool(KnownWorkers[WorkerLink]):
             missing.append(link)
         return "; ".join(missing) or None
 
+    def _is_awaited(self, shortage: Shortage) -> bool:
+        """Return whether requests that a shortage keeps from being served wait until a planner has started workers."""
+        return not shortage.is_served and shortage.lacks != "link" and shortage.model in self.wakeable()
+
     def _missing(self, shortages: Iterable[Shortage]) -> list[str]:
         unlisted = [f"workers cannot be listed: {self._discovery_error}"] if self._discovery_error is not None else []
-        return [shortage.reason for shortage in shortages] + unlisted
+        reasons = [
+            f"{shortage.reason}; the planner starts one for the next request"
+            if self._is_awaited(shortage)
+            else shortage.reason
+            for shortage in shortages
+        ]
+        return reasons + unlisted
 
     def suspect(self, workers: Set[WorkerRef]) -> None:
         """Stop using the pairs of `workers` until a test block has moved between each pair, because KV may have been
@@ -237,10 +258,6 @@ class WorkerPool(KnownWorkers[WorkerLink]):
 
     # ---- discovery
 
-    def _live_models(self) -> dict[str, ServedModel]:
-        links = list(self._links.values())
-        return {link.model.name: link.model for link in reversed(links) if link.model is not None and link.is_live}
-
     def find(self, worker: WorkerRef) -> WorkerLink | None:
         link = self._links.get(worker.id)
         return link if link is not None and link.ref == worker else None
@@ -262,7 +279,7 @@ class WorkerPool(KnownWorkers[WorkerLink]):
     def _note_readiness(self) -> bool:
         """Record what `ready` depends on besides the workers of now. Return whether the gateway is not ready."""
         now = self._clock.now()
-        known = self._known_models | {name: (model, now) for name, model in self._live_models().items()}
+        known = self._known_models | {name: (model, now) for name, model in self.live_models().items()}
         self._known_models = {name: entry for name, entry in known.items() if now - entry[1] < MODEL_MEMORY_S}
         unserved = {shortage.model for shortage in self.shortages() if not shortage.is_served}
         if unserved.issuperset(view.model for view in self.views()):

@@ -94,6 +94,13 @@ OPEN_REQUESTS = gauge(
 QUEUED_REQUESTS = gauge(
     "tandem.queued_requests", "{request}", "Reports the requests that wait in the gateway's request queue.", "lane"
 )
+HELD_REQUESTS = gauge(
+    "tandem.held_requests",
+    "{request}",
+    "Reports the requests that wait because no worker, not even a full one, could serve them, by model. They are also"
+    " in tandem.queued_requests.",
+    MODEL,
+)
 PROMPT_TOKENS = counter(
     "tandem.prompt_tokens",
     "{token}",
@@ -192,11 +199,20 @@ MODEL_SHORTAGE = gauge(
     "tandem.model.shortage",
     "",
     "Reports 1 while a model lacks what `gateway.disaggregation` needs: a live worker at all, a prefill or decode "
-    "worker, or a link between the two over which a block has moved.",
+    "worker, or a link between the two over which a block has moved. A wakeable model without open requests lacks "
+    "nothing.",
     MODEL,
     "lacks",
 )
-SERVED_MODELS = gauge("tandem.served_models", "{model}", "Reports the number of models that live workers serve.")
+SERVED_MODELS = gauge(
+    "tandem.served_models", "{model}", "Reports the number of models that clients may request, by any of their names."
+)
+WAKEABLE_MODELS = gauge(
+    "tandem.wakeable_models",
+    "{model}",
+    "Reports the number of models for which a planner starts workers when requests wait; 0 unless"
+    " `gateway.wake_timeout_s` is set.",
+)
 LIVE_WORKERS = gauge(
     "tandem.live_workers", "{worker}", "Reports the workers of each pool from which this gateway has a stream.", "pool"
 )

@@ -14,7 +14,7 @@ from tandem.workload.scheduled_request import ScheduledRequest
 class ClientTrace:
     """Token times and outcome of one simulated request, as its client sees them.
 
-    Times are virtual seconds. `path`: as `Placement.path`. The trace does not keep the request, because prompts are
+    Times are virtual seconds. `path`: as `RequestState.path`. The trace does not keep the request, because prompts are
     most of a simulation's memory, and keeps token ids only where a follow-up turn needs them.
     """
 

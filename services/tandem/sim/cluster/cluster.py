@@ -140,11 +140,12 @@ class SimCluster:
 
     # ---- changes of the set of workers
 
-    def every(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call `action` as the next event of the run and then every `seconds`, as long as a request is open or due."""
+    def repeat(self, action: Callable[[], float]) -> None:
+        """Call `action` as the next event of the run, and again after the seconds that it returned, as long as a
+        request is open or due."""
 
         def look() -> None:
-            action()
+            seconds = action()
             if self._num_open:
                 self.after(seconds, look)
 

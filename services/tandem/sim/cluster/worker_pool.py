@@ -189,8 +189,12 @@ class SimWorkerPool(KnownWorkers[GatewayLink]):
         )  # fmt: skip
 
     def names(self, request: Request) -> Sequence[BlockHash]:
-        """Return the hashes of a prompt's blocks; all simulated workers have blocks of one size."""
-        block_size = next(iter(self._links.values())).worker.spec.layout.block_size
+        """Return the hashes of a prompt's blocks, of which all simulated workers have one size; empty without
+        workers."""
+        link = next(iter(self._links.values()), None)
+        if link is None:
+            return ()
+        block_size = link.worker.spec.layout.block_size
         return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
 
     def _num_reported(self, link: GatewayLink, steps: StepRun) -> int:

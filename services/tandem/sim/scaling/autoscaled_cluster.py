@@ -12,6 +12,7 @@ from tandem.core.config import Pool
 from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S
 from tandem.scaling.cluster_state import ClusterState, Role
 from tandem.scaling.decision import ReplicaTarget
+from tandem.scaling.scaler import pause_s
 from tandem.scaling.worker_state import WorkerState, build_observation, capacity_of
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.worker import SimWorker, WorkerSpec
@@ -36,7 +37,7 @@ class ElasticSpec:
     """Workers and delays of an autoscaled cluster.
 
     - `kinds`, `degrees`: the spec and the number of accelerators of a worker of each role.
-    - `interval_s`: seconds between two decisions of the autoscaler.
+    - `interval_s`: seconds between two decisions of the autoscaler; fewer while there is no worker, as in the planner.
     - `start_s`: seconds from the decision to start a worker until gateways have found it.
     - `drain_s`: the most seconds that a worker may drain before it ends.
     """
@@ -72,8 +73,8 @@ class Moment:
 
 @dataclass(eq=False)
 class AutoscaledCluster:
-    """Observe a cluster every `interval_s` virtual seconds, and start or drain workers to meet the autoscaler's
-    target."""
+    """Observe a cluster after each `interval_s` virtual seconds, or sooner while there is no worker, and start or drain
+    workers to meet the autoscaler's target."""
 
     cluster: SimCluster
     spec: ElasticSpec
@@ -83,7 +84,7 @@ class AutoscaledCluster:
 
     def __post_init__(self) -> None:
         self._billed = [_BilledWorker(role, 0.0, worker) for role in ROLES for worker in self._workers(role)]
-        self.cluster.every(self.spec.interval_s, self._look)
+        self.cluster.repeat(self._look)
 
     def gpu_hours(self, until_s: float) -> float:
         """Return the accelerator hours of all prefill and decode workers up to `until_s`.
@@ -97,15 +98,17 @@ class AutoscaledCluster:
 
     # ---- one look
 
-    def _look(self) -> None:
+    def _look(self) -> float:
+        """Decide once, and return the seconds until the next decision."""
         if self.cluster.now == 0:
-            return
+            return self.spec.interval_s
         observed, ongoing = self._observed(), self._ongoing()
         target = self.autoscaler.target(observed, ongoing)
         serving = ReplicaTarget(observed.prefill.num_serving, observed.decode.num_serving)
         self.moments.append(Moment(self.cluster.now, serving, target))
         for role, number in zip(ROLES, target, strict=True):
             self._carry_out(role, number)
+        return pause_s(observed, self.spec.interval_s)
 
     def _observed(self) -> ClusterState:
         now = self.cluster.now

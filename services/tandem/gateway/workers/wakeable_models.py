@@ -1,0 +1,109 @@
+"""Know the models for which a planner starts workers when requests wait, also while no worker serves them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from tandem.core.clock import Clock, wall_ns
+from tandem.core.errors import TandemError
+from tandem.gateway.context.interfaces import ServedModel
+from tandem.gateway.context.supervise import BackgroundLoop
+from tandem.gateway.text.text_models import TextModels
+from tandem.stores.model_registry import ModelRecord, ModelRegistry
+from tandem.stores.redis_client import StoreUnavailable
+from tandem.stores.replica_targets import ReplicaTargets
+
+log = logging.getLogger(__name__)
+PERIOD_S = 1.0
+PUBLISH_PERIOD_S = 3600.0
+"""Seconds after which the record of a model is published again, so that it does not expire."""
+
+
+class _Publication(NamedTuple):
+    """What was published of a model at the time `at`."""
+
+    digest: str
+    max_model_len: int
+    aliases: tuple[str, ...]
+    at: float
+
+
+class WakeableModels:
+    """Publish the models of live workers in Redis, and know which models a planner can wake.
+
+    A planner that acts publishes its target of a model every few seconds; the model can be woken as long as that target
+    is there. The tokenizer comes from a live worker or, for a model whose workers were gone before this gateway
+    started, from Redis. While Redis is unreachable the last answer stays. `texts` must keep its bundles.
+    """
+
+    def __init__(self, registry: ModelRegistry, targets: ReplicaTargets, texts: TextModels, clock: Clock) -> None:
+        self._registry = registry
+        self._targets = targets
+        self._texts = texts
+        self._clock = clock
+        self._live: Callable[[], Mapping[str, ServedModel]] = dict
+        self._known: dict[str, ServedModel] = {}
+        self._stored: dict[str, ModelRecord] | None = None
+        """Records that were read from Redis and are not in `_known`; None before they were read."""
+        self._published: dict[str, _Publication] = {}
+        self._models: Mapping[str, ServedModel] = {}
+        self._loop = BackgroundLoop("the search for models that a planner can wake", self._step)
+
+    def models(self) -> Mapping[str, ServedModel]:
+        """Return the models that a planner can wake, by name, whether or not workers serve them now."""
+        return self._models
+
+    def start(self, live: Callable[[], Mapping[str, ServedModel]]) -> None:
+        """Begin the search. `live` returns the models of live workers, by name."""
+        self._live = live
+        self._loop.start()
+
+    async def stop(self) -> None:
+        await self._loop.stop()
+        await self._registry.close()
+        await self._targets.close()
+
+    async def _step(self) -> float:
+        self._known.update(self._live())
+        try:
+            await self._search()
+            for model in list(self._known.values()):
+                await self._publish(model)
+        except StoreUnavailable:  # `RedisHealth` reports it. Redis may be back without what was published.
+            self._published.clear()
+        return PERIOD_S
+
+    async def _search(self) -> None:
+        if self._stored is None:
+            self._stored = {record.name: record for record in await self._registry.read()}
+        found: dict[str, ServedModel] = {}
+        for name in sorted({*self._known, *self._stored}):
+            if await self._targets.read(name) is not None and (model := await self._find(name)) is not None:
+                found[name] = model
+        self._models = found
+
+    async def _find(self, name: str) -> ServedModel | None:
+        """Return the model with this name, whose tokenizer is loaded if it is only in Redis; None if that fails."""
+        record = None if self._stored is None else self._stored.pop(name, None)
+        if name not in self._known and record is not None:
+            try:
+                text = await self._texts.load(record.bundle.digest, record.bundle)
+            except TandemError as error:
+                log.warning("the tokenizer of model %s in Redis cannot be used: %s", name, error.message)
+            else:
+                created = wall_ns() // 10**9
+                self._known[name] = ServedModel(name, record.max_model_len, text, created, record.aliases)
+        return self._known.get(name)
+
+    async def _publish(self, model: ServedModel) -> None:
+        """Publish the record of a model where it has changed or is old. Raises StoreUnavailable."""
+        current = _Publication(model.text.digest, model.max_model_len, model.aliases, self._clock.now())
+        last = self._published.get(model.name)
+        if last is not None and last[:3] == current[:3] and current.at - last.at < PUBLISH_PERIOD_S:
+            return
+        bundle = self._texts.bundle(model.text.digest)
+        record = ModelRecord(name=model.name, max_model_len=model.max_model_len, bundle=bundle, aliases=model.aliases)
+        await self._registry.publish(record)
+        self._published[model.name] = current
