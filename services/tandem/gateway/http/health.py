@@ -29,8 +29,8 @@ class HealthRoutes:
     """Handlers of `/health` and `/live` (liveness: restart the process when they fail), `/ready` (readiness: send
     traffic while it succeeds), `/metrics` and `/metrics/targets` (for Prometheus) and `/metrics/endpoint-picker`.
 
-    `problems`: each returns a sentence for the `warning` of `/ready`, or None. `endpoint_exposition` returns the content
-    of `/metrics/endpoint-picker` for the value of an Accept header."""
+    `problems`: each returns a sentence for the `warning` of `/ready`, or None. `endpoint_exposition` returns the
+    content of `/metrics/endpoint-picker` for the value of an Accept header."""
 
     def __init__(
         self,
