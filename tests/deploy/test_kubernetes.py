@@ -65,8 +65,10 @@ def test_the_certificate_is_for_the_gateways_service() -> None:
     chart = render({"gateway": {"tls": {"existingSecret": secret}}}, release="tandem")
     service = chart.one("gateway-service")["metadata"]["name"]
     assert f"{service}.{certificate['metadata']['namespace']}.svc" in certificate["spec"]["dnsNames"]
-    mounted = [volume.get("secret", {}).get("secretName") for volume in gateway(chart)["volumes"]]
-    assert secret in mounted
+    projected = [
+        source for volume in gateway(chart)["volumes"] for source in volume.get("projected", {}).get("sources", ())
+    ]
+    assert secret in [source["secret"]["name"] for source in projected if "secret" in source]
 
 
 def test_the_pool_selects_the_gateways_and_their_port(chart: Rendered) -> None:
