@@ -202,6 +202,24 @@ async def test_a_pod_that_died_unseen_is_not_counted_on(planner: Planner, world:
     assert world.replicas() == (1, 3) and len({*world.pods(GROUPS["decode"])} - {*world.ending}) == 3
 
 
+async def test_a_pod_that_the_watch_has_not_shown_yet_stays_named(planner: Planner, world: World[KubeServer]) -> None:
+    """Another planner named it, for example, and this one leads since."""
+    world.create(1, 2)
+    await rounds(planner, world, ReplicaTarget(1, 2), 1)
+    planner.watches[-1].close()
+    cluster = world.api.get("rayclusters", CLUSTER)
+    decode = cluster["spec"]["workerGroupSpecs"][1]
+    decode["replicas"] = 3
+    world.api.put("rayclusters", CLUSTER, cluster)
+    world.reconcile()
+    (young,) = {*world.pods(GROUPS["decode"])} - {*world.workers}
+    decode |= {"replicas": 2, "scaleStrategy": {"workersToDelete": [young]}}
+    world.api.put("rayclusters", CLUSTER, cluster)
+    await planner.round(ReplicaTarget(1, 3))
+    decode = world.api.get("rayclusters", CLUSTER)["spec"]["workerGroupSpecs"][1]
+    assert decode["replicas"] == 3 and decode["scaleStrategy"] == {"workersToDelete": [young]}
+
+
 async def test_a_worker_that_somebody_else_drained_is_replaced_after_a_while(
     planner: Planner, world: World[KubeServer]
 ) -> None:
