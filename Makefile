@@ -1,6 +1,6 @@
 # Every target sets itself up: Python 3.11 or later, a C++ compiler and make are all it needs.
 
-.PHONY: help setup system serve check test nightly mutants sizes proto boards runbook chart bench
+.PHONY: help setup system serve check test nightly cluster mutants sizes proto boards runbook chart bench
 .DEFAULT_GOAL := help
 
 # Tests start many processes, each of which would compile all that it imports anew.
@@ -18,6 +18,9 @@ PARTS := "$(WITH_RAY)" "$(WITH_MODELS)" "tests/unit/gateway" "$(DECIDING)" "$(OT
 PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
 # Side by side, each file in one process, in the order that tests/conftest.py gives them.
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --timeout=600
+
+# What `make cluster` runs: tests of the cluster, and those of the planner that run on the API server's double too.
+ON_A_CLUSTER := tests/cluster tests/unit/planner tests/e2e/gateway/test_two_planners.py
 
 BIN := .venv/bin
 ARGS ?=
@@ -37,17 +40,20 @@ serve: ## serve a small model on this machine: one prefill and one decode worker
 	@$(BIN)/tandem serve $(ARGS)
 
 check: setup ## format, types, floors, generated files, unit and property tests: at most 90 seconds, before every commit
-	@TANDEM_TEST_EFFORT=check PROCESSES=$(PROCESSES) .ci/check -q -m "not slow and not nightly" --timeout=600 -- $(PARTS)
+	@TANDEM_TEST_EFFORT=check PROCESSES=$(PROCESSES) .ci/check -q -m "not slow and not nightly and not cluster" --timeout=600 -- $(PARTS)
 
 test: setup system ## all of that at full breadth, exactness, one test of each path through real processes: what CI runs
 ifeq ($(ARGS),)
-	@.ci/check -m "not nightly" $(SIDE_BY_SIDE)
+	@.ci/check -m "not nightly and not cluster" $(SIDE_BY_SIDE)
 else
-	$(BIN)/python -m pytest -m "not nightly" $(ARGS)
+	$(BIN)/python -m pytest -m "not nightly and not cluster" $(ARGS)
 endif
 
 nightly: setup system ## full grids of exactness, chaos and soak, every flow on Ray and in a browser: at most 80 minutes
-	TANDEM_TEST_EFFORT=nightly $(BIN)/python -m pytest -m nightly $(SIDE_BY_SIDE) --timeout=1800 $(ARGS)
+	TANDEM_TEST_EFFORT=nightly $(BIN)/python -m pytest -m "nightly and not cluster" $(SIDE_BY_SIDE) --timeout=1800 $(ARGS)
+
+cluster: setup ## the chart and the planner on the Kubernetes cluster of TANDEM_KUBECONFIG, in namespaces of their own
+	$(BIN)/python -m pytest -m cluster --timeout=1800 $(or $(ARGS),$(ON_A_CLUSTER))
 
 mutants: setup ## plant faults in the product and see which tests find them: make mutants ARGS='kv sched --number 20'
 	$(BIN)/python -m tests.mutants $(ARGS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,26 @@ def redis_url() -> Iterator[str]:
     """One server for the session; tests take a namespace each."""
     with EmbeddedServer.start() as server:
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def kube_cluster() -> Iterator[Any]:
+    """Yield the Kubernetes cluster of TANDEM_KUBECONFIG, a tests.cluster.kube_cluster.KubeCluster."""
+    made = import_module("tests.cluster.kube_cluster").KubeCluster()
+    yield made
+    made.close()
+
+
+class _NoCluster(pytest.Directory):
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        pytest.skip("TANDEM_KUBECONFIG names no kubeconfig of a Kubernetes cluster for tests")
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Skip the tests of a real Kubernetes cluster as one, where there is none."""
+    if path == _HERE / "cluster" and not os.environ.get("TANDEM_KUBECONFIG"):
+        return _NoCluster.from_parent(parent, path=path)
+    return None
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types

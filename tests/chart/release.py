@@ -69,13 +69,19 @@ class Rendered:
         return {one["groupName"]: one for one in self.ray["rayClusterConfig"]["workerGroupSpecs"]}
 
 
-def helm(*arguments: str, values: str = "", key_arguments: Sequence[str] | None = None) -> ProgramOutput:
-    """Run the helm beside this Python, or on PATH, on the chart. `key_arguments` replaces the arguments in the cache
-    key where these name temporary files."""
+def helm_program() -> str:
+    """Return the path of the helm beside this Python, or on PATH."""
     beside = Path(sys.executable).parent / "helm"
     program = str(beside) if beside.exists() else shutil.which("helm")
     assert program, "helm is in the extra dev"
-    return run_cached([program, *arguments], reads=[CHART], values=values, key_arguments=key_arguments)
+    return program
+
+
+def helm(*arguments: str, values: str = "", key_arguments: Sequence[str] | None = None) -> ProgramOutput:
+    """Run helm on the chart. `key_arguments` replaces the arguments in the cache key where these name temporary
+    files."""
+    command = [helm_program(), *arguments]
+    return run_cached(command, reads=[CHART], values=values, key_arguments=key_arguments)
 
 
 @functools.cache

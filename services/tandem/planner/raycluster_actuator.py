@@ -100,8 +100,9 @@ class RayClusterActuator:
         pods = await asyncio.to_thread(self.finder.pods, cluster)
         await self.pod_drain.drain((), pods, workers)
         steps = await self._steps(cluster, replicas, pods, workers)
-        if any(step.replicas < view.replicas for view, step in steps):
-            # If a pod died unnoticed and was replaced, one pod more than named would be deleted, of KubeRay's choice.
+        if any(step.replicas < view.replicas or step.unlists(view) for view, step in steps):
+            # The watch may lag behind. If a pod died unnoticed and was replaced, one pod more than named would be
+            # deleted, of KubeRay's choice. If a pod that is to be deleted is not seen yet, it would not be named again.
             pods = await asyncio.to_thread(self.finder.pods_now, cluster)
             steps = await self._steps(cluster, replicas, pods, workers)
         operations = [part for view, step in steps if step.changes(view) for part in step.operations(view)]

@@ -98,6 +98,10 @@ class GroupPatch:
     def changes(self, group: GroupView) -> bool:
         return self.replicas != group.replicas or not set(self.listed) <= set(group.listed)
 
+    def unlists(self, group: GroupView) -> bool:
+        """Return whether the change no longer names a pod that `group` lists for deletion."""
+        return self.changes(group) and not set(group.listed) <= set(self.listed)
+
     def operations(self, group: GroupView) -> list[dict[str, Any]]:
         """Return the change as operations of a JSON Patch (RFC 6902) of the RayCluster.
 

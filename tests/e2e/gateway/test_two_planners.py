@@ -1,5 +1,5 @@
-"""Test two `tandem planner` programs on one RayCluster: one acts, and when it is killed the other does. The API server
-is a double, and the workers only report their state.
+"""Test two `tandem planner` programs on one RayCluster, whose workers only report their state: one acts, and when it is
+killed the other does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
@@ -29,9 +28,9 @@ from tandem.wire.kv_codec import encode_worker
 from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.worker_codec import encode_load, encode_step_cost
 from tests.e2e.cluster import Program
-from tests.unit.planner.kube_server import kube_server
+from tests.unit.planner.api_servers import ApiServer
 from tests.unit.planner.rig import eventually
-from tests.unit.planner.world import CLUSTER, GROUPS, World
+from tests.unit.planner.world import CLUSTER, GROUPS, Objects, World
 
 LEASE_S = 3.0
 NAMESPACE = "two-planners"
@@ -75,24 +74,23 @@ class Worker(WorkerServicer):
 
 
 @pytest.fixture
-def world() -> Iterator[tuple[World, str]]:
-    with kube_server() as (api, url):
-        made = World(api, network="127.1")
-        made.create(1, 1)
-        yield made, url
-        assert made.violations == []
+def world(api_server: ApiServer) -> Iterator[World[Objects]]:
+    made = World(api_server.objects, network="127.1")
+    made.create(1, 1)
+    yield made
+    assert made.violations == []
 
 
 @pytest.fixture
-async def workers(world: tuple[World, str], redis_url: str) -> AsyncIterator[list[Worker]]:
+async def workers(world: World[Objects], redis_url: str) -> AsyncIterator[list[Worker]]:
     """Register one worker in each pod, and a gateway without requests."""
     registry = WorkerRegistry(redis_url, NAMESPACE, ttl_s=600.0)
     board = DemandStore(redis_url, NAMESPACE, ttl_s=600.0)
     await board.publish(DemandRecord(gateway=GatewayId("g"), totals={"m": DemandTotals()}))
     made = []
     for pool, group in GROUPS.items():
-        (pod,) = world[0].pods(group)
-        made.append(Worker(f"{pool}-0", pool, world[0].api.get("pods", pod)["status"]["podIP"]))
+        (pod,) = world.pods(group)
+        made.append(Worker(f"{pool}-0", pool, world.api.get("pods", pod)["status"]["podIP"]))
         await made[-1].start(registry)
     yield made
     for worker in made:
@@ -103,14 +101,9 @@ async def workers(world: tuple[World, str], redis_url: str) -> AsyncIterator[lis
 
 @pytest.fixture
 def start(
-    world: tuple[World, str], redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api_server: ApiServer, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Program]]:
-    kubeconfig = tmp_path / "kubeconfig"
-    clusters = [{"name": "double", "cluster": {"server": world[1]}}]
-    contexts = [{"name": "double", "context": {"cluster": "double", "user": "nobody"}}]
-    users = [{"name": "nobody", "user": {"token": "x"}}]
-    content = {"current-context": "double", "clusters": clusters, "contexts": contexts, "users": users}
-    kubeconfig.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **content}))
+    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig")
     monkeypatch.setitem(os.environ, "KUBECONFIG", str(kubeconfig))
     begun: list[Program] = []
 
@@ -119,7 +112,7 @@ def start(
         program = Program(
             tmp_path, name, "planner", "--redis-url", redis_url, "--namespace", NAMESPACE, "--mode", "act", "--json",
             "--actuator", "raycluster", "--raycluster", CLUSTER, "--groups", groups, "--interval-s", "0.5",
-            "--planner-lease-s", str(LEASE_S), *arguments,
+            "--kubernetes-namespace", api_server.namespace, "--planner-lease-s", str(LEASE_S), *arguments,
         )  # fmt: skip
         begun.append(program)
         return program
@@ -141,27 +134,30 @@ def first_plan(program: Program) -> dict[str, Any]:
 
 @pytest.mark.nightly
 async def test_one_acts_and_when_it_is_killed_the_other_does(
-    world: tuple[World, str], workers: list[Worker], start: Callable[..., Program], redis_url: str
+    world: World[Objects], workers: list[Worker], start: Callable[..., Program], redis_url: str
 ) -> None:
-    cluster, _ = world
+    def holder() -> str:
+        name: str = world.api.get("leases", "tandem-planner")["spec"]["holderIdentity"]
+        return name
+
     first = start("first", "--min-decode", "3")
     await asyncio.to_thread(first.wait_ready)  # the workers answer meanwhile
-    await eventually(lambda: cluster.replicas() == (1, 3))
+    await eventually(lambda: world.replicas() == (1, 3))
+    assert holder() == first.ready["planner"]
     second = start("second", "--min-decode", "4")
     await asyncio.to_thread(second.wait_ready)
     plan = await asyncio.to_thread(first_plan, second)
     assert plan["outcome"] == "standby" and not plan["leads"], plan
     health = await asyncio.to_thread(httpx.get, f"http://{second.ready['metrics']}/health", trust_env=False)
     assert health.status_code == 200, "a planner that waits is well"
-    assert [call.who for call in cluster.api.writes()] == [first.ready["planner"]]
+    assert holder() == first.ready["planner"] and world.replicas() == (1, 3)
 
     await asyncio.to_thread(first.kill)
-    await eventually(lambda: cluster.replicas() == (1, 4))
-    assert cluster.api.writes()[-1].who == second.ready["planner"]
+    await eventually(lambda: world.replicas() == (1, 4))
+    assert holder() == second.ready["planner"]
     targets = ReplicaTargets(redis_url, NAMESPACE)
-    await eventually(lambda: cluster.api.get("leases", "tandem-planner")["spec"]["holderIdentity"] == cluster.holder)
     assert await asyncio.to_thread(second.stop) == 0
-    assert cluster.api.get("leases", "tandem-planner")["spec"]["holderIdentity"] == "", "left to the next one at once"
+    assert holder() == "", "left to the next one at once"
     target = await targets.read("m")
     assert target is not None and target.replicas["decode"] >= 3
     await targets.close()

@@ -1,4 +1,4 @@
-"""Build one planner's RayCluster actuator on a simulated world, with the real Kubernetes client."""
+"""Build one planner's RayCluster actuator on a simulated world, with the planner's own Kubernetes client."""
 
 from __future__ import annotations
 
@@ -30,14 +30,18 @@ LEASE_S = 15.0
 SINGLE = tuple(WorkerGroup(role, group) for role, group in GROUPS.items())
 
 
-def kube_api(url: str, who: str, timeout_s: float = 5.0) -> KubeApi:
-    return KubeApi(client.Configuration(host=url), "default", who, timeout_s)
+Connect = Callable[[str], KubeApi]
+"""Connects the planner of a name to an API server."""
+
+
+def connects(settings: client.Configuration, namespace: str) -> Connect:
+    return lambda who: KubeApi(settings, namespace, who, 5.0)
 
 
 class PublishedTargets:
     """Targets that a test reads; every planner's target is accepted."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World[Any]) -> None:
         self._world = world
 
     async def publish(self, record: TargetRecord) -> PlannerId:
@@ -62,8 +66,8 @@ class Planner:
 
     def __init__(
         self,
-        world: World,
-        url: str,
+        world: World[Any],
+        connect: Connect,
         name: str,
         rayservice: str = SERVICE,
         groups: tuple[WorkerGroup, ...] = SINGLE,
@@ -71,7 +75,7 @@ class Planner:
         self.world = world
         self.errors: list[KubeError] = []
         self.waits: list[float] = []
-        self.api = kube_api(url, name)
+        self.api = connect(name)
         clock = world.clock
         self.election = Election(name, LEASE_S)
         self.leadership = LeaseKeeper(self.election, self.api, "tandem-planner", clock, self.errors.append)
@@ -121,6 +125,17 @@ class Planner:
     async def _wait(self, seconds: float) -> None:
         self.waits.append(seconds)
         self.on_wait()
+
+
+async def rounds(planner: Planner, world: World[Any], target: ReplicaTarget, number: int) -> ActuationResult:
+    """Make `number` decisions, and let the world take a step after each; return the result of the last."""
+    done: ActuationResult | str = ""
+    for _ in range(number):
+        done = await planner.round(target)
+        world.step()
+        await planner.until_pods_are_known()
+    assert isinstance(done, ActuationResult), done
+    return done
 
 
 async def eventually(condition: Callable[[], bool], patience_s: float = 20.0) -> None:

@@ -1,20 +1,45 @@
-"""Simulate a cluster around the API server double: KubeRay creates and deletes pods, workers start and end in them, and
-every action on a worker is recorded."""
+"""Simulate a cluster around an API server: KubeRay creates and deletes pods, workers start and end in them, and every
+action on a worker is recorded. The server is the double or a real one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.worker_load import WorkerLoad
 from tandem.scaling.worker_state import WorkerState
-from tests.unit.planner.kube_server import KubeServer, Object
+from tests.unit.planner.kube_server import Object
 
 CLUSTER, SERVICE = "llm-raycluster-x1", "llm"
 GROUPS = {"prefill": "prefill-group", "decode": "decode-group"}
+NOT_KUBERAY = "kueue.x-k8s.io/multikueue"
+"""Value of `managedBy` with which an operator of KubeRay, where one runs, leaves an object alone."""
+
+
+class Objects(Protocol):
+    """What the simulated cluster does to the objects of an API server, as KubeServer does.
+
+    `wrote` is called only by a server that can tell who wrote."""
+
+    wrote: Callable[[str, Object | None, Object], None]
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+    def put(self, plural: str, name: str, content: Object) -> Object: ...
+
+    def delete(self, plural: str, name: str) -> None: ...
+
+    def get(self, plural: str, name: str) -> Object: ...
+
+    def names(self, plural: str) -> list[str]: ...
+
+
+ObjectsT = TypeVar("ObjectsT", bound=Objects)
 
 
 class Tick:
@@ -37,11 +62,11 @@ class Worker:
 
 
 @dataclass
-class World:
+class World(Generic[ObjectsT]):
     """Simulated cluster. `violations` must stay empty. A pod has its worker `start` steps after it was created, and is
     present for `grace` steps after it was deleted."""
 
-    api: KubeServer
+    api: ObjectsT
     clock: Tick = field(default_factory=Tick)
     start: int = 2
     jobs: int = 3
@@ -69,13 +94,32 @@ class World:
             "apiVersion": "ray.io/v1",
             "kind": "RayCluster",
             "metadata": {"name": CLUSTER},
-            "spec": {"rayVersion": "2.60.0", "headGroupSpec": head, "workerGroupSpecs": groups, **spec},
+            "spec": {
+                "rayVersion": "2.60.0",
+                "managedBy": NOT_KUBERAY,
+                "headGroupSpec": head,
+                "workerGroupSpecs": groups,
+                **spec,
+            },
         }
         self.api.put("rayclusters", CLUSTER, content)
-        status = {"activeServiceStatus": {"rayClusterName": CLUSTER}}
-        self.api.put("rayservices", SERVICE, {"kind": "RayService", "status": status})
+        self.set_service(activeServiceStatus={"rayClusterName": CLUSTER})
         for _ in range(self.start + 1):
             self.step()
+
+    def set_service(self, **status: Any) -> None:
+        """Write the RayService with a new status."""
+        content = {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayService",
+            "metadata": {"name": SERVICE},
+            "spec": {
+                "managedBy": NOT_KUBERAY,
+                "rayClusterConfig": {"headGroupSpec": {"rayStartParams": {}, "template": _template()}},
+            },
+            "status": status,
+        }
+        self.api.put("rayservices", SERVICE, content)
 
     # ---- what goes on by itself
 
@@ -158,7 +202,7 @@ class World:
             "conditions": [{"type": "Ready", "status": "True"}],
         }
         name = f"{CLUSTER}-{group}-{self.number:04d}"
-        self.api.put("pods", name, {"metadata": {"labels": labels}, "status": status})
+        self.api.put("pods", name, {"metadata": {"labels": labels}, "status": status, **_template()})
 
     def end(self, name: str) -> None:
         """Delete a pod, which ends after its grace time."""
@@ -220,4 +264,6 @@ def _group(name: str, replicas: int) -> Object:
 
 
 def _template() -> Object:
-    return {"spec": {"containers": [{"name": "ray", "image": "tandem-worker:0.1.0"}]}}
+    """Return a pod that no scheduler takes."""
+    containers = [{"name": "ray", "image": "tandem-worker:0.1.0"}]
+    return {"spec": {"schedulerName": "none", "containers": containers}}
