@@ -1,6 +1,6 @@
 # Every target sets itself up: Python 3.11 or later, a C++ compiler and make are all it needs.
 
-.PHONY: help setup system serve check test nightly cluster mutants sizes proto boards runbook chart bench
+.PHONY: help setup system serve check test nightly containers cluster mutants sizes proto boards runbook chart bench
 .DEFAULT_GOAL := help
 
 # Tests start many processes, each of which would compile all that it imports anew.
@@ -49,11 +49,18 @@ else
 	$(BIN)/python -m pytest -m "not nightly and not cluster" $(ARGS)
 endif
 
-nightly: setup system ## full grids of exactness, chaos and soak, every flow on Ray and in a browser: at most 80 minutes
+nightly: setup system ## full grids of exactness, chaos and soak, every flow on Ray, in a browser and in containers: at most 80 minutes
 	TANDEM_TEST_EFFORT=nightly $(BIN)/python -m pytest -m "nightly and not cluster" $(SIDE_BY_SIDE) --timeout=1800 $(ARGS)
+ifeq ($(ARGS),)
+	@$(MAKE) --no-print-directory containers
+endif
 
 cluster: setup ## the chart and the planner on the Kubernetes cluster of TANDEM_KUBECONFIG, in namespaces of their own
 	$(BIN)/python -m pytest -m cluster --timeout=1800 $(or $(ARGS),$(ON_A_CLUSTER))
+
+containers: setup ## build the images, start deploy/compose.yaml with an engine of its own, break it, leave nothing: some 15 minutes
+	@.ci/system containers
+	$(BIN)/python -m pytest tests/containers --timeout=3600 -s $(ARGS)
 
 mutants: setup ## plant faults in the product and see which tests find them: make mutants ARGS='kv sched --number 20'
 	$(BIN)/python -m tests.mutants $(ARGS)

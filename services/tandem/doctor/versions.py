@@ -16,11 +16,12 @@ from tandem.doctor.finding import Finding, fail, ok, skip, warn
 DISTRIBUTION = "tandem"
 PARTS: Mapping[str, tuple[str, ...]] = {
     "": (),
-    "gateway": ("grpcio-reflection", "grpcio-health-checking"),
+    "gateway": ("grpcio-health-checking",),
     "worker": ("torch", "ray", "nixl-cu12"),
 }
 """For each part of the installation ("" is common to all): packages that only this part installs. If none of them is
-installed, the part was not chosen. The gateway's HTTP server is not listed, since Ray installs it too."""
+installed, the part was not chosen. The gateway's HTTP server and grpcio-reflection are not listed, since Ray installs
+them too."""
 _SHOWN = {
     "": ("grpcio", "redis"),
     "gateway": ("uvicorn", "httptools"),

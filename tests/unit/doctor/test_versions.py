@@ -16,6 +16,7 @@ FULL = Versions(
     requires=(
         "grpcio<2,>=1.85.1",
         "redis<9,>=8",
+        'grpcio-health-checking>=1.85; extra == "gateway"',
         'grpcio-reflection>=1.85; extra == "gateway"',
         'uvicorn>=0.54; extra == "gateway"',
         'uvloop>=0.23; sys_platform != "win32" and extra == "gateway"',
@@ -28,6 +29,7 @@ FULL = Versions(
         "grpcio": "1.85.1",
         "redis": "8.1.0",
         "uvicorn": "0.54",
+        "grpcio-health-checking": "1.85.1",
         "grpcio-reflection": "1.85.1",
         "uvloop": "0.23",
         "ray": "2.60.1",
@@ -40,7 +42,7 @@ def test_all_as_it_should_be() -> None:
     python, base, gateway, worker = judge_versions(FULL)
     assert_fine(python, "python", "3.11.7, Tandem 0.1.0")
     assert_fine(base, "packages", "tandem: grpcio 1.85.1, redis 8.1.0, all 2 as required")
-    assert_fine(gateway, "packages", "tandem[gateway]: uvicorn 0.54, all 3")
+    assert_fine(gateway, "packages", "tandem[gateway]: uvicorn 0.54, all 4")
     assert_fine(worker, "packages", "tandem[worker]: torch 2.13.0, ray 2.60.1, all 2")
 
 
@@ -70,8 +72,8 @@ def test_a_part_that_is_not_installed() -> None:
     assert_skips(finding, "packages", "tandem[worker] is not installed: no worker runs here")
 
 
-def test_a_server_that_ray_brings_is_no_gateway() -> None:
-    installed = {name: version for name, version in FULL.installed.items() if name != "grpcio-reflection"}
+def test_servers_that_ray_brings_are_no_gateway() -> None:
+    installed = {name: version for name, version in FULL.installed.items() if name != "grpcio-health-checking"}
     *_, gateway, _ = judge_versions(replace(FULL, installed=installed))
     assert_skips(gateway, "packages", "tandem[gateway] is not installed")
 
