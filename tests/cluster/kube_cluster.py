@@ -24,8 +24,8 @@ from tests.chart.release import CHART, RELEASE, Object, helm_program
 
 KUBECONFIG = os.environ.get("TANDEM_KUBECONFIG", "")
 PREFIX = "tandem-tests"
-PATIENCE_S = 180.0
-"""Longest wait for what the cluster does by itself."""
+PATIENCE_S = 420.0
+"""Longest wait for what the cluster does by itself: KubeRay tries for five minutes to remove Ray's state from Redis."""
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 _BY_THE_CLUSTER = {
     ("configmaps", "kube-root-ca.crt"),

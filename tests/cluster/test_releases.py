@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chart.release import CI, RELEASE, Object, Rendered, ci, pods
-from tests.cluster.kube_cluster import RESTRICTED, KubeCluster
+from tests.cluster.kube_cluster import RESTRICTED, KubeCluster, wait_for
 
 pytestmark = pytest.mark.cluster
 EACH = pytest.mark.parametrize("name", CI)
@@ -93,6 +93,8 @@ def test_upgrades_through_all_files_and_a_rollback_keep_what_was_generated(kube_
             for secret in now.keys() & earlier.keys():
                 assert now[secret] == earlier[secret], f"the upgrade to {name} generated {secret} again"
             earlier = now
+        # Helm would take an object that is still being deleted for one of the first revision.
+        wait_for(lambda: not being_deleted(kube_cluster, namespace), "objects are left")
         kube_cluster.helm("rollback", RELEASE, "1", "-n", namespace)
         assert generated(kube_cluster, namespace) == secrets and specs_of(kube_cluster, namespace) == specs
         kube_cluster.upgrade(namespace, CI["planner"])
@@ -116,24 +118,35 @@ def _plurals(cluster: KubeCluster) -> dict[str, str]:
 
 def owned(cluster: KubeCluster, namespace: str) -> set[tuple[str, str]]:
     """Return plural and name of the objects that belong to the release itself."""
-    found = set[tuple[str, str]]()
-    for plural, path in _plurals(cluster).items():
-        for item in cluster.rest.must("GET", path.format(namespace))["items"]:
-            if item["metadata"].get("annotations", {}).get("meta.helm.sh/release-name") == RELEASE:
-                found.add((plural, item["metadata"]["name"]))
-    return found
+    plurals = _plurals(cluster)
+    return {(plural, one["metadata"]["name"]) for plural in plurals for one in items_of(cluster, namespace, plural)}
 
 
 def generated(cluster: KubeCluster, namespace: str) -> dict[str, Object]:
     """Return the contents of the release's Secrets by name."""
-    items = cluster.rest.must("GET", f"/api/v1/namespaces/{namespace}/secrets")["items"]
-    return {one["metadata"]["name"]: one["data"] for one in items if one["type"] == "Opaque"}
+    return {one["metadata"]["name"]: one["data"] for one in items_of(cluster, namespace, "secrets")}
 
 
 def specs_of(cluster: KubeCluster, namespace: str) -> dict[tuple[str, str], Object]:
     """Return the specifications of Deployments and RayServices by plural and name."""
     return {
-        (plural, item["metadata"]["name"]): item["spec"]
+        (plural, one["metadata"]["name"]): one["spec"]
         for plural in ("deployments", "rayservices")
-        for item in cluster.rest.must("GET", _plurals(cluster)[plural].format(namespace))["items"]
+        for one in items_of(cluster, namespace, plural)
     }
+
+
+def being_deleted(cluster: KubeCluster, namespace: str) -> list[Object]:
+    plurals = _plurals(cluster)
+    return [one for plural in plurals for one in items_of(cluster, namespace, plural, is_being_deleted=True)]
+
+
+def items_of(cluster: KubeCluster, namespace: str, plural: str, *, is_being_deleted: bool = False) -> list[Object]:
+    """Return the objects that Helm has created for the release and that are not, or are, being deleted."""
+    items = cluster.rest.must("GET", _plurals(cluster)[plural].format(namespace))["items"]
+    return [
+        one
+        for one in items
+        if one["metadata"].get("annotations", {}).get("meta.helm.sh/release-name") == RELEASE
+        and ("deletionTimestamp" in one["metadata"]) is is_being_deleted
+    ]
