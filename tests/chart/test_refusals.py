@@ -98,6 +98,17 @@ BY_RULE: list[Case] = [
         "nothing would add pods to the second cluster",
     ),
     (
+        {
+            "ray": {
+                "upgradeStrategy": "NewClusterWithIncrementalUpgrade",
+                "incrementalUpgrade": {"gatewayClassName": "istio"},
+            },
+            "planner": {"enabled": True, "mode": "act"},
+            "pools": {"prefill": {"replicas": 2, "minReplicas": 1, "maxReplicas": 4}},
+        },
+        "pools.prefill.minReplicas is 1, less than replicas",
+    ),
+    (
         {"ray": {"upgradeStrategy": "NewClusterWithIncrementalUpgrade"}},
         "ray.incrementalUpgrade.gatewayClassName is empty",
     ),

@@ -110,6 +110,9 @@
 {{- if and (eq (int $pool.least) 0) (not (get $root.Values.gateway "wake_timeout_s")) -}}
 {{- fail (printf "pools.%s.minReplicas is 0, and gateway.wake_timeout_s is 0, so requests would not wait for a first worker: set it to more seconds than a worker takes to start, or minReplicas to 1 or more" $name) -}}
 {{- end -}}
+{{- if and (include "tandem.isIncremental" $root) (include "tandem.isPlanned" (list $root $pool)) (lt (int $pool.least) (int $pool.replicas)) -}}
+{{- fail (printf "pools.%s.minReplicas is %v, less than replicas, which is %v: with ray.upgradeStrategy=NewClusterWithIncrementalUpgrade Serve keeps replicas as the minimum, so set both to one number, or set upgradeStrategy=NewCluster" $name $pool.least $pool.replicas) -}}
+{{- end -}}
 {{- if and $pool.gpus (ne (int $pool.gpus) (int $pool.ranks)) -}}
 {{- fail (printf "pools.%s.tensorParallel is %v: a worker has one rank for each of its %v GPUs, so set it to gpus or to 0" $name $pool.ranks $pool.gpus) -}}
 {{- end -}}

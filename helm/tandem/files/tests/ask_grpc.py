@@ -35,6 +35,8 @@ def main() -> None:
                 raise
             print("refused, as whoever lacks the key or the certificate that the gateway asks for should be:", error)
             return
+        if TLS == "mutual":
+            raise SystemExit("a client without a certificate was served, although gateway.tls.clientCaSecret is set")
         message = pb.ChatMessage(role="user", content="Say hello.")
         request = pb.ChatRequest(model=models.data[0].id, messages=[message], max_completion_tokens=16, temperature=0)
         num_replies = 0

@@ -33,6 +33,8 @@ def main() -> None:
             raise
         print("refused, as whoever lacks the key or the certificate that the gateway asks for should be:", error.read())
         return
+    if os.environ.get("TLS") == "mutual":
+        raise SystemExit("a client without a certificate was served, although gateway.tls.clientCaSecret is set")
     messages = [{"role": "user", "content": "Say hello."}]
     answer = send("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 16, "temperature": 0})
     print(json.dumps(answer["choices"][0]))
