@@ -2,8 +2,8 @@
 
     python slim.py gateway|worker /opt/tandem
 
-The Dockerfiles run it, after pip. A pattern that matches nothing is an error, so the lists cannot outlive a package's
-layout."""
+The Dockerfiles run it, after pip. It says which patterns match nothing, as some may in a torch for CUDA; `make containers`
+fails if that happens in an image for CPUs."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ REMOVED = {
     },
 }
 """For each image, patterns of paths below site-packages, and what the files are for."""
+MISSING = "matches nothing"
 BYTECODE_ONLY = {"gateway": ["kubernetes/client"], "worker": []}
 """Generated packages of which the image keeps the bytecode and not the source."""
 _STRIPPED = ["httptools/parser/*.so", "tokenizers/*.so", "uvloop/*.so", "yaml/*.so"]
@@ -78,7 +79,7 @@ def keep_bytecode(package: Path) -> None:
 def found(packages: Path, pattern: str) -> list[Path]:
     paths = list(packages.glob(pattern))
     if not paths:
-        raise SystemExit(f"{pattern} matches nothing below {packages}")
+        sys.stdout.write(f"{pattern} {MISSING}\n")
     return paths
 
 
@@ -90,12 +91,13 @@ def slim(image: str, packages: Path) -> Iterator[tuple[str, int]]:
         for path in paths:
             remove(path)
     for pattern in BYTECODE_ONLY[image]:
-        (package,) = found(packages, pattern)
-        before = size_bytes(package)
-        keep_bytecode(package)
-        yield f"{pattern}: source of generated code", before - size_bytes(package)
+        for package in found(packages, pattern):
+            before = size_bytes(package)
+            keep_bytecode(package)
+            yield f"{pattern}: source of generated code", before - size_bytes(package)
     for pattern in STRIPPED[image]:
-        libraries = found(packages, pattern)
+        if not (libraries := found(packages, pattern)):
+            continue
         before = sum(size_bytes(library) for library in libraries)
         subprocess.run(["strip", "--strip-unneeded", *map(str, libraries)], check=True)
         yield f"{pattern}: debugging symbols", before - sum(size_bytes(library) for library in libraries)
