@@ -62,10 +62,10 @@ class Pod:
     def run_dir(self) -> Path:
         return self.directory / "run"
 
-    def deploy(self, rack: str = "r1", others: Sequence[Any] = (), target_capacity: int = 100) -> None:
+    def deploy(self, rack: str = "r1", others: Sequence[Any] = (), target_capacity: int | None = None) -> None:
         """Deploy the chart's document with the test's model and secret, and `others` beside its applications. Both
         pools share a node here, so each has its own ports. KubeRay sets `target_capacity`, in percent, in an
-        incremental upgrade.
+        incremental upgrade; None is what other strategies send.
         """
         document = render(VALUES).serve
         for application in document["applications"]:
