@@ -2,8 +2,8 @@
 
     python slim.py gateway|worker /opt/tandem
 
-The Dockerfiles run it, after pip. It says which patterns match nothing, as some may in a torch for CUDA; `make containers`
-fails if that happens in an image for CPUs."""
+The Dockerfiles run it, after pip. It prints each pattern that matches nothing, as some may in a torch for CUDA;
+`make containers` fails where an image for CPUs has one."""
 
 from __future__ import annotations
 
