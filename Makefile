@@ -58,7 +58,7 @@ endif
 cluster: setup ## the chart and the planner on the Kubernetes cluster of TANDEM_KUBECONFIG, in namespaces of their own
 	$(BIN)/python -m pytest -m cluster --timeout=1800 $(or $(ARGS),$(ON_A_CLUSTER))
 
-containers: setup ## build the images, start deploy/compose.yaml with an engine of its own, break it, leave nothing: some 15 minutes
+containers: setup ## build the images, start deploy/compose.yaml with an engine of its own, break it, leave nothing: some 7 minutes
 	@.ci/system containers
 	$(BIN)/python -m pytest tests/containers --timeout=3600 -s $(ARGS)
 
