@@ -20,6 +20,8 @@ _FIRST_ROOMS = ("e2e", "chaos", "golden", "contract", "simulation", "kernels")
 """What starts first where several processes run tests: what takes longest, and what waits while others compute."""
 _TOGETHER = ("tests/e2e/calm/", "tests/e2e/serve/")
 """Folders whose tests share a cluster of processes."""
+_APART = ("tests/property/", "tests/simulation/")
+"""Folders whose tests share nothing; in `make nightly` one of them takes minutes, and a file of them too long."""
 _NIGHTLY_TIMEOUT_S = 3600
 
 # Before torch is imported: tests share few cores, so a thread that waits must not spin, and their results do not depend
@@ -75,9 +77,12 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
-    """Gives all tests of a file to one process, and all files that share a cluster of processes too."""
+    """Gives all tests of a file to one process, all files that share a cluster of processes too, and in `make nightly`
+    each test of the folders `_APART` by itself."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if IS_NIGHTLY and nodeid.startswith(_APART):
+            return nodeid.partition("[")[0]
         return next((folder for folder in _TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
 
 
@@ -96,7 +101,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _turn(item: pytest.Item) -> int:
     room = item.path.relative_to(_HERE).parts[0]
-    return _FIRST_ROOMS.index(room) if room in _FIRST_ROOMS else len(_FIRST_ROOMS)
+    turn = _FIRST_ROOMS.index(room) if room in _FIRST_ROOMS else len(_FIRST_ROOMS)
+    # In `make nightly` each of them takes minutes, so they start before the many short ones.
+    return min(turn, _FIRST_ROOMS.index("golden")) if IS_NIGHTLY and _is_random(item) else turn
 
 
 def _is_random(item: pytest.Item) -> bool:
