@@ -360,6 +360,35 @@ async def test_a_strict_gateway_is_ready_while_the_missing_role_can_be_woken(mak
     assert rig.dispatch.ready() is None
 
 
+async def test_a_gateway_that_cannot_reach_a_registered_worker_does_not_wait_for_a_planner(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
+    other = make_rig()
+    await other.start()
+    await other.add("m", "mixed")
+    await until(other.fleet.live_models)
+    models = other.fleet.live_models()
+
+    rig = make_rig(wake_timeout_s=60.0)
+    rig.fleet.wakeable = lambda: models
+    assert rig.dispatch.ready() == NO_WORKER, "the registry was not read"
+    unreachable = await rig.add("n", "mixed")
+    await unreachable.stop()
+    await rig.start()
+    await until(lambda: rig.fleet._links)
+    assert rig.dispatch.ready() == NO_WORKER, "the worker may be about to answer"
+    await until(lambda: rig.fleet._links[unreachable.ref.id].is_gone)
+    assert rig.dispatch.ready() == NO_WORKER and not rig.fleet._was_ready
+
+    rig.workers.clear()
+    await until(lambda: rig.dispatch.ready() is None)
+    rig.workers.append(unreachable)
+    await until(lambda: rig.dispatch.ready() == NO_WORKER)
+    await rig.add("o", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+
+
 async def test_a_draining_gateway_ends_held_requests(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(wake_timeout_s=60.0)
     await rig.start()
