@@ -44,8 +44,9 @@ class WorkerPool(KnownWorkers[WorkerLink]):
     `discover` returns the registered workers, each with the role assigned to it or an empty one; where it raises
     TandemError, the previous list stays in force. `requirements` are those that a link must meet. `routing` and
     `candidates()` are for the placement of requests. What workers report takes effect while one reader iterates over
-    `events()`. `wakeable` returns, by name, the models for which a planner starts workers when requests wait; its owner
-    may set it before the start."""
+    `events()`. `wakeable` returns, by name, the models for which a planner starts workers when requests wait, and
+    `optional_roles`, by model, the roles of which the planner may let no worker run; their owner may set both before
+    the start."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class WorkerPool(KnownWorkers[WorkerLink]):
     ) -> None:
         super().__init__(config)
         self.wakeable: Callable[[], Mapping[str, ServedModel]] = dict
+        self.optional_roles: Callable[[], Mapping[str, Set[str]]] = dict
         self._requirements = requirements
         self._trust = trust
         self._gateway = gateway
@@ -179,6 +181,22 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         views = self.views()
         models = dict.fromkeys([*(view.model for view in views), *self._known_models.copy(), *self.wakeable()])
         return find_shortages(models, views, self.pairs, self._config.disaggregation)
+
+    def is_intended(self, shortage: Shortage) -> bool:
+        """Return whether a shortage is of workers that a planner may end, and starts again when requests wait.
+
+        That is none of a link, and none of a model of which a registered worker cannot be reached."""
+        roles = {shortage.lacks} if shortage.lacks in ("prefill", "decode") else {"prefill", "decode"}
+        is_optional = roles <= self.optional_roles().get(shortage.model, frozenset())
+        return shortage.lacks != "link" and is_optional and not self._misses_registered(shortage.model)
+
+    def num_wakeable(self) -> Mapping[Pool, int]:
+        """Return the number of models of which a planner may let the pool be empty, by pool; every pool has an entry.
+
+        A model of which a registered worker cannot be reached does not count."""
+        models = self.optional_roles().items()
+        found = Counter(role for model, roles in models if not self._misses_registered(model) for role in roles)
+        return {pool: found[pool] for pool in POOLS}
 
     def ready(self) -> str | None:
         """Return None where requests can be served, otherwise a sentence that describes what is missing.
