@@ -133,7 +133,7 @@ class InstantDispatch:
     def num_held(self) -> dict[str, int]:
         return {}
 
-    def wakeable(self) -> dict[str, ServedModel]:
+    def num_wakeable(self) -> dict[Pool, int]:
         return {}
 
     def num_live(self) -> dict[Pool, int]:

@@ -322,9 +322,11 @@ class GatewayConfig:
     """Set the seconds that a request waits while no suitable worker is alive, as during a restart. Then it fails with
     503 no_worker."""
     wake_timeout_s: NonNegative = 0.0
-    """Hold requests while the planner runs no worker that could serve them, at most for this many seconds; then they
-    fail with 503 no_worker. Set it above the time in which a worker starts where planner.min_prefill or
-    planner.min_decode is 0. 0 means gateway.no_worker_wait_s, after which a model without workers is forgotten."""
+    """Set the seconds that a request waits while no worker could serve it. Then it fails with 503 no_worker. Set it
+    above the time in which a worker starts where planner.min_prefill or planner.min_decode is 0. Above 0 it replaces
+    gateway.no_worker_wait_s as this limit, also where no planner acts. While a planner acts, a model without workers
+    accepts new requests. With 0, or without such a planner, new requests fail with 404 once no worker has served the
+    model for gateway.no_worker_wait_s."""
     max_retries: Count = 4
     """Limit how many times in a row a request is tried again on other workers without a new token. Then it fails with
     the last error."""

@@ -123,6 +123,7 @@ class Gateway:
         self._fleet = WorkerPool(name, self._discover, texts, clock, config.gateway, trust, config.transfer)
         if self._wakeable is not None:
             self._fleet.wakeable = self._wakeable.models
+            self._fleet.optional_roles = self._wakeable.optional_roles
         self._tenancy = Tenancy(name, config, clock, health)
         targets = LatencyTargets.of(config.slo)
         reader = IndexReader(redis.url, redis.namespace, health=health)

@@ -123,7 +123,8 @@ class Program:
         planner, redis = self._config.planner, self._config.redis
         hold_s = max(15.0, INTERVALS_HELD * planner.interval_s)
         targets = ReplicaTargets(redis.url, redis.namespace, hold_s=hold_s, health=self._health)
-        serve = ServeActuator(self._me, targets, self._inventory)
+        minimums = {"prefill": planner.min_prefill, "decode": planner.min_decode}
+        serve = ServeActuator(self._me, targets, self._inventory, minimums)
         return serve if planner.actuator == "serve" else self._raycluster(serve)
 
     def _raycluster(self, serve: ServeActuator) -> RayClusterActuator:

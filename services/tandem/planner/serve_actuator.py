@@ -23,13 +23,14 @@ from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 class ServeActuator:
     """Actuator that publishes target numbers of replicas for Ray Serve's autoscaling, through Redis.
 
-    `me`: name of this planner. `targets`: the store of targets. `inventory`: sets the roles of workers. `leads`:
-    whether Serve follows this planner's targets. Serve follows one planner at a time: the first one, until it has not
-    published for a while."""
+    `me`: name of this planner. `targets`: the store of targets. `inventory`: sets the roles of workers. `minimums`:
+    smallest number of workers by role, published with the targets. `leads`: whether Serve follows this planner's
+    targets. Serve follows one planner at a time: the first one, until it has not published for a while."""
 
     me: PlannerId
     targets: ReplicaTargets
     inventory: WorkerInventory
+    minimums: Mapping[str, int]
     leads: bool = field(default=False, init=False)
     _published_models: set[str] = field(default_factory=set, init=False)
     _known: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
@@ -65,7 +66,7 @@ class ServeActuator:
 
         If that is another planner, this target has no effect. `reasons`: sentences for people, stored with the target.
         Raises ActuatorFailed when Redis does not answer."""
-        record = TargetRecord(model=model, planner=self.me, replicas=replicas, reasons=reasons)
+        record = TargetRecord(model=model, planner=self.me, replicas=replicas, reasons=reasons, minimums=self.minimums)
         try:
             holder = await self.targets.publish(record)
         except StoreUnavailable as error:

@@ -9,7 +9,7 @@ to run, under its own id.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import msgspec
 
@@ -36,13 +36,15 @@ class TargetRecord:
     """Numbers of workers of one model that a planner has decided on.
 
     `planner`: the planner that publishes them. `replicas`: number by the role with which workers were started; a worker
-    whose role was changed later still counts under its first role. `reasons`: text for operators.
+    whose role was changed later still counts under its first role. `reasons`: text for operators. `minimums`: smallest
+    number that the planner may decide on, by role; empty in a record of an older version.
     """
 
     model: str
     planner: PlannerId
     replicas: Mapping[str, Count]
     reasons: tuple[str, ...] = ()
+    minimums: Mapping[str, Count] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the stored form of the record."""

@@ -165,7 +165,7 @@ class ScriptedDispatch:
     def num_held(self) -> dict[str, int]:
         return {}
 
-    def wakeable(self) -> dict[str, ServedModel]:
+    def num_wakeable(self) -> dict[Pool, int]:
         return {}
 
     def num_live(self) -> dict[Pool, int]:

@@ -108,7 +108,7 @@ class SlowDispatch:
     def num_held(self) -> dict[str, int]:
         return {}
 
-    def wakeable(self) -> dict[str, ServedModel]:
+    def num_wakeable(self) -> dict[Pool, int]:
         return {}
 
     def num_live(self) -> dict[Pool, int]:

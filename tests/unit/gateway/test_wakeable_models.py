@@ -52,7 +52,14 @@ class Rig:
 
     async def plan(self) -> None:
         planner = PlannerId("p")
-        await self._targets.publish(TargetRecord(model="tiny", planner=planner, replicas={"prefill": 0, "decode": 0}))
+        await self._targets.publish(
+            TargetRecord(
+                model="tiny",
+                planner=planner,
+                replicas={"prefill": 0, "decode": 0},
+                minimums={"prefill": 0, "decode": 1},
+            )
+        )
 
     async def forget_target(self) -> None:
         await self._redis.execute("DEL", self._targets._keys("tiny")[0])
@@ -79,6 +86,7 @@ async def test_a_model_can_be_woken_as_long_as_a_planner_publishes_its_target(ri
     assert not search.models()
     await rig.plan()
     await until(lambda: list(search.models()) == ["tiny"])
+    assert search.optional_roles() == {"tiny": {"prefill"}}
     await rig.forget_target()
     await until(lambda: not search.models())
 

@@ -318,7 +318,8 @@ async def test_requests_for_a_model_that_a_planner_can_wake_are_held_by_a_ready_
     caplog.set_level("INFO")
     rig = make_rig(no_worker_wait_s=0.0, wake_timeout_s=60.0)
     models: dict[str, ServedModel] = {}
-    rig.fleet.wakeable = rig.dispatch.wakeable = lambda: models
+    rig.fleet.wakeable = lambda: models
+    rig.fleet.optional_roles = lambda: {name: {"prefill", "decode"} for name in models}
     await rig.start()
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
@@ -358,6 +359,66 @@ async def test_a_strict_gateway_is_ready_while_the_missing_role_can_be_woken(mak
     models = rig.fleet.live_models()
     rig.fleet.wakeable = lambda: models
     assert rig.dispatch.ready() is None
+
+
+async def test_only_what_the_planner_may_end_is_not_missed(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(wake_timeout_s=60.0)
+    roles: set[str] = set()
+    rig.fleet.optional_roles = lambda: {"tiny": roles}
+    await rig.start()
+
+    def missing() -> list[str]:
+        return [shortage.lacks for shortage in rig.dispatch.shortages()]
+
+    decode = await rig.add("d", "decode", works=False)
+    await until(lambda: missing() == ["prefill"])
+    roles.add("decode")
+    assert missing() == ["prefill"]
+    roles.add("prefill")
+    assert missing() == [] and rig.dispatch.num_wakeable() == {"prefill": 1, "decode": 1, "mixed": 0}
+    prefill = await rig.add("p", "prefill", works=False)
+    await until(lambda: missing() == ["link"])
+    for worker in (prefill, decode):
+        rig.workers.remove(worker)
+        await worker.stop()
+    await until(lambda: not rig.fleet.views())
+    await until(lambda: missing() == [])
+    roles.remove("decode")
+    assert missing() == ["worker"] and rig.dispatch.num_wakeable() == {"prefill": 1, "decode": 0, "mixed": 0}
+    roles.add("decode")
+    unreachable = await rig.add("e", "decode")
+    await unreachable.stop()
+    await until(lambda: missing() == ["worker"])
+    assert rig.dispatch.num_wakeable() == {"prefill": 0, "decode": 0, "mixed": 0}
+
+
+async def test_a_gateway_that_cannot_reach_a_registered_worker_does_not_wait_for_a_planner(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
+    other = make_rig()
+    await other.start()
+    await other.add("m", "mixed")
+    await until(other.fleet.live_models)
+    models = other.fleet.live_models()
+
+    rig = make_rig(wake_timeout_s=60.0)
+    rig.fleet.wakeable = lambda: models
+    assert rig.dispatch.ready() == NO_WORKER, "the registry was not read"
+    unreachable = await rig.add("n", "mixed")
+    await unreachable.stop()
+    await rig.start()
+    await until(lambda: rig.fleet._links)
+    assert rig.dispatch.ready() == NO_WORKER, "the worker may be about to answer"
+    await until(lambda: rig.fleet._links[unreachable.ref.id].is_gone)
+    assert rig.dispatch.ready() == NO_WORKER and not rig.fleet._was_ready
+
+    rig.workers.clear()
+    await until(lambda: rig.dispatch.ready() is None)
+    rig.workers.append(unreachable)
+    await until(lambda: rig.dispatch.ready() == NO_WORKER)
+    await rig.add("o", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
 
 
 async def test_a_draining_gateway_ends_held_requests(make_rig: Callable[..., Rig]) -> None:

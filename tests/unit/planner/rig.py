@@ -87,7 +87,7 @@ class Planner:
             self.finder,
             self.leadership,
             PodDrain(world.census, clock),
-            ServeActuator(PlannerId(name), targets, world.census),
+            ServeActuator(PlannerId(name), targets, world.census, {}),
             Retries(Backoff(lambda: 0.0), self.errors.append, self._wait),
         )
         self.on_wait: Callable[[], None] = lambda: None

@@ -27,6 +27,10 @@ class StoredTargets:
     async def read(self, model: str) -> TargetRecord | None:
         return self.published
 
+    async def publish(self, record: TargetRecord) -> PlannerId:
+        self.published = record
+        return record.planner
+
     async def deployed(self, model: str) -> dict[str, dict[ServeId, int]]:
         found = {"head-1": self.meant, **self.others}
         roles = {role for numbers in found.values() for role in numbers}
@@ -44,7 +48,7 @@ def worker(number: int, role: str) -> WorkerState:
 
 def actuator(targets: StoredTargets) -> ServeActuator:
     unused: Any = None
-    return ServeActuator(ME, targets, unused)  # type: ignore[arg-type]
+    return ServeActuator(ME, targets, unused, {"prefill": 0, "decode": 1})  # type: ignore[arg-type]
 
 
 async def starting(of: ServeActuator, num_decode: int) -> dict[str, int]:
@@ -56,6 +60,12 @@ async def test_deployed_replicas_override_the_published_target() -> None:
     published = TargetRecord(model="m", planner=ME, replicas={"prefill": 2, "decode": 5}, reasons=())
     assert await starting(actuator(StoredTargets(published, {"decode": 8})), 3) == {"prefill": 0, "decode": 5}
     assert await starting(actuator(StoredTargets(published)), 3) == {"prefill": 0, "decode": 2}
+
+
+async def test_a_target_is_published_with_the_minimums() -> None:
+    targets = StoredTargets()
+    assert await actuator(targets).publish_target("m", {"prefill": 0, "decode": 2}, ("because",)) == ME
+    assert targets.published is not None and targets.published.minimums == {"prefill": 0, "decode": 1}
 
 
 async def test_a_redis_that_has_forgotten_all_is_no_fleet_of_those_who_are_back() -> None:

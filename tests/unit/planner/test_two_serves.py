@@ -117,7 +117,7 @@ class Fleet:
     def __post_init__(self) -> None:
         targets: Any = self.board
         unused: Any = None
-        self._actuator = ServeActuator(PlannerId("p"), targets, unused)
+        self._actuator = ServeActuator(PlannerId("p"), targets, unused, {})
         self._scaler = Scaler(CONFIG, targets_of(SloConfig(ttft_ms=1500, itl_ms=50)))
 
     async def run(self, seconds: float) -> list[list[int]]:

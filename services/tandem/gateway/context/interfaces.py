@@ -156,7 +156,7 @@ class RequestDispatcher(Protocol):
     def shortages(self) -> Sequence[Shortage]:
         """Return what each served model lacks, such as a live prefill worker; empty where none lacks anything.
 
-        A model for which a planner starts workers lacks nothing while it has no open request."""
+        A model without an open request does not lack workers that its planner may end."""
         ...
 
     def num_held(self) -> Mapping[str, int]:
@@ -164,9 +164,9 @@ class RequestDispatcher(Protocol):
         without any have no entry."""
         ...
 
-    def wakeable(self) -> Mapping[str, ServedModel]:
-        """Return, by name, the models for which a planner starts workers when requests wait; empty unless
-        `gateway.wake_timeout_s` is set."""
+    def num_wakeable(self) -> Mapping[Pool, int]:
+        """Return, by pool, the number of models of which a planner may let the pool be empty, and starts workers when
+        requests wait; models of which a registered worker cannot be reached do not count."""
         ...
 
     def num_live(self) -> Mapping[Pool, int]:

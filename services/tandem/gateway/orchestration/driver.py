@@ -83,7 +83,7 @@ class RequestDriver:
         self.models = fleet.models
         self.scrape_targets = fleet.scrape_targets
         self.problem = fleet.problem
-        self.wakeable = fleet.wakeable
+        self.num_wakeable = fleet.num_wakeable
         self.num_held = self.director.num_held
         self.num_queued = self.director.num_queued
         self.num_open = self.director.num_open
@@ -140,11 +140,11 @@ class RequestDriver:
         return "draining" if self._is_closed else self._fleet.ready()
 
     def shortages(self) -> Sequence[Shortage]:
-        """Return what each model lacks. A model for which a planner starts workers lacks nothing while it has no open
-        request."""
+        """Return what each model lacks. A model without an open request does not lack workers that its planner may
+        end."""
         in_use = {one.state.request.model for one in self.director.requests() if one.fixed_placement is None}
-        idle = self.wakeable().keys() - in_use
-        return [shortage for shortage in self._fleet.shortages() if shortage.model not in idle]
+        found = self._fleet.shortages()
+        return [shortage for shortage in found if shortage.model in in_use or not self._fleet.is_intended(shortage)]
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self.director.breakers(self._clock.now())

@@ -30,7 +30,7 @@ def watch_answers(metrics: Metrics, recorder: RequestRecorder) -> None:
 def watch_dispatch(metrics: Metrics, dispatch: RequestDispatcher) -> None:
     metrics.watch(have.QUEUED_REQUESTS, lambda: {(lane.label,): n for lane, n in dispatch.num_queued().items()})
     metrics.watch(have.HELD_REQUESTS, lambda: {(model,): n for model, n in dispatch.num_held().items()})
-    metrics.watch(have.WAKEABLE_MODELS, _one(lambda: len(dispatch.wakeable())))
+    metrics.watch(have.WAKEABLE_MODELS, lambda: {(pool,): n for pool, n in dispatch.num_wakeable().items()})
     metrics.watch(have.SERVED_MODELS, _one(lambda: len(dispatch.models())))
     metrics.watch(have.READY, _one(lambda: dispatch.ready() is None))
     metrics.watch(have.MODEL_SHORTAGE, lambda: {(found.model, found.lacks): 1.0 for found in dispatch.shortages()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import NamedTuple
 
 from tandem.core.clock import Clock, wall_ns
@@ -49,11 +49,17 @@ class WakeableModels:
         """Records that were read from Redis and are not in `_known`; None before they were read."""
         self._published: dict[str, _Publication] = {}
         self._models: Mapping[str, ServedModel] = {}
+        self._optional_roles: Mapping[str, Set[str]] = {}
         self._loop = BackgroundLoop("the search for models that a planner can wake", self._step)
 
     def models(self) -> Mapping[str, ServedModel]:
         """Return the models that a planner can wake, by name, whether or not workers serve them now."""
         return self._models
+
+    def optional_roles(self) -> Mapping[str, Set[str]]:
+        """Return, by model, the roles for which the planner's minimum is 0 workers; a model without any has an empty
+        set."""
+        return self._optional_roles
 
     def start(self, live: Callable[[], Mapping[str, ServedModel]]) -> None:
         """Begin the search. `live` returns the models of live workers, by name."""
@@ -79,10 +85,13 @@ class WakeableModels:
         if self._stored is None:
             self._stored = {record.name: record for record in await self._registry.read()}
         found: dict[str, ServedModel] = {}
+        optional_roles: dict[str, Set[str]] = {}
         for name in sorted({*self._known, *self._stored}):
-            if await self._targets.read(name) is not None and (model := await self._find(name)) is not None:
+            target = await self._targets.read(name)
+            if target is not None and (model := await self._find(name)) is not None:
                 found[name] = model
-        self._models = found
+                optional_roles[name] = {role for role, minimum in target.minimums.items() if minimum == 0}
+        self._models, self._optional_roles = found, optional_roles
 
     async def _find(self, name: str) -> ServedModel | None:
         """Return the model with this name, whose tokenizer is loaded if it is only in Redis; None if that fails."""

@@ -44,8 +44,9 @@ class WorkerPool(KnownWorkers[WorkerLink]):
     `discover` returns the registered workers, each with the role assigned to it or an empty one; where it raises
     TandemError, the previous list stays in force. `requirements` are those that a link must meet. `routing` and
     `candidates()` are for the placement of requests. What workers report takes effect while one reader iterates over
-    `events()`. `wakeable` returns, by name, the models for which a planner starts workers when requests wait; its owner
-    may set it before the start."""
+    `events()`. `wakeable` returns, by name, the models for which a planner starts workers when requests wait, and
+    `optional_roles`, by model, the roles of which the planner may let no worker run; their owner may set both before
+    the start."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class WorkerPool(KnownWorkers[WorkerLink]):
     ) -> None:
         super().__init__(config)
         self.wakeable: Callable[[], Mapping[str, ServedModel]] = dict
+        self.optional_roles: Callable[[], Mapping[str, Set[str]]] = dict
         self._requirements = requirements
         self._trust = trust
         self._gateway = gateway
@@ -68,6 +70,8 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         self._config = config
         self._events: asyncio.Queue[LinkEvent] = asyncio.Queue()
         self._links: dict[WorkerId, WorkerLink] = {}
+        self._listed: Set[WorkerRef] | None = None
+        """The workers that the registry listed last; None before it was read."""
         self._live: set[WorkerRef] = set()
         self._known_models: dict[str, tuple[ServedModel, float]] = {}
         """Models that have a live worker or had one within `MODEL_MEMORY_S`, and when that worker was last seen."""
@@ -178,13 +182,30 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         models = dict.fromkeys([*(view.model for view in views), *self._known_models.copy(), *self.wakeable()])
         return find_shortages(models, views, self.pairs, self._config.disaggregation)
 
+    def is_intended(self, shortage: Shortage) -> bool:
+        """Return whether a shortage is of workers that a planner may end, and starts again when requests wait.
+
+        That is none of a link, and none of a model of which a registered worker cannot be reached."""
+        roles = {shortage.lacks} if shortage.lacks in ("prefill", "decode") else {"prefill", "decode"}
+        is_optional = roles <= self.optional_roles().get(shortage.model, frozenset())
+        return shortage.lacks != "link" and is_optional and not self._misses_registered(shortage.model)
+
+    def num_wakeable(self) -> Mapping[Pool, int]:
+        """Return the number of models of which a planner may let the pool be empty, by pool; every pool has an entry.
+
+        A model of which a registered worker cannot be reached does not count."""
+        models = self.optional_roles().items()
+        found = Counter(role for model, roles in models if not self._misses_registered(model) for role in roles)
+        return {pool: found[pool] for pool in POOLS}
+
     def ready(self) -> str | None:
         """Return None where requests can be served, otherwise a sentence that describes what is missing.
 
         A gateway is ready while a planner starts missing workers when requests wait, which the gateway holds until
-        then. One that has been ready stays so while a live worker can serve a request of any model, if only as a
-        fallback. One that has not waits until a model lacks nothing: for at most `FIRST_PAIR_WAIT_S` seconds, and not
-        for links that miss their requirements, because those are not tested again."""
+        then, unless it cannot reach a worker that is registered. One that has been ready stays so while a live worker
+        can serve a request of any model, if only as a fallback. One that has not waits until a model lacks nothing: for
+        at most `FIRST_PAIR_WAIT_S` seconds, and not for links that miss their requirements, because those are not
+        tested again."""
         shortages = self.shortages()
         lacking = {shortage.model for shortage in shortages}
         if any(view.model not in lacking for view in self.views()) or any(map(self._is_awaited, shortages)):
@@ -204,7 +225,22 @@ class WorkerPool(KnownWorkers[WorkerLink]):
 
     def _is_awaited(self, shortage: Shortage) -> bool:
         """Return whether requests that a shortage keeps from being served wait until a planner has started workers."""
-        return not shortage.is_served and shortage.lacks != "link" and shortage.model in self.wakeable()
+        can_wake = not shortage.is_served and shortage.lacks != "link" and shortage.model in self.wakeable()
+        return can_wake and not self._misses_registered(shortage.model)
+
+    def _misses_registered(self, model: str) -> bool:
+        """Return whether the registry was not read yet, or lists a worker of the model that this gateway cannot reach.
+
+        A worker that has not described itself counts for every model. Once the gateway has been ready, a worker counts
+        only after its stream has been down for `RECONNECT_S`, so that starting and ending workers do not count."""
+        if self._listed is None:
+            return True
+        missed = [
+            link
+            for link in list(self._links.values())
+            if link.ref in self._listed and (link.is_gone if self._was_ready else not link.is_live)
+        ]
+        return any(link.model is None or link.model.name == model for link in missed)
 
     def _missing(self, shortages: Iterable[Shortage]) -> list[str]:
         unlisted = [f"workers cannot be listed: {self._discovery_error}"] if self._discovery_error is not None else []
@@ -310,6 +346,7 @@ class WorkerPool(KnownWorkers[WorkerLink]):
             del self._links[link.ref.id]
             self._events.put_nowait(self._drop(link, "gone"))
             await link.close()
+        self._listed = frozenset(refs)
         self._assign_roles(refs)
 
     def _assign_roles(self, roles: Mapping[WorkerRef, str]) -> None:

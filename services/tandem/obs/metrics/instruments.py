@@ -199,8 +199,8 @@ MODEL_SHORTAGE = gauge(
     "tandem.model.shortage",
     "",
     "Reports 1 while a model lacks what `gateway.disaggregation` needs: a live worker at all, a prefill or decode "
-    "worker, or a link between the two over which a block has moved. A wakeable model without open requests lacks "
-    "nothing.",
+    "worker, or a link between the two over which a block has moved. A model without open requests does not lack "
+    "workers for which the planner's minimum is 0.",
     MODEL,
     "lacks",
 )
@@ -210,8 +210,10 @@ SERVED_MODELS = gauge(
 WAKEABLE_MODELS = gauge(
     "tandem.wakeable_models",
     "{model}",
-    "Reports the number of models for which a planner starts workers when requests wait; 0 unless"
-    " `gateway.wake_timeout_s` is set.",
+    "Reports the number of models of which a planner may let the pool be empty, and starts workers when requests wait. "
+    "A model of which a registered worker cannot be reached does not count; none does unless `gateway.wake_timeout_s` "
+    "is set.",
+    "pool",
 )
 LIVE_WORKERS = gauge(
     "tandem.live_workers", "{worker}", "Reports the workers of each pool from which this gateway has a stream.", "pool"
