@@ -231,6 +231,34 @@ def test_tls_clients_at_plain_ports_get_an_error(
     assert call(front, authority.ca) == "UNAVAILABLE" and complaints(caplog) == []
 
 
+async def answer_lifespan(receive: Any, send: Any) -> None:
+    for step in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{step}.complete"})
+
+
+def test_a_client_that_does_not_finish_its_handshake_is_cut_off(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = TlsFiles.of_gateway(authority.issue_for_gateway("front"))
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await answer_lifespan(receive, send)
+
+    async def run() -> None:
+        server = HttpServer(application, "127.0.0.1", 0, limits=HttpLimits(handshake_s=0.2), tls=tls)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        async with asyncio.timeout(PATIENCE_S / 2):
+            assert await reader.read() == b""
+        writer.close()
+        await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    assert complaints(caplog) == []
+
+
 def test_a_client_that_does_not_read_is_cut_off(authority: Authority) -> None:
     """uvloop passes on that the client's side is full, as it does without TLS."""
     tls = TlsFiles.of_gateway(authority.issue_for_gateway("front"))
@@ -238,9 +266,7 @@ def test_a_client_that_does_not_read_is_cut_off(authority: Authority) -> None:
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            for step in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{step}.complete"})
+            await answer_lifespan(receive, send)
             return
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})

@@ -37,7 +37,8 @@ class HttpLimits:
     the last byte of the request. `stalled_client_s`: a connection is aborted when its client reads nothing of a
     response for this long. `keep_alive_s`: a connection without a request is closed after this long. `linger_s`: after
     a refusal, received bytes are discarded for this long before the connection is closed, because a close with unread
-    bytes would reset the connection and lose the refusal.
+    bytes would reset the connection and lose the refusal. `handshake_s`: longest time of a TLS handshake, during which
+    a connection does not count for `max_connections`.
 
     `max_connections`: connections beyond it may only request one of the paths `probes`, `probe_room` connections at a
     time, so that a busy process is not restarted for failed health checks. `max_head_bytes`, `max_headers`: of one
@@ -50,6 +51,7 @@ class HttpLimits:
     stalled_client_s: float = 60.0
     keep_alive_s: float = 75.0
     linger_s: float = 2.0
+    handshake_s: float = 10.0
     max_connections: int = 4096
     probes: frozenset[bytes] = frozenset()
     probe_room: int = 64
