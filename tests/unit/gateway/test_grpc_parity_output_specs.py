@@ -25,7 +25,7 @@ from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.conftest import Front, ScriptedDispatch
-from tests.unit.gateway.parity import HELLO, Outcome, comparable, send_over_both_protocols, whole_body
+from tests.unit.gateway.parity import HELLO, Outcome, comparable, send_grpc, send_over_both_protocols, whole_body
 
 pytestmark = pytest.mark.slow
 
@@ -228,7 +228,7 @@ def test_only_models_that_a_tenant_may_use_are_listed(locked_front: tuple[Front,
         (PROXY_KEY, {}, PROXY),
         (PROXY_KEY, {"x-llm-d-inference-fairness-id": "bob"}, KEYLESS),
         (PROXY_KEY, {"x-gateway-inference-fairness-id": "ada"}, TENANT),
-        (PROXY_KEY, {"x-gateway-inference-fairness-id": "ada", "x-llm-d-inference-fairness-id": "bob"}, KEYLESS),
+        (PROXY_KEY, {"x-gateway-inference-fairness-id": "bob", "x-llm-d-inference-fairness-id": "bob"}, KEYLESS),
     ],
     ids=str,
 )
@@ -255,3 +255,28 @@ def test_a_proxy_that_names_nobody_is_refused_alike(
     assert first.error[0] == "invalid_request" and header in first.error
     assert [other.plain() for other in others] == [first.plain()] * 3
     assert locked_front[0].dispatch.requests == []
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"),
+        ("x-gateway-inference-fairness-id", "x-llm-d-inference-fairness-id"),
+        ("x-llm-d-inference-fairness-id", "x-llm-d-inference-fairness-id"),
+        ("x-gateway-inference-fairness-id", "x-gateway-inference-fairness-id"),
+    ],
+    ids=str,
+)
+def test_a_request_of_a_proxy_for_two_tenants_is_refused_alike(
+    locked_front: tuple[Front, httpx.Client, Any], names: tuple[str, str]
+) -> None:
+    front, client, stub = locked_front
+    front.dispatch.reset()
+    front.instant()
+    sent = [("authorization", f"Bearer {PROXY_KEY}"), *zip(names, ("bob", "ada"), strict=True)]
+    over_http = client.post("/v1/completions", json={"model": "tiny", "prompt": "x"}, headers=sent)
+    error = over_http.json()["error"]
+    assert over_http.status_code == 400 and error["code"] == "invalid_request" and error["param"] == names[0]
+    over_grpc = send_grpc(stub, "completion", {"model": "tiny", "prompt": "x"}, False, sent)
+    assert over_grpc.error == (error["code"], error["message"], error["param"], error["type"])
+    assert front.dispatch.requests == []

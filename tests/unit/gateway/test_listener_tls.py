@@ -231,6 +231,34 @@ def test_tls_clients_at_plain_ports_get_an_error(
     assert call(front, authority.ca) == "UNAVAILABLE" and complaints(caplog) == []
 
 
+async def answer_lifespan(receive: Any, send: Any) -> None:
+    for step in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{step}.complete"})
+
+
+def test_a_client_that_does_not_finish_its_handshake_is_cut_off(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = TlsFiles.of_gateway(authority.issue_for_gateway("front"))
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await answer_lifespan(receive, send)
+
+    async def run() -> None:
+        server = HttpServer(application, "127.0.0.1", 0, limits=HttpLimits(handshake_s=0.2), tls=tls)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        async with asyncio.timeout(PATIENCE_S / 2):
+            assert await reader.read() == b""
+        writer.close()
+        await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    assert complaints(caplog) == []
+
+
 def test_a_client_that_does_not_read_is_cut_off(authority: Authority) -> None:
     """uvloop passes on that the client's side is full, as it does without TLS."""
     tls = TlsFiles.of_gateway(authority.issue_for_gateway("front"))
@@ -238,9 +266,7 @@ def test_a_client_that_does_not_read_is_cut_off(authority: Authority) -> None:
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            for step in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{step}.complete"})
+            await answer_lifespan(receive, send)
             return
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -262,6 +288,47 @@ def test_a_client_that_does_not_read_is_cut_off(authority: Authority) -> None:
                 await asyncio.sleep(0.01)
         writer.transport.abort()
         await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+@pytest.mark.parametrize("num_bytes", [2 << 20, 540_000])
+def test_a_stop_waits_until_a_complete_response_is_sent(authority: Authority, num_bytes: int) -> None:
+    """The client reads nothing until an idle connection would have been aborted. Of the smaller response uvloop reports
+    no unsent byte."""
+    tls = TlsFiles.of_gateway(authority.issue_for_gateway("front"))
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await answer_lifespan(receive, send)
+            return
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(num_bytes)})
+
+    def read_late(port: int, may_stop: threading.Event) -> int:
+        with socket.socket() as plain:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+            plain.settimeout(PATIENCE_S)
+            plain.connect(("127.0.0.1", port))
+            with trusting(authority.ca).wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+                secure.sendall(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+                seen = len(secure.recv(1000))
+                may_stop.set()
+                time.sleep(1.0)
+                while chunk := secure.recv(1 << 16):
+                    seen += len(chunk)
+        return seen
+
+    async def run() -> None:
+        server = HttpServer(application, "127.0.0.1", 0, graceful_s=PATIENCE_S, tls=tls)
+        await server.start()
+        may_stop = threading.Event()
+        seen = asyncio.create_task(asyncio.to_thread(read_late, server.port, may_stop))
+        await asyncio.to_thread(may_stop.wait, PATIENCE_S)
+        await server.stop()
+        assert await seen > num_bytes
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())

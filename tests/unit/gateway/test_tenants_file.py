@@ -88,6 +88,8 @@ def test_all_fields_are_read() -> None:
         ("tenants: {'{x}': {keys: []}}", "a tenant's name"),
         ("tenants: {open: {keys: []}}", "and not open"),
         ("defaults: {keys: []}\ntenants: {a: {keys: []}}", "f: defaults: 'keys' is not known"),
+        ("defaults: {operator: true}\ntenants: {a: {keys: []}}", "f: defaults.operator: cannot be a default"),
+        ("defaults: {proxy: false}\ntenants: {a: {keys: []}}", "f: defaults.proxy: cannot be a default"),
         (tenants_of("", ", requests_per_minute: -1"), "tenants.acme.requests_per_minute: must be a whole number"),
         (tenants_of("", ", tokens_per_minute: 1e3"), "tenants.acme.tokens_per_minute: must be a whole number"),
         (tenants_of("", ", tokens_per_minute: 1000000001"), "tenants.acme.tokens_per_minute: must be a whole number"),

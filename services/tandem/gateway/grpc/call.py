@@ -27,18 +27,18 @@ DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
 class GrpcCall:
     """Read the metadata of one gRPC call, and send its initial metadata, its messages and its status.
 
-    `metadata`: by name, without binary values; of several entries with one name the first. `request_id`: the client's
-    label, or a new one, as over HTTP.
+    `entries`: names and values in their order, without binary values. `metadata`: these by name, of several with one
+    name the first. `request_id`: the client's label, or a new one, as over HTTP.
     """
 
-    __slots__ = ("_context", "_opened", "metadata", "request_id")
+    __slots__ = ("_context", "_opened", "entries", "metadata", "request_id")
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
         self._opened = False
-        # Of several entries with one name the first counts, as over HTTP.
-        entries = reversed(list(context.invocation_metadata() or ()))
-        self.metadata = {name: value for name, value in entries if isinstance(value, str)}
+        given = context.invocation_metadata() or ()
+        self.entries = [(name, value) for name, value in given if isinstance(value, str)]
+        self.metadata = dict(reversed(self.entries))
         self.request_id = label_of(self.metadata.get("x-request-id"))
 
     async def write(self, reply: Message, stalled_client_s: float) -> None:

@@ -7,7 +7,10 @@ the time that a response waits for a client that does not read, and the number o
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import sys
+import termios
 from asyncio import TimerHandle, Transport
 from collections import deque
 from dataclasses import dataclass
@@ -25,7 +28,8 @@ _log = logging.getLogger(__name__)
 _LINE_BYTES = 4
 """Bytes of a header line besides its name and its value: colon, space, CR and LF."""
 _CONFIRM_S = 0.5
-"""Seconds that an idle TLS client has to confirm that its connection ends, when the server stops."""
+"""Seconds that a TLS client that has received everything has to confirm that its connection ends, when the server
+stops."""
 _NO_CERTIFICATE = "this gateway requires a client certificate (gateway.tls_client_ca_file); none was presented"
 
 
@@ -37,7 +41,8 @@ class HttpLimits:
     the last byte of the request. `stalled_client_s`: a connection is aborted when its client reads nothing of a
     response for this long. `keep_alive_s`: a connection without a request is closed after this long. `linger_s`: after
     a refusal, received bytes are discarded for this long before the connection is closed, because a close with unread
-    bytes would reset the connection and lose the refusal.
+    bytes would reset the connection and lose the refusal. `handshake_s`: longest time of a TLS handshake, during which
+    a connection does not count for `max_connections`.
 
     `max_connections`: connections beyond it may only request one of the paths `probes`, `probe_room` connections at a
     time, so that a busy process is not restarted for failed health checks. `max_head_bytes`, `max_headers`: of one
@@ -50,6 +55,7 @@ class HttpLimits:
     stalled_client_s: float = 60.0
     keep_alive_s: float = 75.0
     linger_s: float = 2.0
+    handshake_s: float = 10.0
     max_connections: int = 4096
     probes: frozenset[bytes] = frozenset()
     probe_room: int = 64
@@ -76,6 +82,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refusal: TandemError | None = None
         self._request_timer: TimerHandle | None = None
         self._reader_timer: TimerHandle | None = None
+        self._confirm_timer: TimerHandle | None = None
         self._has_begun = False  # a request has begun to arrive and its last byte has not arrived yet
         self._in_head = True  # the arriving or next request has no cycle yet: `cycle` belongs to the request before it
         self._cycles: deque[RequestResponseCycle] = deque()  # of requests without a complete response, in order
@@ -95,7 +102,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(self._too_many())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._request_timer, self._reader_timer):
+        for timer in (self._request_timer, self._reader_timer, self._confirm_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
@@ -152,10 +159,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """End the connection, or let it end with its response; uvicorn calls this when the server stops. A connection
-        with TLS ends when its client confirms it, and an idle client, which reads nothing, does not."""
+        with TLS ends when its client confirms it; an idle client, which reads nothing, does not, and is aborted."""
         super().shutdown()
         if self.scheme == "https" and self.transport.is_closing():
-            self.loop.call_later(_CONFIRM_S, self.transport.abort)
+            self._confirm_timer = self.loop.call_later(_CONFIRM_S, self._abort_when_sent)
 
     # ---- the parser's callbacks; `feed_data` raises their exceptions as HttpParserError
 
@@ -286,6 +293,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         )
         self.transport.abort()
 
+    def _abort_when_sent(self) -> None:
+        """Abort the connection once its client's kernel has the whole response.
+
+        uvloop does not report the bytes that its TCP transport holds below TLS, but while it holds any the kernel has
+        bytes to send."""
+        if self.transport.get_write_buffer_size() or _num_unconfirmed(self.transport.get_extra_info("socket")):
+            self._confirm_timer = self.loop.call_later(_CONFIRM_S, self._abort_when_sent)
+        else:
+            self.transport.abort()
+
     def _refuse(self, error: TandemError) -> None:
         """Send an error and end the connection; only end it where the error would be written into another response."""
         cycle = None if self._in_head else self.cycle
@@ -322,6 +339,15 @@ async def _without_chunks(cycle: RequestResponseCycle, app: Any, scope: Any, rec
         await send(message)
 
     await app(scope, receive, send_unchunked)
+
+
+def _num_unconfirmed(socket: Any) -> int:
+    """Return how many bytes the kernel has to send or has not seen confirmed; 0 for a closed socket, and where the
+    kernel does not tell."""
+    try:
+        return int.from_bytes(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
 
 
 def _response(error: TandemError) -> bytes:

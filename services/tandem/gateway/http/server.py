@@ -21,14 +21,35 @@ read."""
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """uvicorn server that installs no signal handlers, because `main` handles Ctrl-C and SIGTERM."""
+    """uvicorn server that installs no signal handlers, because `main` handles Ctrl-C and SIGTERM, and that ends a
+    connection whose TLS handshake takes longer than `handshake_s` seconds."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, handshake_s: float) -> None:
         super().__init__(config)
+        self._handshake_s = handshake_s
         self.listening = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Start the application, and listen on `sockets` with a limit of the handshake, for which uvicorn has no
+        option."""
+        await super().startup([])
+        protocol = partial(  # type: ignore[call-arg]  # uvicorn declares it as any protocol
+            self.config.http_protocol_class,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        context = self.config.ssl
+        self.servers = [
+            await asyncio.get_running_loop().create_server(
+                protocol,
+                sock=listener,
+                ssl=context,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=None if context is None else self._handshake_s,
+            )
+            for listener in sockets or ()
+        ]
         self.listening.set()
 
     @contextlib.contextmanager
@@ -55,8 +76,7 @@ class HttpServer:
         """Bind the socket, so that the attribute `port` is known before `start` (argument 0: any free port). Raises
         OSError for a port in use.
 
-        `graceful_s`: seconds that `stop` waits for responses in progress. `tls`: serve HTTPS with these files. A
-        connection whose handshake is not complete does not count as open, and ends after the event loop's 60 s."""
+        `graceful_s`: seconds that `stop` waits for responses in progress. `tls`: serve HTTPS with these files."""
         limits = limits or HttpLimits()
         if tls is not None and tls.requires_client:
             limits = replace(limits, requires_certificate=True)
@@ -76,7 +96,7 @@ class HttpServer:
             timeout_graceful_shutdown=max(1, round(graceful_s)),
             ssl_context_factory=None if tls is None else lambda _config, _default: tls.server_context(),
         )
-        self._server = _EmbeddedServer(config)
+        self._server = _EmbeddedServer(config, limits.handshake_s)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -8,14 +8,14 @@ depends on how a mapping compares."""
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tandem.admission.api_keys import key_digest
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
 from tandem.gateway.context.interfaces import Authenticator
-from tandem.gateway.context.request_context import FAIRNESS_HEADERS, first_of
+from tandem.gateway.context.request_context import FAIRNESS_HEADERS
 from tandem.gateway.tenants.tenants_file import Key, Tenants
 
 MAX_KEY_CHARS = 512
@@ -71,18 +71,26 @@ class ApiKeyAuthenticator:
         self._problem = problem
 
 
-def tenant_of(headers: Mapping[str, str], authenticator: Authenticator) -> Tenant:
+def tenant_of(headers: Mapping[str, str], entries: Iterable[tuple[str, str]], authenticator: Authenticator) -> Tenant:
     """Return the tenant of a request with these `headers`, whose names are in lower case.
 
-    That is the owner of the key in them, except for a proxy: its request is that of the tenant that the header
-    `x-llm-d-inference-fairness-id` names, and the proxy's own without that header. Nobody else can name a tenant: their
-    header is ignored. Raises TandemError(UNAUTHENTICATED) for a key that does not admit, and
-    TandemError(INVALID_REQUEST) for a proxy's request for a tenant that does not exist."""
+    That is the owner of the key in them, except for a proxy: its request is that of the tenant that a header of
+    FAIRNESS_HEADERS names, and the proxy's own without such a header. Nobody else can name a tenant: their header is
+    ignored. `entries`: names and values of all headers, with those that `headers` leaves out because the name is
+    repeated. Raises TandemError(UNAUTHENTICATED) for a key that does not admit, and TandemError(INVALID_REQUEST) for a
+    proxy's request for a tenant that does not exist or for two tenants, of which the proxy's client may have written
+    one."""
     caller = authenticator.identify(api_key_from_headers(headers))
-    header = first_of(FAIRNESS_HEADERS, headers) if caller.proxy else None
-    if header is None:
+    if not caller.proxy:
         return caller
-    tenant = authenticator.find(headers[header].strip())
+    named = {value.strip(): name for name, value in entries if name in FAIRNESS_HEADERS}
+    if not named:
+        return caller
+    name, header = next(iter(named.items()))
+    if len(named) > 1:
+        message = f"{' and '.join(FAIRNESS_HEADERS)} must name the same tenant wherever they occur"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=header)
+    tenant = authenticator.find(name)
     if tenant is None:
         message = f"{header} must be the name of a tenant of this server"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param=header)

@@ -3,7 +3,7 @@
 Unknown, missing and impossible values are refused with file and place; a key that was written in plain text by mistake
 is not repeated in errors.
 
-    defaults:                     # of every tenant below, unless it sets its own
+    defaults:                     # of every tenant below, unless it sets its own; not for `operator` and `proxy`
       requests_per_minute: 60
     tenants:
       acme:
@@ -42,7 +42,9 @@ _COUNTS = {
     "max_concurrency": MAX_COUNT,
     "max_prompt_tokens": MAX_COUNT,
 }
-_SETTINGS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregation", "operator", "proxy")
+_POWERS = ("operator", "proxy")
+"""Settings that give a tenant power over the others, so that each tenant has to set them itself."""
+_SETTINGS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregation", *_POWERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,9 @@ def parse_tenants(text: str, file: str) -> Tenants:
         raise refused(where, f"is no YAML: {getattr(error, 'problem', None) or type(error).__name__}") from None
     found = Field(file, "", value).record(("tenants",), ("defaults",))
     defaults = found["defaults"].record((), _SETTINGS) if "defaults" in found else {}
+    for name in _POWERS:
+        if name in defaults:
+            raise refused(defaults[name].place, "cannot be a default: set it at each tenant that needs it")
     keys: dict[bytes, Key] = {}
     tenants: dict[TenantId, Tenant] = {}
     for name, field in found["tenants"].fields().items():
