@@ -40,12 +40,6 @@ async def planner(served: tuple[KubeServer, Connect], world: World[KubeServer]) 
     await made.close()
 
 
-@pytest.fixture
-async def closing() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
-
-
 async def test_more_pods_are_requested_at_once(planner: Planner, world: World[KubeServer]) -> None:
     world.create(1, 2)
     done = await rounds(planner, world, ReplicaTarget(3, 4), 1)

@@ -29,12 +29,6 @@ async def planner(api_server: ApiServer, world: World[Objects]) -> AsyncIterator
     await made.close()
 
 
-@pytest.fixture
-async def closing() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
-
-
 async def test_fewer_go_only_when_nothing_is_left_on_them(planner: Planner, world: World[Objects]) -> None:
     world.create(1, 4)
     await rounds(planner, world, ReplicaTarget(1, 2), 1)
