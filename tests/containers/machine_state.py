@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 _PROGRAMS = ("dockerd", "containerd", "containerd-shim", "docker-proxy", "slirp4netns", "debootstrap")
+"""Names of processes, of which Linux keeps 15 characters."""
 _FORWARDING = ("/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding")
 
 
@@ -50,7 +51,7 @@ def _processes() -> list[str]:
             name = path.read_text().strip()
         except OSError:  # it has ended
             continue
-        if name in _PROGRAMS or name[:15] in {program[:15] for program in _PROGRAMS}:
+        if name in _PROGRAMS:
             found.append(f"process {name}")
     return found
 
