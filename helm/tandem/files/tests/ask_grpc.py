@@ -1,4 +1,4 @@
-"""Asks the gateways of a release over gRPC, as `helm test` does; never looks at anything but the answer.
+"""Ask the gateways of a release for a completion over gRPC, and fail unless it is streamed; `helm test` runs it.
 
 GRPC is where they are. TLS says that they have a certificate, and CA_FILE is its CA. Without TANDEM_API_KEY a gateway
 that asks for one is to say so; with TLS=mutual it asks for a client certificate, which this test does not have.

@@ -1,4 +1,4 @@
-"""Asks the gateways of a release over HTTP, as `helm test` does; never looks at anything but the answer.
+"""Ask the gateways of a release for a completion over HTTP, and fail unless the answer has tokens; `helm test` runs it.
 
 HTTP is where they are, CA_FILE the CA of their certificate. Without TANDEM_API_KEY a gateway that asks for one is to
 say so; with TLS=mutual it asks for a client certificate, which this test does not have.
