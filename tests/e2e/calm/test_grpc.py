@@ -77,14 +77,19 @@ def test_a_disconnected_client_leaves_nothing_behind(calm: Pair, num_read: int) 
 
 @pytest.mark.parametrize("method", ["Complete", "StreamComplete"])
 def test_a_deadline_ends_a_request_everywhere(calm: Pair, method: str) -> None:
+    label = f"late-{method}"
+    ended = f"request ended: deadline_exceeded request_id={label}"
+    calm.gateway.expected.append(ended)
     with connected(calm.gateway) as stub:
         method_stub = getattr(stub, method)
         with pytest.raises(grpc.RpcError) as late:
-            answer = method_stub(completion(40, 820, LONG_ANSWER), timeout=0.5)
+            metadata = (("x-request-id", label),)
+            answer = method_stub(completion(40, 820, LONG_ANSWER), timeout=0.5, metadata=metadata)
             for _ in answer if method == "StreamComplete" else ():
                 pass
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         calm.wait_idle()
+    until(lambda: ended in calm.gateway.log, "the log line, whether the client or the gateway noticed the deadline")
 
 
 @pytest.mark.nightly

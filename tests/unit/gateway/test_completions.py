@@ -27,7 +27,7 @@ from tandem.gateway.serving.echo import PromptScores
 from tandem.gateway.serving.merge import merge_streams
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_record import RequestRecord
-from tandem.gateway.telemetry.request_recorder import RequestRecorder
+from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder
 from tandem.gateway.telemetry.token_timing import TokenTiming
 from tandem.gateway.telemetry.usage import UsageCounter
 from tandem.gateway.text.text_model import TextModel
@@ -156,6 +156,19 @@ async def test_all_prompts_are_closed_when_the_client_leaves(served: ServedModel
     assert [stream.num_closes for stream in dispatch.opened] == [1] * num_prompts
     assert recorder.num_open == 0
     assert [(record.endpoint, record.outcome) for record in records.taken] == [("completion", "cancelled")]
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "outcome"), [(None, "cancelled"), (1000.0, "cancelled"), (0.01, "deadline_exceeded")]
+)
+async def test_a_client_that_leaves_at_its_deadline_has_not_cancelled(timeout_s: float | None, outcome: str) -> None:
+    records, clock = Records(), SystemClock()
+    recorder = RequestRecorder(clock, RequestMetrics(Metrics()), observers=[records])
+    caller = RequestContext(request_id="r", received_at=clock.now() - 1, timeout_s=timeout_s)
+    kind = RequestKind("completion", Lane.INTERACTIVE, is_streamed=False)
+    with recorder.admission("cmpl-1", kind, caller) as recording:
+        recording.end(asyncio.CancelledError(), UsageCounter(1, recording.pace), is_complete=False)
+    assert [record.outcome for record in records.taken] == [outcome]
 
 
 async def test_prompts_that_were_admitted_are_closed_when_the_client_leaves_while_others_wait(

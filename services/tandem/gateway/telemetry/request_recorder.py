@@ -14,7 +14,7 @@ from typing import NamedTuple
 from opentelemetry.trace import Tracer
 
 from tandem.core.clock import Clock, wall_ns
-from tandem.core.errors import TandemError
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import TokenStream
@@ -30,6 +30,10 @@ from tandem.obs.metrics.metrics import HistogramSeries
 from tandem.obs.tracing import OFF, begin_trace
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger, StageSeconds
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
+
+_DEADLINE_SLACK_S = 0.1
+"""Seconds before a client's deadline from which on a disconnect counts as its deadline: the time to the deadline was
+counted from the arrival of the request, so that its timer fires first."""
 
 
 class RequestKind(NamedTuple):
@@ -172,7 +176,8 @@ class RequestRecording:
         """End the recording with the request's result; a second call does nothing.
 
         `error`: what ended the request, None where nothing was raised. `tally`: the tokens of the response.
-        `is_complete`: whether all output was sent; if it was not and there is no error, the outcome is "cancelled"."""
+        `is_complete`: whether all output was sent. If it was not and there is no error, the client has gone: the
+        outcome is "cancelled", or "deadline_exceeded" from the client's deadline on."""
         if not self._is_open:
             return
         self._is_open = False
@@ -206,7 +211,7 @@ class RequestRecording:
         self.pace.end()
         index, stages = self._last(now)
         placement = self.placements[index] if index < len(self.placements) else None
-        outcome, message = _outcome(error, is_complete)
+        outcome, message = self._outcome(now, error, is_complete)
         path, why = _path(placement.path if placement is not None else "")
         record = RequestRecord(
             id=self.id,
@@ -240,19 +245,23 @@ class RequestRecording:
             reasons = {} if placement is None else placement.reasons
             end_root_span(self.trace.span, self._recorder.tracer, record, facts, reasons)
 
+    def _outcome(self, now: float, error: BaseException | None, is_complete: bool) -> tuple[str, str]:
+        """Return the outcome of the request, which ended at `now`, and the message of its error, which may be empty."""
+        caller = self._caller
+        match error:
+            case TandemError():
+                return error.kind.value, error.message
+            case Exception():
+                return INTERNAL, repr(error)
+            case _ if is_complete:
+                return FINISHED, ""
+            case _ if caller.timeout_s is not None and now - caller.received_at >= caller.timeout_s - _DEADLINE_SLACK_S:
+                return ErrorKind.DEADLINE.value, "the client disconnected at its deadline"
+            case _:
+                return CANCELLED, ""
+
 
 def _path(text: str) -> tuple[str, str]:
     """Split `path;reason=...` as clients receive it into the path and its reason, which may be empty."""
     path, *facts = text.split(";")
     return path, next((fact.removeprefix("reason=") for fact in facts if fact.startswith("reason=")), "")
-
-
-def _outcome(error: BaseException | None, is_complete: bool) -> tuple[str, str]:
-    """Return the outcome of a request and the message of its error, which may be empty."""
-    match error:
-        case TandemError():
-            return error.kind.value, error.message
-        case Exception():
-            return INTERNAL, repr(error)
-        case _:
-            return FINISHED if is_complete else CANCELLED, ""
