@@ -216,7 +216,7 @@ def test_with_keys_the_page_requests_one_and_waits_for_a_lost_gateway(locked: Ga
         expect(status).to_contain_text("letters, digits")
         seen.page.locator("#key-input").fill("tdm_wrong")
         seen.page.keyboard.press("Enter")
-        expect(status).to_contain_text("not valid")
+        expect(status).to_contain_text("unknown or expired")
         assert seen.page.evaluate("document.querySelectorAll('.worker').length") == 0
         seen.page.locator("#key-input").fill(KEYS["acme"])
         seen.page.keyboard.press("Enter")
