@@ -27,11 +27,11 @@ all; the last are those that can wait:
   kernels/gpu_session.sh FOLDER tests
   kernels/gpu_session.sh FOLDER serve
 
-Needed there: python3 with torch for CUDA, its Triton, numpy, pytest and pytest-xdist; for `model` also llguidance, safetensors and
-tokenizers; for `transfer` nixl-cu13; for `serve` all that `tandem serve` needs. `wheels FOLDER` downloads what may be
+Needed there: python3 with torch for CUDA, its Triton, numpy, pytest and pytest-xdist, and msgspec; for `model` also llguidance,
+safetensors and tokenizers; for `transfer` nixl-cu13; for `serve` all that `tandem serve` needs. `wheels FOLDER` downloads what may be
 missing, for Python 3.12 on x86-64, as six parcels FOLDER/1 to FOLDER/6 of at most 56 MiB. They are looked for in .whl/
 of the repository (which git ignores) or in WHEELS: `transfer` needs parcel 1, `model` parcel 2, `serve` all of them,
-the rest none. So each of the six calls can bring the next one to a machine that keeps what it was brought.
+the rest either of the first two. So each of the six calls can bring the next one to a machine that keeps what it was brought.
 
 PYTHON (python3), WHEELS (.whl), SHAPES (llama-3.1-8b qwen3-8b llama-3.2-1b), PYTEST_WORKERS (6) may be set.
 SESSION_DEVICE=cpu runs these but bench and tests without a GPU, all but serve at toy sizes, to see that they run.

@@ -4,11 +4,13 @@
 
 `tandem serve` needs about a hundred packages, 310 MiB with the model, and one call to the GPU machine carries 64 MiB.
 FOLDER/1 to FOLDER/6 are the parcels: the first two hold the wheels of nixl-cu13 and llguidance, which single parts of
-`gpu_session.sh` need; each parcel from the second on also holds a piece of one archive of all other wheels.
+`gpu_session.sh` need, and both the one of msgspec, which every part needs; each parcel from the second on also holds a
+piece of one archive of all other wheels.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -60,11 +62,13 @@ def pack(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         rest = Path(scratch) / "rest"
         _download(rest)
+        (shared,) = rest.glob("msgspec-*.whl")
         alone = ("nixl_cu13", "llguidance")
         for number, name in enumerate(alone, start=1):
             (folder / str(number)).mkdir(parents=True)
             (wheel,) = rest.glob(f"{name}-*.whl")
             wheel.rename(folder / str(number) / wheel.name)
+            shutil.copy(shared, folder / str(number) / shared.name)
         archive = Path(scratch) / "rest.tar"
         with tarfile.open(archive, "w") as stream:
             stream.add(rest, arcname=".")

