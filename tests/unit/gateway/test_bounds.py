@@ -77,9 +77,9 @@ def test_every_kind_of_long_prompt_is_tokenized_off_the_event_loop(
     sizes = []
     encode = CompletionService._encode
 
-    async def seen(self: CompletionService, work: Callable[[], Any], num_chars: int) -> Any:
+    async def seen(self: CompletionService, work: Callable[[], Any], num_chars: int, *rest: Any) -> Any:
         sizes.append(num_chars)
-        return await encode(self, work, num_chars)
+        return await encode(self, work, num_chars, *rest)
 
     monkeypatch.setattr(CompletionService, "_encode", seen)
     front.answer("Paris")
