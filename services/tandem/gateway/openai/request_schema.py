@@ -205,7 +205,8 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     Raises INVALID_REQUEST with the path of the wrong, missing or repeated field, or UNSUPPORTED with the name of a
     field that would change the response and is not implemented. Fields without effect on the response are ignored."""
     try:
-        body.decode("utf-8")
+        if not body.isascii():
+            body.decode("utf-8")
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         _check_names(body, fields)
         off = _OFF_OF[kind]
