@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -62,9 +62,8 @@ NUM_ENCODERS = 2
 second."""
 _MAX_WAITING = 512
 """Largest number of turns of one tenant that wait for a tokenizer thread."""
-MAX_TOKENIZED = 256 << 10
-"""Largest number of tokens of a text that /tokenize returns, or of a list that /detokenize takes, where the model's
-context is not longer."""
+MAX_TOKENIZED = 64 << 10
+"""Largest number of tokens that /tokenize returns and that /detokenize takes, unless the model's context is longer."""
 _MESSAGE_CHARS = 20
 """Estimate of the characters that a chat template writes around each message."""
 
@@ -278,6 +277,15 @@ def _num_json_bytes(value: Any) -> int:
     return len(msgspec.json.encode(value)) if value else 0
 
 
+@contextmanager
+def _refusing_long_prompts(param: str) -> Iterator[None]:
+    """Raise CONTEXT_LENGTH for the field `param` where TextTooLong is raised inside."""
+    try:
+        yield
+    except TextTooLong as error:
+        raise prompt_too_long(error.max_tokens, None, param) from None
+
+
 def _end_turn(loop: asyncio.AbstractEventLoop, turn: Turn, future: Future[Any]) -> None:
     """End a turn whose work has ended in another thread."""
     with suppress(RuntimeError):  # the gateway has stopped, and its loop is closed
@@ -353,8 +361,9 @@ class CompletionService:
             recording.set_model(served.name)
             params = chat_params(body)
             output_spec = self._output_specs.of_chat(body, served.text)
-            prompt = Prompt(await self._encode_chat(served, body, output_spec, caller.tenant, served.max_model_len))
-            return await self._open(params, served, output_spec, [prompt], caller, recording)
+            with _refusing_long_prompts("messages"):
+                ids = await self._encode_chat(served, body, output_spec, caller.tenant, served.max_model_len)
+            return await self._open(params, served, output_spec, [Prompt(ids)], caller, recording)
 
     async def complete(self, body: CompletionBody, caller: RequestContext) -> CompletionStream:
         """Admit a plain completion of one or several prompts and return its stream, without waiting for output. Raises
@@ -366,17 +375,15 @@ class CompletionService:
             params = completion_params(body)
             output_spec = self._output_specs.of_completion(body, served.text)
             given = given_prompts(body.prompt, served.text.vocab_size, served.max_model_len, params.num_choices)
-            prompts = await self._encode_prompts(
-                given,
-                partial(
-                    encode,
-                    model=served.text,
-                    max_tokens=served.max_model_len,
-                    add_special_tokens=body.add_special_tokens is not False,
-                    with_offsets=params.echo,
-                ),
-                caller.tenant,
+            encode_one = partial(
+                encode,
+                model=served.text,
+                max_tokens=served.max_model_len,
+                add_special_tokens=body.add_special_tokens is not False,
+                with_offsets=params.echo,
             )
+            with _refusing_long_prompts("prompt"):
+                prompts = await self._encode_prompts(given, encode_one, caller.tenant)
             return await self._open(params, served, output_spec, prompts, caller, recording)
 
     async def tokenize(self, body: TokenizeBody, tenant: Tenant) -> tuple[ServedModel, tuple[int, ...]]:
@@ -393,12 +400,21 @@ class CompletionService:
             raise TandemError(
                 ErrorKind.INVALID_REQUEST, "exactly one of prompt and messages is required", param="prompt"
             )
-        if body.prompt is None:
-            output_spec = OutputSpec(text=served.text, tools=make_tool_set(body.tools, body.tool_choice, None))
-            return served, await self._encode_chat(served, body, output_spec, tenant, most)
-        add = body.add_special_tokens is not False
-        work = partial(served.text.encode_text, body.prompt, add_special_tokens=add, max_tokens=most)
-        return served, await self._encode(work, len(body.prompt), tenant, "prompt")
+        try:
+            if body.prompt is None:
+                output_spec = OutputSpec(text=served.text, tools=make_tool_set(body.tools, body.tool_choice, None))
+                ids = await self._encode_chat(served, body, output_spec, tenant, most)
+            else:
+                add = body.add_special_tokens is not False
+                work = partial(served.text.encode_text, body.prompt, add_special_tokens=add, max_tokens=most)
+                ids = await self._encode(work, len(body.prompt), tenant)
+            if len(ids) > most:
+                raise TextTooLong(most)
+        except TextTooLong as error:
+            param = "messages" if body.prompt is None else "prompt"
+            message = f"{error}, which is the most that is returned; split {param}"
+            raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=param) from None
+        return served, ids
 
     async def detokenize(self, body: DetokenizeBody, tenant: Tenant) -> str:
         """Return the text of the body's token ids. Raises INVALID_REQUEST for ids outside the vocabulary, or as
@@ -440,7 +456,7 @@ class CompletionService:
             max_tokens=max_tokens,
         )
         num_chars = sum(map(_num_chars, messages)) + _num_json_bytes(tools) + _num_json_bytes(body.chat_template_kwargs)
-        return await self._encode(encode_chat, num_chars, tenant, "messages")
+        return await self._encode(encode_chat, num_chars, tenant)
 
     async def token_strings(self, served: ServedModel, tokens: Sequence[int], tenant: Tenant) -> list[str]:
         """Return the text of each single token by the vocabulary of `served`."""
@@ -459,20 +475,16 @@ class CompletionService:
             num_chars += len(prompt) if isinstance(prompt, str) else 0
             if num_chars >= _BATCH_CHARS or index == len(given):
                 work = partial(_map, encode_one, batch)
-                prompts += await self._encode(work, num_chars, tenant, "prompt")
+                prompts += await self._encode(work, num_chars, tenant)
                 batch, num_chars = [], 0
         return prompts
 
-    async def _encode(self, work: Callable[[], T], num_chars: int, tenant: Tenant, param: str = "") -> T:
+    async def _encode(self, work: Callable[[], T], num_chars: int, tenant: Tenant) -> T:
         """Return the result of `work`, which encodes or decodes `num_chars` characters, in a thread where they are
-        many. Raises CONTEXT_LENGTH for the field `param` where `work` raises TextTooLong, and OVERLOADED where too much
-        of the tenant's work waits."""
-        try:
-            if num_chars <= _INLINE_CHARS:
-                return work()
-            return await asyncio.wrap_future(self._submit(work, await self._encoding.begin(tenant.id)))
-        except TextTooLong as error:
-            raise prompt_too_long(error.max_tokens, None, param) from None
+        many. Raises what `work` raises, and OVERLOADED where too much of the tenant's work waits."""
+        if num_chars <= _INLINE_CHARS:
+            return work()
+        return await asyncio.wrap_future(self._submit(work, await self._encoding.begin(tenant.id)))
 
     def _submit(self, work: Callable[[], T], turn: Turn) -> Future[T]:
         """Pass work to a thread, and end its turn with it. A caller that is cancelled does not stop the thread."""
