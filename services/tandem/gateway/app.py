@@ -22,7 +22,7 @@ from tandem.gateway.http.openai_routes import OpenAIRoutes
 from tandem.gateway.http.openapi import OpenApiDocs
 from tandem.gateway.http.routes import HandlerRoute, routes_of
 from tandem.gateway.openai.output_spec import OutputSpecFactory
-from tandem.gateway.serving.completions import CompletionService
+from tandem.gateway.serving.completions import NUM_ENCODERS, CompletionService
 from tandem.gateway.telemetry.endpoint_metrics import endpoint_metrics
 from tandem.gateway.telemetry.gauges import watch_answers, watch_dispatch
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
@@ -34,7 +34,6 @@ from tandem.obs.metrics.prometheus import PrometheusCollector
 from tandem.obs.telemetry import Telemetry
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
-_NUM_ENCODERS = 2
 _log = logging.getLogger(__name__)
 _UNSERVED: Mapping[str, Sequence[str]] = {
     "embeddings": ["/v1/embeddings"],
@@ -85,7 +84,7 @@ class GatewayApp:
         lane; metrics and records count what misses them.
         """
         telemetry = telemetry or Telemetry(Metrics())
-        self._encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
+        self._encoders = ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="tokenize")
         self._measures = RequestMetrics(telemetry.metrics, targets)
         output_specs = OutputSpecFactory(config.tool_parser, config.reasoning_parser)
         recorder = RequestRecorder(clock or SystemClock(), self._measures, telemetry.tracer, observers, targets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import logging
@@ -63,6 +64,8 @@ FLUSH_S = 2.0
 """Seconds that a stopping gateway gives clients to read the end of their responses, once every request has ended."""
 
 
+_LARGE_BLOCK_BYTES = 256 << 10
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _MANY_OBJECTS = 10_000
 """Allocation threshold of the youngest garbage collection, about the objects of seventy requests; a collection of so
 many takes some milliseconds."""
@@ -253,6 +256,17 @@ def tune_gc() -> None:
     gc.set_threshold(_MANY_OBJECTS, *gc.get_threshold()[1:])
 
 
+def tune_malloc() -> None:
+    """Make glibc give the memory of large blocks, such as request bodies, back to the system when they are freed.
+
+    By itself it raises its threshold to the size of the largest block that was freed, up to 32 MiB, and keeps smaller
+    ones in its heap. Other C libraries have no such setting and are left alone."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _LARGE_BLOCK_BYTES)
+
+
 async def _run(config: Config, name: GatewayId) -> None:
     gateway = Gateway(config, name)
     stop = asyncio.Event()
@@ -274,5 +288,6 @@ def run(config: Config) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1,024 are fewer than `max_connections`
     name = new_name()
     set_up_logging(config.telemetry, "tandem-gateway", name)
+    tune_malloc()
     uvloop.run(_run(config, name))
     return 0

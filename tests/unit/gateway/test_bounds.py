@@ -14,7 +14,8 @@ import pytest
 from tandem.gateway.openai.prompt import MAX_CHOICES_OF_ALL
 from tandem.gateway.openai.request_params import MAX_MESSAGES
 from tandem.gateway.output.response_format import MAX_GBNF_CHARS
-from tandem.gateway.serving.completions import _INLINE_CHARS, CompletionService
+from tandem.gateway.serving import completions
+from tandem.gateway.serving.completions import _INLINE_CHARS, MAX_TOKENIZED, CompletionService
 from tandem.gateway.text.detokenizer import StopMatcher
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front
@@ -24,7 +25,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 def refusal(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
     answer = http.post(path, json={"model": "tiny", **body})
-    assert answer.status_code == 400, answer.text
+    assert answer.status_code == 400, answer.text[:1000]
     error: dict[str, Any] = answer.json()["error"]
     return error
 
@@ -77,9 +78,9 @@ def test_every_kind_of_long_prompt_is_tokenized_off_the_event_loop(
     sizes = []
     encode = CompletionService._encode
 
-    async def seen(self: CompletionService, work: Callable[[], Any], num_chars: int) -> Any:
+    async def seen(self: CompletionService, work: Callable[[], Any], num_chars: int, *rest: Any) -> Any:
         sizes.append(num_chars)
-        return await encode(self, work, num_chars)
+        return await encode(self, work, num_chars, *rest)
 
     monkeypatch.setattr(CompletionService, "_encode", seen)
     front.answer("Paris")
@@ -92,6 +93,57 @@ def test_the_stop_strings_of_many_choices_are_prepared_once() -> None:
     stop = "ab" * 200
     first, second = StopMatcher([stop]), StopMatcher([stop])
     assert first._failures[0] is second._failures[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "has"),
+    [([5] * 300_000, "has 300000"), ([[5], [5] * 300_000], "has 300000"), ("7" * 900_000, "has more")],
+    ids=["token ids", "lists of token ids", "text"],
+)
+def test_a_prompt_that_is_much_too_long_is_refused_early(http: httpx.Client, prompt: Any, has: str) -> None:
+    error = refusal(http, TEXT, prompt=prompt)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert f"the prompt alone {has}; shorten prompt" in error["message"]
+
+
+@pytest.mark.parametrize("num_tokens", [MAX_TOKENIZED, 4 * MAX_TOKENIZED + 1], ids=["a little", "much"])
+def test_a_text_with_too_many_tokens_is_not_tokenized(http: httpx.Client, num_tokens: int) -> None:
+    error = refusal(http, "/tokenize", prompt="7" * num_tokens)  # with BOS one more
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert f"more than {MAX_TOKENIZED} tokens" in error["message"]
+
+
+def test_as_many_tokens_as_are_allowed_are_tokenized_and_detokenized(http: httpx.Client) -> None:
+    answer = http.post("/tokenize", json={"model": "tiny", "prompt": "7" * (MAX_TOKENIZED - 1)})
+    assert answer.json()["count"] == MAX_TOKENIZED
+    assert http.post("/detokenize", json={"model": "tiny", "tokens": [5] * MAX_TOKENIZED}).status_code == 200
+    error = refusal(http, "/detokenize", tokens=[5] * (MAX_TOKENIZED + 1))
+    assert error["param"] == "tokens" and str(MAX_TOKENIZED) in error["message"]
+
+
+def test_many_prompts_of_one_body_are_tokenized_in_several_turns(
+    front: Front, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    encode = CompletionService._encode
+
+    async def seen(self: CompletionService, work: Callable[[], Any], num_chars: int, *rest: Any) -> Any:
+        sizes.append(num_chars)
+        return await encode(self, work, num_chars, *rest)
+
+    monkeypatch.setattr(CompletionService, "_encode", seen)
+    front.instant("P")
+    prompts = ["a" * 20, "b" * 30, "c" * 40, "d" * 10]
+    monkeypatch.setattr(completions, "_BATCH_CHARS", 50)
+    answer = http.post(TEXT, json={"model": "tiny", "prompt": prompts, "max_tokens": 1, "echo": True})
+    assert sizes == [50, 50]
+    assert [choice["text"][:-1] for choice in answer.json()["choices"]] == prompts
+
+
+def test_a_repeated_field_of_a_large_body_is_refused_without_a_search(http: httpx.Client) -> None:
+    body = b'{"model": "tiny", "prompt": "%s", "n": 1, "n": 1}' % (b"a" * 300_000)
+    answer = http.post(TEXT, content=body)
+    assert answer.status_code == 400 and "a field occurs more than once" in answer.text
 
 
 def test_a_grammar_that_the_gateway_rewrites_is_bounded(front: Front, http: httpx.Client) -> None:

@@ -66,7 +66,7 @@ def test_an_echo_is_the_text_that_was_written(make_text: Make, special: dict[str
 
     @given(text=st.text(min_size=1, max_size=30))
     def run(text: str) -> None:
-        prompt = encode(text, model, add_special_tokens=True, with_offsets=True)
+        prompt = encode(text, model, 1000, add_special_tokens=True, with_offsets=True)
         deltas = echo_deltas(prompt, model, (), 0, skip_special_tokens=True)
         assert "".join(delta.text for delta in deltas) == text
         assert [delta.token.id for delta in deltas if delta.token] == list(prompt.ids) == list(model.encode_text(text))

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from tandem.admission.tenant import Tenant
 from tandem.core.clock import SystemClock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import RequestId
+from tandem.core.ids import RequestId, TenantId
 from tandem.core.request import Request, SamplingParams
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, ServedModel
@@ -22,7 +23,7 @@ from tandem.gateway.http.exchange import Exchange, header_value, json_response
 from tandem.gateway.http.openai_routes import OpenAIRoutes
 from tandem.gateway.openai.output_spec import OutputSpecFactory
 from tandem.gateway.serving import completions
-from tandem.gateway.serving.completions import CompletionService
+from tandem.gateway.serving.completions import LARGE_BODY_BYTES, NUM_ENCODERS, CompletionService
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_recorder import RequestRecorder
 from tandem.gateway.text.text_model import TextModel
@@ -55,11 +56,36 @@ class Client:
         return Exchange({"type": "http", "headers": list(headers)}, self.receive, self.send)
 
 
+async def read_body(exchange: Exchange, large: int = 10, begun: list[int] | None = None) -> bytes:
+    """Read a body of at most 10 bytes, and note the sizes for which a turn was asked."""
+
+    async def begin_large(num_bytes: int) -> None:
+        if begun is not None:
+            begun.append(num_bytes)
+
+    return await exchange.read_body(10, large, begin_large)
+
+
+@pytest.mark.parametrize(
+    ("length", "large", "expected"),
+    [(b"7", 7, []), (b"7", 6, [7]), (None, 7, []), (None, 6, [10])],
+    ids=["small", "large", "small without a length", "large without a length"],
+)
+async def test_a_turn_is_asked_for_once_before_a_large_body_is_read(
+    length: bytes | None, large: int, expected: list[int]
+) -> None:
+    begun: list[int] = []
+    client = Client(b"1234567")
+    exchange = client.exchange(*([(b"content-length", length)] if length else []))
+    assert await read_body(exchange, large, begun) == b"1234567"
+    assert begun == expected
+
+
 def test_cleanup_after_a_complete_response_is_not_cancelled() -> None:
     async def scenario() -> bool:
         client = Client()
         exchange = client.exchange()
-        await exchange.read_body(10)
+        await read_body(exchange)
         tidied = False
 
         async def work() -> None:
@@ -79,7 +105,7 @@ def test_a_disconnect_cancels_work_and_waits_for_its_end() -> None:
     async def scenario() -> list[str]:
         client, log = Client(), []
         exchange = client.exchange()
-        await exchange.read_body(10)
+        await read_body(exchange)
 
         async def work() -> None:
             try:
@@ -99,7 +125,7 @@ def test_an_error_of_the_handler_propagates() -> None:
     async def scenario() -> None:
         client = Client()
         exchange = client.exchange()
-        await exchange.read_body(10)
+        await read_body(exchange)
 
         async def work() -> None:
             raise TandemError(ErrorKind.OVERLOADED, "full")
@@ -170,11 +196,11 @@ def test_header_values_carry_no_line_breaks() -> None:
     assert header_value("a\r\nb\x00ü") == "a??b???"
 
 
-async def test_the_characters_queued_for_tokenization_are_bounded(
+async def test_the_texts_queued_for_tokenization_are_bounded(
     make_text: Callable[..., TextModel], front: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One text of any length is accepted; further texts with too many characters in the queue are refused."""
-    monkeypatch.setattr(completions, "_MAX_ENCODING", 10_000)
+    """Further long texts than may wait are refused; short ones are tokenized at once."""
+    monkeypatch.setattr(completions, "_MAX_WAITING", 1)
     front.dispatch.served = [ServedModel(name="tiny", max_model_len=90_000, text=make_text(), created=0)]
     front.answer("x")
     gate = threading.Event()
@@ -186,12 +212,46 @@ async def test_the_characters_queued_for_tokenization_are_bounded(
         )
         if client.sent[0]["status"] == 503:
             assert (b"retry-after", b"1") in client.sent[0]["headers"]
+            assert (b"x-tandem-reject-reason", b"tokenization") in client.sent[0]["headers"]
         return int(client.sent[0]["status"])
 
     app = GatewayApp(front.dispatch, AllowAll(), GatewayConfig())
-    for _ in range(2):  # both threads
+    for _ in range(NUM_ENCODERS):
         app._encoders.submit(gate.wait)
-    waiting = [asyncio.create_task(post_completion(num_chars)) for num_chars in (20_000, 9_000, 100)]
-    statuses = [await waiting[1], await waiting[2]]
+    waiting = [asyncio.create_task(post_completion(num_chars)) for num_chars in (9_000, 9_000, 9_000, 100)]
+    statuses = [await waiting[2], await waiting[3]]
     gate.set()
-    assert [await waiting[0], *statuses, await post_completion(9_000)] == [200, 503, 200, 200]
+    served = await asyncio.gather(*waiting[:2])
+    assert [*served, *statuses, await post_completion(9_000)] == [200, 200, 503, 200, 200]
+
+
+class TwoTenants(AllowAll):
+    """Take the API key for the name of the tenant."""
+
+    def identify(self, key: str | None) -> Tenant:
+        return Tenant(id=TenantId(key or "a"))
+
+
+async def test_large_bodies_of_one_tenant_do_not_hold_up_those_of_another(
+    make_text: Callable[..., TextModel], front: Any
+) -> None:
+    front.dispatch.served = [ServedModel(name="tiny", max_model_len=90_000, text=make_text(), created=0)]
+    front.answer("x")
+    app = GatewayApp(front.dispatch, TwoTenants(), GatewayConfig())
+
+    async def post(key: str, prompt: str) -> int:
+        body = json.dumps({"model": "tiny", "prompt": prompt}).encode()
+        client = Client(body)
+        headers = [(b"content-length", b"%d" % len(body)), (b"x-api-key", key.encode())]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+        await app(scope, client.receive, client.send)
+        return int(client.sent[0]["status"])
+
+    turn = await app.answers.begin_large(Tenant(id=TenantId("a")), 4 << 20)
+    held_up = asyncio.create_task(post("a", "a" * LARGE_BODY_BYTES))
+    assert [await post("b", "a" * LARGE_BODY_BYTES), await post("a", "a")] == [200, 200]
+    assert not held_up.done()
+    turn.end()
+    assert await held_up == 200
+    assert await post("b", "a" * 1_000_000) == 400
+    assert app.answers._large_bodies.used == 0

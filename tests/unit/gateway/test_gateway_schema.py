@@ -49,8 +49,9 @@ def chat(served: ServedModel, caller: RequestContext = CALLER, **fields: Any) ->
 def complete(served: ServedModel, **fields: Any) -> Request:
     body = parse(json.dumps({"model": "tiny", "prompt": "hi"} | fields).encode(), CompletionBody)
     params = completion_params(body)
-    (given,) = given_prompts(body.prompt, served.text.vocab_size)
-    prompt = encode(given, served.text, add_special_tokens=body.add_special_tokens is not False, with_offsets=False)
+    (given,) = given_prompts(body.prompt, served.text.vocab_size, served.max_model_len)
+    add = body.add_special_tokens is not False
+    prompt = encode(given, served.text, served.max_model_len, add_special_tokens=add, with_offsets=False)
     return request(params, served, prompt.ids, new_id("cmpl-"), CALLER)
 
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.text.text_model import SamplingDefaults, TextModel
+from tandem.gateway.text.text_model import SamplingDefaults, TextModel, TextTooLong
 
 Make = Callable[..., TextModel]
 
@@ -231,3 +231,38 @@ def test_tokens_of_a_byte_level_vocabulary(make_text: Make, tokenizer: Tokenizer
     assert b"".join(text.token_text(token).raw for token in ids) == every_byte.encode()
     assert text.token_text(1).text == "<|im_end|>"
     assert text.token_text(10**6).raw == b""
+
+
+class CountedTokenizer:
+    """Count the characters that a tokenizer encodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.num_chars = 0
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.num_chars += sum(map(len, texts))
+        return self._tokenizer.encode_batch_fast(texts, **options)
+
+
+@pytest.mark.parametrize("method", ["encode_text", "encode_chat"])
+def test_a_text_that_cannot_fit_is_refused_at_the_cost_of_its_beginning(
+    make_text: Callable[..., TextModel], method: str
+) -> None:
+    model, text = make_text(), "7" * 4_000_000
+    counted = model._tokenizer = CountedTokenizer(model._tokenizer)  # type: ignore[assignment]
+    with pytest.raises(TextTooLong) as refused:
+        getattr(model, method)(
+            text if method == "encode_text" else [{"role": "user", "content": text}], max_tokens=10_000
+        )
+    assert refused.value.max_tokens == 10_000
+    assert counted.num_chars < 100_000
+
+
+@pytest.mark.parametrize("piece", ["Paris is the capital. ", "7", " ", "größer 中国 😀\n"])
+def test_a_text_that_fits_is_encoded_as_without_a_limit(make_text: Callable[..., TextModel], piece: str) -> None:
+    model = make_text()
+    text = piece * (100_000 // len(piece))
+    ids = model.encode_text(text)
+    assert model.encode_text(text, max_tokens=len(ids)) == ids
+    assert model.encode_text(text, max_tokens=len(text)) == ids

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ErrorKind, TandemError
@@ -17,7 +18,7 @@ from tandem.gateway.grpc.call import GrpcCall
 from tandem.gateway.grpc.requests import body_of
 from tandem.gateway.grpc.responses import GrpcChatFormatter, GrpcTextFormatter, ReplyFormatter
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from tandem.gateway.serving.completions import CompletionService, CompletionStream, Part
+from tandem.gateway.serving.completions import LARGE_BODY_BYTES, CompletionService, CompletionStream, Part
 from tandem.gateway.tenants.authenticator import tenant_of
 from tandem.obs.logs.log_context import InRequest
 from tandem.wire.gen import inference_pb2 as pb
@@ -76,16 +77,18 @@ class InferenceService(InferenceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeReply:
         async with self._call(context) as (_, caller):
-            body = body_of(request, TokenizeBody)
-            served, ids = await self._answers.tokenize(body, caller.tenant)
+            with await self._turn(request, caller):
+                body = body_of(request, TokenizeBody)
+                served, ids = await self._answers.tokenize(body, caller.tenant)
             reply = pb.TokenizeReply(count=len(ids), max_model_len=served.max_model_len, tokens=ids)
             if body.return_token_strs:
-                reply.token_strs.extend(await self._answers.token_strings(served, ids))
+                reply.token_strs.extend(await self._answers.token_strings(served, ids, caller.tenant))
             return reply
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeReply:
         async with self._call(context) as (_, caller):
-            text = await self._answers.detokenize(body_of(request, DetokenizeBody), caller.tenant)
+            with await self._turn(request, caller):
+                text = await self._answers.detokenize(body_of(request, DetokenizeBody), caller.tenant)
             return pb.DetokenizeReply(prompt=text)
 
     @asynccontextmanager
@@ -125,15 +128,23 @@ class InferenceService(InferenceServicer):
             timeout_s=context.time_remaining(),
         )
 
+    async def _turn(self, request: Message, caller: RequestContext) -> AbstractContextManager[None]:
+        """Return the turn of a large message of the caller, in which it is translated and tokenized."""
+        num_bytes = request.ByteSize()
+        if num_bytes <= LARGE_BODY_BYTES:
+            return nullcontext()
+        return await self._answers.begin_large(caller.tenant, num_bytes)
+
     @asynccontextmanager
     async def _completion(
         self, request: pb.ChatRequest | pb.CompleteRequest, context: Context, *, stream: bool = False
     ) -> AsyncIterator[tuple[GrpcCall, CompletionStream]]:
         async with self._call(context) as (call, caller):
-            if isinstance(request, pb.ChatRequest):
-                answer = await self._answers.chat(body_of(request, ChatBody, stream=stream), caller)
-            else:
-                answer = await self._answers.complete(body_of(request, CompletionBody, stream=stream), caller)
+            with await self._turn(request, caller):
+                if isinstance(request, pb.ChatRequest):
+                    answer = await self._answers.chat(body_of(request, ChatBody, stream=stream), caller)
+                else:
+                    answer = await self._answers.complete(body_of(request, CompletionBody, stream=stream), caller)
             async with answer:
                 yield call, answer
 

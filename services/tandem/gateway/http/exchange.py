@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -62,8 +62,9 @@ class Exchange(Request):
             self.complete = not message.get("more_body", False)
         await self._send(message)
 
-    async def read_body(self, limit: int) -> bytes:
-        """Read and return the whole body.
+    async def read_body(self, limit: int, large: int, begin_large: Callable[[int], Awaitable[None]]) -> bytes:
+        """Read and return the whole body. Before more than `large` bytes of it are read, `begin_large` is awaited, with
+        the size of the body in bytes, or `limit` where the client does not say it.
 
         Raises BODY_TOO_LARGE as soon as the header or the received bytes exceed `limit` bytes; UNSUPPORTED for a
         compressed body, because a small one could expand to any size; ClientDisconnect where the client disconnects
@@ -76,12 +77,18 @@ class Exchange(Request):
         length = self.fields.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise _too_large(limit)
+        has_begun = length.isdecimal() and int(length) > large
+        if has_begun:
+            await begin_large(int(length))
         body = bytearray()
         async with aclosing(self.stream()) as chunks:
             async for chunk in chunks:
                 body += chunk
                 if len(body) > limit:
                     raise _too_large(limit)
+                if len(body) > large and not has_begun:
+                    has_begun = True
+                    await begin_large(limit)
         return bytes(body)
 
     async def run_until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from tandem.gateway.http.openai_schema import (
 from tandem.gateway.http.responses import send_completion
 from tandem.gateway.http.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Operation
 from tandem.gateway.openai.request_schema import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
-from tandem.gateway.serving.completions import CompletionService, CompletionStream
+from tandem.gateway.serving.completions import LARGE_BODY_BYTES, CompletionService, CompletionStream
 from tandem.gateway.tenants.authenticator import tenant_of
 
 _OF_MODEL = (*OF_EVERY_REQUEST, ErrorKind.MODEL_NOT_FOUND, ErrorKind.NO_WORKER)
@@ -62,9 +63,10 @@ class OpenAIRoutes:
         errors=OF_COMPLETIONS,
     )
     async def chat(self, exchange: Exchange) -> None:
-        caller, body = await self._read(exchange, ChatBody)
-        work = self._answer(exchange, partial(self._answers.chat, body, caller), ChatFormatter)
-        await exchange.run_until_disconnect(work)
+        with ExitStack() as turn:
+            caller, body = await self._read(exchange, ChatBody, turn)
+            work = self._answer(exchange, partial(self._answers.chat, body, caller), ChatFormatter, turn)
+            await exchange.run_until_disconnect(work)
 
     @Operation(
         "POST",
@@ -76,9 +78,10 @@ class OpenAIRoutes:
         errors=OF_COMPLETIONS,
     )
     async def completions(self, exchange: Exchange) -> None:
-        caller, body = await self._read(exchange, CompletionBody)
-        work = self._answer(exchange, partial(self._answers.complete, body, caller), CompletionFormatter)
-        await exchange.run_until_disconnect(work)
+        with ExitStack() as turn:
+            caller, body = await self._read(exchange, CompletionBody, turn)
+            work = self._answer(exchange, partial(self._answers.complete, body, caller), CompletionFormatter, turn)
+            await exchange.run_until_disconnect(work)
 
     @Operation("GET", "/v1/models", _MODELS, reply=ModelList, errors=OF_EVERY_REQUEST)
     async def models(self, exchange: Exchange) -> Response:
@@ -97,20 +100,28 @@ class OpenAIRoutes:
 
     @Operation("POST", "/tokenize", _TOKENIZE, body=TokenizeBody, reply=TokenizeReply, errors=_OF_TOKENIZE)
     async def tokenize(self, exchange: Exchange) -> Response:
-        caller, body = await self._read(exchange, TokenizeBody)
-        served, ids = await self._answers.tokenize(body, caller.tenant)
-        texts = await self._answers.token_strings(served, ids) if body.return_token_strs else None
+        with ExitStack() as turn:
+            caller, body = await self._read(exchange, TokenizeBody, turn)
+            served, ids = await self._answers.tokenize(body, caller.tenant)
+        texts = await self._answers.token_strings(served, ids, caller.tenant) if body.return_token_strs else None
         return json_response(TokenizeReply(len(ids), served.max_model_len, list(ids), texts))
 
     @Operation("POST", "/detokenize", "Text of token ids", body=DetokenizeBody, reply=DetokenizeReply, errors=OF_BODIES)
     async def detokenize(self, exchange: Exchange) -> Response:
-        caller, body = await self._read(exchange, DetokenizeBody)
-        return json_response(DetokenizeReply(await self._answers.detokenize(body, caller.tenant)))
+        with ExitStack() as turn:
+            caller, body = await self._read(exchange, DetokenizeBody, turn)
+            text = await self._answers.detokenize(body, caller.tenant)
+        return json_response(DetokenizeReply(text))
 
-    async def _read(self, exchange: Exchange, kind: type[Body]) -> tuple[RequestContext, Body]:
-        """Authenticate the caller before its body is read, so that a client without a valid key costs nothing."""
+    async def _read(self, exchange: Exchange, kind: type[Body], turn: ExitStack) -> tuple[RequestContext, Body]:
+        """Authenticate the caller before its body is read, so that a client without a valid key costs nothing. The turn
+        of a large body is entered into `turn`."""
         caller = self._caller(exchange)
-        return caller, parse(await exchange.read_body(self._max_body), kind)
+
+        async def begin_large(num_bytes: int) -> None:
+            turn.enter_context(await self._answers.begin_large(caller.tenant, num_bytes))
+
+        return caller, parse(await exchange.read_body(self._max_body, LARGE_BODY_BYTES, begin_large), kind)
 
     def _caller(self, exchange: Exchange) -> RequestContext:
         received_at = self._answers.now()
@@ -128,8 +139,11 @@ class OpenAIRoutes:
         exchange: Exchange,
         admit: Callable[[], Awaitable[CompletionStream]],
         make_formatter: Callable[[CompletionStream, int], ResponseFormatter[Any]],
+        turn: ExitStack,
     ) -> None:
+        """Send the response of the request that `admit` admits; `turn` is closed once it is admitted."""
         async with await admit() as given:
+            turn.close()
             formatter = make_formatter(given, wall_ns() // 10**9)
             await send_completion(exchange, given, formatter, self._heartbeat_s)
 

@@ -31,18 +31,40 @@ class Prompt:
 
 
 def given_prompts(
-    prompt: str | list[int | str | list[int]], vocab_size: int, num_choices: int = 1
+    prompt: str | list[int | str | list[int]], vocab_size: int, max_model_len: int, num_choices: int = 1
 ) -> list[GivenPrompt]:
     """Split the field `prompt` of a body into its prompts, each a text or a tuple of token ids.
 
-    Raises INVALID_REQUEST where it is empty, mixes kinds, holds a token id that is not below `vocab_size`, or has more
-    than MAX_PROMPTS prompts or MAX_CHOICES_OF_ALL choices, with `num_choices` for each prompt."""
+    Raises CONTEXT_LENGTH where one has more than `max_model_len` token ids. Raises INVALID_REQUEST where `prompt` is
+    empty, mixes kinds, holds a token id that is not below `vocab_size`, or has more than MAX_PROMPTS prompts or
+    MAX_CHOICES_OF_ALL choices, with `num_choices` for each prompt."""
+    _check_lengths(prompt, max_model_len)
     given = _read_prompts(prompt, vocab_size)
     if len(given) * num_choices > MAX_CHOICES_OF_ALL:
         message = f"{len(given)} prompts with n={num_choices} have {len(given) * num_choices} choices"
         message += f", at most {MAX_CHOICES_OF_ALL} are allowed in one request"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="n")
     return given
+
+
+def prompt_too_long(max_model_len: int, num_tokens: int | None, param: str) -> TandemError:
+    """Return the error for a prompt that does not fit the model's context. `num_tokens`: of the prompt; None: more than
+    fit, not counted."""
+    has = f"has {num_tokens}" if num_tokens is not None else "has more"
+    limit = f"this model's maximum context length is {max_model_len} tokens"
+    return TandemError(ErrorKind.CONTEXT_LENGTH, f"{limit}, and the prompt alone {has}; shorten {param}", param=param)
+
+
+def _check_lengths(prompt: str | list[int | str | list[int]], max_model_len: int) -> None:
+    """Raise CONTEXT_LENGTH where a list of token ids is too long, before each of its items is looked at."""
+    if isinstance(prompt, str) or not prompt:
+        return
+    lists = (
+        [prompt] if isinstance(prompt[0], int) else [item for item in prompt[:MAX_PROMPTS] if isinstance(item, list)]
+    )
+    longest = max(map(len, lists), default=0)
+    if longest > max_model_len:
+        raise prompt_too_long(max_model_len, longest, "prompt")
 
 
 def _read_prompts(prompt: str | list[int | str | list[int]], vocab_size: int) -> list[GivenPrompt]:
@@ -62,12 +84,17 @@ def _read_prompts(prompt: str | list[int | str | list[int]], vocab_size: int) ->
     return [*texts] if texts else [checked_tokens(each, vocab_size) for each in lists]
 
 
-def encode(given: GivenPrompt, model: TextModel, *, add_special_tokens: bool, with_offsets: bool) -> Prompt:
+def encode(
+    given: GivenPrompt, model: TextModel, max_tokens: int, *, add_special_tokens: bool, with_offsets: bool
+) -> Prompt:
     """Encode one prompt with the tokenizer of `model`; token ids are kept as they are. `add_special_tokens`: add the
-    tokenizer's own special tokens, such as BOS. `with_offsets`: also fill `Prompt.offsets`."""
+    tokenizer's own special tokens, such as BOS. `with_offsets`: also fill `Prompt.offsets`. Raises TextTooLong for a
+    text that clearly has more than `max_tokens` tokens."""
     if isinstance(given, tuple):
         return Prompt(given)
-    ids, offsets = model.encode_with_offsets(given, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
+    ids, offsets = model.encode_with_offsets(
+        given, add_special_tokens=add_special_tokens, with_offsets=with_offsets, max_tokens=max_tokens
+    )
     return Prompt(ids, given, offsets)
 
 

@@ -18,7 +18,7 @@ from tandem.core.lane import Lane
 from tandem.core.request import MAX_CHOICES, MAX_TOP_LOGPROBS, Request, SamplingParams
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.context.request_context import RequestContext
-from tandem.gateway.openai.prompt import checked_tokens
+from tandem.gateway.openai.prompt import checked_tokens, prompt_too_long
 from tandem.gateway.openai.request_schema import MAX_SALT_CHARS, ChatBody, ChatMessage, CompletionBody, SharedBody
 from tandem.gateway.output.tools import parse_message_calls
 from tandem.gateway.text.chat_template import GenerationPrompt
@@ -216,17 +216,16 @@ def effective_lane(body: SharedBody, caller: RequestContext) -> Lane:
 
 def _output_room(params: GenerationParams, served: ServedModel, num_prompt_tokens: int) -> int:
     room = served.max_model_len - num_prompt_tokens
-    limit = f"this model's maximum context length is {served.max_model_len} tokens"
     if room < 0 or (room == 0 and params.max_tokens != 0):
-        message = f"{limit}, and the prompt alone has {num_prompt_tokens}; shorten {params.prompt_param}"
-        raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=params.prompt_param)
+        raise prompt_too_long(served.max_model_len, num_prompt_tokens, params.prompt_param)
     if params.max_tokens is None:
         return room
     if params.max_tokens > room:
         total = num_prompt_tokens + params.max_tokens
         message = (
-            f"{limit}, but {total} were requested: {num_prompt_tokens} of prompt and {params.max_tokens} of output; "
-            f"shorten {params.prompt_param} or lower max_tokens"
+            f"this model's maximum context length is {served.max_model_len} tokens, but {total} were requested: "
+            f"{num_prompt_tokens} of prompt and {params.max_tokens} of output; shorten {params.prompt_param} or lower "
+            "max_tokens"
         )
         raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=params.prompt_param)
     return params.max_tokens

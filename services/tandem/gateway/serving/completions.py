@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import ExitStack
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from tandem.core.request import Request
 from tandem.gateway.context.interfaces import RequestDispatcher, ServedModel, TokenStream
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.output_spec import OutputSpec, OutputSpecFactory, with_grammar
-from tandem.gateway.openai.prompt import Prompt, checked_tokens, encode, given_prompts
+from tandem.gateway.openai.prompt import GivenPrompt, Prompt, checked_tokens, encode, given_prompts, prompt_too_long
 from tandem.gateway.openai.request_params import (
     GenerationParams,
     chat_ending,
@@ -35,9 +36,11 @@ from tandem.gateway.output.response_format import GrammarCheck
 from tandem.gateway.output.text_stream import ChoiceEnd, ChoiceText, Delta
 from tandem.gateway.output.tools import make_tool_set
 from tandem.gateway.serving.echo import Echo, PromptScores, ScoredPrompt, echo_deltas
+from tandem.gateway.serving.fair_queue import FairQueue, Turn
 from tandem.gateway.serving.merge import merge_streams
 from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder, RequestRecording, RequestTiming
 from tandem.gateway.telemetry.usage import Usage, UsageCounter
+from tandem.gateway.text.text_model import TextTooLong
 
 T = TypeVar("T")
 Part = ScoredPrompt | Echo | Delta | ChoiceEnd
@@ -47,9 +50,20 @@ choice."""
 
 _INLINE_CHARS = 2000
 """Characters of text that is tokenized on the event loop: about a millisecond, less than a thread costs under load."""
-_MAX_ENCODING = 16 << 20
-"""Characters that may wait for tokenization in total: about three seconds of two threads. Beyond, requests are
-refused."""
+LARGE_BODY_BYTES = 64 << 10
+"""Size of a request body above which it is read and tokenized in its tenant's turn."""
+_MAX_LARGE_BYTES, _MAX_LARGE_BYTES_OF_TENANT, _MAX_LARGE_BYTES_WAITING = 16 << 20, 4 << 20, 64 << 20
+"""Bytes of large bodies that are read and tokenized at a time in total and of one tenant, and that wait of one tenant.
+A body takes five times its size in memory until it is tokenized."""
+_BATCH_CHARS = 32 << 10
+"""Characters of several prompts of one body that are tokenized in one turn."""
+NUM_ENCODERS = 2
+"""Threads that tokenize. A tenant uses at most all but one of them at a time: each tokenizes 1.6 million characters a
+second."""
+_MAX_WAITING = 512
+"""Largest number of turns of one tenant that wait for a tokenizer thread."""
+MAX_TOKENIZED = 64 << 10
+"""Largest number of tokens that /tokenize returns and that /detokenize takes, unless the model's context is longer."""
 _MESSAGE_CHARS = 20
 """Estimate of the characters that a chat template writes around each message."""
 
@@ -263,11 +277,31 @@ def _num_json_bytes(value: Any) -> int:
     return len(msgspec.json.encode(value)) if value else 0
 
 
+@contextmanager
+def _refusing_long_prompts(param: str) -> Iterator[None]:
+    """Raise CONTEXT_LENGTH for the field `param` where TextTooLong is raised inside."""
+    try:
+        yield
+    except TextTooLong as error:
+        raise prompt_too_long(error.max_tokens, None, param) from None
+
+
+def _end_turn(loop: asyncio.AbstractEventLoop, turn: Turn, future: Future[Any]) -> None:
+    """End a turn whose work has ended in another thread."""
+    with suppress(RuntimeError):  # the gateway has stopped, and its loop is closed
+        loop.call_soon_threadsafe(turn.end)
+
+
+def _map(function: Callable[[GivenPrompt], Prompt], prompts: Sequence[GivenPrompt]) -> list[Prompt]:
+    return [function(prompt) for prompt in prompts]
+
+
 class CompletionService:
     """Check, tokenize and run completions for both front ends.
 
-    `encoders`: threads that tokenize long prompts and compile grammars, which would stall the event loop. `recorder`:
-    makes the metrics and the record of each request. `now`: function that returns the time of the gateway's clock."""
+    `encoders`: NUM_ENCODERS threads that tokenize long prompts, which would stall the event loop; tenants take turns.
+    `recorder`: makes the metrics and the record of each request. `now`: function that returns the time of the gateway's
+    clock."""
 
     def __init__(
         self,
@@ -278,11 +312,29 @@ class CompletionService:
     ) -> None:
         self._dispatch = dispatch
         self._encoders = encoders
-        self._num_encoding = 0  # characters that wait for tokenization or are being tokenized
+        self._encoding = FairQueue(
+            NUM_ENCODERS,
+            per_tenant=NUM_ENCODERS - 1,
+            max_waiting=_MAX_WAITING,
+            what="too many of your long prompts wait for tokenization at this gateway",
+            reason="tokenization",
+        )
+        self._large_bodies = FairQueue(
+            _MAX_LARGE_BYTES,
+            per_tenant=_MAX_LARGE_BYTES_OF_TENANT,
+            max_waiting=_MAX_LARGE_BYTES_WAITING,
+            what="too many of your large requests wait at this gateway",
+            reason="tokenization",
+        )
         self._recorder = recorder
         self.now = recorder.clock.now
         self._output_specs = output_specs
         self._grammars = GrammarCheck()
+
+    async def begin_large(self, tenant: Tenant, num_bytes: int) -> Turn:
+        """Wait until a body of more than LARGE_BODY_BYTES may be read and tokenized, and return its turn, which the
+        caller ends once the request is admitted or refused. Raises OVERLOADED where too many of the tenant's wait."""
+        return await self._large_bodies.begin(tenant.id, num_bytes)
 
     def models(self, tenant: Tenant) -> list[ServedModel]:
         """Return the served models that a tenant may use."""
@@ -309,8 +361,9 @@ class CompletionService:
             recording.set_model(served.name)
             params = chat_params(body)
             output_spec = self._output_specs.of_chat(body, served.text)
-            prompt = Prompt(await self._encode_chat(served, body, output_spec))
-            return await self._open(params, served, output_spec, [prompt], caller, recording)
+            with _refusing_long_prompts("messages"):
+                ids = await self._encode_chat(served, body, output_spec, caller.tenant, served.max_model_len)
+            return await self._open(params, served, output_spec, [Prompt(ids)], caller, recording)
 
     async def complete(self, body: CompletionBody, caller: RequestContext) -> CompletionStream:
         """Admit a plain completion of one or several prompts and return its stream, without waiting for output. Raises
@@ -321,16 +374,16 @@ class CompletionService:
             recording.set_model(served.name)
             params = completion_params(body)
             output_spec = self._output_specs.of_completion(body, served.text)
-            given = given_prompts(body.prompt, served.text.vocab_size, params.num_choices)
-            add_special_tokens = body.add_special_tokens is not False
-
-            def encode_all() -> list[Prompt]:
-                return [
-                    encode(each, served.text, add_special_tokens=add_special_tokens, with_offsets=params.echo)
-                    for each in given
-                ]
-
-            prompts = await self._encode(encode_all, sum(len(each) for each in given if isinstance(each, str)))
+            given = given_prompts(body.prompt, served.text.vocab_size, served.max_model_len, params.num_choices)
+            encode_one = partial(
+                encode,
+                model=served.text,
+                max_tokens=served.max_model_len,
+                add_special_tokens=body.add_special_tokens is not False,
+                with_offsets=params.echo,
+            )
+            with _refusing_long_prompts("prompt"):
+                prompts = await self._encode_prompts(given, encode_one, caller.tenant)
             return await self._open(params, served, output_spec, prompts, caller, recording)
 
     async def tokenize(self, body: TokenizeBody, tenant: Tenant) -> tuple[ServedModel, tuple[int, ...]]:
@@ -338,26 +391,41 @@ class CompletionService:
         compute.
 
         Raises INVALID_REQUEST unless the body has either a prompt or messages, and unless it names a model where
-        several are served; otherwise raises as `find`.
+        several are served; CONTEXT_LENGTH for more tokens than MAX_TOKENIZED and than the model's context; otherwise
+        raises as `find`.
         """
         served = self._named_or_only(body.model, tenant)
+        most = max(MAX_TOKENIZED, served.max_model_len)
         if (body.prompt is None) == (body.messages is None):
             raise TandemError(
                 ErrorKind.INVALID_REQUEST, "exactly one of prompt and messages is required", param="prompt"
             )
-        if body.prompt is None:
-            output_spec = OutputSpec(text=served.text, tools=make_tool_set(body.tools, body.tool_choice, None))
-            return served, await self._encode_chat(served, body, output_spec)
-        prompt, add = body.prompt, body.add_special_tokens is not False
-        found = await self._encode(lambda: served.text.encode_text(prompt, add_special_tokens=add), len(prompt))
-        return served, found
+        try:
+            if body.prompt is None:
+                output_spec = OutputSpec(text=served.text, tools=make_tool_set(body.tools, body.tool_choice, None))
+                ids = await self._encode_chat(served, body, output_spec, tenant, most)
+            else:
+                add = body.add_special_tokens is not False
+                work = partial(served.text.encode_text, body.prompt, add_special_tokens=add, max_tokens=most)
+                ids = await self._encode(work, len(body.prompt), tenant)
+            if len(ids) > most:
+                raise TextTooLong(most)
+        except TextTooLong as error:
+            param = "messages" if body.prompt is None else "prompt"
+            message = f"{error}, which is the most that is returned; split {param}"
+            raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=param) from None
+        return served, ids
 
     async def detokenize(self, body: DetokenizeBody, tenant: Tenant) -> str:
         """Return the text of the body's token ids. Raises INVALID_REQUEST for ids outside the vocabulary, or as
         `find`."""
         served = self._named_or_only(body.model, tenant)
+        most = max(MAX_TOKENIZED, served.max_model_len)
+        if len(body.tokens) > most:
+            message = f"tokens holds {len(body.tokens)} token ids, at most {most} are allowed"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="tokens")
         tokens = checked_tokens(body.tokens, served.text.vocab_size, "tokens")
-        return await self._encode(lambda: served.text.decode(tokens), len(tokens))
+        return await self._encode(partial(served.text.decode, tokens), len(tokens), tenant)
 
     def _named_or_only(self, name: str | None, tenant: Tenant) -> ServedModel:
         models = self.models(tenant)
@@ -367,39 +435,62 @@ class CompletionService:
         return self.find(models[0].name if name is None and models else name or "", tenant)
 
     async def _encode_chat(
-        self, served: ServedModel, body: ChatBody | TokenizeBody, output_spec: OutputSpec
+        self,
+        served: ServedModel,
+        body: ChatBody | TokenizeBody,
+        output_spec: OutputSpec,
+        tenant: Tenant,
+        max_tokens: int,
     ) -> tuple[int, ...]:
         given = body.messages or []
         messages, tools = output_spec.conversation(conversation(given))
         ending = chat_ending(given, body.add_generation_prompt, body.continue_final_message)
 
-        def encode_chat() -> tuple[int, ...]:
-            return served.text.encode_chat(
-                messages,
-                body.chat_template_kwargs,
-                tools=tools,
-                ending=ending,
-                add_special_tokens=bool(body.add_special_tokens),
-            )
-
+        encode_chat = partial(
+            served.text.encode_chat,
+            messages,
+            body.chat_template_kwargs,
+            tools=tools,
+            ending=ending,
+            add_special_tokens=bool(body.add_special_tokens),
+            max_tokens=max_tokens,
+        )
         num_chars = sum(map(_num_chars, messages)) + _num_json_bytes(tools) + _num_json_bytes(body.chat_template_kwargs)
-        return await self._encode(encode_chat, num_chars)
+        return await self._encode(encode_chat, num_chars, tenant)
 
-    async def token_strings(self, served: ServedModel, tokens: Sequence[int]) -> list[str]:
+    async def token_strings(self, served: ServedModel, tokens: Sequence[int], tenant: Tenant) -> list[str]:
         """Return the text of each single token by the vocabulary of `served`."""
-        return await self._encode(lambda: served.text.token_strings(tokens), len(tokens))
+        return await self._encode(partial(served.text.token_strings, tokens), len(tokens), tenant)
 
-    async def _encode(self, work: Callable[[], T], num_chars: int) -> T:
+    async def _encode_prompts(
+        self, given: Sequence[GivenPrompt], encode_one: Callable[[GivenPrompt], Prompt], tenant: Tenant
+    ) -> list[Prompt]:
+        """Encode the prompts of one body with `encode_one`. Long ones take a turn each, so that other tenants' texts
+        wait for one prompt at most and not for all."""
+        prompts: list[Prompt] = []
+        batch: list[GivenPrompt] = []
+        num_chars = 0
+        for index, prompt in enumerate(given, start=1):
+            batch.append(prompt)
+            num_chars += len(prompt) if isinstance(prompt, str) else 0
+            if num_chars >= _BATCH_CHARS or index == len(given):
+                work = partial(_map, encode_one, batch)
+                prompts += await self._encode(work, num_chars, tenant)
+                batch, num_chars = [], 0
+        return prompts
+
+    async def _encode(self, work: Callable[[], T], num_chars: int, tenant: Tenant) -> T:
+        """Return the result of `work`, which encodes or decodes `num_chars` characters, in a thread where they are
+        many. Raises what `work` raises, and OVERLOADED where too much of the tenant's work waits."""
         if num_chars <= _INLINE_CHARS:
             return work()
-        if self._num_encoding and self._num_encoding + num_chars > _MAX_ENCODING:
-            message = "too many long prompts wait for tokenization at this gateway; retry later"
-            raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="tokenization")
-        self._num_encoding += num_chars
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
-        finally:
-            self._num_encoding -= num_chars
+        return await asyncio.wrap_future(self._submit(work, await self._encoding.begin(tenant.id)))
+
+    def _submit(self, work: Callable[[], T], turn: Turn) -> Future[T]:
+        """Pass work to a thread, and end its turn with it. A caller that is cancelled does not stop the thread."""
+        future = self._encoders.submit(work)
+        future.add_done_callback(partial(_end_turn, asyncio.get_running_loop(), turn))
+        return future
 
     async def _with_grammar(self, job: Request, output_spec: OutputSpec) -> Request:
         """Return the request with its grammar. Raises INVALID_REQUEST for a grammar that does not compile."""

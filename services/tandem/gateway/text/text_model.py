@@ -16,6 +16,14 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.text.chat_template import ChatTemplate, GenerationPrompt
 from tandem.gateway.text.detokenizer import Detokenizer
 
+_CHARS_PER_TOKEN = 4
+"""Characters per allowed token up to which a text is encoded without counting first: the usual number in prose, so that
+few texts that fit are encoded twice."""
+_PIECE_CHARS = 16 << 10
+"""Characters of a long text that are counted at a time."""
+_CUT_TOKENS = 64
+"""Tokens that a piece of a text may have because it was cut out of the text. A cut splits one token, and changes how
+the characters around it are merged."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _UNSERVED_DEFAULTS = {"no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.0}
 """Sampling settings of generation configs that no sampler here implements, with the values that switch them off."""
@@ -99,13 +107,24 @@ class Encoded(NamedTuple):
     offsets: tuple[int, ...]
 
 
+class TextTooLong(Exception):
+    """A text has more tokens than its caller allows. `max_tokens`: how many are allowed."""
+
+    def __init__(self, max_tokens: int) -> None:
+        super().__init__(f"the text has more than {max_tokens} tokens")
+        self.max_tokens = max_tokens
+
+
 class TextModel:
     """Turn text and conversations of one model into token ids, and token ids into text. Immutable, so that several
     threads may use it at the same time.
 
     A chat is rendered to one string, which is tokenized as a whole and without the tokenizer's own additions, because
     the template writes them: token ids equal those of transformers' `apply_chat_template`. As there, the text of a
-    control token in a user's message becomes that control token."""
+    control token in a user's message becomes that control token.
+
+    The encoding methods raise TextTooLong for a text that clearly has more than `max_tokens` tokens, at about the cost
+    of that many. A text with a few more may be encoded; None: any text is."""
 
     def __init__(
         self,
@@ -147,23 +166,32 @@ class TextModel:
         tools: Sequence[Mapping[str, Any]] | None = None,
         ending: GenerationPrompt = GenerationPrompt.HEADER,
         add_special_tokens: bool = False,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         """Return the token ids of a conversation. `messages`: with `role` and `content` as strings. `variables`: the
         client's `chat_template_kwargs`. `add_special_tokens`: add the tokenizer's own special tokens to those of the
         template. Raises INVALID_REQUEST as `ChatTemplate.render` does."""
         prompt = self.template.render(messages, variables or {}, ending, tools)
         if add_special_tokens:
-            return self.encode_text(prompt)
+            return self.encode_text(prompt, max_tokens=max_tokens)
+        self._check_length(prompt, max_tokens)
         return self._encode(prompt, add_special_tokens=False, with_offsets=False).ids
 
-    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def encode_text(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> tuple[int, ...]:
         """Return the token ids of a plain prompt. With `add_special_tokens` they begin with exactly one BOS where the
         model requires one, also if the text begins with a BOS already."""
-        return self.encode_with_offsets(text, add_special_tokens=add_special_tokens, with_offsets=False).ids
+        return self.encode_with_offsets(
+            text, add_special_tokens=add_special_tokens, with_offsets=False, max_tokens=max_tokens
+        ).ids
 
-    def encode_with_offsets(self, text: str, *, add_special_tokens: bool = True, with_offsets: bool = True) -> Encoded:
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = True, with_offsets: bool = True, max_tokens: int | None = None
+    ) -> Encoded:
         """Return the token ids as `encode_text` does, and with `with_offsets` the index in `text` at which each token
         begins."""
+        self._check_length(text, max_tokens)
         special = self._special_tokens
         bos = special.get("bos_token_id")
         if not add_special_tokens:
@@ -212,6 +240,17 @@ class TextModel:
         """Return whether the text of `tokens`, without blanks at its end, ends with `text`, which may span at most 16
         tokens."""
         return self.decode(tokens[-16:]).rstrip().endswith(text)
+
+    def _check_length(self, text: str, max_tokens: int | None) -> None:
+        """Raise TextTooLong where the pieces of a long text have more than `max_tokens` tokens together."""
+        if max_tokens is None or len(text) <= _CHARS_PER_TOKEN * max_tokens:
+            return
+        num_tokens = 0
+        for start in range(0, len(text), _PIECE_CHARS):
+            [piece] = self._tokenizer.encode_batch_fast([text[start : start + _PIECE_CHARS]], add_special_tokens=False)
+            num_tokens += max(0, len(piece) - _CUT_TOKENS)
+            if num_tokens > max_tokens:
+                raise TextTooLong(max_tokens)
 
     def _encode(self, text: str, *, add_special_tokens: bool, with_offsets: bool) -> Encoded:
         """Tokenize a batch of one text: unlike `encode`, this releases the GIL, which a megabyte of text would hold for
