@@ -18,7 +18,7 @@ from tandem.gateway.context.interfaces import Authenticator
 from tandem.gateway.http.exchange import Exchange, json_response
 from tandem.gateway.http.routes import Operation
 from tandem.gateway.telemetry.request_record import RequestRecord
-from tandem.gateway.tenants.authenticator import api_key_from_headers
+from tandem.gateway.tenants.authenticator import api_keys
 
 PATH = "/console"
 _ASSETS = PATH + "/"
@@ -56,7 +56,7 @@ class Console:
     async def _show_state(self, exchange: Exchange) -> Response:
         """Send the state, which alone needs an API key; the page and its assets hold no data."""
         exchange.is_counted = False
-        viewer = self._authenticator.identify(api_key_from_headers(exchange.fields))
+        viewer = self._authenticator.identify(api_keys(exchange.entries()))
         snapshot = self._snapshot()
         state = view(snapshot, self._state, viewer, _since(exchange, snapshot.life))
         return json_response(state, headers={"cache-control": "no-store", **GUARDS})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -48,9 +48,9 @@ class Exchange(Request):
         error."""
         self.request_id = label_of(self.fields.get("x-request-id"))
 
-    def entries(self) -> Iterator[tuple[str, str]]:
-        """Yield lower-case name and value of every header in their order, also where a name is repeated."""
-        return ((name.decode("latin-1"), value.decode("latin-1")) for name, value in self.scope["headers"])
+    def entries(self) -> list[tuple[str, str]]:
+        """Return lower-case name and value of every header in their order, also where a name is repeated."""
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.scope["headers"]]
 
     async def send(self, message: Message) -> None:
         """Send one ASGI message of the response; the message that begins it gets the header `x-request-id`."""
