@@ -22,7 +22,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.http.exchange import error_body, error_headers
+from tandem.gateway.http.exchange import NO_SNIFFING, error_body, error_headers
 
 _log = logging.getLogger(__name__)
 _LINE_BYTES = 4
@@ -357,6 +357,7 @@ def _response(error: TandemError) -> bytes:
         "content-type: application/json",
         f"content-length: {len(body)}",
         "connection: close",
+        b": ".join(NO_SNIFFING).decode(),
         *(f"{name}: {value}" for name, value in error_headers(error).items()),
     ]
     return "\r\n".join([*lines, "\r\n"]).encode("ascii") + body
