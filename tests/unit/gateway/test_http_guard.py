@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ from tests.unit.gateway.scripted_worker import PATIENCE_S, ScriptedWorker, until
 
 pytestmark = pytest.mark.slow
 
-LIMITS = HttpLimits(linger_s=0.3, max_connections=32, max_pipelined=4, probes=PROBES, probe_room=2)
+LIMITS = HttpLimits(linger_s=0.3, max_connections=32, probes=PROBES, probe_room=2)
 HASTY = replace(LIMITS, request_timeout_s=0.3, stalled_client_s=0.3)
 """Timeout for clients that are expected to run into it. The other limits are long, because the machine may be slow."""
 FORGETFUL = replace(LIMITS, keep_alive_s=1.0)
@@ -39,6 +40,7 @@ HELD, LONG = 400, 10_000
 """Number of tokens."""
 
 GET = b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n"
+LAST = b"GET /health HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\n"
 ASTRAY = b"POST /nothing HTTP/1.1\r\nhost: h\r\n"
 """A request that is answered before its body has arrived."""
@@ -328,7 +330,7 @@ async def test_a_head_as_large_as_allowed(gateway: GuardedGateway) -> None:
 LARGE = {
     "announced": HEAD + b"content-length: 20001\r\nconnection: close\r\n\r\n",
     "announced and sent": HEAD + b"content-length: 99999999999\r\nconnection: close\r\n\r\n" + b" " * 100_000,
-    "chunked": chunked(*([b" " * 1000] * 21)).replace(b"host: h", b"connection: close"),
+    "chunked": chunked(*([b" " * 1000] * 21)).replace(b"host: h", b"host: h\r\nconnection: close"),
 }
 WRONG_JSON = {
     "arrays": b"[" * 15_000,
@@ -472,29 +474,79 @@ async def test_a_body_that_is_shorter_than_announced(hasty: GuardedGateway) -> N
 
 async def test_a_body_that_is_longer_than_announced(gateway: GuardedGateway) -> None:
     """The rest is parsed as another request, which is malformed."""
-    answer = await (await gateway.connect(HEAD + b"content-length: 2\r\n\r\n" + b"{}rubbish")).read()
-    assert answer.startswith(b"HTTP/1.1 400 ") or answer == b""
+    answer = await (await gateway.connect(HEAD + b"content-length: 2\r\n\r\n" + b"{}rubbish\r\n\r\n")).read()
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1 400 ") == 2
 
 
 # ---- many at once
 
 
 async def test_pipelined_requests_are_answered_in_order(gateway: GuardedGateway) -> None:
-    client = await gateway.connect(
-        post(tokens=2) + GET + post(tokens=4) + GET.replace(b"host: h", b"connection: close")
-    )
+    client = await gateway.connect(post(tokens=2) + GET + post(tokens=4) + LAST)
     answer = await client.read()
     assert answer.count(b"HTTP/1.1 200 OK") == 4
     places = [answer.index(sign) for sign in (b'"completion_tokens":2', b'"ok"', b'"completion_tokens":4')]
     assert places == sorted(places)
 
 
-async def test_too_many_pipelined_requests_end_the_connection(gateway: GuardedGateway) -> None:
+@pytest.mark.parametrize("num_requests", [20, 3000])
+async def test_any_number_of_pipelined_requests_is_answered(gateway: GuardedGateway, num_requests: int) -> None:
+    """3,000 requests are more bytes than are kept, so that the gateway stops reading meanwhile."""
+    client = await gateway.connect(GET * num_requests + LAST)
+    assert (await client.read()).count(b"HTTP/1.1 200 OK") == num_requests + 1
+
+
+@pytest.mark.parametrize("num_bytes", [1, 5, 64, 1 << 20])
+async def test_pipelined_requests_in_pieces_of_any_size(gateway: GuardedGateway, num_bytes: int) -> None:
+    """Empty lines occur in bodies and after trailers too, and a piece may end within one."""
+    body = b'{"model": "tiny",\r\n\r\n "prompt": [5, 6, 7], "max_tokens": 3}\r\n\r\n'
+    requests = {
+        HEAD + b"content-length: %d\r\n\r\n" % len(body) + body: b"200",
+        chunked(body[:20], body[20:]): b"200",
+        GET: b"200",
+        ASTRAY + b"content-length: 9\r\n\r\na\r\n\r\nGET ": b"404",
+        chunked(body, end=b"0\r\nx: y\r\n\r\n"): b"200",
+        b"\r\n\r\n" + LAST: b"200",
+    }
+    client = await gateway.connect()
+    sent = b"".join(requests)
+    for start in range(0, len(sent), num_bytes):
+        client.writer.write(sent[start : start + num_bytes])
+        await asyncio.sleep(0)
+    assert re.findall(rb"HTTP/1.1 (\d+) ", await client.read()) == list(requests.values())
+
+
+async def test_requests_behind_a_stream_wait_unparsed_and_in_bounded_memory(gateway: GuardedGateway) -> None:
     client = await gateway.connect(post(tokens=HELD, stream=True))
     await client.read(b"data: ")
-    client.writer.write(GET * 50)
-    assert b"HTTP/1.1 4" not in await client.read(), "nothing comes in the middle of an answer"
-    await until(lambda: "cancel" in gateway.worker.verbs(gateway.worker.jobs[0].request.id))
+    client.writer.write(GET * 30_000)
+    (connection,) = gateway.connections()
+    await until(lambda: connection.flow.read_paused)  # type: ignore[attr-defined]
+    await asyncio.sleep(0.1)
+    assert len(connection._unparsed) < len(GET * 20_000)  # type: ignore[attr-defined]
+    assert len(connection._cycles) == 1  # type: ignore[attr-defined]
+    key = gateway.worker.jobs[0].key
+    gateway.worker.publish(token(key, 1), Finished(key, FinishReason.LENGTH, 2, 0))
+    await client.read(b"[DONE]\n\n\r\n0\r\n\r\nHTTP/1.1 200 OK")
+
+
+BEHIND = {
+    "no HTTP": (b"rubbish\r\n\r\n", 400),
+    "a large head": (GET[:-2] + b"x: " + b"y" * 40_000 + b"\r\n\r\n", 431),
+    "a wrong chunk": (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.parametrize("first", [GET, post()], ids=["GET", "POST"])
+async def test_a_refusal_follows_the_answers_to_earlier_requests(
+    gateway: GuardedGateway, first: bytes, name: str
+) -> None:
+    refused, status = BEHIND[name]
+    answer = await (await gateway.connect(first + refused)).read()
+    assert answer.startswith(FOUND) and answer.count(b"HTTP/1.1 ") == 2, answer
+    assert b"HTTP/1.1 %d " % status in answer
+    assert answer.count(b"\r\nx-content-type-options: nosniff\r\n") == 2
 
 
 async def test_a_flood_of_connections_is_refused_and_passes(gateway: GuardedGateway) -> None:

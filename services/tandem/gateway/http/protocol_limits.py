@@ -1,8 +1,9 @@
 """Limit what one HTTP connection may cost the server, as a subclass of uvicorn's protocol.
 
 Uvicorn itself limits bodies, by the application's reading, and idle connections, by their keep-alive time. This module
-adds the other limits: the size of a request's head, the time for a request to arrive, the number of pipelined requests,
-the time that a response waits for a client that does not read, and the number of connections.
+adds the other limits: the size of a request's head, the time for a request to arrive, what is kept of
+pipelined requests, the time that a response waits for a client that does not read
+and the number of connections.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from tandem.gateway.http.exchange import NO_SNIFFING, error_body, error_headers
 _log = logging.getLogger(__name__)
 _LINE_BYTES = 4
 """Bytes of a header line besides its name and its value: colon, space, CR and LF."""
+_EMPTY_LINE = b"\r\n\r\n"
+"""Bytes that end the head of a request; httptools accepts no other line ends."""
+_MAX_UNPARSED_BYTES = 64 << 10
+"""Number of received bytes behind an unanswered request from which on the connection is not read."""
 _CONFIRM_S = 0.5
 """Seconds that a TLS client that has received everything has to confirm that its connection ends, when the server
 stops."""
@@ -46,7 +51,7 @@ class HttpLimits:
 
     `max_connections`: connections beyond it may only request one of the paths `probes`, `probe_room` connections at a
     time, so that a busy process is not restarted for failed health checks. `max_head_bytes`, `max_headers`: of one
-    request. `max_pipelined`: requests of one connection that may wait for the response to an earlier one.
+    request.
 
     `requires_certificate`: a client that presented no certificate when it connected may only request `probes` too, so
     that Kubernetes, which has none, can check the gateway's health."""
@@ -61,13 +66,16 @@ class HttpLimits:
     probe_room: int = 64
     max_head_bytes: int = 32 << 10
     max_headers: int = 100
-    max_pipelined: int = 16
     requires_certificate: bool = False
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Handle one HTTP connection, as uvicorn's protocol with HttpLimits: a request beyond a limit gets an error
-    response, and the connection is closed. `server`: uvicorn's own arguments.
+    response after the responses to earlier requests, and the connection is closed. `server`: uvicorn's own arguments.
+
+    Requests are parsed one by one: the bytes behind a request are kept until it is answered, so that a client may
+    pipeline any number of requests. At most two requests wait in parsed form, because one may end in the bytes in which
+    the head of the next one arrives.
 
     The request timer runs while the client has to send bytes of a request, the reader timer while the client has to
     read bytes of a response. Uvicorn's keep-alive timer runs from the end of the last request and its response to the
@@ -80,6 +88,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._is_extra = False  # beyond `max_connections`: only probes are answered
         self._lacks_certificate = False  # likewise
         self._refusal: TandemError | None = None
+        self._late_refusal: TandemError | None = None  # waits for the responses to earlier requests
+        self._unparsed = b""  # received behind a request that is not answered yet
         self._request_timer: TimerHandle | None = None
         self._reader_timer: TimerHandle | None = None
         self._confirm_timer: TimerHandle | None = None
@@ -105,6 +115,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         for timer in (self._request_timer, self._reader_timer, self._confirm_timer):
             if timer is not None:
                 timer.cancel()
+        self._unparsed = b""
         super().connection_lost(exc)
         # Uvicorn notifies only the cycle of the last received request, which need not be the one being answered.
         for cycle in self._cycles:
@@ -114,6 +125,29 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        if self._unparsed:
+            self._unparsed += data
+        else:
+            self._parse(data)
+        # The application's reading resumes it at most twice per request: for the end of the body and for a disconnect.
+        if len(self._unparsed) > _MAX_UNPARSED_BYTES:
+            self.flow.pause_reading()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse received bytes up to the end of a request that is not answered at once, and keep the rest.
+
+        They are parsed up to one empty line at a time, because the parser cannot be stopped where a request ends."""
+        start = 0
+        while start < len(data) and not self._is_refused:
+            if self._owes_answer():
+                self._unparsed = data[start:]
+                return
+            found = data.find(_EMPTY_LINE, start)
+            end = len(data) if found < 0 else found + len(_EMPTY_LINE)
+            self._parse_part(data[start:end])
+            start = end
+
+    def _parse_part(self, data: bytes) -> None:
         self._num_kept_bytes += len(data)
         try:
             self._feed(data)
@@ -195,9 +229,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 raise self._refused(self._too_many())
             if self._lacks_certificate:
                 raise self._refused(TandemError(ErrorKind.UNAUTHENTICATED, _NO_CERTIFICATE))
-        if len(self._cycles) > self._limits.max_pipelined:
-            message = f"more than {self._limits.max_pipelined} requests wait on this connection: open more connections"
-            raise self._refused(TandemError(ErrorKind.INVALID_REQUEST, message))
         super().on_headers_complete()
         self._in_head = False
         self._cycles.append(self.cycle)
@@ -228,6 +259,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._has_begun:
             self._unset_keepalive_if_required()
+        if self._owes_answer() or self.transport.is_closing():
+            return
+        if self._late_refusal is not None:
+            self._send_refusal(self._late_refusal)
+        elif self._unparsed:
+            data, self._unparsed = self._unparsed, b""
+            self._parse(data)
 
     # ---- inside
 
@@ -304,16 +342,27 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, error: TandemError) -> None:
-        """Send an error and end the connection; only end it where the error would be written into another response."""
-        cycle = None if self._in_head else self.cycle
-        if self._owes_answer() or (cycle is not None and cycle.response_started):
-            self.transport.abort()
-            return
+        """Send an error after the responses to earlier requests, and end the connection; only end it where the error
+        would be written into the response to this request."""
         self._is_refused = True
+        self._unparsed = b""
+        cycle = None if self._in_head else self.cycle
+        if self._owes_answer():
+            self._late_refusal = error
+            if cycle is not None:  # the refused request, which waits for its turn
+                self.pipeline.clear()
+                self._cycles.pop()
+                self._in_head = True
+        elif cycle is not None and cycle.response_started:
+            self.transport.abort()
+        else:
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+            self._send_refusal(error)
+
+    def _send_refusal(self, error: TandemError) -> None:
         self._unset_keepalive_if_required()
-        if cycle is not None:
-            cycle.disconnected = True
-            cycle.message_event.set()
         self.transport.write(_response(error))
         if self.transport.can_write_eof():  # not with TLS
             self.transport.write_eof()
