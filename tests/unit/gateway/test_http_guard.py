@@ -23,6 +23,7 @@ from tandem.core.request import Job
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll
 from tandem.gateway.http.health import PROBES
+from tandem.gateway.http.host_header import AllowedHosts
 from tandem.gateway.http.protocol_limits import HttpLimits
 from tandem.gateway.http.server import HttpServer
 from tests.unit.gateway.rig import Rig
@@ -225,6 +226,53 @@ async def test_a_request_pipelined_behind_a_long_answer_does_not_time_out(make_r
     gateway.worker.publish(Finished(gateway.worker.jobs[0].key, FinishReason.LENGTH, 4, 0))
     client.writer.write(GET[10:])
     assert b"200 OK" in (await client.read(b'"ok"')).partition(b"[DONE]")[2]
+    await close_gateway(gateway)
+
+
+# ---- the header Host
+
+WRONG_HOSTS = [
+    b"",
+    b"host: a\r\nhost: b\r\n",
+    b"host: h\r\nHost: h\r\n",
+    b"host: a b\r\n",
+    b"host: a,b\t\r\nhost:\r\n",
+    b"host: h:8x\r\n",
+    b"host: http://h/\r\n",
+    b"host: user@h\r\n",
+    b"host: [::1\r\n",
+    b"host: h\xff\r\n",
+]
+
+
+async def test_a_missing_repeated_or_invalid_host_is_refused(gateway: GuardedGateway) -> None:
+    for headers in WRONG_HOSTS:
+        status, body = await gateway.send_request(b"GET /health HTTP/1.1\r\n" + headers + b"\r\n")
+        assert (headers, status, code(body)) == (headers, 400, "invalid_request")
+
+
+async def test_http_1_0_needs_no_host(gateway: GuardedGateway) -> None:
+    assert (await gateway.send_request(b"GET /v1/models HTTP/1.0\r\n\r\n"))[0] == 200
+    assert (await gateway.send_request(b"GET /v1/models HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n"))[0] == 400
+
+
+async def test_a_loopback_gateway_answers_for_loopback_names_only(make_rig: Callable[..., Rig]) -> None:
+    """This is what keeps a web page that has rebound its name to 127.0.0.1 from reading the answers."""
+    gateway = await open_gateway(make_rig, replace(LIMITS, allowed_hosts=AllowedHosts.of("127.0.0.1", ["h"])))
+
+    async def status(path: bytes, host: bytes) -> int:
+        request = b"GET %b HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % (path, host)
+        found, body = await gateway.send_request(request)
+        assert found != 421 or (code(body) == "misdirected_request" and b"gateway.allowed_hosts" in body)
+        return found
+
+    for host in (b"127.0.0.1:%d" % gateway.server.port, b"localhost:9", b"LOCALHOST", b"[::1]:8000", b"h", b""):
+        assert (host, await status(b"/v1/models", host)) == (host, 200)
+    for host in (b"attacker.example", b"attacker.example:8000", b"127.0.0.1.attacker.example", b"10.0.0.1"):
+        assert (host, await status(b"/v1/models", host)) == (host, 421)
+        assert (host, await status(b"/health", host)) == (host, 200), "load balancers probe with any Host"
+    assert await status(b"http://attacker.example/v1/models", b"localhost") == 421
+    assert await status(b"http://localhost:8000/v1/models", b"attacker.example") == 200
     await close_gateway(gateway)
 
 

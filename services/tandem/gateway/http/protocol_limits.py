@@ -2,8 +2,8 @@
 
 Uvicorn itself limits bodies, by the application's reading, and idle connections, by their keep-alive time. This module
 adds the other limits: the size of a request's head, the time for a request to arrive, what is kept of
-pipelined requests, the time that a response waits for a client that does not read
-and the number of connections.
+pipelined requests, the time that a response waits for a client that does not read, the number of connections, and the
+hosts that requests may name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.http.exchange import NO_SNIFFING, error_body, error_headers
+from tandem.gateway.http.host_header import EVERY_HOST, AllowedHosts, requested_host
 
 _log = logging.getLogger(__name__)
 _LINE_BYTES = 4
@@ -54,7 +56,8 @@ class HttpLimits:
     request.
 
     `requires_certificate`: a client that presented no certificate when it connected may only request `probes` too, so
-    that Kubernetes, which has none, can check the gateway's health."""
+    that Kubernetes, which has none, can check the gateway's health. `allowed_hosts`: requests for other hosts are
+    refused, except for `probes`, which load balancers send with any Host."""
 
     request_timeout_s: float = 60.0
     stalled_client_s: float = 60.0
@@ -67,6 +70,18 @@ class HttpLimits:
     max_head_bytes: int = 32 << 10
     max_headers: int = 100
     requires_certificate: bool = False
+    allowed_hosts: AllowedHosts = EVERY_HOST
+
+    @classmethod
+    def of(cls, config: GatewayConfig, probes: frozenset[bytes]) -> HttpLimits:
+        """Return the limits that the settings of a gateway name."""
+        return cls(
+            request_timeout_s=config.request_timeout_s,
+            stalled_client_s=config.stalled_client_s,
+            max_connections=config.max_connections,
+            probes=probes,
+            allowed_hosts=AllowedHosts.of(config.host, config.host_patterns),
+        )
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -85,6 +100,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(**server)
         self._limits = limits
         self._is_refused = False
+        self._address = ""  # of this side of the connection
         self._is_extra = False  # beyond `max_connections`: only probes are answered
         self._lacks_certificate = False  # likewise
         self._refusal: TandemError | None = None
@@ -106,6 +122,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         limits = self._limits
         self._is_extra = len(self.connections) > limits.max_connections
+        if self.server is not None:
+            self._address = self.server[0].removeprefix("::ffff:")  # an IPv4 client of an IPv6 socket
         self._lacks_certificate = limits.requires_certificate and not transport.get_extra_info("peercert")
         self._await_request()
         if len(self.connections) > limits.max_connections + limits.probe_room:
@@ -224,11 +242,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
+        try:
+            host = requested_host(self.headers, self.url, self.parser.get_http_version())
+        except TandemError as error:
+            raise self._refused(error) from None
         if self.url not in self._limits.probes:
             if self._is_extra:
                 raise self._refused(self._too_many())
             if self._lacks_certificate:
                 raise self._refused(TandemError(ErrorKind.UNAUTHENTICATED, _NO_CERTIFICATE))
+            if not self._limits.allowed_hosts.allow(host, self._address):
+                message = f"this gateway does not serve the host {host[:100]!r}: add it to gateway.allowed_hosts"
+                raise self._refused(TandemError(ErrorKind.MISDIRECTED, message, param="host"))
         super().on_headers_complete()
         self._in_head = False
         self._cycles.append(self.cycle)
