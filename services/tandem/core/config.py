@@ -315,6 +315,12 @@ class GatewayConfig:
     413."""
     request_timeout_s: Positive = 60.0
     """Set the seconds that a client has to send a complete HTTP request. Slower requests fail with 408."""
+    min_body_bytes_per_s: NonNegative = 240.0
+    """Set the bytes per second with which the body of an HTTP request must arrive on average, from
+    gateway.body_grace_s after its beginning on. Slower requests fail with 408. 0 turns this limit off."""
+    body_grace_s: Positive = 5.0
+    """Set the seconds for which the body of an HTTP request may arrive more slowly than
+    gateway.min_body_bytes_per_s."""
     stalled_client_s: Positive = 60.0
     """Set the seconds for which a client may read nothing of its response before it is disconnected."""
     max_connections: PositiveCount = 4096

@@ -97,6 +97,7 @@ def test_the_configured_host_is_answered() -> None:
 
 
 def test_the_limits_are_those_of_the_settings() -> None:
-    config = GatewayConfig(allowed_hosts=" Example.com, [fd00::1]")
+    config = GatewayConfig(allowed_hosts=" Example.com, [fd00::1]", min_body_bytes_per_s=7, body_grace_s=8)
     limits = HttpLimits.of(config, frozenset())
     assert answered(limits.allowed_hosts, *OTHERS, "fd00::1") == ["example.com", "fd00::1"]
+    assert (limits.min_body_bytes_per_s, limits.body_grace_s) == (7, 8)

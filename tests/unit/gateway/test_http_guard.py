@@ -9,12 +9,14 @@ import json
 import random
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import uvloop
 
 from tandem.core.config import Bytes
 from tandem.core.events import Finished, FinishReason, JobEvent, SampledToken, Token
@@ -182,6 +184,22 @@ async def drip(client: Client, data: bytes) -> None:
             await asyncio.sleep(0.02)
 
 
+async def serve_alone(application: Any, limits: HttpLimits) -> HttpServer:
+    """Serve an application that answers one request at a time and has no state."""
+
+    async def with_lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await application(scope, receive, send)
+        else:
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+
+    server = HttpServer(with_lifespan, "127.0.0.1", 0, graceful_s=1.0, limits=limits)
+    await server.start()
+    return server
+
+
 def code(body: bytes) -> str:
     return str(json.loads(body)["error"]["code"])
 
@@ -227,6 +245,64 @@ async def test_a_request_pipelined_behind_a_long_answer_does_not_time_out(make_r
     client.writer.write(GET[10:])
     assert b"200 OK" in (await client.read(b'"ok"')).partition(b"[DONE]")[2]
     await close_gateway(gateway)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_body_slower_than_its_least_rate_is_refused(make_rig: Callable[..., Rig], is_chunked: bool) -> None:
+    gateway = await open_gateway(make_rig, replace(LIMITS, min_body_bytes_per_s=1e6, body_grace_s=0.3))
+    begun = chunked(b"{", end=b"") if is_chunked else HEAD + b"content-length: 10000\r\n\r\n"
+    client = await gateway.connect(begun)
+    dripping = asyncio.create_task(drip(client, b"1\r\n \r\n" * 1000 if is_chunked else b" " * 5000))
+    answer = await client.read()
+    dripping.cancel()
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"gateway.min_body_bytes_per_s" in answer
+    assert gateway.worker.jobs == []
+    await close_gateway(gateway)
+
+
+async def test_a_slow_body_of_the_least_rate_is_accepted(make_rig: Callable[..., Rig]) -> None:
+    gateway = await open_gateway(make_rig, replace(LIMITS, min_body_bytes_per_s=2.0, body_grace_s=0.1))
+    head, _, body = post(headers=b"connection: close\r\n").partition(b"\r\n\r\n")
+    client = await gateway.connect(head + b"\r\n\r\n")
+    await drip(client, body)
+    assert b"HTTP/1.1 200 OK" in await client.read()
+    await close_gateway(gateway)
+
+
+async def test_a_body_behind_a_long_answer_is_not_too_slow(make_rig: Callable[..., Rig]) -> None:
+    """The gateway reads no further before the first answer; the head of the second request came with the first."""
+    gateway = await open_gateway(make_rig, replace(LIMITS, min_body_bytes_per_s=1e6, body_grace_s=0.3))
+    second = post(tokens=4, headers=b"connection: close\r\n")
+    client = await gateway.connect(post(tokens=HELD, stream=True) + second[:-5])
+    await client.read(b"data: ")
+    await asyncio.sleep(1.0)
+    gateway.worker.publish(Finished(gateway.worker.jobs[0].key, FinishReason.LENGTH, 1, 0))
+    client.writer.write(second[-5:])
+    assert b'"completion_tokens":4' in await client.read()
+    await close_gateway(gateway)
+
+
+def test_a_body_that_waited_while_the_process_stood_still_is_not_too_slow() -> None:
+    """uvloop runs timers before it reads what has arrived meanwhile."""
+
+    async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body"})
+
+    async def scenario() -> bytes:
+        server = await serve_alone(application, replace(LIMITS, min_body_bytes_per_s=1e6, body_grace_s=0.3))
+        with socket.create_connection(("127.0.0.1", server.port)) as link:
+            link.sendall(HEAD + b"content-length: 5\r\n\r\nhe")
+            await asyncio.sleep(0.1)
+            link.sendall(b"llo")
+            time.sleep(1.5)  # noqa: ASYNC251 - the process stands still
+            answer = await asyncio.to_thread(link.recv, 1 << 16)
+        await server.stop()
+        return answer
+
+    assert uvloop.run(scenario()).startswith(b"HTTP/1.1 200 ")
 
 
 # ---- the header Host
@@ -693,11 +769,6 @@ async def test_an_application_waits_for_its_reader() -> None:
 
     async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
         nonlocal peak
-        if scope["type"] == "lifespan":
-            for step in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{step}.complete"})
-            return
         (connection,) = server._server.server_state.connections
         connection.pause_writing()
         timers.append(connection._reader_timer)
@@ -709,8 +780,7 @@ async def test_an_application_waits_for_its_reader() -> None:
         await send({"type": "http.response.body"})
 
     CHUNKS, CHUNK = 200, 1 << 16
-    server = HttpServer(application, "127.0.0.1", 0, graceful_s=1.0, limits=LIMITS)
-    await server.start()
+    server = await serve_alone(application, LIMITS)
     client = Client(*await asyncio.open_connection("127.0.0.1", server.port, limit=1024))
     client.writer.write(GET)
     assert len(await client.read()) > CHUNKS * CHUNK

@@ -1,7 +1,7 @@
 """Limit what one HTTP connection may cost the server, as a subclass of uvicorn's protocol.
 
 Uvicorn itself limits bodies, by the application's reading, and idle connections, by their keep-alive time. This module
-adds the other limits: the size of a request's head, the time for a request to arrive, what is kept of
+adds the other limits: the size of a request's head, the time and the rate in which a request arrives, what is kept of
 pipelined requests, the time that a response waits for a client that does not read, the number of connections, and the
 hosts that requests may name.
 """
@@ -34,6 +34,8 @@ _EMPTY_LINE = b"\r\n\r\n"
 """Bytes that end the head of a request; httptools accepts no other line ends."""
 _MAX_UNPARSED_BYTES = 64 << 10
 """Number of received bytes behind an unanswered request from which on the connection is not read."""
+_LATE_S = 0.5
+"""Seconds by which a timer fires late where this process stood still."""
 _CONFIRM_S = 0.5
 """Seconds that a TLS client that has received everything has to confirm that its connection ends, when the server
 stops."""
@@ -45,7 +47,8 @@ class HttpLimits:
     """Limits of one HTTP server; times are in seconds.
 
     `request_timeout_s`: longest time from the opening of a connection, or from the first byte of a later request, to
-    the last byte of the request. `stalled_client_s`: a connection is aborted when its client reads nothing of a
+    the last byte of the request. `min_body_bytes_per_s`: lowest average rate of a body `body_grace_s` seconds after its
+    beginning and later; 0: any. `stalled_client_s`: a connection is aborted when its client reads nothing of a
     response for this long. `keep_alive_s`: a connection without a request is closed after this long. `linger_s`: after
     a refusal, received bytes are discarded for this long before the connection is closed, because a close with unread
     bytes would reset the connection and lose the refusal. `handshake_s`: longest time of a TLS handshake, during which
@@ -60,6 +63,8 @@ class HttpLimits:
     refused, except for `probes`, which load balancers send with any Host."""
 
     request_timeout_s: float = 60.0
+    min_body_bytes_per_s: float = 240.0
+    body_grace_s: float = 5.0
     stalled_client_s: float = 60.0
     keep_alive_s: float = 75.0
     linger_s: float = 2.0
@@ -77,6 +82,8 @@ class HttpLimits:
         """Return the limits that the settings of a gateway name."""
         return cls(
             request_timeout_s=config.request_timeout_s,
+            min_body_bytes_per_s=config.min_body_bytes_per_s,
+            body_grace_s=config.body_grace_s,
             stalled_client_s=config.stalled_client_s,
             max_connections=config.max_connections,
             probes=probes,
@@ -92,9 +99,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     pipeline any number of requests. At most two requests wait in parsed form, because one may end in the bytes in which
     the head of the next one arrives.
 
-    The request timer runs while the client has to send bytes of a request, the reader timer while the client has to
-    read bytes of a response. Uvicorn's keep-alive timer runs from the end of the last request and its response to the
-    beginning of the next request; stray bytes between requests do not restart it."""
+    The request timer runs while the client has to send bytes of a request, the body timer while these are bytes of a
+    body whose beginning arrived without its end, the reader timer while the client has to read bytes of a response.
+    Uvicorn's keep-alive timer runs from the end of the last request and its response to the beginning of the next
+    request; stray bytes between requests do not restart it."""
 
     def __init__(self, limits: HttpLimits, **server: Any) -> None:
         super().__init__(**server)
@@ -107,6 +115,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._late_refusal: TandemError | None = None  # waits for the responses to earlier requests
         self._unparsed = b""  # received behind a request that is not answered yet
         self._request_timer: TimerHandle | None = None
+        self._body_timer: TimerHandle | None = None
         self._reader_timer: TimerHandle | None = None
         self._confirm_timer: TimerHandle | None = None
         self._has_begun = False  # a request has begun to arrive and its last byte has not arrived yet
@@ -114,6 +123,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._cycles: deque[RequestResponseCycle] = deque()  # of requests without a complete response, in order
         self._num_head_bytes = 0
         self._num_headers = 0
+        self._body_began_at = 0.0
+        self._num_body_bytes = 0  # since `_body_began_at`
         self._num_kept_bytes = 0  # fed to the parser since its last callback; it buffers incomplete elements
 
     # ---- the transport's calls
@@ -130,7 +141,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(self._too_many())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._request_timer, self._reader_timer, self._confirm_timer):
+        for timer in (self._request_timer, self._body_timer, self._reader_timer, self._confirm_timer):
             if timer is not None:
                 timer.cancel()
         self._unparsed = b""
@@ -181,6 +192,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         else:
             if self._num_kept_bytes > self._limits.max_head_bytes:
                 self._refuse(self._head_too_large())
+            elif not self._in_head and self._body_timer is None and self._limits.min_body_bytes_per_s:
+                self._await_body()
 
     def _feed(self, data: bytes) -> None:
         """Feed bytes to the parser, and ignore an `upgrade` to another protocol.
@@ -260,6 +273,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_kept_bytes = 0
+        self._num_body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -271,6 +285,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None
+        self._end_body_timer()
         super().on_message_complete()
         if not self._cycles:  # the request was answered before all of it had arrived
             self._await_another()
@@ -318,6 +333,38 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _refused(self, error: TandemError) -> TandemError:
         self._refusal = error
         return error
+
+    def _await_body(self) -> None:
+        self._num_body_bytes = 0
+        self._body_began_at = self.loop.time()
+        self._check_body_in(self._limits.body_grace_s)
+
+    def _check_body_in(self, delay_s: float) -> None:
+        due_at = self.loop.time() + delay_s
+        self._body_timer = self.loop.call_later(delay_s, self._check_body, due_at)
+
+    def _check_body(self, due_at: float) -> None:
+        """Refuse a request whose body arrives more slowly than it must; begin to measure again where this process was
+        the slow one: it reads nothing until earlier requests are answered or the application has taken the body, and it
+        may have stood still with bytes unread."""
+        limits, now = self._limits, self.loop.time()
+        if self._owes_answer() or self.flow.read_paused or now - due_at > _LATE_S:
+            self._await_body()
+            return
+        ahead_s = self._num_body_bytes / limits.min_body_bytes_per_s - (now - self._body_began_at)
+        if ahead_s > 0:
+            self._check_body_in(max(ahead_s, limits.body_grace_s))
+            return
+        message = (
+            f"the body arrived at less than {limits.min_body_bytes_per_s:g} bytes per second "
+            "(gateway.min_body_bytes_per_s)"
+        )
+        self._refuse(TandemError(ErrorKind.REQUEST_TIMEOUT, message))
+
+    def _end_body_timer(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
 
     def _await_request(self) -> None:
         limits = self._limits
@@ -371,6 +418,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         would be written into the response to this request."""
         self._is_refused = True
         self._unparsed = b""
+        self._end_body_timer()
         cycle = None if self._in_head else self.cycle
         if self._owes_answer():
             self._late_refusal = error
