@@ -226,7 +226,7 @@ class _Connection(asyncio.Protocol):
             "stream": True,
         }
         text = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: here\r\ncontent-length: {len(text)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(text)}\r\n\r\n"
         self._request, self._end = request.id, asyncio.get_running_loop().create_future()
         self._log.begin(request)
         self._transport.write(head.encode() + text)

@@ -28,7 +28,7 @@ def chat_request(model: str, num_tokens: int, *, stream: bool = False, content: 
     }
     text = json.dumps(body).encode()
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: door\r\ncontent-type: application/json\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"authorization: Bearer none\r\ncontent-length: {len(text)}\r\n\r\n"
     )
     return head.encode() + text

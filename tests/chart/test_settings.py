@@ -17,7 +17,7 @@ from tandem.core.ray_worker_groups import WorkerGroup, read_groups
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, resolve, settings
 from tandem.gateway.tenants.tenants_watch import read_tenants
 from tandem.worker.addresses import require_worker_auth
-from tests.chart.release import CI, ROOT, SCHEMA, Rendered, ci, refusal, render
+from tests.chart.release import CI, NAMESPACE, RELEASE, ROOT, SCHEMA, Rendered, ci, refusal, render
 
 EACH = pytest.mark.parametrize("name", CI)
 WORKERS_READ = (
@@ -38,6 +38,7 @@ SAMPLES: dict[str, Any] = {
     "engine.max_model_len": 4096,
     "engine.plan_depth": 2,
     "engine.gpu_memory_utilization": 0.5,
+    "gateway.allowed_hosts": "*",
     "gateway.port": 8080,
     "gateway.grpc_port": 9090,
     "model.served_name": "one,another",
@@ -128,6 +129,12 @@ def test_each_setting_reaches_the_programs(together: tuple[Setting | None, ...])
         assert value_of(found, setting.key) == expected, setting.key
         if setting.section in WORKERS_READ and setting.key not in ("worker.port", "worker.metrics_port"):
             assert [value_of(one, setting.key) for one in workers] == [expected, expected], setting.key
+
+
+def test_names_of_the_gateways_service_are_added_to_the_allowed_hosts() -> None:
+    rendered = render({"gateway": {"allowed_hosts": "llm.example.org"}})
+    allowed = resolved(rendered.config).config.gateway.host_patterns
+    assert allowed == ("llm.example.org", f"{RELEASE}-tandem-gateway.{NAMESPACE}.svc")
 
 
 def test_rounds_have_every_setting_that_may_be_given() -> None:

@@ -37,6 +37,9 @@
     "service" "ingress" "httpRoute" "grpcRoute" "env" "podAnnotations" "podLabels" "nodeSelector" "tolerations" "affinity"
     "priorityClassName" -}}
 {{- $_ := set $settings "host" .Values.bindAddress -}}
+{{- with $settings.allowed_hosts -}}{{/* helm test uses the Service's name */}}
+{{- if ne . "*" }}{{ $_ := set $settings "allowed_hosts" (printf "%s,%s" . (include "tandem.gatewayHost" $)) }}{{ end -}}
+{{- end -}}
 {{- if include "tandem.asksForKeys" . -}}
 {{- $_ := set $settings "tenants" "/etc/tandem-secrets/tenants.yaml" -}}
 {{- end -}}

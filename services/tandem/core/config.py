@@ -296,6 +296,11 @@ class GatewayConfig:
     tls_client_ca_file: str = ""
     """Set the PEM file with the CA certificates that clients' certificates are checked against (mutual TLS). Then
     clients without a certificate get only /health, /live and /ready. Empty means that clients need none."""
+    allowed_hosts: str = ""
+    """Set the host names, separated by commas and without ports, that clients may address over HTTP: *.example.com
+    stands for all names below example.com, * for every name. Requests for other names fail with 421
+    misdirected_request. Loopback names, gateway.host and the address that a client connected to are always allowed.
+    Empty allows no other names where gateway.host is a loopback address, and every name elsewhere."""
     disaggregation: Disaggregation = "prefer"
     """Choose when prefill and decode of a request run on different workers. off: never; auto: where it is predicted to
     be cheaper; prefer: while both roles have workers; strict: always, and requests fail where a role has no workers."""
@@ -310,6 +315,12 @@ class GatewayConfig:
     413."""
     request_timeout_s: Positive = 60.0
     """Set the seconds that a client has to send a complete HTTP request. Slower requests fail with 408."""
+    min_body_bytes_per_s: NonNegative = 240.0
+    """Set the bytes per second with which the body of an HTTP request must arrive on average, from
+    gateway.body_grace_s after its beginning on. Slower requests fail with 408. 0 turns this limit off."""
+    body_grace_s: Positive = 5.0
+    """Set the seconds for which the body of an HTTP request may arrive more slowly than
+    gateway.min_body_bytes_per_s."""
     stalled_client_s: Positive = 60.0
     """Set the seconds for which a client may read nothing of its response before it is disconnected."""
     max_connections: PositiveCount = 4096
@@ -357,6 +368,12 @@ class GatewayConfig:
     reasoning_parser: Literal["auto", "think", "none"] = "auto"
     """Choose whether text in <think> is returned as reasoning_content. auto does so if the model's chat template or
     vocabulary has that tag."""
+
+    @property
+    def host_patterns(self) -> tuple[str, ...]:
+        """Return the patterns of `allowed_hosts` in lower case, IPv6 addresses without brackets."""
+        patterns = self.allowed_hosts.lower().split(",") if self.allowed_hosts else []
+        return tuple(pattern.strip().strip("[]") for pattern in patterns)
 
     @property
     def has_tls(self) -> bool:

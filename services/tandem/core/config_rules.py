@@ -4,6 +4,7 @@ settings.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from tandem.core.ray_worker_groups import read_groups
 
 _KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 """A DNS subdomain of RFC 1123, which names of most Kubernetes objects must be."""
+_HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_]([-a-z0-9_]*[a-z0-9_])?(\.[a-z0-9_]([-a-z0-9_]*[a-z0-9_])?)*")
 _BLOCK_SIZES = frozenset({0, 8, 16, 32, 64, 128, 256})
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 
@@ -55,6 +57,15 @@ def _names_redis(url: str) -> bool:
 def _is_endpoint(address: str) -> bool:
     host, _, port = address.rpartition(":")
     return bool(host) and port.isascii() and port.isdigit() and int(port) <= 65535
+
+
+def _is_host_pattern(text: str) -> bool:
+    if _HOST_PATTERN.fullmatch(text):
+        return True
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False
 
 
 def _model_violations(config: Config) -> Iterator[Violation]:
@@ -119,6 +130,9 @@ def _gateway_violations(config: Config) -> Iterator[Violation]:
     gateway, has_pair = config.gateway, min(config.serve.prefill, config.serve.decode) > 0
     if gateway.own_grpc_port > 65535:
         yield "gateway.grpc_port", "must be a port, because gateway.port is 65535 and has no port after it"
+    if not all(map(_is_host_pattern, gateway.host_patterns)):
+        rule = "must be empty, or list host names, addresses and patterns such as *.example.com without ports"
+        yield "gateway.allowed_hosts", rule
     if not gateway.max_body:
         yield "gateway.max_body", "must be more than 0"
     if gateway.disaggregation == "strict" and not has_pair:

@@ -26,6 +26,7 @@ class ErrorKind(Enum):
     BODY_TOO_LARGE = "body_too_large", 413, "INVALID_ARGUMENT", "invalid_request_error"
     HEADERS_TOO_LARGE = "headers_too_large", 431, "INVALID_ARGUMENT", "invalid_request_error"
     REQUEST_TIMEOUT = "request_timeout", 408, "DEADLINE_EXCEEDED", "invalid_request_error"
+    MISDIRECTED = "misdirected_request", 421, "INVALID_ARGUMENT", "invalid_request_error"
     UNAUTHENTICATED = "unauthenticated", 401, "UNAUTHENTICATED", "authentication_error"
     QUOTA = "quota_exceeded", 429, "RESOURCE_EXHAUSTED", "rate_limit_error"
     SLO_MISS = "predicted_slo_miss", 503, "UNAVAILABLE", "overloaded_error"

@@ -33,6 +33,9 @@ def _exposed(config: Config) -> Iterator[Finding]:
     if gateway.auth == "off" and not is_loopback(gateway.host):
         found = f"gateway.auth=off, and others can reach gateway.host={gateway.host}: everybody is served"
         yield warn("settings", found, "set --auth keys --tenants FILE (`tandem key` generates keys)")
+    if gateway.auth == "off" and is_loopback(gateway.host) and "*" in gateway.host_patterns:
+        found = "gateway.auth=off and gateway.allowed_hosts=*: a web page that resolves to 127.0.0.1 could read answers"
+        yield warn("settings", found, "name the hosts in gateway.allowed_hosts, or leave it empty")
     if config.cluster.insecure and not is_loopback(worker.host):
         found = f"cluster.insecure, and others can reach worker.host={worker.host}: anybody may submit jobs and read KV"
         fix = "set --secret-file FILE for gateways and workers (`openssl rand -hex 32 > FILE`), and no cluster.insecure"

@@ -160,12 +160,7 @@ class Gateway:
             app.warn_of(tls.problem)
         for console in consoles:
             app.serve(routes_of(console))
-        limits = HttpLimits(
-            request_timeout_s=options.request_timeout_s,
-            stalled_client_s=options.stalled_client_s,
-            max_connections=options.max_connections,
-            probes=PROBES,
-        )
+        limits = HttpLimits.of(options, PROBES)
         self._server = HttpServer(app, options.host, options.port, graceful_s=FLUSH_S, limits=limits, tls=tls)
         self._grpc = GrpcServer(
             self._dispatcher,

@@ -19,7 +19,7 @@ from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
 
 MAX_CONNECTIONS = 300
 LIMITS = ("--request-timeout-s", "1", "--stalled-client-s", "1")
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 BODY = json.dumps(completion(40, 90, LONG_ANSWER, stream=True)).encode()
 WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 

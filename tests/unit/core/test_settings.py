@@ -153,6 +153,11 @@ def test_malformed_layers_are_refused() -> None:
         ({"worker.advertise_address": "10.0.0.7"}, "worker.advertise_address"),
         ({"worker.advertise_address": "worker:65536"}, "worker.advertise_address"),
         ({"gateway.max_queued": 0}, "gateway.max_queued"),
+        ({"gateway.allowed_hosts": "a.example:8000"}, "gateway.allowed_hosts"),
+        ({"gateway.allowed_hosts": "http://a.example"}, "gateway.allowed_hosts"),
+        ({"gateway.allowed_hosts": "*a.example"}, "gateway.allowed_hosts"),
+        ({"gateway.allowed_hosts": "a,,b"}, "gateway.allowed_hosts"),
+        ({"gateway.allowed_hosts": "fd00::g"}, "gateway.allowed_hosts"),
         ({"worker.drain_s": -0.5}, "worker.drain_s"),
         ({"redis.url": "http://x"}, "redis.url"),
         ({"redis.url": "redis://a:6379,b:6379"}, "redis.url"),
@@ -172,6 +177,11 @@ def test_rules_name_the_layer_that_broke_them(layer: dict[str, object], key: str
     assert error.param == key
     assert key in error.message
     assert "(from flags)" in error.message or "(from default)" in error.message
+
+
+@pytest.mark.parametrize("hosts", ["*", "*.a.example, LLM.example", "10.0.0.1,[fd00::1],fd00::2", "a_b.c"])
+def test_hosts_that_may_be_allowed(hosts: str) -> None:
+    assert build([("flags", {"gateway.allowed_hosts": hosts})]).gateway.allowed_hosts == hosts
 
 
 def test_every_broken_rule_is_reported() -> None:

@@ -13,6 +13,7 @@ from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_warns
 WARNED: list[tuple[dict[str, Any], str, str]] = [
     ({"worker.advertise_address": "h:1"}, "worker.port=0 listens at any", "set worker.port to the port"),
     ({"gateway.auth": "off", "gateway.host": "0.0.0.0"}, "everybody is served", "--auth keys"),
+    ({"gateway.auth": "off", "gateway.allowed_hosts": "*"}, "could read answers", "gateway.allowed_hosts, or leave"),
     ({"cluster.insecure": True, "worker.host": "10.0.0.1"}, "cluster.insecure", "--secret-file FILE"),
     ({"handoff.lease_s": 40.0}, "handoff.lease_s is longer", "at most handoff.pull_timeout_s"),
     (
@@ -30,6 +31,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 HARMLESS: list[dict[str, Any]] = [
     {"worker.advertise_address": "10.0.0.1:50051", "worker.port": 50051},
     {"gateway.auth": "off", "gateway.host": "127.0.0.1"},
+    {"gateway.auth": "off", "gateway.allowed_hosts": "llm.example.org"},
+    {"gateway.allowed_hosts": "*"},
     {"planner.mode": "act", "slo.itl_ms": 50.0},
     {"planner.mode": "act", "slo.itl_ms": 50.0, "planner.min_prefill": 0, "gateway.wake_timeout_s": 60.0},
     {"planner.min_prefill": 0},

@@ -26,7 +26,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
     assert response.headers["content-type"] == "application/json"
-    assert response.headers["x-request-id"]
+    assert response.headers["x-request-id"] and response.headers["x-content-type-options"] == "nosniff"
     return dict(body["error"])
 
 
@@ -84,7 +84,7 @@ def test_a_10_mb_body_is_refused_and_the_connection_lives_on(front: Front) -> No
         status, headers, body = raw.response()
         assert status == 413
         assert json.loads(body)["error"]["code"] == "body_too_large"
-        assert headers["x-request-id"]
+        assert headers["x-request-id"] and headers["x-content-type-options"] == "nosniff"
         raw.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         assert raw.response()[0] == 200
 

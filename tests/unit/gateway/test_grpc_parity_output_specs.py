@@ -189,7 +189,15 @@ def test_all_four_calls_get_the_same_refusal(
 
 
 @pytest.mark.parametrize(
-    "shown", [{}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}, {"authorization": KEY}], ids=str
+    "shown",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": f"Basic {KEY}"},
+        {"authorization": KEY},
+        {"authorization": f"Bearer {KEY}", "x-api-key": "wrong"},
+    ],
+    ids=str,
 )
 def test_strangers_are_refused_alike(locked_front: tuple[Front, httpx.Client, Any], shown: dict[str, str]) -> None:
     """The refusal comes before any part of the request is read."""

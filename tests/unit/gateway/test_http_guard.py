@@ -7,13 +7,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import uvloop
 
 from tandem.core.config import Bytes
 from tandem.core.events import Finished, FinishReason, JobEvent, SampledToken, Token
@@ -22,6 +25,7 @@ from tandem.core.request import Job
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll
 from tandem.gateway.http.health import PROBES
+from tandem.gateway.http.host_header import AllowedHosts
 from tandem.gateway.http.protocol_limits import HttpLimits
 from tandem.gateway.http.server import HttpServer
 from tests.unit.gateway.rig import Rig
@@ -29,7 +33,7 @@ from tests.unit.gateway.scripted_worker import PATIENCE_S, ScriptedWorker, until
 
 pytestmark = pytest.mark.slow
 
-LIMITS = HttpLimits(linger_s=0.3, max_connections=32, max_pipelined=4, probes=PROBES, probe_room=2)
+LIMITS = HttpLimits(linger_s=0.3, max_connections=32, probes=PROBES, probe_room=2)
 HASTY = replace(LIMITS, request_timeout_s=0.3, stalled_client_s=0.3)
 """Timeout for clients that are expected to run into it. The other limits are long, because the machine may be slow."""
 FORGETFUL = replace(LIMITS, keep_alive_s=1.0)
@@ -39,6 +43,7 @@ HELD, LONG = 400, 10_000
 """Number of tokens."""
 
 GET = b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n"
+LAST = b"GET /health HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\n"
 ASTRAY = b"POST /nothing HTTP/1.1\r\nhost: h\r\n"
 """A request that is answered before its body has arrived."""
@@ -179,6 +184,22 @@ async def drip(client: Client, data: bytes) -> None:
             await asyncio.sleep(0.02)
 
 
+async def serve_alone(application: Any, limits: HttpLimits) -> HttpServer:
+    """Serve an application that answers one request at a time and has no state."""
+
+    async def with_lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await application(scope, receive, send)
+        else:
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+
+    server = HttpServer(with_lifespan, "127.0.0.1", 0, graceful_s=1.0, limits=limits)
+    await server.start()
+    return server
+
+
 def code(body: bytes) -> str:
     return str(json.loads(body)["error"]["code"])
 
@@ -223,6 +244,111 @@ async def test_a_request_pipelined_behind_a_long_answer_does_not_time_out(make_r
     gateway.worker.publish(Finished(gateway.worker.jobs[0].key, FinishReason.LENGTH, 4, 0))
     client.writer.write(GET[10:])
     assert b"200 OK" in (await client.read(b'"ok"')).partition(b"[DONE]")[2]
+    await close_gateway(gateway)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_body_slower_than_its_least_rate_is_refused(make_rig: Callable[..., Rig], is_chunked: bool) -> None:
+    gateway = await open_gateway(make_rig, replace(LIMITS, min_body_bytes_per_s=1e6, body_grace_s=0.3))
+    begun = chunked(b"{", end=b"") if is_chunked else HEAD + b"content-length: 10000\r\n\r\n"
+    client = await gateway.connect(begun)
+    dripping = asyncio.create_task(drip(client, b"1\r\n \r\n" * 1000 if is_chunked else b" " * 5000))
+    answer = await client.read()
+    dripping.cancel()
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"gateway.min_body_bytes_per_s" in answer
+    assert gateway.worker.jobs == []
+    await close_gateway(gateway)
+
+
+async def test_a_slow_body_of_the_least_rate_is_accepted(make_rig: Callable[..., Rig]) -> None:
+    gateway = await open_gateway(make_rig, replace(LIMITS, min_body_bytes_per_s=2.0, body_grace_s=0.1))
+    head, _, body = post(headers=b"connection: close\r\n").partition(b"\r\n\r\n")
+    client = await gateway.connect(head + b"\r\n\r\n")
+    await drip(client, body)
+    assert b"HTTP/1.1 200 OK" in await client.read()
+    await close_gateway(gateway)
+
+
+async def test_a_body_behind_a_long_answer_is_not_too_slow(make_rig: Callable[..., Rig]) -> None:
+    """The gateway reads no further before the first answer; the head of the second request came with the first."""
+    gateway = await open_gateway(make_rig, replace(LIMITS, min_body_bytes_per_s=1e6, body_grace_s=0.3))
+    second = post(tokens=4, headers=b"connection: close\r\n")
+    client = await gateway.connect(post(tokens=HELD, stream=True) + second[:-5])
+    await client.read(b"data: ")
+    await asyncio.sleep(1.0)
+    gateway.worker.publish(Finished(gateway.worker.jobs[0].key, FinishReason.LENGTH, 1, 0))
+    client.writer.write(second[-5:])
+    assert b'"completion_tokens":4' in await client.read()
+    await close_gateway(gateway)
+
+
+def test_a_body_that_waited_while_the_process_stood_still_is_not_too_slow() -> None:
+    """uvloop runs timers before it reads what has arrived meanwhile."""
+
+    async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body"})
+
+    async def scenario() -> bytes:
+        server = await serve_alone(application, replace(LIMITS, min_body_bytes_per_s=1e6, body_grace_s=0.3))
+        with socket.create_connection(("127.0.0.1", server.port)) as link:
+            link.sendall(HEAD + b"content-length: 5\r\n\r\nhe")
+            await asyncio.sleep(0.1)
+            link.sendall(b"llo")
+            time.sleep(1.5)  # noqa: ASYNC251 - the process stands still
+            answer = await asyncio.to_thread(link.recv, 1 << 16)
+        await server.stop()
+        return answer
+
+    assert uvloop.run(scenario()).startswith(b"HTTP/1.1 200 ")
+
+
+# ---- the header Host
+
+WRONG_HOSTS = [
+    b"",
+    b"host: a\r\nhost: b\r\n",
+    b"host: h\r\nHost: h\r\n",
+    b"host: a b\r\n",
+    b"host: a,b\t\r\nhost:\r\n",
+    b"host: h:8x\r\n",
+    b"host: http://h/\r\n",
+    b"host: user@h\r\n",
+    b"host: [::1\r\n",
+    b"host: h\xff\r\n",
+]
+
+
+async def test_a_missing_repeated_or_invalid_host_is_refused(gateway: GuardedGateway) -> None:
+    for headers in WRONG_HOSTS:
+        status, body = await gateway.send_request(b"GET /health HTTP/1.1\r\n" + headers + b"\r\n")
+        assert (headers, status, code(body)) == (headers, 400, "invalid_request")
+
+
+async def test_http_1_0_needs_no_host(gateway: GuardedGateway) -> None:
+    assert (await gateway.send_request(b"GET /v1/models HTTP/1.0\r\n\r\n"))[0] == 200
+    assert (await gateway.send_request(b"GET /v1/models HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n"))[0] == 400
+
+
+async def test_a_loopback_gateway_answers_for_loopback_names_only(make_rig: Callable[..., Rig]) -> None:
+    """This is what keeps a web page that has rebound its name to 127.0.0.1 from reading the answers."""
+    gateway = await open_gateway(make_rig, replace(LIMITS, allowed_hosts=AllowedHosts.of("127.0.0.1", ["h"])))
+
+    async def status(path: bytes, host: bytes) -> int:
+        request = b"GET %b HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % (path, host)
+        found, body = await gateway.send_request(request)
+        assert found != 421 or (code(body) == "misdirected_request" and b"gateway.allowed_hosts" in body)
+        return found
+
+    for host in (b"127.0.0.1:%d" % gateway.server.port, b"localhost:9", b"LOCALHOST", b"[::1]:8000", b"h", b""):
+        assert (host, await status(b"/v1/models", host)) == (host, 200)
+    for host in (b"attacker.example", b"attacker.example:8000", b"127.0.0.1.attacker.example", b"10.0.0.1"):
+        assert (host, await status(b"/v1/models", host)) == (host, 421)
+        assert (host, await status(b"/health", host)) == (host, 200), "load balancers probe with any Host"
+    assert await status(b"http://attacker.example/v1/models", b"localhost") == 421
+    assert await status(b"http://localhost:8000/v1/models", b"attacker.example") == 200
     await close_gateway(gateway)
 
 
@@ -328,7 +454,7 @@ async def test_a_head_as_large_as_allowed(gateway: GuardedGateway) -> None:
 LARGE = {
     "announced": HEAD + b"content-length: 20001\r\nconnection: close\r\n\r\n",
     "announced and sent": HEAD + b"content-length: 99999999999\r\nconnection: close\r\n\r\n" + b" " * 100_000,
-    "chunked": chunked(*([b" " * 1000] * 21)).replace(b"host: h", b"connection: close"),
+    "chunked": chunked(*([b" " * 1000] * 21)).replace(b"host: h", b"host: h\r\nconnection: close"),
 }
 WRONG_JSON = {
     "arrays": b"[" * 15_000,
@@ -472,29 +598,79 @@ async def test_a_body_that_is_shorter_than_announced(hasty: GuardedGateway) -> N
 
 async def test_a_body_that_is_longer_than_announced(gateway: GuardedGateway) -> None:
     """The rest is parsed as another request, which is malformed."""
-    answer = await (await gateway.connect(HEAD + b"content-length: 2\r\n\r\n" + b"{}rubbish")).read()
-    assert answer.startswith(b"HTTP/1.1 400 ") or answer == b""
+    answer = await (await gateway.connect(HEAD + b"content-length: 2\r\n\r\n" + b"{}rubbish\r\n\r\n")).read()
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1 400 ") == 2
 
 
 # ---- many at once
 
 
 async def test_pipelined_requests_are_answered_in_order(gateway: GuardedGateway) -> None:
-    client = await gateway.connect(
-        post(tokens=2) + GET + post(tokens=4) + GET.replace(b"host: h", b"connection: close")
-    )
+    client = await gateway.connect(post(tokens=2) + GET + post(tokens=4) + LAST)
     answer = await client.read()
     assert answer.count(b"HTTP/1.1 200 OK") == 4
     places = [answer.index(sign) for sign in (b'"completion_tokens":2', b'"ok"', b'"completion_tokens":4')]
     assert places == sorted(places)
 
 
-async def test_too_many_pipelined_requests_end_the_connection(gateway: GuardedGateway) -> None:
+@pytest.mark.parametrize("num_requests", [20, 3000])
+async def test_any_number_of_pipelined_requests_is_answered(gateway: GuardedGateway, num_requests: int) -> None:
+    """3,000 requests are more bytes than are kept, so that the gateway stops reading meanwhile."""
+    client = await gateway.connect(GET * num_requests + LAST)
+    assert (await client.read()).count(b"HTTP/1.1 200 OK") == num_requests + 1
+
+
+@pytest.mark.parametrize("num_bytes", [1, 5, 64, 1 << 20])
+async def test_pipelined_requests_in_pieces_of_any_size(gateway: GuardedGateway, num_bytes: int) -> None:
+    """Empty lines occur in bodies and after trailers too, and a piece may end within one."""
+    body = b'{"model": "tiny",\r\n\r\n "prompt": [5, 6, 7], "max_tokens": 3}\r\n\r\n'
+    requests = {
+        HEAD + b"content-length: %d\r\n\r\n" % len(body) + body: b"200",
+        chunked(body[:20], body[20:]): b"200",
+        GET: b"200",
+        ASTRAY + b"content-length: 9\r\n\r\na\r\n\r\nGET ": b"404",
+        chunked(body, end=b"0\r\nx: y\r\n\r\n"): b"200",
+        b"\r\n\r\n" + LAST: b"200",
+    }
+    client = await gateway.connect()
+    sent = b"".join(requests)
+    for start in range(0, len(sent), num_bytes):
+        client.writer.write(sent[start : start + num_bytes])
+        await asyncio.sleep(0)
+    assert re.findall(rb"HTTP/1.1 (\d+) ", await client.read()) == list(requests.values())
+
+
+async def test_requests_behind_a_stream_wait_unparsed_and_in_bounded_memory(gateway: GuardedGateway) -> None:
     client = await gateway.connect(post(tokens=HELD, stream=True))
     await client.read(b"data: ")
-    client.writer.write(GET * 50)
-    assert b"HTTP/1.1 4" not in await client.read(), "nothing comes in the middle of an answer"
-    await until(lambda: "cancel" in gateway.worker.verbs(gateway.worker.jobs[0].request.id))
+    client.writer.write(GET * 30_000)
+    (connection,) = gateway.connections()
+    await until(lambda: connection.flow.read_paused)  # type: ignore[attr-defined]
+    await asyncio.sleep(0.1)
+    assert len(connection._unparsed) < len(GET * 20_000)  # type: ignore[attr-defined]
+    assert len(connection._cycles) == 1  # type: ignore[attr-defined]
+    key = gateway.worker.jobs[0].key
+    gateway.worker.publish(token(key, 1), Finished(key, FinishReason.LENGTH, 2, 0))
+    await client.read(b"[DONE]\n\n\r\n0\r\n\r\nHTTP/1.1 200 OK")
+
+
+BEHIND = {
+    "no HTTP": (b"rubbish\r\n\r\n", 400),
+    "a large head": (GET[:-2] + b"x: " + b"y" * 40_000 + b"\r\n\r\n", 431),
+    "a wrong chunk": (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.parametrize("first", [GET, post()], ids=["GET", "POST"])
+async def test_a_refusal_follows_the_answers_to_earlier_requests(
+    gateway: GuardedGateway, first: bytes, name: str
+) -> None:
+    refused, status = BEHIND[name]
+    answer = await (await gateway.connect(first + refused)).read()
+    assert answer.startswith(FOUND) and answer.count(b"HTTP/1.1 ") == 2, answer
+    assert b"HTTP/1.1 %d " % status in answer
+    assert answer.count(b"\r\nx-content-type-options: nosniff\r\n") == 2
 
 
 async def test_a_flood_of_connections_is_refused_and_passes(gateway: GuardedGateway) -> None:
@@ -593,11 +769,6 @@ async def test_an_application_waits_for_its_reader() -> None:
 
     async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
         nonlocal peak
-        if scope["type"] == "lifespan":
-            for step in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{step}.complete"})
-            return
         (connection,) = server._server.server_state.connections
         connection.pause_writing()
         timers.append(connection._reader_timer)
@@ -609,8 +780,7 @@ async def test_an_application_waits_for_its_reader() -> None:
         await send({"type": "http.response.body"})
 
     CHUNKS, CHUNK = 200, 1 << 16
-    server = HttpServer(application, "127.0.0.1", 0, graceful_s=1.0, limits=LIMITS)
-    await server.start()
+    server = await serve_alone(application, LIMITS)
     client = Client(*await asyncio.open_connection("127.0.0.1", server.port, limit=1024))
     client.writer.write(GET)
     assert len(await client.read()) > CHUNKS * CHUNK

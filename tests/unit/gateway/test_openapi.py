@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 
+from tandem.gateway.http.page_headers import page_headers
 from tandem.gateway.http.routes import OF_COMPLETIONS
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody
 
@@ -50,6 +54,15 @@ def test_the_page_is_complete_and_loads_nothing_from_elsewhere(http: httpx.Clien
     assert all(path in response.text for path in document["paths"])
     assert all(f'id="{name}"' in response.text for name in document["components"]["schemas"])
     assert "<script" not in response.text and "http://" not in response.text and "https://" not in response.text
+
+
+def test_the_page_has_the_consoles_headers_and_its_style_is_allowed(http: httpx.Client) -> None:
+    response = http.get("/docs")
+    styles = re.findall("<style>(.*?)</style>", response.text, re.DOTALL)
+    expected = page_headers(*styles)
+    assert {name: response.headers[name] for name in expected} == expected
+    digest = base64.b64encode(hashlib.sha256(styles[0].encode()).digest()).decode()
+    assert f"style-src 'self' 'sha256-{digest}';" in response.headers["content-security-policy"]
 
 
 def outside(facts: dict[str, Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from tandem.admission.api_keys import hash_text, key_digest
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
-from tandem.gateway.tenants.authenticator import MAX_KEY_CHARS, ApiKeyAuthenticator, api_key_from_headers
+from tandem.gateway.tenants.authenticator import MAX_KEY_CHARS, ApiKeyAuthenticator, api_keys
 from tandem.gateway.tenants.tenants_file import parse_tenants
 from tandem.gateway.tenants.tenants_watch import TenantsWatch, read_tenants
 
@@ -133,46 +133,48 @@ def test_a_key_in_the_place_of_its_hash_is_not_repeated(text: str) -> None:
     assert "SECRET" not in refused.value.message
 
 
-def refusal(authenticator: ApiKeyAuthenticator, key: str | None) -> TandemError:
+def refusal(authenticator: ApiKeyAuthenticator, *keys: str) -> TandemError:
     with pytest.raises(TandemError) as refused:
-        authenticator.identify(key)
+        authenticator.identify(set(keys))
     assert refused.value.kind is ErrorKind.UNAUTHENTICATED
-    assert not key or key not in refused.value.message
+    assert not any(key in refused.value.message for key in keys)
     return refused.value
 
 
 def test_a_key_is_accepted_until_it_expires() -> None:
     now = JAN_31_2027 - 1
     authenticator = ApiKeyAuthenticator(parse_tenants(FULL, "f"), lambda: now)
-    assert authenticator.identify(KEY).id == "acme" and authenticator.identify(OTHER).id == "other"
+    assert authenticator.identify({KEY}).id == "acme" and authenticator.identify({OTHER}).id == "other"
     now += 1
     assert refusal(authenticator, KEY).message == refusal(authenticator, "tdm_never").message
-    assert authenticator.identify(OTHER).id == "other"
+    assert authenticator.identify({OTHER}).id == "other"
 
 
 @pytest.mark.parametrize("key", [HASH, KEY + "x", KEY[:-1], "\ud800", "é" * 9, "x" * (MAX_KEY_CHARS + 1)])
 def test_any_other_key_is_refused(key: str) -> None:
     authenticator = ApiKeyAuthenticator(parse_tenants(FULL, "f"), lambda: 0)
     assert refusal(authenticator, key).reason == "wrong_key"
-    assert refusal(authenticator, None).reason == refusal(authenticator, "").reason == "no_key"
+    assert refusal(authenticator).reason == "no_key"
+    assert refusal(authenticator, KEY, key).reason == "several_keys"
 
 
 @pytest.mark.parametrize(
-    ("authorization", "x_api_key", "key"),
+    ("headers", "keys"),
     [
-        ("Bearer k", None, "k"),
-        ("bearer  k ", "other", "k"),
-        (None, " k ", "k"),
-        ("Basic dTpw", "k", "k"),
-        ("Bearer ", None, None),
-        ("Bearer", "", None),
-        ("k", None, None),
-        (None, None, None),
+        ([("authorization", "Bearer k")], {"k"}),
+        ([("authorization", "bearer  k "), ("x-api-key", "k")], {"k"}),
+        ([("authorization", "Bearer k"), ("x-api-key", "other")], {"k", "other"}),
+        ([("authorization", "Bearer k"), ("authorization", "Bearer other")], {"k", "other"}),
+        ([("x-api-key", " k "), ("x-api-key", "other")], {"k", "other"}),
+        ([("authorization", "Basic dTpw"), ("x-api-key", "k")], {"k"}),
+        ([("authorization", "Bearer "), ("x-api-key", "k"), ("x-other", "l")], {"k"}),
+        ([("authorization", "Bearer"), ("x-api-key", "")], set()),
+        ([("authorization", "k")], set()),
+        ([], set()),
     ],
 )
-def test_the_headers_that_carry_a_key(authorization: str | None, x_api_key: str | None, key: str | None) -> None:
-    given = {"authorization": authorization, "x-api-key": x_api_key}
-    assert api_key_from_headers({name: value for name, value in given.items() if value is not None}) == key
+def test_the_headers_that_carry_keys(headers: list[tuple[str, str]], keys: set[str]) -> None:
+    assert api_keys(headers) == keys
 
 
 class Mounted:
@@ -203,22 +205,22 @@ async def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not(
     watch = TenantsWatch(mounted.path, "prefer", authenticator)
     await watch.poll()
     mounted.write(one(OTHER_HASH))
-    assert authenticator.identify(KEY).id == "acme"
+    assert authenticator.identify({KEY}).id == "acme"
     await watch.poll()
-    assert authenticator.identify(OTHER).id == "acme" and refusal(authenticator, KEY)
+    assert authenticator.identify({OTHER}).id == "acme" and refusal(authenticator, KEY)
     with caplog.at_level(logging.ERROR):
         mounted.write("tenants: {acme: {")
         for _ in range(2):
             await watch.poll()
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1 and str(mounted.path) in errors[0].getMessage()
-    assert authenticator.identify(OTHER).id == "acme" and "is no YAML" in str(authenticator.problem())
+    assert authenticator.identify({OTHER}).id == "acme" and "is no YAML" in str(authenticator.problem())
     mounted.path.unlink()
     await watch.poll()
-    assert authenticator.identify(OTHER).id == "acme" and "cannot read" in str(authenticator.problem())
+    assert authenticator.identify({OTHER}).id == "acme" and "cannot read" in str(authenticator.problem())
     mounted.path.write_text(one())
     await watch.poll()
-    assert authenticator.identify(KEY).id == "acme" and authenticator.problem() is None
+    assert authenticator.identify({KEY}).id == "acme" and authenticator.problem() is None
 
 
 async def test_a_file_of_the_same_size_that_is_written_in_place_is_read_again(tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ async def test_a_file_of_the_same_size_that_is_written_in_place_is_read_again(tm
     path.write_text(one(OTHER_HASH))
     os.utime(path, ns=(0, 0))
     await watch.poll()
-    assert authenticator.identify(OTHER).id == "acme"
+    assert authenticator.identify({OTHER}).id == "acme"
 
 
 async def test_the_watch_looks_by_itself_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,9 @@ async def gateway(text: TextModel) -> AsyncIterator[TenantGateway]:
         (bearer("tdm_wrong"), "unknown or expired"),
         (bearer(hash_text(key_digest(KEY))), "unknown or expired"),
         ({"x-api-key": "tdm_wrong"}, "unknown or expired"),
+        ({**bearer(KEY), "x-api-key": "tdm_wrong"}, "2 different API keys"),
+        ({**bearer("tdm_wrong"), "x-api-key": KEY}, "2 different API keys"),
+        ({**bearer(KEY), "x-api-key": OTHER}, "2 different API keys"),
     ],
     ids=str,
 )
@@ -114,7 +117,7 @@ async def test_operator_endpoints_need_no_key(gateway: TenantGateway) -> None:
         assert (path, (await gateway.get(path, {})).status_code) == (path, 200)
 
 
-@pytest.mark.parametrize("headers", [bearer(KEY), {"x-api-key": KEY}], ids=str)
+@pytest.mark.parametrize("headers", [bearer(KEY), {"x-api-key": KEY}, {**bearer(KEY), "x-api-key": KEY}], ids=str)
 async def test_a_tenant_sees_the_models_that_it_may_use(gateway: TenantGateway, headers: dict[str, str]) -> None:
     cards = (await gateway.get("/v1/models", headers)).json()["data"]
     assert {card["id"] for card in cards} == {"tiny", "big", "nickname"}

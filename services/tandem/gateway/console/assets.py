@@ -1,4 +1,4 @@
-"""Load the console's page and its scripts, styles and icon from the package, and define their security headers."""
+"""Load the console's page and its scripts, styles and icon from the package."""
 
 from __future__ import annotations
 
@@ -7,25 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
+from tandem.gateway.http.page_headers import page_headers
+
 PAGE = "index.html"
 _TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
-}
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-)
-"""Content Security Policy: everything is loaded from this server, scripts connect only to it, and data cannot become
-markup."""
-GUARDS: Mapping[str, str] = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
 }
 
 
@@ -41,7 +30,7 @@ class Asset:
     @property
     def headers(self) -> dict[str, str]:
         """Return the headers of a response with this file, other than its media type."""
-        return {"etag": self.tag, "cache-control": "no-cache", **GUARDS}
+        return {"etag": self.tag, "cache-control": "no-cache", **page_headers()}
 
     def is_known(self, if_none_match: str | None) -> bool:
         """Return whether a request's header If-None-Match (None: absent) names this version of the file, so that 304 is

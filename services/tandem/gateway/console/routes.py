@@ -11,14 +11,15 @@ from starlette.responses import Response
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.console.assets import GUARDS, PAGE, load_assets
+from tandem.gateway.console.assets import PAGE, load_assets
 from tandem.gateway.console.history import ConsoleState
 from tandem.gateway.console.view import GatewaySnapshot, view
 from tandem.gateway.context.interfaces import Authenticator
 from tandem.gateway.http.exchange import Exchange, json_response
+from tandem.gateway.http.page_headers import page_headers
 from tandem.gateway.http.routes import Operation
 from tandem.gateway.telemetry.request_record import RequestRecord
-from tandem.gateway.tenants.authenticator import api_key_from_headers
+from tandem.gateway.tenants.authenticator import api_keys
 
 PATH = "/console"
 _ASSETS = PATH + "/"
@@ -56,10 +57,10 @@ class Console:
     async def _show_state(self, exchange: Exchange) -> Response:
         """Send the state, which alone needs an API key; the page and its assets hold no data."""
         exchange.is_counted = False
-        viewer = self._authenticator.identify(api_key_from_headers(exchange.fields))
+        viewer = self._authenticator.identify(api_keys(exchange.entries()))
         snapshot = self._snapshot()
         state = view(snapshot, self._state, viewer, _since(exchange, snapshot.life))
-        return json_response(state, headers={"cache-control": "no-store", **GUARDS})
+        return json_response(state, headers={"cache-control": "no-store", **page_headers()})
 
     @Operation("GET", _ASSETS + "{file:path}", "Asset of the console")
     async def _show_file(self, exchange: Exchange) -> Response:

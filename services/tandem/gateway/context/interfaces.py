@@ -6,6 +6,7 @@ The only implementation here is `AllowAll`, an authenticator that checks nothing
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -226,10 +227,11 @@ class KnownPrefixes(Prefixes, Protocol):
 class Authenticator(Protocol):
     """Find the tenant of an API key."""
 
-    def identify(self, key: str | None) -> Tenant:
-        """Return the tenant that owns `key`; None stands for a client that sent no key.
+    def identify(self, keys: AbstractSet[str]) -> Tenant:
+        """Return the tenant that owns the key in `keys`, the different keys that a client sent.
 
-        Raises TandemError(UNAUTHENTICATED) where a key is required and missing, or is unknown or expired."""
+        Raises TandemError(UNAUTHENTICATED) where a key is required, and there is none or more than one, or it is
+        unknown or expired."""
         ...
 
     def find(self, name: str) -> Tenant | None:
@@ -246,9 +248,9 @@ class Authenticator(Protocol):
 
 
 class AllowAll:
-    """Accept every client as the tenant `OPEN`, with or without a key (`gateway.auth: off`)."""
+    """Accept every client as the tenant `OPEN`, whatever keys it sends (`gateway.auth: off`)."""
 
-    def identify(self, key: str | None) -> Tenant:
+    def identify(self, keys: AbstractSet[str]) -> Tenant:
         return OPEN
 
     def find(self, name: str) -> Tenant | None:

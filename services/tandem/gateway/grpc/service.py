@@ -122,7 +122,7 @@ class InferenceService(InferenceServicer):
         received_at = self._answers.now()
         return read_context(
             call.metadata,
-            tenant_of(call.metadata, call.entries, self._authenticator),
+            tenant_of(call.entries, self._authenticator),
             request_id=call.request_id,
             received_at=received_at,
             timeout_s=context.time_remaining(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -23,6 +23,7 @@ from tandem.gateway.http.openai_schema import ErrorBody, ErrorReply
 _REFUSALS = (429, 503)
 DEFAULT_RETRY_S = 1.0
 """Seconds in the header `retry-after` of a refusal (status 429 or 503) whose error names no time."""
+NO_SNIFFING = b"x-content-type-options", b"nosniff"
 _UNPRINTABLE = re.compile(rb"[^\x20-\x7e]")
 
 
@@ -48,16 +49,17 @@ class Exchange(Request):
         error."""
         self.request_id = label_of(self.fields.get("x-request-id"))
 
-    def entries(self) -> Iterator[tuple[str, str]]:
-        """Yield lower-case name and value of every header in their order, also where a name is repeated."""
-        return ((name.decode("latin-1"), value.decode("latin-1")) for name, value in self.scope["headers"])
+    def entries(self) -> list[tuple[str, str]]:
+        """Return lower-case name and value of every header in their order, also where a name is repeated."""
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.scope["headers"]]
 
     async def send(self, message: Message) -> None:
-        """Send one ASGI message of the response; the message that begins it gets the header `x-request-id`."""
+        """Send one ASGI message of the response; the message that begins it gets the header `x-request-id`, and one by
+        which browsers take no response for another media type than its own."""
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
-            message["headers"].append((b"x-request-id", self.request_id.encode("ascii")))
+            message["headers"] += ((b"x-request-id", self.request_id.encode("ascii")), NO_SNIFFING)
         else:
             self.complete = not message.get("more_body", False)
         await self._send(message)

@@ -24,13 +24,16 @@ from tandem.gateway.context.request_context import (
 )
 from tandem.gateway.http.exchange import Exchange, json_response
 from tandem.gateway.http.openai_schema import ErrorReply
+from tandem.gateway.http.page_headers import page_headers
 from tandem.gateway.http.routes import HandlerRoute, Operation, routes_of
 
+_STYLE = """
+body { font: 15px/1.5 sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+code { font-size: 14px; } td, th { text-align: left; vertical-align: top; padding: .1rem 1rem .1rem 0; }
+"""
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Tandem</title><style>
-body {{ font: 15px/1.5 sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-code {{ font-size: 14px; }} td, th {{ text-align: left; vertical-align: top; padding: .1rem 1rem .1rem 0; }}
-</style></head><body><h1>Tandem</h1><p>OpenAPI document: <a href="openapi.json">openapi.json</a></p>
+<html lang="en"><head><meta charset="utf-8"><title>Tandem</title><style>{style}</style></head><body>
+<h1>Tandem</h1><p>OpenAPI document: <a href="openapi.json">openapi.json</a></p>
 {body}</body></html>
 """
 
@@ -87,7 +90,7 @@ class OpenApiDocs:
         described = [*routes, *routes_of(self)]
         document = describe(described)
         self._document = msgspec.json.encode(document)
-        self._page = _PAGE.format(body="".join([*map(_section, described), _schema_tables(document)]))
+        self._page = _PAGE.format(style=_STYLE, body="".join([*map(_section, described), _schema_tables(document)]))
 
     @Operation("GET", "/openapi.json", "OpenAPI document of this server", text="application/json")
     async def show_document(self, exchange: Exchange) -> Response:
@@ -95,7 +98,7 @@ class OpenApiDocs:
 
     @Operation("GET", "/docs", "HTML page of all routes", text="text/html")
     async def show_page(self, exchange: Exchange) -> Response:
-        return HTMLResponse(self._page)
+        return HTMLResponse(self._page, headers=page_headers(_STYLE))
 
 
 def describe(routes: Sequence[HandlerRoute]) -> dict[str, Any]:

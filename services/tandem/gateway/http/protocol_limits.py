@@ -1,8 +1,9 @@
 """Limit what one HTTP connection may cost the server, as a subclass of uvicorn's protocol.
 
 Uvicorn itself limits bodies, by the application's reading, and idle connections, by their keep-alive time. This module
-adds the other limits: the size of a request's head, the time for a request to arrive, the number of pipelined requests,
-the time that a response waits for a client that does not read, and the number of connections.
+adds the other limits: the size of a request's head, the time and the rate in which a request arrives, what is kept of
+pipelined requests, the time that a response waits for a client that does not read, the number of connections, and the
+hosts that requests may name.
 """
 
 from __future__ import annotations
@@ -21,12 +22,20 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.http.exchange import error_body, error_headers
+from tandem.gateway.http.exchange import NO_SNIFFING, error_body, error_headers
+from tandem.gateway.http.host_header import EVERY_HOST, AllowedHosts, requested_host
 
 _log = logging.getLogger(__name__)
 _LINE_BYTES = 4
 """Bytes of a header line besides its name and its value: colon, space, CR and LF."""
+_EMPTY_LINE = b"\r\n\r\n"
+"""Bytes that end the head of a request; httptools accepts no other line ends."""
+_MAX_UNPARSED_BYTES = 64 << 10
+"""Number of received bytes behind an unanswered request from which on the connection is not read."""
+_LATE_S = 0.5
+"""Seconds by which a timer fires late where this process stood still."""
 _CONFIRM_S = 0.5
 """Seconds that a TLS client that has received everything has to confirm that its connection ends, when the server
 stops."""
@@ -38,7 +47,8 @@ class HttpLimits:
     """Limits of one HTTP server; times are in seconds.
 
     `request_timeout_s`: longest time from the opening of a connection, or from the first byte of a later request, to
-    the last byte of the request. `stalled_client_s`: a connection is aborted when its client reads nothing of a
+    the last byte of the request. `min_body_bytes_per_s`: lowest average rate of a body `body_grace_s` seconds after its
+    beginning and later; 0: any. `stalled_client_s`: a connection is aborted when its client reads nothing of a
     response for this long. `keep_alive_s`: a connection without a request is closed after this long. `linger_s`: after
     a refusal, received bytes are discarded for this long before the connection is closed, because a close with unread
     bytes would reset the connection and lose the refusal. `handshake_s`: longest time of a TLS handshake, during which
@@ -46,12 +56,15 @@ class HttpLimits:
 
     `max_connections`: connections beyond it may only request one of the paths `probes`, `probe_room` connections at a
     time, so that a busy process is not restarted for failed health checks. `max_head_bytes`, `max_headers`: of one
-    request. `max_pipelined`: requests of one connection that may wait for the response to an earlier one.
+    request.
 
     `requires_certificate`: a client that presented no certificate when it connected may only request `probes` too, so
-    that Kubernetes, which has none, can check the gateway's health."""
+    that Kubernetes, which has none, can check the gateway's health. `allowed_hosts`: requests for other hosts are
+    refused, except for `probes`, which load balancers send with any Host."""
 
     request_timeout_s: float = 60.0
+    min_body_bytes_per_s: float = 240.0
+    body_grace_s: float = 5.0
     stalled_client_s: float = 60.0
     keep_alive_s: float = 75.0
     linger_s: float = 2.0
@@ -61,26 +74,48 @@ class HttpLimits:
     probe_room: int = 64
     max_head_bytes: int = 32 << 10
     max_headers: int = 100
-    max_pipelined: int = 16
     requires_certificate: bool = False
+    allowed_hosts: AllowedHosts = EVERY_HOST
+
+    @classmethod
+    def of(cls, config: GatewayConfig, probes: frozenset[bytes]) -> HttpLimits:
+        """Return the limits that the settings of a gateway name."""
+        return cls(
+            request_timeout_s=config.request_timeout_s,
+            min_body_bytes_per_s=config.min_body_bytes_per_s,
+            body_grace_s=config.body_grace_s,
+            stalled_client_s=config.stalled_client_s,
+            max_connections=config.max_connections,
+            probes=probes,
+            allowed_hosts=AllowedHosts.of(config.host, config.host_patterns),
+        )
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Handle one HTTP connection, as uvicorn's protocol with HttpLimits: a request beyond a limit gets an error
-    response, and the connection is closed. `server`: uvicorn's own arguments.
+    response after the responses to earlier requests, and the connection is closed. `server`: uvicorn's own arguments.
 
-    The request timer runs while the client has to send bytes of a request, the reader timer while the client has to
-    read bytes of a response. Uvicorn's keep-alive timer runs from the end of the last request and its response to the
-    beginning of the next request; stray bytes between requests do not restart it."""
+    Requests are parsed one by one: the bytes behind a request are kept until it is answered, so that a client may
+    pipeline any number of requests. At most two requests wait in parsed form, because one may end in the bytes in which
+    the head of the next one arrives.
+
+    The request timer runs while the client has to send bytes of a request, the body timer while these are bytes of a
+    body whose beginning arrived without its end, the reader timer while the client has to read bytes of a response.
+    Uvicorn's keep-alive timer runs from the end of the last request and its response to the beginning of the next
+    request; stray bytes between requests do not restart it."""
 
     def __init__(self, limits: HttpLimits, **server: Any) -> None:
         super().__init__(**server)
         self._limits = limits
         self._is_refused = False
+        self._address = ""  # of this side of the connection
         self._is_extra = False  # beyond `max_connections`: only probes are answered
         self._lacks_certificate = False  # likewise
         self._refusal: TandemError | None = None
+        self._late_refusal: TandemError | None = None  # waits for the responses to earlier requests
+        self._unparsed = b""  # received behind a request that is not answered yet
         self._request_timer: TimerHandle | None = None
+        self._body_timer: TimerHandle | None = None
         self._reader_timer: TimerHandle | None = None
         self._confirm_timer: TimerHandle | None = None
         self._has_begun = False  # a request has begun to arrive and its last byte has not arrived yet
@@ -88,6 +123,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._cycles: deque[RequestResponseCycle] = deque()  # of requests without a complete response, in order
         self._num_head_bytes = 0
         self._num_headers = 0
+        self._body_began_at = 0.0
+        self._num_body_bytes = 0  # since `_body_began_at`
         self._num_kept_bytes = 0  # fed to the parser since its last callback; it buffers incomplete elements
 
     # ---- the transport's calls
@@ -96,15 +133,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         limits = self._limits
         self._is_extra = len(self.connections) > limits.max_connections
+        if self.server is not None:
+            self._address = self.server[0].removeprefix("::ffff:")  # an IPv4 client of an IPv6 socket
         self._lacks_certificate = limits.requires_certificate and not transport.get_extra_info("peercert")
         self._await_request()
         if len(self.connections) > limits.max_connections + limits.probe_room:
             self._refuse(self._too_many())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._request_timer, self._reader_timer, self._confirm_timer):
+        for timer in (self._request_timer, self._body_timer, self._reader_timer, self._confirm_timer):
             if timer is not None:
                 timer.cancel()
+        self._unparsed = b""
         super().connection_lost(exc)
         # Uvicorn notifies only the cycle of the last received request, which need not be the one being answered.
         for cycle in self._cycles:
@@ -114,6 +154,29 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        if self._unparsed:
+            self._unparsed += data
+        else:
+            self._parse(data)
+        # The application's reading resumes it at most twice per request: for the end of the body and for a disconnect.
+        if len(self._unparsed) > _MAX_UNPARSED_BYTES:
+            self.flow.pause_reading()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse received bytes up to the end of a request that is not answered at once, and keep the rest.
+
+        They are parsed up to one empty line at a time, because the parser cannot be stopped where a request ends."""
+        start = 0
+        while start < len(data) and not self._is_refused:
+            if self._owes_answer():
+                self._unparsed = data[start:]
+                return
+            found = data.find(_EMPTY_LINE, start)
+            end = len(data) if found < 0 else found + len(_EMPTY_LINE)
+            self._parse_part(data[start:end])
+            start = end
+
+    def _parse_part(self, data: bytes) -> None:
         self._num_kept_bytes += len(data)
         try:
             self._feed(data)
@@ -129,6 +192,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         else:
             if self._num_kept_bytes > self._limits.max_head_bytes:
                 self._refuse(self._head_too_large())
+            elif not self._in_head and self._body_timer is None and self._limits.min_body_bytes_per_s:
+                self._await_body()
 
     def _feed(self, data: bytes) -> None:
         """Feed bytes to the parser, and ignore an `upgrade` to another protocol.
@@ -190,20 +255,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
+        try:
+            host = requested_host(self.headers, self.url, self.parser.get_http_version())
+        except TandemError as error:
+            raise self._refused(error) from None
         if self.url not in self._limits.probes:
             if self._is_extra:
                 raise self._refused(self._too_many())
             if self._lacks_certificate:
                 raise self._refused(TandemError(ErrorKind.UNAUTHENTICATED, _NO_CERTIFICATE))
-        if len(self._cycles) > self._limits.max_pipelined:
-            message = f"more than {self._limits.max_pipelined} requests wait on this connection: open more connections"
-            raise self._refused(TandemError(ErrorKind.INVALID_REQUEST, message))
+            if not self._limits.allowed_hosts.allow(host, self._address):
+                message = f"this gateway does not serve the host {host[:100]!r}: add it to gateway.allowed_hosts"
+                raise self._refused(TandemError(ErrorKind.MISDIRECTED, message, param="host"))
         super().on_headers_complete()
         self._in_head = False
         self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._num_kept_bytes = 0
+        self._num_body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -215,6 +285,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None
+        self._end_body_timer()
         super().on_message_complete()
         if not self._cycles:  # the request was answered before all of it had arrived
             self._await_another()
@@ -228,6 +299,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._has_begun:
             self._unset_keepalive_if_required()
+        if self._owes_answer() or self.transport.is_closing():
+            return
+        if self._late_refusal is not None:
+            self._send_refusal(self._late_refusal)
+        elif self._unparsed:
+            data, self._unparsed = self._unparsed, b""
+            self._parse(data)
 
     # ---- inside
 
@@ -255,6 +333,38 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _refused(self, error: TandemError) -> TandemError:
         self._refusal = error
         return error
+
+    def _await_body(self) -> None:
+        self._num_body_bytes = 0
+        self._body_began_at = self.loop.time()
+        self._check_body_in(self._limits.body_grace_s)
+
+    def _check_body_in(self, delay_s: float) -> None:
+        due_at = self.loop.time() + delay_s
+        self._body_timer = self.loop.call_later(delay_s, self._check_body, due_at)
+
+    def _check_body(self, due_at: float) -> None:
+        """Refuse a request whose body arrives more slowly than it must; begin to measure again where this process was
+        the slow one: it reads nothing until earlier requests are answered or the application has taken the body, and it
+        may have stood still with bytes unread."""
+        limits, now = self._limits, self.loop.time()
+        if self._owes_answer() or self.flow.read_paused or now - due_at > _LATE_S:
+            self._await_body()
+            return
+        ahead_s = self._num_body_bytes / limits.min_body_bytes_per_s - (now - self._body_began_at)
+        if ahead_s > 0:
+            self._check_body_in(max(ahead_s, limits.body_grace_s))
+            return
+        message = (
+            f"the body arrived at less than {limits.min_body_bytes_per_s:g} bytes per second "
+            "(gateway.min_body_bytes_per_s)"
+        )
+        self._refuse(TandemError(ErrorKind.REQUEST_TIMEOUT, message))
+
+    def _end_body_timer(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
 
     def _await_request(self) -> None:
         limits = self._limits
@@ -304,16 +414,28 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, error: TandemError) -> None:
-        """Send an error and end the connection; only end it where the error would be written into another response."""
-        cycle = None if self._in_head else self.cycle
-        if self._owes_answer() or (cycle is not None and cycle.response_started):
-            self.transport.abort()
-            return
+        """Send an error after the responses to earlier requests, and end the connection; only end it where the error
+        would be written into the response to this request."""
         self._is_refused = True
+        self._unparsed = b""
+        self._end_body_timer()
+        cycle = None if self._in_head else self.cycle
+        if self._owes_answer():
+            self._late_refusal = error
+            if cycle is not None:  # the refused request, which waits for its turn
+                self.pipeline.clear()
+                self._cycles.pop()
+                self._in_head = True
+        elif cycle is not None and cycle.response_started:
+            self.transport.abort()
+        else:
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+            self._send_refusal(error)
+
+    def _send_refusal(self, error: TandemError) -> None:
         self._unset_keepalive_if_required()
-        if cycle is not None:
-            cycle.disconnected = True
-            cycle.message_event.set()
         self.transport.write(_response(error))
         if self.transport.can_write_eof():  # not with TLS
             self.transport.write_eof()
@@ -357,6 +479,7 @@ def _response(error: TandemError) -> bytes:
         "content-type: application/json",
         f"content-length: {len(body)}",
         "connection: close",
+        b": ".join(NO_SNIFFING).decode(),
         *(f"{name}: {value}" for name, value in error_headers(error).items()),
     ]
     return "\r\n".join([*lines, "\r\n"]).encode("ascii") + body

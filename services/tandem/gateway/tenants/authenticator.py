@@ -8,7 +8,8 @@ depends on how a mapping compares."""
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 
 from tandem.admission.api_keys import key_digest
 from tandem.admission.tenant import Tenant
@@ -20,7 +21,7 @@ from tandem.gateway.tenants.tenants_file import Key, Tenants
 
 MAX_KEY_CHARS = 512
 """Largest number of characters of a key; longer values are rejected without hashing them."""
-_HOW = "send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
+_HOW = "as 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
 
 
 class ApiKeyAuthenticator:
@@ -33,9 +34,13 @@ class ApiKeyAuthenticator:
         self._wall_ns = wall_ns
         self._problem: str | None = None
 
-    def identify(self, key: str | None) -> Tenant:
-        if not key:
-            raise TandemError(ErrorKind.UNAUTHENTICATED, f"an API key is required: {_HOW}", reason="no_key")
+    def identify(self, keys: AbstractSet[str]) -> Tenant:
+        if not keys:
+            raise TandemError(ErrorKind.UNAUTHENTICATED, f"an API key is required: send it {_HOW}", reason="no_key")
+        if len(keys) > 1:
+            message = f"the request's headers have {len(keys)} different API keys: send one, {_HOW}"
+            raise TandemError(ErrorKind.UNAUTHENTICATED, message, reason="several_keys")
+        (key,) = keys
         found = self._find(key)
         if found is None or (found.expires_ns is not None and found.expires_ns <= self._wall_ns()):
             # The same message for unknown and for expired keys.
@@ -71,19 +76,18 @@ class ApiKeyAuthenticator:
         self._problem = problem
 
 
-def tenant_of(headers: Mapping[str, str], entries: Iterable[tuple[str, str]], authenticator: Authenticator) -> Tenant:
-    """Return the tenant of a request with these `headers`, whose names are in lower case.
+def tenant_of(headers: Sequence[tuple[str, str]], authenticator: Authenticator) -> Tenant:
+    """Return the tenant of a request with these `headers`: lower-case names and values, where a name may be repeated.
 
     That is the owner of the key in them, except for a proxy: its request is that of the tenant that a header of
     FAIRNESS_HEADERS names, and the proxy's own without such a header. Nobody else can name a tenant: their header is
-    ignored. `entries`: names and values of all headers, with those that `headers` leaves out because the name is
-    repeated. Raises TandemError(UNAUTHENTICATED) for a key that does not admit, and TandemError(INVALID_REQUEST) for a
-    proxy's request for a tenant that does not exist or for two tenants, of which the proxy's client may have written
-    one."""
-    caller = authenticator.identify(api_key_from_headers(headers))
+    ignored. Raises TandemError(UNAUTHENTICATED) for a key that does not admit and for two different keys, and
+    TandemError(INVALID_REQUEST) for a proxy's request for a tenant that does not exist or for two tenants, of which the
+    proxy's client may have written one."""
+    caller = authenticator.identify(api_keys(headers))
     if not caller.proxy:
         return caller
-    named = {value.strip(): name for name, value in entries if name in FAIRNESS_HEADERS}
+    named = {value.strip(): name for name, value in headers if name in FAIRNESS_HEADERS}
     if not named:
         return caller
     name, header = next(iter(named.items()))
@@ -97,10 +101,17 @@ def tenant_of(headers: Mapping[str, str], entries: Iterable[tuple[str, str]], au
     return tenant
 
 
-def api_key_from_headers(headers: Mapping[str, str]) -> str | None:
-    """Return the API key in the header `authorization` (`Bearer <key>`), or in `x-api-key` where that has none; None
-    where the client sent no key. Names in `headers` are in lower case."""
-    scheme, _, key = headers.get("authorization", "").strip().partition(" ")
-    if scheme.lower() == "bearer" and key.strip():
-        return key.strip()
-    return headers.get("x-api-key", "").strip() or None
+def api_keys(headers: Sequence[tuple[str, str]]) -> frozenset[str]:
+    """Return the different API keys that a client sent, in `authorization` (`Bearer <key>`) and in `x-api-key`; headers
+    with another scheme or without a key count as absent. `headers`: lower-case names and values."""
+    found: set[str] = set()
+    for name, value in headers:
+        key = value
+        if name == "authorization":
+            scheme, _, key = value.strip().partition(" ")
+            if scheme.lower() != "bearer":
+                continue
+        elif name != "x-api-key":
+            continue
+        found.add(key.strip())
+    return frozenset(found - {""})
