@@ -26,7 +26,7 @@ from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll
 from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.host_header import AllowedHosts
-from tandem.gateway.http.protocol_limits import HttpLimits
+from tandem.gateway.http.protocol_limits import HttpLimits, LimitedHttpProtocol
 from tandem.gateway.http.server import HttpServer
 from tests.unit.gateway.rig import Rig
 from tests.unit.gateway.scripted_worker import PATIENCE_S, ScriptedWorker, until
@@ -618,6 +618,26 @@ async def test_any_number_of_pipelined_requests_is_answered(gateway: GuardedGate
     """3,000 requests are more bytes than are kept, so that the gateway stops reading meanwhile."""
     client = await gateway.connect(GET * num_requests + LAST)
     assert (await client.read()).count(b"HTTP/1.1 200 OK") == num_requests + 1
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_body_of_empty_lines_is_parsed_in_few_parts(
+    gateway: GuardedGateway, monkeypatch: pytest.MonkeyPatch, is_chunked: bool
+) -> None:
+    num_parts = 0
+    parse = LimitedHttpProtocol._parse_part
+
+    def counted(self: LimitedHttpProtocol, data: bytes) -> None:
+        nonlocal num_parts
+        num_parts += 1
+        parse(self, data)
+
+    monkeypatch.setattr(LimitedHttpProtocol, "_parse_part", counted)
+    body = b'{"model": "tiny", "prompt": [5], "max_tokens": 1' + b"\r\n" * (MAX_BODY // 4) + b"}"
+    request = chunked(body) if is_chunked else HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    client = await gateway.connect(request + LAST)
+    assert (await client.read()).count(b"HTTP/1.1 200 OK") == 2
+    assert num_parts < 200
 
 
 @pytest.mark.parametrize("num_bytes", [1, 5, 64, 1 << 20])

@@ -32,6 +32,10 @@ _LINE_BYTES = 4
 """Bytes of a header line besides its name and its value: colon, space, CR and LF."""
 _EMPTY_LINE = b"\r\n\r\n"
 """Bytes that end the head of a request; httptools accepts no other line ends."""
+_MAX_PARTS = 64
+"""Number of parts in which received bytes are parsed at most; each costs half a microsecond and more."""
+_MAX_PARSED = 3
+"""Largest number of requests of one connection that wait in parsed form."""
 _MAX_UNPARSED_BYTES = 64 << 10
 """Number of received bytes behind an unanswered request from which on the connection is not read."""
 _LATE_S = 0.5
@@ -96,8 +100,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     response after the responses to earlier requests, and the connection is closed. `server`: uvicorn's own arguments.
 
     Requests are parsed one by one: the bytes behind a request are kept until it is answered, so that a client may
-    pipeline any number of requests. At most two requests wait in parsed form, because one may end in the bytes in which
-    the head of the next one arrives.
+    pipeline any number of requests. A second one is parsed with it where one ends in the bytes in which the head of the
+    next one arrives; a chunked body with many empty lines is parsed with all that follows it, at most _MAX_PARSED
+    requests.
 
     The request timer runs while the client has to send bytes of a request, the body timer while these are bytes of a
     body whose beginning arrived without its end, the reader timer while the client has to read bytes of a response.
@@ -114,6 +119,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refusal: TandemError | None = None
         self._late_refusal: TandemError | None = None  # waits for the responses to earlier requests
         self._unparsed = b""  # received behind a request that is not answered yet
+        self._num_body_left: int | None = None  # bytes to come of a body whose head names its length
         self._request_timer: TimerHandle | None = None
         self._body_timer: TimerHandle | None = None
         self._reader_timer: TimerHandle | None = None
@@ -165,14 +171,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         """Parse received bytes up to the end of a request that is not answered at once, and keep the rest.
 
-        They are parsed up to one empty line at a time, because the parser cannot be stopped where a request ends."""
-        start = 0
+        They are parsed up to the end of a body, or up to one empty line at a time, because the parser cannot be stopped
+        where a request ends."""
+        start = num_parts = 0
         while start < len(data) and not self._is_refused:
             if self._owes_answer():
                 self._unparsed = data[start:]
                 return
-            found = data.find(_EMPTY_LINE, start)
-            end = len(data) if found < 0 else found + len(_EMPTY_LINE)
+            num_parts += 1
+            if self._num_body_left:
+                end = min(start + self._num_body_left, len(data))
+            elif num_parts < _MAX_PARTS and (found := data.find(_EMPTY_LINE, start)) >= 0:
+                end = found + len(_EMPTY_LINE)
+            else:
+                end = len(data)
             self._parse_part(data[start:end])
             start = end
 
@@ -267,13 +279,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if not self._limits.allowed_hosts.allow(host, self._address):
                 message = f"this gateway does not serve the host {host[:100]!r}: add it to gateway.allowed_hosts"
                 raise self._refused(TandemError(ErrorKind.MISDIRECTED, message, param="host"))
+        if len(self._cycles) >= _MAX_PARSED:
+            message = "too many requests wait on this connection: open more connections"
+            raise self._refused(TandemError(ErrorKind.INVALID_REQUEST, message))
         super().on_headers_complete()
         self._in_head = False
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._num_body_left = length or None
         self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._num_kept_bytes = 0
         self._num_body_bytes += len(body)
+        if self._num_body_left is not None:
+            self._num_body_left -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -282,6 +301,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_kept_bytes = 0
         self._has_begun = False
         self._in_head = True
+        self._num_body_left = None
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None
