@@ -95,7 +95,14 @@ class KVStore:
 
     def write(self, blocks: Sequence[BlockId], start: int, tokens: Sequence[int]) -> int:
         """Append to a prefix that is complete up to `start`; returns the chain of the last token."""
-        value = self.read(blocks, start)
+        return self._write(blocks, start, tokens, self.read(blocks, start))
+
+    def receive(self, blocks: Sequence[BlockId], start: int, tokens: Sequence[int]) -> None:
+        """Write positions `[start, len(tokens))` of the prefix `tokens`, computed by another worker; the cells before
+        `start` are not read."""
+        self._write(blocks, start, tokens[start:], chain_of(tokens[:start]))
+
+    def _write(self, blocks: Sequence[BlockId], start: int, tokens: Sequence[int], value: int) -> int:
         for position, token in enumerate(tokens, start):
             value = chain(value, position, token)
             cell = Cell(position, token, value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -9,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, JobKey, SeqId
-from tandem.core.request import Job, PrefillJob, ResumeJob
+from tandem.core.lane import Lane
+from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.kv.block_pool import BlockPool, Holder
 from tandem.sched.budget.step_sizer import LEAST_TOKENS
 from tandem.sched.scheduler import Scheduler
@@ -21,7 +24,7 @@ from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 from tests.effort import effort
 from tests.property.guesses import speculation
 from tests.property.jobs import Shape, Witness, job_of, shapes
-from tests.property.model import KVStore, ModelExecutor
+from tests.property.model import KVStore, ModelExecutor, chain_of
 
 MAX_PROMPT, MAX_OUTPUT = 12, 10
 
@@ -416,11 +419,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         grant, job = self.grants.pop(key), self.jobs[key]
         start = grant.num_hit_blocks * self.block_size
+        known = [*job.request.prompt_tokens, *job.output_tokens]
+        # The step that fills blocks of the prefix from host memory may not have run yet.
         filled = {block for plan in self.plans for _, block in plan.fills}
         if filled.isdisjoint(grant.table.ids()):
-            self.store.read(grant.table.ids(), start)
-        known = [*job.request.prompt_tokens, *job.output_tokens]
-        self.store.write(grant.table.ids(), start, known[start:])
+            assert self.store.read(grant.table.ids(), start) == chain_of(known[:start])
+        self.store.receive(grant.table.ids(), start, known)
         self.record(self.scheduler.kv_arrived(key, self.first_tokens(key), 0, len(known)))
 
     def first_tokens(self, name: JobKey) -> tuple[SampledToken, ...]:
@@ -460,3 +464,47 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = effort(120, 70)
 TestDeepScheduler = pytest.mark.slow(DeepSchedulerMachine.TestCase)
 TestDeepScheduler.settings = effort(120, 70)
+
+
+def test_a_pull_may_arrive_before_the_blocks_that_it_hit_are_back_from_host_memory() -> None:
+    machine = SchedulerMachine()
+    machine.start(
+        num_blocks=5,
+        block_size=1,
+        budget=5,
+        max_num_seqs=1,
+        chunked=True,
+        caching=True,
+        num_host_slots=2,
+        digests=False,
+        itl_s=0.0,
+        right=None,
+        seed=0,
+    )
+    first = Shape(
+        kind=GenerateJob,
+        length=3,
+        shared=3,
+        branch=0,
+        max_tokens=0,
+        num_output=0,
+        priority=0,
+        lane=Lane.INTERACTIVE,
+        may_stop=False,
+        salt="",
+        looks_back=False,
+        num_top=None,
+    )
+    machine.add(first)
+    machine.turn()
+    # It takes blocks of the first, whose content goes to host memory, and frees them without content.
+    machine.add(replace(first, length=4, shared=0))
+    machine.take_plan()
+    machine.take_result({piece.seq for piece in machine.plans[0].slices})
+    machine.add(replace(first, kind=ResumeJob, max_tokens=1))
+    (key,) = machine.waiting_pulls()
+    machine.scheduler.on_producer_ready(key)
+    machine.take_plan()
+    assert machine.plans[0].fills and machine.writable_grants() == [key]
+    machine.arrive(key)
+    machine.teardown()

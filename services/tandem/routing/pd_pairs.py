@@ -61,15 +61,13 @@ class PairRegistry:
     """Record between which prefill and decode workers KV may move, and choose the pairs to test.
 
     `mode` is `gateway.disaggregation`. `linked`: pairs that may be used. `failed`: pairs that may not, each with the
-    time at which it is tested again. `suspected`: failed pairs that have moved blocks before. `refused`: failed pairs
-    whose link misses its requirements, each with the problem; they are not tested again. No pair is both linked and
-    failed. These collections change in place.
+    time at which it is tested again. `refused`: failed pairs whose link misses its requirements, each with the problem;
+    they are not tested again. No pair is both linked and failed. These collections change in place.
     """
 
     def __init__(self, mode: str) -> None:
         self.linked = LinkedPairs(self)
         self.failed: dict[Pair, float] = {}
-        self.suspected: set[Pair] = set()
         self.refused: dict[Pair, str] = {}
         self._mode = mode
         self._reports: dict[Pair, LinkReport] = {}
@@ -123,7 +121,6 @@ class PairRegistry:
             self._fail(pair, retry_at)
             return
         self.failed.pop(pair, None)
-        self.suspected.discard(pair)
         self._untested.discard(pair)
         producer, consumer = pair
         self._proven_producers.add(producer)
@@ -140,7 +137,6 @@ class PairRegistry:
         pairs = [pair for pair in permutations(sorted(workers), 2) if pair in self.linked]
         for pair in pairs:
             self._fail(pair, now)
-            self.suspected.add(pair)
         return pairs
 
     def on_link_report(self, consumer: WorkerRef, report: LinkReport) -> bool:
@@ -183,7 +179,6 @@ class PairRegistry:
     def drop(self, worker: WorkerRef) -> None:
         """Forget all pairs and reports of a worker that no longer exists."""
         for pair in [pair for pair in (*self.failed, *self._reports) if worker in pair]:
-            self.suspected.discard(pair)
             self.failed.pop(pair, None)
             self.refused.pop(pair, None)
             self._reports.pop(pair, None)

@@ -39,7 +39,7 @@ def refusal(producer: WorkerView, problem: str = "tcp") -> LinkReport:
 
 def check(pairs: PairRegistry) -> None:
     assert not pairs.linked & pairs.failed.keys()
-    assert pairs.refused.keys() | pairs.suspected <= pairs.failed.keys()
+    assert pairs.refused.keys() <= pairs.failed.keys()
 
 
 def test_all_pairs_of_few_workers_are_tested_once() -> None:
@@ -137,11 +137,25 @@ def test_suspected_pairs_are_tested_at_once() -> None:
     for pair in found:
         pairs.ended(pair, moved=True, retry_at=5.0)
     untested = next(iter(pairs.linked - set(found)))
-    assert pairs.suspect(frozenset(untested), 7.0) == [untested] and pairs.suspected == {untested}
+    assert pairs.suspect(frozenset(untested), 7.0) == [untested] and untested not in pairs.linked
     check(pairs)
     assert due(pairs, views, 7.0) == [untested]
     pairs.ended(untested, moved=True, retry_at=12.0)
-    assert untested in pairs.linked and not pairs.suspected
+    assert untested in pairs.linked
+
+
+def test_a_suspected_pair_that_was_refused_meanwhile_is_tested_after_a_better_report() -> None:
+    pairs, views = PairRegistry("prefer"), fleet(1, 1)
+    (pair,) = due(pairs, views)
+    pairs.ended(pair, moved=True, retry_at=5.0)
+    pairs.suspect(frozenset(pair), 7.0)
+    pairs.on_link_report(views[1].ref, refusal(views[0]))
+    assert due(pairs, views, 7.0) == []
+    pairs.on_link_report(views[1].ref, refusal(views[0], ""))
+    check(pairs)
+    assert due(pairs, views, 7.0) == [pair] and not pairs.linked
+    pairs.ended(pair, moved=True, retry_at=12.0)
+    assert pairs.linked == {pair}
 
 
 def test_nothing_is_kept_of_a_gone_worker() -> None:

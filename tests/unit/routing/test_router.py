@@ -103,7 +103,8 @@ def test_another_model_is_not_served() -> None:
 
 @given(st.data())
 def test_the_cheapest_linked_pair_is_chosen(data: st.DataObject) -> None:
-    """All pairs are priced here; the chosen one costs as little as predictions can distinguish."""
+    """All pairs are priced here; the chosen one costs as little as predictions can distinguish, unless there are more
+    workers than are compared for one request."""
     numbers, pools = st.integers(0, 3), st.sampled_from(["prefill", "decode", "mixed"])
     workers = [
         worker(
@@ -128,7 +129,19 @@ def test_the_cheapest_linked_pair_is_chosen(data: st.DataObject) -> None:
     least_s = min(offer.total_s for offer in priced)
     best = next(offer for offer in priced if offer.total_s == least_s)
     assert outcome.picked is not None and outcome.picked.cost in priced
-    assert outcome.picked.cost.total_s <= least_s + margin_s(best)
+    if max(sum(w.prefills for w in workers), sum(w.decodes for w in workers)) <= NUM_BY_LOAD:
+        assert outcome.picked.cost.total_s <= least_s + margin_s(best)
+
+
+def test_of_many_linked_prefill_workers_only_the_least_loaded_are_compared() -> None:
+    """The busy one is not compared, although it alone may hand over to the idle decode worker."""
+    free = [worker(f"p{i}", "prefill") for i in range(NUM_BY_LOAD)]
+    busy, full = worker("p9", "prefill", queued=1), worker("d1", "decode", running=3)
+    linked = "p9-d2 " + " ".join(f"p{i}-d1" for i in range(NUM_BY_LOAD))
+    outcome = place(view(*free, busy, full, D2, linked=linked), RoutingRequest("m"))
+    assert isinstance(outcome, Placement) and outcome.decode == full.ref
+    outcome = place(view(*free[1:], busy, full, D2, linked=linked), RoutingRequest("m"))
+    assert chosen(outcome) == "p9-d2 remote", "it is one of few"
 
 
 class RankedWorkers:
