@@ -245,6 +245,8 @@ async def test_a_worker_whose_process_has_ended_is_lost_before_any_timeout(
     assert job.output_tokens == tuple(range(100, 100 + num_delivered))
     (line,) = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
     assert str(lost.ref) in line and "its process has ended" in line
+    with pytest.raises(TandemError, match="is gone"):
+        await rig.fleet.submit(lost.ref, job)
     await until(lambda: request.state.phase.name == "RUNNING")
     other.publish(*(token(job.key, i) for i in range(num_delivered, 3)), Finished(job.key, FinishReason.STOP, 3, 0))
     assert await collect(request) == [0, 1, 2]

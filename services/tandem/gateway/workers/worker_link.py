@@ -197,9 +197,11 @@ class WorkerLink:
     async def submit(self, job: Job) -> None:
         """Send a job to the worker and wait until it is accepted; its tokens arrive over the Watch stream.
 
-        Raises TandemError: the worker's refusal, or WORKER_LOST where the worker does not answer. Accepted or not, the
-        job no longer counts as in flight (`inflight`)."""
+        Raises TandemError: the worker's refusal, or WORKER_LOST where the worker is gone or does not answer. Accepted
+        or not, the job no longer counts as in flight (`inflight`)."""
         try:
+            if self.is_gone:
+                raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id} is gone")
             request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
             reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
