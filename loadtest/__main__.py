@@ -41,6 +41,7 @@ _COMMANDS = {
     "placement": _Command("loadtest.cluster.placement", "cost of one placement as a cluster grows"),
     "routing": _Command("loadtest.cluster.routing", "routing policies on a trace, in virtual time"),
     "drain": _Command("loadtest.kv.drain", "drain of a decode worker into another: migrations and client gaps"),
+    "kills": _Command("loadtest.cluster.kills", "killed workers: the pause of their streams, divided into its parts"),
     "scale": _Command("loadtest.cluster.scale", "cost of a simulated request against the size of the cluster"),
     "overhead": _Command("loadtest.gateway.overhead", "latency that HTTP, gateway, gRPC and worker add to the engine"),
     "screenshots": _Command("loadtest.screenshots.screenshots", "the pictures of the documents, from a real cluster"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -39,19 +39,52 @@ class MeasurementError(Exception):
     """Raised when the measured event did not happen; the message gives the reason."""
 
 
-@contextlib.asynccontextmanager
-async def running_worker(pool: str, flags: Sequence[str], log: Path) -> AsyncIterator[WorkerRef]:
-    """Run a `tandem worker` process without Redis inside the context; its log goes to the file `log`."""
+class WorkerProcess:
+    """A `tandem worker` process that serves. `ref`: its identity, with the address at which it serves."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ref: WorkerRef) -> None:
+        self._process = process
+        self.ref = ref
+
+    async def kill(self) -> None:
+        """Kill the process with SIGKILL and wait until it has ended."""
+        self._process.kill()
+        await self._process.wait()
+
+    async def end(self) -> None:
+        """Stop the process in order, or kill it where that takes too long; do nothing where it has ended."""
+        await _end(self._process)
+
+
+async def start_worker(
+    pool: str, flags: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> WorkerProcess:
+    """Start a `tandem worker` process, and return once it serves; its log goes to the file `log`.
+
+    `environment`: its variables; those of this process by default. Raises MeasurementError where it does not start.
+    """
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tandem.cli", "worker", "--pool", pool, *flags),
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
+            env=environment,
         )
     try:
-        yield await _first_words(process, log)
-    finally:
+        return WorkerProcess(process, await _first_words(process, log))
+    except BaseException:
         await _end(process)
+        raise
+
+
+@contextlib.asynccontextmanager
+async def running_worker(pool: str, flags: Sequence[str], log: Path) -> AsyncIterator[WorkerRef]:
+    """Run a `tandem worker` process without Redis inside the context; its log goes to the file `log`."""
+    worker = await start_worker(pool, flags, log)
+    try:
+        yield worker.ref
+    finally:
+        await worker.end()
 
 
 async def _first_words(process: asyncio.subprocess.Process, log: Path) -> WorkerRef:

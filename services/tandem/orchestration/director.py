@@ -346,11 +346,13 @@ class RequestDirector:
         return out
 
     def on_worker_lost(self, worker: WorkerRef, reason: str, now: float) -> list[Command]:
-        """Handle the loss of a worker with all its jobs: requeue, migrate or fail the requests that it ran."""
+        """Handle the loss of a worker with all its jobs: place the requests that it ran on other workers, migrate or
+        fail them. Those for which no other worker has room wait in the queue."""
         self._queue.forget(worker)
         out: list[Command] = []
         for open_request in self.requests():
             self._apply(open_request, partial(open_request.state.worker_lost, worker, reason), now, out)
+        self._place_queued(now, out)
         return out
 
     def on_capacity(self, worker: WorkerView, now: float) -> list[Command]:

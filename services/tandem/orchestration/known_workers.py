@@ -15,8 +15,6 @@ from tandem.routing.router import Routing
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView
 
-RECONNECT_S = 2.0
-"""Seconds from the end of a worker's stream until a gateway counts the worker and its jobs as lost."""
 DISCOVERY_PERIOD_S = 1.0
 """Seconds between two reads of the registry, in which a gateway finds workers."""
 

@@ -220,6 +220,38 @@ async def test_a_worker_that_falls_silent_is_lost(
     assert lost.value.kind is ErrorKind.WORKER_LOST and lost.value.kind.http == 502
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_whose_process_has_ended_is_lost_before_any_timeout(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, role: str
+) -> None:
+    """Its requests are placed on other workers without a tick of the driver."""
+    monkeypatch.setattr(driver, "TICK_S", 3600.0)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 3600.0)
+    rig = make_rig()
+    await rig.start()
+    prefill, decode = await rig.pair()
+    lost, other = (prefill, decode) if role == "prefill" else (decode, prefill)
+    request = await rig.running()
+    key = request.state.key
+    prefill.publish(token(key, 0))
+    if role == "decode":
+        prefill.publish(Finished(key, None, 1, 0))
+        decode.publish(pulled(key), token(key, 0), token(key, 1))
+    num_delivered = 2 if role == "decode" else 1
+    await until(lambda: request.state.num_delivered == num_delivered)
+    await lost.stop()
+    await until(lambda: isinstance(other.jobs[-1], GenerateJob))
+    job = other.jobs[-1]
+    assert job.output_tokens == tuple(range(100, 100 + num_delivered))
+    (line,) = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
+    assert str(lost.ref) in line and "its process has ended" in line
+    with pytest.raises(TandemError, match="is gone"):
+        await rig.fleet.submit(lost.ref, job)
+    await until(lambda: request.state.phase.name == "RUNNING")
+    other.publish(*(token(job.key, i) for i in range(num_delivered, 3)), Finished(job.key, FinishReason.STOP, 3, 0))
+    assert await collect(request) == [0, 1, 2]
+
+
 async def test_a_lost_prefill_process_costs_no_request(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
@@ -419,6 +451,26 @@ async def test_a_gateway_that_cannot_reach_a_registered_worker_does_not_wait_for
     await until(lambda: rig.dispatch.ready() == NO_WORKER)
     await rig.add("o", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
+
+
+async def test_an_ended_worker_that_has_not_left_the_registry_yet_is_no_missing_one(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its jobs are lost at once. The gateway stays ready for the time in which a worker that stops is still listed."""
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 3600.0)
+    rig = make_rig(wake_timeout_s=60.0)
+    models: dict[str, ServedModel] = {}
+    rig.fleet.wakeable = lambda: models
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    models |= rig.fleet.live_models()
+    link = rig.fleet._links[worker.ref.id]
+    await worker.stop()
+    await until(lambda: link.is_gone)
+    assert rig.dispatch.ready() is None and not link.is_missing
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.0)
+    await until(lambda: rig.dispatch.ready() == NO_WORKER)
 
 
 async def test_a_draining_gateway_ends_held_requests(make_rig: Callable[..., Rig]) -> None:

@@ -60,6 +60,20 @@ def test_a_request_whose_only_waiting_choice_is_closed_leaves_the_queue_and_goes
     assert isinstance(commands[-1], EndRequest) and isinstance(commands[-1].outcome, Finished)
 
 
+def test_the_requests_of_a_lost_worker_are_placed_on_another_at_once() -> None:
+    other = replace(FREE, ref=WorkerRef(WorkerId("other"), Incarnation(1), "other:1"))
+    workers = BookedWorkers([FREE])
+    director = RequestDirector(workers, GatewayConfig(), lambda request: HandoffId("h"))
+    (first,) = director.submit(replace(REQUEST, num_choices=1), 0.0).commands
+    assert isinstance(first, SubmitJob) and first.worker == WORKER
+    director.on_submit_result(WORKER, first.job.key, None, 0.0)
+    workers.add(other)
+    workers.remove(WORKER)
+    placed = [each for each in director.on_worker_lost(WORKER, "it died", 1.0) if isinstance(each, SubmitJob)]
+    assert [each.worker for each in placed] == [other.ref]
+    director.check()
+
+
 def test_the_backlog_counts_the_waiting_requests_of_each_model() -> None:
     view = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
     director = RequestDirector(BookedWorkers([view]), GatewayConfig(), lambda request: HandoffId("h"))

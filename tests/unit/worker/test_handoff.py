@@ -17,7 +17,7 @@ from tandem.core.events import Cancelled, Failed, Finished, FinishReason
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
 from tandem.core.request import PrefillJob, ResumeJob
 from tandem.wire.peer_auth import PeerAuth
-from tandem.worker.kv import producer_session
+from tandem.worker.kv import handshake, producer_session
 from tandem.worker.kv.handoff_service import ConsumerStream
 from tests.e2e.client import hand_over, new_request
 from tests.ports import free_port
@@ -269,9 +269,32 @@ async def test_a_lost_source_is_disconnected(nodes: Nodes, is_used: bool) -> Non
     await consumer.client.settled()
 
 
+async def test_a_source_whose_process_has_ended_is_given_up_before_its_leases_expire(nodes: Nodes) -> None:
+    handoff = HandoffConfig(lease_s=3600.0, pull_timeout_s=3600.0)
+    producer, consumer = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
+    gate = Gate(producer.executor, lambda plan: getattr(plan, "number", 0) == 3)
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 4))
+    await asyncio.to_thread(gate.entered.wait)
+    # Four more steps would end the prefill.
+    pace(producer.executor, 0.5)
+    gate.open()
+    await producer.worker.stop()
+    failed = await consumer.client.end_of(key)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    assert "has ended" in failed.message
+    await consumer.client.settled()
+
+
 @pytest.mark.slow
-async def test_an_unreachable_source_is_given_up_when_its_leases_expire(nodes: Nodes) -> None:
+async def test_an_unreachable_source_is_given_up_when_its_leases_expire(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A source that replies but has no offer yet gets a longer time, which does not apply here."""
+
+    async def answers_nothing(address: str, timeout_s: float) -> bool:
+        return False
+
+    monkeypatch.setattr(handshake, "refuses_connections", answers_nothing)
     handoff = HandoffConfig(lease_s=0.3, pull_timeout_s=3600.0)
     producer, consumer = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
     gate = Gate(producer.executor, lambda plan: getattr(plan, "number", 0) == 3)

@@ -1,8 +1,9 @@
 """Connect to one incarnation of one worker: receive its Watch stream, and send it jobs and other calls.
 
 The worker is live while its Watch stream carries a message at least every `worker_timeout_s` seconds. A broken stream
-is reopened, and the worker resends from the positions in the request; if that does not succeed within `RECONNECT_S`,
-the jobs on the worker are lost."""
+is reopened, and the worker resends from the positions in the request. The jobs on the worker are lost at once where its
+process has ended, because its host refuses connections to its address or another worker answers there; otherwise if the
+stream is not open again within `RECONNECT_S`."""
 
 from __future__ import annotations
 
@@ -26,14 +27,15 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PoolEvent, PositionsRequested
-from tandem.orchestration.known_workers import RECONNECT_S, InflightJobs
+from tandem.orchestration.known_workers import InflightJobs
 from tandem.routing.worker_view import POOLS, WorkerView
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.idle_timeout import IdleTimeout
 from tandem.wire.job_codec import Submission, encode_key, encode_submission
 from tandem.wire.kv_codec import decode_worker, encode_handoff_key, encode_worker
 from tandem.wire.link_codec import decode_link
-from tandem.wire.peer_auth import PeerAuth, reason_of
+from tandem.wire.listener_probe import refuses_connections
+from tandem.wire.peer_auth import PeerAuth, means_other_life, reason_of
 from tandem.wire.worker_codec import decode_bundle, decode_load, decode_refusal, decode_step_cost, decode_update
 
 log = logging.getLogger(__name__)
@@ -41,7 +43,11 @@ CALL_TIMEOUT_S = 10.0
 MEASURE_TIMEOUT_S = 60.0
 """Seconds that the measurement of a link may take. Longer than one takes, because a worker measures its links one after
 the other."""
+RECONNECT_S = 2.0
+"""Seconds from the end of a worker's stream until the worker and its jobs count as lost, where it is not known whether
+its process has ended."""
 RETRY_S = 0.25
+"""Seconds between two attempts to reopen a stream, and the longest wait for the answer to a test connection."""
 FLUSH_S = 1.0
 
 
@@ -62,11 +68,13 @@ class LinkUpdated:
 
 @dataclass(frozen=True, slots=True)
 class LinkBroken:
-    """Report that the Watch stream of `link` has ended or could not be opened, for `WorkerLink.on_broken`; `reason` is
-    text for logs."""
+    """Report that the Watch stream of `link` has ended or could not be opened, for `WorkerLink.on_broken`.
+
+    `reason` is text for logs. `has_ended`: the worker's process has ended."""
 
     link: WorkerLink
     reason: str
+    has_ended: bool
 
 
 LinkEvent = LinkUpdated | LinkBroken | PoolEvent
@@ -77,8 +85,9 @@ class WorkerLink:
     """Keep the connection to one incarnation of a worker, and what is known of the worker.
 
     A task keeps the worker's Watch stream open and puts what arrives into the queue `events`; the queue's reader
-    applies each event to the link, in order (`apply`, `on_broken`). `is_live`: the stream is up. `is_gone`: it has been
-    down for longer than `RECONNECT_S`. `model`: what the worker serves; None until it has described itself. `links`:
+    applies each event to the link, in order (`apply`, `on_broken`). `is_live`: the stream is up. `is_gone`: the worker
+    and its jobs count as lost. `is_missing`: the stream has been down for longer than `RECONNECT_S`, in which a worker
+    that stops also leaves the registry. `model`: what the worker serves; None until it has described itself. `links`:
     the worker's newest report on the link to each other worker, by the id of the worker that it reads. `trust`
     authenticates the calls.
     """
@@ -97,6 +106,7 @@ class WorkerLink:
         self.model: ServedModel | None = None
         self.is_live = False
         self.is_gone = False
+        self.is_missing = False
         self.links: dict[WorkerId, LinkReport] = {}
         self.inflight = InflightJobs()
         self._assigned_role = ""
@@ -187,9 +197,11 @@ class WorkerLink:
     async def submit(self, job: Job) -> None:
         """Send a job to the worker and wait until it is accepted; its tokens arrive over the Watch stream.
 
-        Raises TandemError: the worker's refusal, or WORKER_LOST where the worker does not answer. Accepted or not, the
-        job no longer counts as in flight (`inflight`)."""
+        Raises TandemError: the worker's refusal, or WORKER_LOST where the worker is gone or does not answer. Accepted
+        or not, the job no longer counts as in flight (`inflight`)."""
         try:
+            if self.is_gone:
+                raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id} is gone")
             request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
             reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
@@ -243,7 +255,7 @@ class WorkerLink:
         before = self._load if self.is_live else WorkerLoad()
         if not self.is_live:
             self.is_live = True
-            self.is_gone = False
+            self.is_gone = self.is_missing = False
             log.info("worker %s of pool %s is live", self.ref, self.require_view().pool)
         if update.load is not None:
             self._take_load(update.load)
@@ -252,14 +264,15 @@ class WorkerLink:
         self.links.update((report.source.id, report) for report in update.reports)
         return self._load.may_take_more_than(before)
 
-    def on_broken(self) -> bool:
-        """Record that the stream is down. Returns True once, when it has been down for `RECONNECT_S` and the worker
-        counts as gone."""
+    def on_broken(self, *, has_ended: bool) -> bool:
+        """Record that the stream is down. Returns True once, when the worker's process has ended or the stream has been
+        down for `RECONNECT_S`, so that the worker counts as gone."""
         now = self._clock.now()
         if self.is_live:
             self.is_live = False
             self._down_since = now
-        if self.is_gone or now - self._down_since < RECONNECT_S:
+        self.is_missing = now - self._down_since >= RECONNECT_S
+        if self.is_gone or not (has_ended or self.is_missing):
             return False
         self.is_gone = True
         return True
@@ -280,15 +293,15 @@ class WorkerLink:
 
     async def _run(self) -> None:
         while True:
-            reason = "the stream ended"
+            reason, has_ended = "the stream ended", False
             try:
                 self._renew_channel()
                 await self._describe()
                 await self._watch()
             except grpc.aio.AioRpcError as error:
-                reason = reason_of(error)
+                reason, has_ended = reason_of(error), means_other_life(error)
             except TandemError as error:
-                reason = error.message
+                reason, has_ended = error.message, error.kind is ErrorKind.WORKER_LOST
             except TimeoutError:
                 reason = f"silent for {self._config.worker_timeout_s:g} s"
             except Exception as error:
@@ -296,7 +309,11 @@ class WorkerLink:
                     "the gateway failed to process an update of worker %s and opens its stream again", self.ref
                 )
                 reason = repr(error)
-            self._events.put_nowait(LinkBroken(self, reason))
+            # First without the test connection, whose answer takes time: the worker gets no further job meanwhile.
+            self._events.put_nowait(LinkBroken(self, reason, has_ended))
+            if not has_ended and await refuses_connections(self.ref.address, RETRY_S):
+                reason = f"its process has ended ({reason})"
+                self._events.put_nowait(LinkBroken(self, reason, has_ended=True))
             await asyncio.sleep(RETRY_S)
 
     def _renew_channel(self) -> None:
@@ -313,7 +330,8 @@ class WorkerLink:
         self._send(old_channel.close(CALL_TIMEOUT_S))
 
     async def _describe(self) -> None:
-        """Verify that this incarnation answers at the address, and fetch what it serves."""
+        """Verify that this incarnation answers at the address, and fetch what it serves. Raises WORKER_LOST where
+        another worker or incarnation answers."""
         # The first reply includes the tokenizer and may be slow: no jobs run there yet. A later one that is slow means
         # that the worker is lost.
         timeout_s = self._config.worker_timeout_s if self.model is None else RECONNECT_S

@@ -109,9 +109,9 @@ class WorkerPool(KnownWorkers[WorkerLink]):
                         continue
                     if report.events or report.freed is not None:
                         yield report
-                case LinkBroken(link, reason):
+                case LinkBroken():
                     # Not behind queued events, among which the worker may already be back and ask for its positions.
-                    if lost := self._on_broken(link, reason):
+                    if lost := self._on_broken(event):
                         yield lost
                 case _:
                     yield event
@@ -232,13 +232,13 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         """Return whether the registry was not read yet, or lists a worker of the model that this gateway cannot reach.
 
         A worker that has not described itself counts for every model. Once the gateway has been ready, a worker counts
-        only after its stream has been down for `RECONNECT_S`, so that starting and ending workers do not count."""
+        only while its link `is_missing`, so that starting and ending workers do not count."""
         if self._listed is None:
             return True
         missed = [
             link
             for link in list(self._links.values())
-            if link.ref in self._listed and (link.is_gone if self._was_ready else not link.is_live)
+            if link.ref in self._listed and (link.is_missing if self._was_ready else not link.is_live)
         ]
         return any(link.model is None or link.model.name == model for link in missed)
 
@@ -369,13 +369,14 @@ class WorkerPool(KnownWorkers[WorkerLink]):
             self._on_link_reports(link.ref, update.reports)
         return WorkerReported(link.ref, update.events, link.require_view() if may_take_more and is_known else None)
 
-    def _on_broken(self, link: WorkerLink, reason: str) -> WorkerLost | None:
-        is_lost = link.on_broken()
+    def _on_broken(self, broken: LinkBroken) -> WorkerLost | None:
+        link = broken.link
+        is_lost = link.on_broken(has_ended=broken.has_ended)
         self.changed(link)
         if not is_lost or self.find(link.ref) is not link:
             return None
-        log.warning("worker %s is lost: %s", link.ref, reason)
-        return self._drop(link, reason)
+        log.warning("worker %s is lost: %s", link.ref, broken.reason)
+        return self._drop(link, broken.reason)
 
     def changed(self, link: WorkerLink) -> None:
         """Update the ranking from a link's view, and probe the pairs of a worker that has become live.

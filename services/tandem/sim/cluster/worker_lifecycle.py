@@ -1,6 +1,6 @@
 """Start, drain and end workers, and notify gateways and other workers with the delays of the real cluster.
 
-A gateway notices at once that a worker's stream ended, and counts the worker as lost after `RECONNECT_S`.
+A gateway notices at once that a worker's stream ended, and counts the worker as lost after `NOTICE_S`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
-from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S, RECONNECT_S
+from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.gateway import SimGateway
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 
-PEER_NOTICE_S = 0.2
-"""Seconds until the transport of another worker reports that a worker is gone."""
+NOTICE_S = 0.2
+"""Seconds from the end of a worker's process until a gateway counts it as lost, and until the transport of another
+worker reports that it is gone."""
 DRAIN_LOOK_S = 0.1
 
 
@@ -57,11 +58,11 @@ class WorkerLifecycle:
         for other in self.workers:
             if other is not worker:
                 gone = partial(other.post, partial(_peer_gone, worker, reason))
-                self.agenda.after(PEER_NOTICE_S, "", gone, by=by, to=other.party)
+                self.agenda.after(NOTICE_S, "", gone, by=by, to=other.party)
         for gateway in self.gateways:
             gateway.reports.missed(worker.ref)
             lost = partial(gateway.reports.lost, worker.ref, reason)
-            self.agenda.after(RECONNECT_S, "", lost, by=by, to=gateway.party)
+            self.agenda.after(NOTICE_S, "", lost, by=by, to=gateway.party)
 
     def drain(self, worker: SimWorker, until: float, by: Actor, ended: Callable[[], None]) -> None:
         """Drain a worker: it accepts no new jobs, and its jobs migrate.

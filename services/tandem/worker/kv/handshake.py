@@ -14,11 +14,14 @@ from tandem.engine.transfer_messages import TransportPeer
 from tandem.wire.gen import worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.kv_codec import decode_peer
+from tandem.wire.listener_probe import refuses_connections
 from tandem.wire.peer_auth import PeerAuth, means_other_life
 from tandem.worker.model.worker_info import WorkerInfo
 
 ANSWER_S = 5.0
 """Seconds for a source to answer Describe, and for the transport to connect to it."""
+REFUSAL_S = 0.25
+"""Longest wait for the answer to a test connection to a source that does not answer Describe."""
 
 
 class SourceGone(Exception):
@@ -42,9 +45,9 @@ async def open_source(trust: PeerAuth, source: WorkerRef, me: WorkerInfo) -> Asy
     """Open a channel to the worker `source`, verify its description, and yield it as a `Source`; the channel is closed
     after the block. `me`: this worker, whose model and KV format must match.
 
-    Raises SourceGone when another worker or incarnation answers, or model, KV format or transport differ; TandemError
-    when the answer is not authenticated, and then nothing of it is used; grpc.aio.AioRpcError when the source does not
-    answer.
+    Raises SourceGone when the source's host refuses connections to its address, another worker or incarnation answers,
+    or model, KV format or transport differ; TandemError when the answer is not authenticated, and then nothing of it is
+    used; grpc.aio.AioRpcError when the source does not answer.
     """
     async with trust.open_channel(source.address) as channel:
         stub = trust.stub(channel, source.incarnation)
@@ -53,6 +56,10 @@ async def open_source(trust: PeerAuth, source: WorkerRef, me: WorkerInfo) -> Asy
         except grpc.aio.AioRpcError as error:
             if means_other_life(error):
                 raise SourceGone(f"another incarnation of {source.id} is at {source.address}") from error
+            if error.code() is grpc.StatusCode.UNAVAILABLE and await refuses_connections(source.address, REFUSAL_S):
+                raise SourceGone(
+                    f"the process of {source.id} has ended: nothing listens at {source.address}"
+                ) from error
             raise
         peer = decode_peer(reply.transport)
         # Compare id and incarnation only: the same address may be written in two ways.

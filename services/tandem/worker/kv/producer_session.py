@@ -2,7 +2,8 @@
 
 A connection attempt verifies the source, makes it readable, opens the stream, and follows every active hand-off. When a
 connection breaks, another attempt follows as long as a hand-off is active; meanwhile the engine's leases run. A source
-that cannot be reached for as long as a lease lasts has expired its offers by then, and is reported as lost.
+whose process has ended is reported as lost at the first attempt. One that cannot be reached for as long as a lease
+lasts has expired its offers by then, and is reported as lost too.
 """
 
 from __future__ import annotations
