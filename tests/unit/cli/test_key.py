@@ -19,7 +19,7 @@ def test_the_key_and_its_hash_belong_together(capsys: pytest.CaptureFixture[str]
     first, second = found
     assert first["key"] != second["key"] and first["key"].startswith("tdm_") and len(first["key"]) == 4 + 43
     text = f"tenants: {{acme: {{keys: [{{hash: '{first['hash']}'}}]}}}}"
-    assert ApiKeyAuthenticator(parse_tenants(text, "f"), lambda: 0).identify(first["key"]).id == "acme"
+    assert ApiKeyAuthenticator(parse_tenants(text, "f"), lambda: 0).identify({first["key"]}).id == "acme"
 
 
 @pytest.mark.parametrize(
