@@ -163,6 +163,7 @@ class GatewayApp:
     async def _lifespan(self, _: object) -> AsyncGenerator[None, None]:
         yield
         self._encoders.shutdown(wait=False, cancel_futures=True)
+        await self.answers.grammars.stop()
 
 
 async def _refuse_path(scope: Scope, receive: Receive, send: Send) -> None:

@@ -31,10 +31,10 @@ from tandem.gateway.openai.request_params import (
     request,
 )
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from tandem.gateway.output.response_format import GrammarCheck
 from tandem.gateway.output.text_stream import ChoiceEnd, ChoiceText, Delta
 from tandem.gateway.output.tools import make_tool_set
 from tandem.gateway.serving.echo import Echo, PromptScores, ScoredPrompt, echo_deltas
+from tandem.gateway.serving.grammar_check import GrammarCheck
 from tandem.gateway.serving.merge import merge_streams
 from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder, RequestRecording, RequestTiming
 from tandem.gateway.telemetry.usage import Usage, UsageCounter
@@ -266,8 +266,9 @@ def _num_json_bytes(value: Any) -> int:
 class CompletionService:
     """Check, tokenize and run completions for both front ends.
 
-    `encoders`: threads that tokenize long prompts and compile grammars, which would stall the event loop. `recorder`:
-    makes the metrics and the record of each request. `now`: function that returns the time of the gateway's clock."""
+    `encoders`: threads that tokenize long prompts, which would stall the event loop. `recorder`: makes the metrics and
+    the record of each request. `now`: function that returns the time of the gateway's clock. `grammars`: checks
+    grammars; its owner stops it."""
 
     def __init__(
         self,
@@ -282,7 +283,7 @@ class CompletionService:
         self._recorder = recorder
         self.now = recorder.clock.now
         self._output_specs = output_specs
-        self._grammars = GrammarCheck()
+        self.grammars = GrammarCheck()
 
     def models(self, tenant: Tenant) -> list[ServedModel]:
         """Return the served models that a tenant may use."""
@@ -401,12 +402,11 @@ class CompletionService:
         finally:
             self._num_encoding -= num_chars
 
-    async def _with_grammar(self, job: Request, output_spec: OutputSpec) -> Request:
+    async def _with_grammar(self, job: Request, output_spec: OutputSpec, tenant: Tenant) -> Request:
         """Return the request with its grammar. Raises INVALID_REQUEST for a grammar that does not compile."""
         grammar, parts = output_spec.grammar(job.prompt_tokens)
         for part in parts:
-            if not self._grammars.knows(part.grammar):
-                await asyncio.get_running_loop().run_in_executor(self._encoders, self._grammars.check, part)
+            await self.grammars.check(part, tenant.id)
         return with_grammar(job, grammar, output_spec.text)
 
     async def _open(
@@ -425,8 +425,11 @@ class CompletionService:
             request(params, served, prompt.ids, name, caller, traceparent)
             for prompt, name in zip(prompts, names, strict=True)
         ]
+        if output_spec.form is not None:
+            form = await self.grammars.in_lark(output_spec.form, caller.tenant.id)
+            output_spec = replace(output_spec, form=form)
         if not output_spec.is_plain:
-            jobs = [await self._with_grammar(job, output_spec) for job in jobs]
+            jobs = [await self._with_grammar(job, output_spec, caller.tenant) for job in jobs]
         stream = CompletionStream(params, served, output_spec, prompts, recording)
         await stream.admit(self._dispatch, jobs, caller)
         return stream

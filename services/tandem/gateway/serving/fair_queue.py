@@ -1,0 +1,125 @@
+"""Share a capacity of this gateway, such as its tokenizer threads, among tenants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from types import TracebackType
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import TenantId
+
+
+class FairQueue:
+    """Let work begin while the cost of all running work is at most `capacity`, tenants in turn.
+
+    Work of one tenant begins in the order of its arrival. Among tenants, the next work is that of the tenant whose last
+    turn is longest ago. A tenant uses at most `per_tenant` of the capacity at a time, so that other tenants need not
+    wait for the end of its work. Work that costs more counts as `per_tenant`, so it runs without other work of its
+    tenant.
+
+    `max_waiting`: largest cost of a tenant's waiting work, where that is more than one piece; further work is refused.
+    `what`, `reason`: beginning of the message and reason of that refusal. Not thread-safe: for one event loop."""
+
+    def __init__(self, capacity: int, *, per_tenant: int, max_waiting: int, what: str, reason: str) -> None:
+        self._capacity = capacity
+        self._per_tenant = min(per_tenant, capacity)
+        self._max_waiting = max_waiting
+        self._what = what
+        self._reason = reason
+        self._used = 0
+        self._used_by: Counter[TenantId] = Counter()
+        self._waiting: OrderedDict[TenantId, deque[Turn]] = OrderedDict()
+        """Waiting work by tenant, without empty entries; the tenant whose turn is next comes first."""
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def used(self) -> int:
+        """Return the cost of all running work."""
+        return self._used
+
+    async def begin(self, tenant: TenantId, cost: int = 1) -> Turn:
+        """Wait until work of `tenant` may begin, and return its turn, which the caller ends. Raises OVERLOADED where
+        too much work of the tenant waits already. A caller that is cancelled while it waits leaves the queue."""
+        turn = Turn(self, tenant, min(cost, self._per_tenant))
+        self._enter(turn)
+        try:
+            if not turn.begun.done():
+                await asyncio.wait({turn.begun})  # a cancellation of the caller does not cancel `begun`
+        except BaseException:
+            turn.end()
+            raise
+        return turn
+
+    def _enter(self, turn: Turn) -> None:
+        waiting = self._waiting.setdefault(turn.tenant, deque())
+        if waiting and sum(other.cost for other in waiting) + turn.cost > self._max_waiting:
+            message = f"{self._what}; retry later"
+            raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason=self._reason)
+        waiting.append(turn)
+        self._begin_next()
+
+    def leave(self, turn: Turn) -> None:
+        """Free what the turn uses, or take it out of the queue; called by `Turn.end` alone."""
+        if turn.begun.done():
+            self._used -= turn.cost
+            self._used_by[turn.tenant] -= turn.cost
+            if not self._used_by[turn.tenant]:
+                del self._used_by[turn.tenant]
+        else:
+            waiting = self._waiting[turn.tenant]
+            waiting.remove(turn)
+            if not waiting:
+                del self._waiting[turn.tenant]
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Begin all work that may run now. Work that is too large for the free capacity is not overtaken by work of the
+        tenants after it; work of a tenant that uses up its share is."""
+        while (turn := self._next()) is not None and self._used + turn.cost <= self._capacity:
+            waiting = self._waiting[turn.tenant]
+            waiting.popleft()
+            self._waiting.move_to_end(turn.tenant)
+            if not waiting:
+                del self._waiting[turn.tenant]
+            self._used += turn.cost
+            self._used_by[turn.tenant] += turn.cost
+            turn.begun.set_result(None)
+
+    def _next(self) -> Turn | None:
+        for tenant, waiting in self._waiting.items():
+            if self._used_by[tenant] + waiting[0].cost <= self._per_tenant:
+                return waiting[0]
+        return None
+
+
+class Turn:
+    """Hold one tenant's share of a FairQueue while a piece of work runs; ends at the exit of a `with` block.
+
+    `begun`: done once the work may begin."""
+
+    __slots__ = ("_has_ended", "_queue", "begun", "cost", "tenant")
+
+    def __init__(self, queue: FairQueue, tenant: TenantId, cost: int) -> None:
+        self.tenant = tenant
+        self.cost = cost
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue = queue
+        self._has_ended = False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Let other work begin; does nothing the second time."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._queue.leave(self)
