@@ -24,9 +24,10 @@ class GrammarCheck:
     """Check in a process of its own whether grammars compile, and remember up to MAX_KNOWN verdicts, which are the same
     for all tenants. Tenants take turns. For one event loop; `stop` ends the process.
 
-    `process`: None: a new one."""
+    `process`: None: a new one. `num_waiting`: how many grammars wait for their turn."""
 
     def __init__(self, process: GrammarProcess | None = None) -> None:
+        self.num_waiting = 0
         self._process = process or GrammarProcess()
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._compiling: set[asyncio.Task[Verdict]] = set()
@@ -37,11 +38,6 @@ class GrammarCheck:
             what="too many of your grammars wait for compilation at this gateway",
             reason="grammars",
         )
-
-    @property
-    def num_waiting(self) -> int:
-        """Return how many grammars wait for their turn."""
-        return self._turns.num_waiting
 
     async def check(self, output: StructuredOutput, tenant: TenantId) -> None:
         """Compile the grammar unless its verdict is known. Raises INVALID_REQUEST for `output.param`, with the reason,
@@ -79,7 +75,11 @@ class GrammarCheck:
             if self.num_waiting >= MAX_WAITING:
                 message = "too many grammars wait for compilation at this gateway; retry later"
                 raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="grammars")
-            turn = await self._turns.begin(tenant)
+            self.num_waiting += 1
+            try:
+                turn = await self._turns.begin(tenant)
+            finally:
+                self.num_waiting -= 1
             # The compilation goes on where its caller is cancelled: its verdict may be of use to others.
             task = asyncio.create_task(self._take_turn(turn, digest, notation, source))
             self._compiling.add(task)
