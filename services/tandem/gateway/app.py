@@ -24,7 +24,7 @@ from tandem.gateway.http.routes import HandlerRoute, routes_of
 from tandem.gateway.openai.output_spec import OutputSpecFactory
 from tandem.gateway.serving.completions import NUM_ENCODERS, CompletionService
 from tandem.gateway.telemetry.endpoint_metrics import endpoint_metrics
-from tandem.gateway.telemetry.gauges import watch_answers, watch_dispatch
+from tandem.gateway.telemetry.gauges import watch_answers, watch_dispatch, watch_grammars
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_record import RequestObserver
 from tandem.gateway.telemetry.request_recorder import RequestRecorder
@@ -91,6 +91,7 @@ class GatewayApp:
         self.answers = CompletionService(dispatch, self._encoders, recorder, output_specs)
         watch_answers(telemetry.metrics, recorder)
         watch_dispatch(telemetry.metrics, dispatch)
+        watch_grammars(telemetry.metrics, lambda: self.answers.grammars.num_waiting)
         openai = OpenAIRoutes(self.answers, authenticator, config.max_body, config.heartbeat_s)
         picker = PrometheusCollector(endpoint_metrics(dispatch, recorder))
         self._problems = [authenticator.problem, dispatch.problem]
@@ -162,6 +163,7 @@ class GatewayApp:
     async def _lifespan(self, _: object) -> AsyncGenerator[None, None]:
         yield
         self._encoders.shutdown(wait=False, cancel_futures=True)
+        await self.answers.grammars.stop()
 
 
 async def _refuse_path(scope: Scope, receive: Receive, send: Send) -> None:

@@ -46,7 +46,8 @@ class LlguidanceMasks:
     """Computes with llguidance which tokens a grammar allows; implements `grammar_masks.GrammarMasks`.
 
     Token ids are those of the worker's tokenizer bundle; masks have the model's `vocab_size`. Compiled grammars are
-    shared by all sequences. `prepare` may be called from any thread, the other methods only from the executor's thread.
+    shared by all sequences. `prepare` and `is_prepared` may be called from any thread, the other methods only from the
+    executor's thread.
     """
 
     def __init__(self, bundle: TokenizerBundle, vocab_size: int) -> None:
@@ -92,13 +93,18 @@ class LlguidanceMasks:
         return torch.from_numpy(allowed)
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile a grammar before its first use and cache it, so that no step waits up to half a second for the
-        compilation.
+        """Compile a grammar before its first use and cache it, so that no step waits for the compilation, which takes
+        up to three times the processor time of the gateway's check. It does not hold the interpreter's lock.
 
         May be called from any thread. Never raises: for an invalid grammar `allowed` raises.
         """
         with contextlib.suppress(ValueError):
             self._compile(grammar)
+
+    def is_prepared(self, grammar: Grammar) -> bool:
+        """Return whether the compiled grammar is cached. May be called from any thread."""
+        with self._lock:
+            return grammar in self._compiled
 
     def retain(self, seqs: Collection[SeqId]) -> None:
         """Drop the cached matching state of all sequences that are not in `seqs`.

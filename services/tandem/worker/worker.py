@@ -45,6 +45,7 @@ from tandem.worker.engine.calibrate import calibrate
 from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
 from tandem.worker.engine.serial_pipeline import SerialPipeline
 from tandem.worker.engine.step_log_writer import StepWriter
+from tandem.worker.gateways.grammar_preparation import GrammarPreparation
 from tandem.worker.gateways.kv_event_publisher import compose_publisher
 from tandem.worker.gateways.outbox import WatchSessions
 from tandem.worker.gateways.service import WorkerService
@@ -151,6 +152,7 @@ class Worker:
             clock,
             self._gateways.wake,
         )
+        self._grammars = GrammarPreparation(model.prepare, model.is_prepared)
         self._service = WorkerService(
             self._descriptor,
             self._driver,
@@ -158,7 +160,7 @@ class Worker:
             self._handoffs,
             self._link_monitor,
             clock,
-            model.prepare,
+            self._grammars.prepare,
         )
         add_WorkerServicer_to_server(self._service, server)
         stats = StatsReader(lambda: self._driver.call(lambda engine, now: (engine.books(), [])), clock)
@@ -248,6 +250,7 @@ class Worker:
             _log.error("the last lines of the step log are lost: they were not written within %g s", THREAD_S)
         self._gateways.close()
         self._handoffs.close()
+        self._grammars.close()
         await self._producers.close()
         self._link_monitor.cancel()
         await self._server.stop(FLUSH_S)

@@ -11,6 +11,7 @@ import grpc
 import httpx
 import pytest
 
+from tandem.core.grammar import MAX_PATTERN_PROPERTIES
 from tandem.gateway.openai.prompt import MAX_CHOICES_OF_ALL
 from tandem.gateway.openai.request_params import MAX_MESSAGES
 from tandem.gateway.output.response_format import MAX_GBNF_CHARS
@@ -150,6 +151,22 @@ def test_a_grammar_that_the_gateway_rewrites_is_bounded(front: Front, http: http
     rules = 'root ::= "' + "a" * MAX_GBNF_CHARS + '"'
     error = refusal(http, CHAT, messages=[{"role": "user", "content": "a"}], guided_grammar=rules)
     assert error["param"] == "guided_grammar" and str(MAX_GBNF_CHARS) in error["message"]
+
+
+def test_both_front_ends_bound_schemas(front: Front, http: httpx.Client, stub: Any) -> None:
+    schema = {"patternProperties": {f"{i}": {} for i in range(MAX_PATTERN_PROPERTIES + 1)}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    error = refusal(http, CHAT, messages=[{"role": "user", "content": "a"}], response_format=form)
+    most = f"must have at most {MAX_PATTERN_PROPERTIES} patternProperties"
+    assert error["param"] == "response_format.json_schema.schema" and most in error["message"]
+    request = pb.CompleteRequest(
+        model="tiny",
+        prompt=[pb.Prompt(text="a")],
+        structured_outputs=pb.StructuredOutputs(json=json.dumps(schema)),
+    )
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.Complete(request)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and most in refused.value.details()
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "gzip, identity"])

@@ -19,7 +19,14 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.gateway.telemetry.endpoint_metrics import endpoint_metrics
-from tandem.gateway.telemetry.gauges import watch_answers, watch_dispatch, watch_prefixes, watch_quotas, watch_redis
+from tandem.gateway.telemetry.gauges import (
+    watch_answers,
+    watch_dispatch,
+    watch_grammars,
+    watch_prefixes,
+    watch_quotas,
+    watch_redis,
+)
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder
 from tandem.gateway.tenants.quotas import TenantQuotas
@@ -107,6 +114,12 @@ async def test_the_gauges_of_open_requests() -> None:
         raise asyncio.CancelledError
     assert gauges(metrics)["tandem.open_requests"] == {(): 0}
     assert "tandem.tenant.open_requests" not in gauges(metrics)
+
+
+def test_the_gauge_of_waiting_grammars() -> None:
+    metrics = Metrics()
+    watch_grammars(metrics, lambda: 3)
+    assert gauges(metrics) == {"tandem.waiting_grammars": {(): 3}}
 
 
 def test_the_gauges_of_redis() -> None:

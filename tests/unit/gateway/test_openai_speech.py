@@ -16,6 +16,7 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.events import FinishReason
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import ServedModel
+from tandem.gateway.output import schema_limits
 from tandem.gateway.text.text_model import TextModel
 from tests.tokenizer import TEMPLATE
 
@@ -313,6 +314,21 @@ def test_each_choice_is_parsed_separately(front: Front, client: openai.OpenAI, s
         for entry in ((choice.logprobs.content or []) if choice.logprobs else [])
     ]
     assert b"".join(bytes(entry.bytes) for entry in entries).decode() == CALL
+
+
+def test_schemas_of_tools_are_bounded_together_where_a_grammar_is_made_of_them(
+    front: Front, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema_limits, "_MOST", schema_limits._MOST | {"properties": 3})
+    tools: list[Any] = [
+        {"type": "function", "function": {"name": name, "parameters": {"properties": {"a": {}, "b": {}}}}}
+        for name in "fg"
+    ]
+    with pytest.raises(openai.BadRequestError, match="at most 3 properties in all tools together, has 4") as caught:
+        request_chat(client, stream=False, tools=tools, tool_choice="required")
+    assert caught.value.param == "tools[1].function.parameters"
+    front.answer("Paris")
+    assert request_chat(client, stream=False, tools=tools).content == "Paris"
 
 
 @pytest.mark.parametrize("depth", [100, 200, 480, 900])

@@ -125,6 +125,7 @@ def test_what_was_prepared_on_another_thread_is_not_compiled_again(
     with ThreadPoolExecutor() as threads:
         for _ in threads.map(masks.prepare, [good, bad, Grammar("json_schema", "{"), good]):
             pass
+    assert masks.is_prepared(good) and masks.is_prepared(bad) and not masks.is_prepared(Grammar("regex", "[0-9]"))
     monkeypatch.setattr(module, "LLMatcher", None)
     assert follow(masks, good, [])
     with pytest.raises(ValueError, match="unclosed group"):

@@ -16,6 +16,7 @@ from tandem.core.request import Request
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, SharedBody
 from tandem.gateway.output.reasoning_parser import CLOSING, OPENING, ReasoningParser, ReasoningParserName
 from tandem.gateway.output.response_format import StructuredOutput, requested_structured_output, schema_source
+from tandem.gateway.output.schema_limits import SchemaLimits
 from tandem.gateway.output.text_stream import DeltaTransform
 from tandem.gateway.output.tool_call_parser import ToolCallParser
 from tandem.gateway.output.tool_formats import ToolCallFormat, ToolParser, select_tool_format
@@ -88,12 +89,15 @@ class OutputSpec:
 
         The grammar is None for free output. The list begins with the structured output and the schemas of the tools,
         because the grammar of the output is composed of these and an error must name the field at fault. Raises
-        UNSUPPORTED for a Lark grammar together with tools.
+        UNSUPPORTED for a Lark grammar together with tools, and INVALID_REQUEST for schemas of tools that exceed
+        SchemaLimits.
         """
         form, calls, parts = self.form, None, [self.form] if self.form is not None else []
         box, family = self.tools, self.family
         if box is not None and family is not None and box.callable_tools and (box.is_required or form is not None):
+            limits = SchemaLimits(" in all tools together")
             for tool in box.callable_tools:
+                limits.add(tool.parameters or {}, box.parameter(tool))
                 source = schema_source(tool.parameters or {}, lenient=not tool.strict)
                 parts.append(StructuredOutput(Grammar("json_schema", source), box.parameter(tool)))
             calls = call_rules(box, family, self.text.special_token, is_marked=not box.is_required)

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tandem.core.errors import ErrorKind, TandemError
 
 MAX_DEPTH = 128
-"""Largest number of nesting levels: the grammar compiler refuses deeper schemas, and the JSON encoders of the gateway
-recurse."""
+"""Largest number of nested arrays and objects: the grammar compiler refuses deeper schemas, and the JSON encoders of
+the gateway recurse."""
+_NESTED = (dict, list)
 
 
 def check_depth(value: Any, param: str) -> None:
     """Raise TandemError(INVALID_REQUEST) for the field `param` where the JSON value is nested deeper than MAX_DEPTH
     levels."""
-    level = [value]
+    for _ in nested_levels(value, param):
+        pass
+
+
+def nested_levels(value: Any, param: str) -> Iterator[list[Any]]:
+    """Yield the arrays and objects of a JSON value level by level, the outermost first. Raises as `check_depth` does,
+    once MAX_DEPTH levels were yielded."""
+    level = [value] if isinstance(value, _NESTED) else []
     for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        yield level
         inner: list[Any] = []
         for each in level:
-            inner += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
-        if not inner:
-            return
+            if each:
+                values = each.values() if isinstance(each, dict) else each
+                inner += [item for item in values if isinstance(item, _NESTED)]
         level = inner
-    raise TandemError(ErrorKind.INVALID_REQUEST, f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)
+    if level:
+        raise TandemError(
+            ErrorKind.INVALID_REQUEST, f"{param} is nested more than {MAX_DEPTH} levels deep", param=param
+        )

@@ -1,41 +1,19 @@
-"""Read the structured output that a request body demands, and check that its grammar compiles."""
+"""Read the structured output that a request body demands."""
 
 from __future__ import annotations
 
-import json
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, Literal
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.grammar import (
-    JSON_FORM,
-    MAX_LEXER_STATES,
-    MAX_SOURCE_CHARS,
-    MAX_STEP_FUEL,
-    MAX_STEP_ITEMS,
-    MAX_SYMBOLS,
-    Grammar,
-)
-from tandem.gateway.output.json_depth import check_depth
+from tandem.core.grammar import MAX_ENUM_VALUES, MAX_SOURCE_CHARS, Grammar
+from tandem.gateway.output.schema_limits import SchemaLimits
 
-MAX_CHECKED = 256
-"""Largest number of grammars that a GrammarCheck remembers as valid."""
 MAX_GBNF_CHARS = 64 * 1024
-"""Largest number of characters of a GBNF grammar, which is converted to Lark on the event loop: in under 0.1 s for
-these."""
-_LIMITS = LLParserLimits(
-    max_grammar_size=MAX_SYMBOLS,
-    max_lexer_states=MAX_LEXER_STATES,
-    step_max_items=MAX_STEP_ITEMS,
-    step_lexer_fuel=MAX_STEP_FUEL,
-    verbose_errors=False,
-)
+"""Largest number of characters of a GBNF grammar, whose conversion to Lark takes 0.1 s of processor time for these."""
 _ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 
@@ -72,10 +50,12 @@ class StructuredOutputs(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """Grammar that a body requests for its output. `param`: the body field that requests it, for errors."""
+    """Grammar that a body requests for its output. `param`: the body field that requests it, for errors. `is_gbnf`: the
+    source is in GBNF notation, and is converted to Lark before anything else reads it."""
 
     grammar: Grammar
     param: str
+    is_gbnf: bool = False
 
 
 def requested_structured_output(
@@ -109,36 +89,6 @@ def schema_source(schema: Mapping[str, Any], *, lenient: bool = False, options: 
     return _text({**schema, "x-guidance": known} if known else schema)
 
 
-class GrammarCheck:
-    """Check whether grammars compile, and remember up to MAX_CHECKED that did. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._good: OrderedDict[Grammar, None] = OrderedDict()
-        self._lock = Lock()
-
-    def knows(self, grammar: Grammar) -> bool:
-        """Return whether the grammar was checked before and compiles."""
-        return grammar in self._good
-
-    def check(self, output: StructuredOutput) -> None:
-        """Compile the grammar unless it is known to compile. Raises INVALID_REQUEST for `output.param`, with the
-        compiler's reason, where it does not.
-
-        Takes about a millisecond; the most expensive accepted grammar takes half a second."""
-        if self.knows(output.grammar):
-            return
-        if len(output.grammar.source) > MAX_SOURCE_CHARS:
-            limit = f"must have at most {MAX_SOURCE_CHARS} characters"
-            raise _invalid(f"{output.param} {limit}, has {len(output.grammar.source)}", output.param)
-        reason = _defect(output.grammar)
-        if reason:
-            raise _invalid(f"{output.param} does not compile: {reason}", output.param)
-        with self._lock:
-            self._good[output.grammar] = None
-            if len(self._good) > MAX_CHECKED:
-                self._good.popitem(last=False)
-
-
 def _of_response_format(response_format: ResponseFormat) -> StructuredOutput | None:
     if response_format.type == "text":
         return None
@@ -149,7 +99,7 @@ def _of_response_format(response_format: ResponseFormat) -> StructuredOutput | N
         param = "response_format.json_schema" + ("" if json_schema is None else ".schema")
         raise _invalid(f"{param} is required and missing", param)
     param = "response_format.json_schema.schema"
-    check_depth(json_schema.schema, param)
+    SchemaLimits().add(json_schema.schema, param)
     return StructuredOutput(
         Grammar("json_schema", schema_source(json_schema.schema, lenient=json_schema.strict is False)), param
     )
@@ -157,73 +107,55 @@ def _of_response_format(response_format: ResponseFormat) -> StructuredOutput | N
 
 def _guided(prefix: str, fields: Mapping[str, Any]) -> list[StructuredOutput | None]:
     return [
-        StructuredOutput(_guided_grammar(name, value, prefix + name), prefix + name)
+        _guided_output(name, value, prefix + name)
         for name, value in fields.items()
         if value is not None and value is not False
     ]
 
 
-def _guided_grammar(name: str, value: Any, param: str) -> Grammar:
+def _guided_output(name: str, value: Any, param: str) -> StructuredOutput:
     match name:
         case "json":
-            return Grammar("json_schema", schema_source(_schema(value, param)))
+            return StructuredOutput(Grammar("json_schema", schema_source(_schema(value, param))), param)
         case "json_object":
-            return _ANY_OBJECT
+            return StructuredOutput(_ANY_OBJECT, param)
         case "regex":
-            return Grammar("regex", value)
+            return StructuredOutput(Grammar("regex", value), param)
         case "choice":
             if not value or not all(value):
                 raise _invalid(f"{param} must hold at least one text, and no empty one", param)
-            return Grammar("lark", "start: " + " | ".join(_text(text) for text in value))
+            if len(value) > MAX_ENUM_VALUES:
+                raise _invalid(f"{param} must hold at most {MAX_ENUM_VALUES} texts, has {len(value)}", param)
+            return StructuredOutput(Grammar("lark", "start: " + " | ".join(_text(text) for text in value)), param)
         case _:
-            return Grammar("lark", _lark(value, param))
+            return _of_grammar(value, param)
 
 
 def _schema(value: str | dict[str, Any], param: str) -> dict[str, Any]:
     if isinstance(value, str):
+        if len(value) > MAX_SOURCE_CHARS:
+            raise _invalid(f"{param} must have at most {MAX_SOURCE_CHARS} characters, has {len(value)}", param)
         try:
-            value = json.loads(value)
+            value = msgspec.json.decode(value)
         except (ValueError, RecursionError) as error:
             raise _invalid(f"{param} is not valid JSON: {error}", param) from None
     if not isinstance(value, dict):
         raise _invalid(f"{param} must be a JSON schema", param)
-    check_depth(value, param)
+    SchemaLimits().add(value, param)
     return value
 
 
-def _lark(source: str, param: str) -> str:
-    """Return a grammar in Lark notation. GBNF, recognized by `::=`, is converted: its start rule is `root`, Lark's
-    `start`."""
-    if "::=" not in source:
-        return source
-    if len(source) > MAX_GBNF_CHARS:
+def _of_grammar(source: str, param: str) -> StructuredOutput:
+    """Return the output of a grammar in Lark or GBNF notation; the latter is recognized by `::=`."""
+    is_gbnf = "::=" in source
+    if is_gbnf and len(source) > MAX_GBNF_CHARS:
         limit = f"must have at most {MAX_GBNF_CHARS} characters in GBNF"
         raise _invalid(f"{param} {limit}, has {len(source)}; Lark may be longer", param)
-    from llguidance.gbnf_to_lark import any_to_lark  # rarely used, so not imported at the top
-
-    try:
-        return str(any_to_lark(source))
-    except Exception as error:  # the library's parser raises all kinds of exceptions
-        raise _invalid(f"{param} does not compile: {error}", param) from None
-
-
-def _defect(grammar: Grammar) -> str:
-    """Return why a grammar does not compile; an empty string when it does."""
-    try:
-        match grammar.kind:
-            case "json_schema":
-                written = LLMatcher.grammar_from_json_schema(grammar.source, overrides=dict(JSON_FORM))  # type: ignore[arg-type]
-            case "regex":
-                written = LLMatcher.grammar_from_regex(grammar.source)
-            case _:
-                written = LLMatcher.grammar_from_lark(grammar.source)
-    except ValueError as error:
-        return str(error)
-    return LLMatcher.validate_grammar(written, limits=_LIMITS).strip()
+    return StructuredOutput(Grammar("lark", source), param, is_gbnf)
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return msgspec.json.encode(value).decode()
 
 
 def _invalid(message: str, param: str) -> TandemError:

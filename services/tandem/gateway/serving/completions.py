@@ -1,4 +1,4 @@
-"""Turn a parsed request body into the parts of its response, the same for the HTTP and the gRPC front end."""
+"""TenantTurn a parsed request body into the parts of its response, the same for the HTTP and the gRPC front end."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tandem.gateway.openai.request_params import (
     request,
 )
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from tandem.gateway.output.response_format import GrammarCheck
 from tandem.gateway.output.text_stream import ChoiceEnd, ChoiceText, Delta
 from tandem.gateway.output.tools import make_tool_set
 from tandem.gateway.serving.echo import Echo, PromptScores, ScoredPrompt, echo_deltas
-from tandem.gateway.serving.fair_queue import FairQueue, Turn
+from tandem.gateway.serving.grammar_check import GrammarCheck
 from tandem.gateway.serving.merge import merge_streams
+from tandem.gateway.serving.tenant_turns import TenantTurn, TenantTurns
 from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder, RequestRecording, RequestTiming
 from tandem.gateway.telemetry.usage import Usage, UsageCounter
 from tandem.gateway.text.text_model import TextTooLong
@@ -286,7 +286,7 @@ def _refusing_long_prompts(param: str) -> Iterator[None]:
         raise prompt_too_long(error.max_tokens, None, param) from None
 
 
-def _end_turn(loop: asyncio.AbstractEventLoop, turn: Turn, future: Future[Any]) -> None:
+def _end_turn(loop: asyncio.AbstractEventLoop, turn: TenantTurn, future: Future[Any]) -> None:
     """End a turn whose work has ended in another thread."""
     with suppress(RuntimeError):  # the gateway has stopped, and its loop is closed
         loop.call_soon_threadsafe(turn.end)
@@ -301,7 +301,7 @@ class CompletionService:
 
     `encoders`: NUM_ENCODERS threads that tokenize long prompts, which would stall the event loop; tenants take turns.
     `recorder`: makes the metrics and the record of each request. `now`: function that returns the time of the gateway's
-    clock."""
+    clock. `grammars`: checks grammars; its owner stops it."""
 
     def __init__(
         self,
@@ -312,14 +312,14 @@ class CompletionService:
     ) -> None:
         self._dispatch = dispatch
         self._encoders = encoders
-        self._encoding = FairQueue(
+        self._encoding = TenantTurns(
             NUM_ENCODERS,
             per_tenant=NUM_ENCODERS - 1,
             max_waiting=_MAX_WAITING,
             what="too many of your long prompts wait for tokenization at this gateway",
             reason="tokenization",
         )
-        self._large_bodies = FairQueue(
+        self._large_bodies = TenantTurns(
             _MAX_LARGE_BYTES,
             per_tenant=_MAX_LARGE_BYTES_OF_TENANT,
             max_waiting=_MAX_LARGE_BYTES_WAITING,
@@ -329,9 +329,9 @@ class CompletionService:
         self._recorder = recorder
         self.now = recorder.clock.now
         self._output_specs = output_specs
-        self._grammars = GrammarCheck()
+        self.grammars = GrammarCheck()
 
-    async def begin_large(self, tenant: Tenant, num_bytes: int) -> Turn:
+    async def begin_large(self, tenant: Tenant, num_bytes: int) -> TenantTurn:
         """Wait until a body of more than LARGE_BODY_BYTES may be read and tokenized, and return its turn, which the
         caller ends once the request is admitted or refused. Raises OVERLOADED where too many of the tenant's wait."""
         return await self._large_bodies.begin(tenant.id, num_bytes)
@@ -486,18 +486,17 @@ class CompletionService:
             return work()
         return await asyncio.wrap_future(self._submit(work, await self._encoding.begin(tenant.id)))
 
-    def _submit(self, work: Callable[[], T], turn: Turn) -> Future[T]:
+    def _submit(self, work: Callable[[], T], turn: TenantTurn) -> Future[T]:
         """Pass work to a thread, and end its turn with it. A caller that is cancelled does not stop the thread."""
         future = self._encoders.submit(work)
         future.add_done_callback(partial(_end_turn, asyncio.get_running_loop(), turn))
         return future
 
-    async def _with_grammar(self, job: Request, output_spec: OutputSpec) -> Request:
+    async def _with_grammar(self, job: Request, output_spec: OutputSpec, tenant: Tenant) -> Request:
         """Return the request with its grammar. Raises INVALID_REQUEST for a grammar that does not compile."""
         grammar, parts = output_spec.grammar(job.prompt_tokens)
         for part in parts:
-            if not self._grammars.knows(part.grammar):
-                await asyncio.get_running_loop().run_in_executor(self._encoders, self._grammars.check, part)
+            await self.grammars.check(part, tenant.id)
         return with_grammar(job, grammar, output_spec.text)
 
     async def _open(
@@ -516,8 +515,11 @@ class CompletionService:
             request(params, served, prompt.ids, name, caller, traceparent)
             for prompt, name in zip(prompts, names, strict=True)
         ]
+        if output_spec.form is not None:
+            form = await self.grammars.in_lark(output_spec.form, caller.tenant.id)
+            output_spec = replace(output_spec, form=form)
         if not output_spec.is_plain:
-            jobs = [await self._with_grammar(job, output_spec) for job in jobs]
+            jobs = [await self._with_grammar(job, output_spec, caller.tenant) for job in jobs]
         stream = CompletionStream(params, served, output_spec, prompts, recording)
         await stream.admit(self._dispatch, jobs, caller)
         return stream

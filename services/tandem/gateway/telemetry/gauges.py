@@ -40,6 +40,10 @@ def watch_dispatch(metrics: Metrics, dispatch: RequestDispatcher) -> None:
     )
 
 
+def watch_grammars(metrics: Metrics, num_waiting: Callable[[], int]) -> None:
+    metrics.watch(have.WAITING_GRAMMARS, _one(num_waiting))
+
+
 def watch_prefixes(metrics: Metrics, prefixes: PrefixIndexClient) -> None:
     table, hits = prefixes.table, prefixes.false_hits
     for instrument, read in (

@@ -101,6 +101,11 @@ HELD_REQUESTS = gauge(
     " in tandem.queued_requests.",
     MODEL,
 )
+WAITING_GRAMMARS = gauge(
+    "tandem.waiting_grammars",
+    "{grammar}",
+    "Reports the grammars of structured output that wait for their turn to be compiled by the gateway.",
+)
 PROMPT_TOKENS = counter(
     "tandem.prompt_tokens",
     "{token}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -43,8 +43,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class WorkerService(WorkerServicer):
     """Serve the rpcs of worker.proto for one worker; all methods run on the event loop.
 
-    `prepare`: compiles a grammar before its job starts, on any thread. `snapshot`: the newest state of the engine that
-    the event loop has received.
+    `prepare`: compiles a grammar before its job starts. `snapshot`: the newest state of the engine that the event loop
+    has received.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class WorkerService(WorkerServicer):
         handoffs: HandoffService,
         link_monitor: LinkMonitor,
         clock: Clock,
-        prepare: Callable[[Grammar], None],
+        prepare: Callable[[Grammar], Awaitable[None]],
     ) -> None:
         self._prepare = prepare
         self._descriptor = descriptor
@@ -80,7 +80,7 @@ class WorkerService(WorkerServicer):
             submission = self._read_submission(request)
             grammar = submission.job.request.sampling.grammar
             if grammar is not None:
-                await asyncio.to_thread(self._prepare, grammar)
+                await self._prepare(grammar)
             await self._accept(submission)
         except TandemError as refusal:
             reply.refusal.CopyFrom(encode_refusal(refusal.kind, refusal.message))

@@ -28,6 +28,10 @@ def _ignore(grammar: Grammar) -> None:
     """Accept a grammar without compiling it, for models without grammar support."""
 
 
+def _has_nothing_to_prepare(grammar: Grammar) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerModel:
     """Loaded model of a worker, with everything that the worker needs to run and describe it.
@@ -36,8 +40,9 @@ class WorkerModel:
     executor computes each plan during the call. `pool`: KV memory of the first rank as transports see it. `digest`:
     computes digests of the pool's blocks, on the transfer thread while the executor runs. `fingerprint`: hexadecimal.
     `max_model_len`: most tokens of a sequence. `bundle`: tokenizer files. `aliases`: further names of the model.
-    `prepare`: compiles a grammar before its job starts, on any thread, without raising. `rank_group`: the other ranks,
-    if any. `trial_digests`: for each of the pool's probe blocks, one number per KV head of the model.
+    `prepare`: compiles a grammar before its job starts, on any thread, without raising. `is_prepared`: returns whether
+    it is compiled. `rank_group`: the other ranks, if any. `trial_digests`: for each of the pool's probe blocks, one
+    number per KV head of the model.
     """
 
     name: str
@@ -50,6 +55,7 @@ class WorkerModel:
     aliases: tuple[str, ...] = ()
     pipeline: Pipeline | None = None
     prepare: Callable[[Grammar], None] = _ignore
+    is_prepared: Callable[[Grammar], bool] = _has_nothing_to_prepare
     rank_group: RankGroup | None = None
     trial_digests: tuple[tuple[int, ...], ...] = ()
 
@@ -82,6 +88,7 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
         max_model_len=executor.max_model_len,
         bundle=loaded.bundle,
         prepare=_ignore if loaded.grammars is None else loaded.grammars.prepare,
+        is_prepared=_has_nothing_to_prepare if loaded.grammars is None else loaded.grammars.is_prepared,
         aliases=tuple(aliases),
         rank_group=rank_group,
         trial_digests=tuple(cache.fill_trial_blocks()),

@@ -10,19 +10,19 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
-from tandem.gateway.serving.fair_queue import FairQueue, Turn
+from tandem.gateway.serving.tenant_turns import TenantTurn, TenantTurns
 
 A, B, C = map(TenantId, "abc")
 
 
-def make_queue(capacity: int = 1, per_tenant: int = 1, max_waiting: int = 100) -> FairQueue:
-    return FairQueue(capacity, per_tenant=per_tenant, max_waiting=max_waiting, what="too much waits", reason="test")
+def make_queue(capacity: int = 1, per_tenant: int = 1, max_waiting: int = 100) -> TenantTurns:
+    return TenantTurns(capacity, per_tenant=per_tenant, max_waiting=max_waiting, what="too much waits", reason="test")
 
 
-async def start(queue: FairQueue, tenant: TenantId, begun: list[TenantId], cost: int = 1) -> asyncio.Task[Turn]:
+async def start(queue: TenantTurns, tenant: TenantId, begun: list[TenantId], cost: int = 1) -> asyncio.Task[TenantTurn]:
     """Ask for a turn, and note the tenant when it begins."""
 
-    async def ask() -> Turn:
+    async def ask() -> TenantTurn:
         turn = await queue.begin(tenant, cost)
         begun.append(tenant)
         return turn

@@ -10,11 +10,11 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
 
 
-class FairQueue:
+class TenantTurns:
     """Let work begin while the cost of all running work is at most `capacity`, tenants in turn.
 
-    Work of one tenant begins in the order of its arrival. Among tenants, the next work is that of the tenant whose last
-    turn is longest ago. A tenant uses at most `per_tenant` of the capacity at a time, so that other tenants need not
+    Work of one tenant begins in the order of its arrival. Tenants with waiting work take turns: one that has had its turn
+    goes behind the others. A tenant uses at most `per_tenant` of the capacity at a time, so that other tenants need not
     wait for the end of its work. Work that costs more counts as `per_tenant`, so it runs without other work of its
     tenant.
 
@@ -29,7 +29,7 @@ class FairQueue:
         self._reason = reason
         self._used = 0
         self._used_by: Counter[TenantId] = Counter()
-        self._waiting: OrderedDict[TenantId, deque[Turn]] = OrderedDict()
+        self._waiting: OrderedDict[TenantId, deque[TenantTurn]] = OrderedDict()
         """Waiting work by tenant, without empty entries; the tenant whose turn is next comes first."""
 
     @property
@@ -41,10 +41,10 @@ class FairQueue:
         """Return the cost of all running work."""
         return self._used
 
-    async def begin(self, tenant: TenantId, cost: int = 1) -> Turn:
+    async def begin(self, tenant: TenantId, cost: int = 1) -> TenantTurn:
         """Wait until work of `tenant` may begin, and return its turn, which the caller ends. Raises OVERLOADED where
         too much work of the tenant waits already. A caller that is cancelled while it waits leaves the queue."""
-        turn = Turn(self, tenant, min(cost, self._per_tenant))
+        turn = TenantTurn(self, tenant, min(cost, self._per_tenant))
         self._enter(turn)
         try:
             if not turn.begun.done():
@@ -54,7 +54,7 @@ class FairQueue:
             raise
         return turn
 
-    def _enter(self, turn: Turn) -> None:
+    def _enter(self, turn: TenantTurn) -> None:
         waiting = self._waiting.setdefault(turn.tenant, deque())
         if waiting and sum(other.cost for other in waiting) + turn.cost > self._max_waiting:
             message = f"{self._what}; retry later"
@@ -62,8 +62,8 @@ class FairQueue:
         waiting.append(turn)
         self._begin_next()
 
-    def leave(self, turn: Turn) -> None:
-        """Free what the turn uses, or take it out of the queue; called by `Turn.end` alone."""
+    def leave(self, turn: TenantTurn) -> None:
+        """Free what the turn uses, or take it out of the queue; called by `TenantTurn.end` alone."""
         if turn.begun.done():
             self._used -= turn.cost
             self._used_by[turn.tenant] -= turn.cost
@@ -89,21 +89,21 @@ class FairQueue:
             self._used_by[turn.tenant] += turn.cost
             turn.begun.set_result(None)
 
-    def _next(self) -> Turn | None:
+    def _next(self) -> TenantTurn | None:
         for tenant, waiting in self._waiting.items():
             if self._used_by[tenant] + waiting[0].cost <= self._per_tenant:
                 return waiting[0]
         return None
 
 
-class Turn:
-    """Hold one tenant's share of a FairQueue while a piece of work runs; ends at the exit of a `with` block.
+class TenantTurn:
+    """Hold one tenant's share of a TenantTurns while a piece of work runs; ends at the exit of a `with` block.
 
     `begun`: done once the work may begin."""
 
     __slots__ = ("_has_ended", "_queue", "begun", "cost", "tenant")
 
-    def __init__(self, queue: FairQueue, tenant: TenantId, cost: int) -> None:
+    def __init__(self, queue: TenantTurns, tenant: TenantId, cost: int) -> None:
         self.tenant = tenant
         self.cost = cost
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,0 +1,89 @@
+"""Reject JSON schemas that are too expensive to compile, before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.grammar import (
+    MAX_CONSTRAINED_VALUES,
+    MAX_ENUM_VALUES,
+    MAX_OBJECTS,
+    MAX_OPTIONAL_PROPERTIES,
+    MAX_PATTERN_PROPERTIES,
+    MAX_PROPERTIES,
+    MAX_SOURCE_CHARS,
+)
+from tandem.gateway.output.json_depth import nested_levels
+
+_CONSTRAINTS = ("pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_KEYWORDS = frozenset({"properties", "patternProperties", "enum", *_CONSTRAINTS})
+_MOST: dict[str, int] = {
+    "properties": MAX_PROPERTIES,
+    "patternProperties": MAX_PATTERN_PROPERTIES,
+    "enum values": MAX_ENUM_VALUES,
+    f"values with {', '.join(_CONSTRAINTS[:-1])} or {_CONSTRAINTS[-1]}": MAX_CONSTRAINED_VALUES,
+}
+"""The limits of what is counted over all schemas, in the order of `SchemaLimits._counts`."""
+
+
+class SchemaLimits:
+    """Count what makes a response format, or all tools of a request together, expensive to compile, and refuse what
+    exceeds a limit.
+
+    What looks like a keyword is counted also where it is none, such as within `const`. `scope`: end of the messages,
+    which says what is counted together."""
+
+    def __init__(self, scope: str = "") -> None:
+        self._num_objects = 0
+        self._counts = [0] * len(_MOST)
+        self._scope = scope
+
+    def add(self, schema: Mapping[str, Any], param: str) -> None:
+        """Count a schema. Raises INVALID_REQUEST for the field `param`, naming the limit that it exceeds, alone or with
+        the schemas before it."""
+        try:
+            num_chars = len(msgspec.json.encode(schema).decode())
+        except RecursionError:
+            num_chars = 0  # the walk below finds it too deep
+        _check(num_chars, MAX_SOURCE_CHARS, "characters", param)
+        for level in nested_levels(schema, param):
+            objects = [each for each in level if isinstance(each, dict)]
+            self._num_objects += len(objects)
+            _check(self._num_objects, MAX_OBJECTS, "objects" + self._scope, param)
+            for each in objects:
+                if not _KEYWORDS.isdisjoint(each):
+                    self._count(each, param)
+        for total, (what, most) in zip(self._counts, _MOST.items(), strict=True):
+            _check(total, most, what + self._scope, param)
+
+    def _count(self, each: Mapping[str, Any], param: str) -> None:
+        num_optional = _num_optional(each.get("properties"), each.get("required"))
+        _check(num_optional, MAX_OPTIONAL_PROPERTIES, "properties in one object that are not required", param)
+        counts = (
+            _size(each.get("properties"), dict),
+            _size(each.get("patternProperties"), dict),
+            _size(each.get("enum"), list),
+            int(any(isinstance(each.get(name), str | int | float) for name in _CONSTRAINTS)),
+        )
+        self._counts = [total + count for total, count in zip(self._counts, counts, strict=True)]
+
+
+def _num_optional(properties: Any, required: Any) -> int:
+    if not isinstance(properties, dict):
+        return 0
+    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set[str]()
+    return len(properties.keys() - names)
+
+
+def _size(value: Any, kind: type[dict[Any, Any]] | type[list[Any]]) -> int:
+    return len(value) if isinstance(value, kind) else 0
+
+
+def _check(number: int, most: int, what: str, param: str) -> None:
+    if number > most:
+        message = f"{param} must have at most {most} {what}, has {number}"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=param)

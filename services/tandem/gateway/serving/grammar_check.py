@@ -1,0 +1,111 @@
+"""Check that grammars which clients wrote compile, tenants in turn, and remember the verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from dataclasses import replace
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.grammar import MAX_SOURCE_CHARS, Grammar
+from tandem.core.ids import TenantId
+from tandem.gateway.output.response_format import StructuredOutput
+from tandem.gateway.serving.grammar_process import GrammarProcess, Verdict
+from tandem.gateway.serving.tenant_turns import TenantTurn, TenantTurns
+
+MAX_KNOWN = 256
+"""Largest number of verdicts that a GrammarCheck remembers."""
+MAX_WAITING_OF_TENANT, MAX_WAITING = 32, 256
+"""Largest numbers of grammars that wait for compilation, of one tenant and of all."""
+
+
+class GrammarCheck:
+    """Check in a process of its own whether grammars compile, and remember up to MAX_KNOWN verdicts, which are the same
+    for all tenants. Tenants take turns. For one event loop; `stop` ends the process.
+
+    `process`: None: a new one. `num_waiting`: how many grammars wait for their turn."""
+
+    def __init__(self, process: GrammarProcess | None = None) -> None:
+        self.num_waiting = 0
+        self._process = process or GrammarProcess()
+        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._compiling: set[asyncio.Task[Verdict]] = set()
+        self._turns = TenantTurns(
+            1,
+            per_tenant=1,
+            max_waiting=MAX_WAITING_OF_TENANT,
+            what="too many of your grammars wait for compilation at this gateway",
+            reason="grammars",
+        )
+
+    async def check(self, output: StructuredOutput, tenant: TenantId) -> None:
+        """Compile the grammar unless its verdict is known. Raises INVALID_REQUEST for `output.param`, with the reason,
+        where it does not compile, and OVERLOADED where too many grammars wait.
+
+        Takes about a millisecond once it is the tenant's turn, and at most MAX_COMPILE_S of processor time."""
+        num_chars = len(output.grammar.source)
+        if num_chars > MAX_SOURCE_CHARS:
+            message = f"{output.param} must have at most {MAX_SOURCE_CHARS} characters, has {num_chars}"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param=output.param)
+        await self._compile(output.grammar.kind, output, tenant)
+
+    async def in_lark(self, output: StructuredOutput, tenant: TenantId) -> StructuredOutput:
+        """Return the output with its grammar in Lark where it is in GBNF, otherwise unchanged. The start rule of GBNF
+        is `root`, Lark's `start`. Raises as `check` does."""
+        if not output.is_gbnf:
+            return output
+        source = await self._compile("gbnf", output, tenant)
+        return replace(output, grammar=Grammar("lark", source), is_gbnf=False)
+
+    async def stop(self) -> None:
+        """End the process, and compilations whose callers have left. Called when no check is open."""
+        for task in self._compiling:
+            task.cancel()
+        if self._compiling:
+            await asyncio.wait(self._compiling)
+        await self._process.stop()
+
+    async def _compile(self, notation: str, output: StructuredOutput, tenant: TenantId) -> str:
+        """Return the verdict's text. Raises INVALID_REQUEST where it is bad."""
+        source = output.grammar.source
+        digest = hashlib.sha256(f"{notation}\0{source}".encode()).digest()
+        verdict = self._recall(digest)
+        if verdict is None:
+            if self.num_waiting >= MAX_WAITING:
+                message = "too many grammars wait for compilation at this gateway; retry later"
+                raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="grammars")
+            self.num_waiting += 1
+            try:
+                turn = await self._turns.begin(tenant)
+            finally:
+                self.num_waiting -= 1
+            # The compilation goes on where its caller is cancelled: its verdict may be of use to others.
+            task = asyncio.create_task(self._take_turn(turn, digest, notation, source))
+            self._compiling.add(task)
+            task.add_done_callback(self._ended)
+            verdict = await asyncio.shield(task)
+        if not verdict.is_good:
+            message = f"{output.param} does not compile: {verdict.text}"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param=output.param)
+        return verdict.text
+
+    async def _take_turn(self, turn: TenantTurn, digest: bytes, notation: str, source: str) -> Verdict:
+        with turn:
+            verdict = self._recall(digest)  # another request may have had the same grammar
+            if verdict is None:
+                verdict = self._known[digest] = await self._process.compile(notation, source)
+                if len(self._known) > MAX_KNOWN:
+                    self._known.popitem(last=False)
+            return verdict
+
+    def _recall(self, digest: bytes) -> Verdict | None:
+        verdict = self._known.get(digest)
+        if verdict is not None:
+            self._known.move_to_end(digest)
+        return verdict
+
+    def _ended(self, task: asyncio.Task[Verdict]) -> None:
+        self._compiling.discard(task)
+        if not task.cancelled():
+            task.exception()  # read, because nobody awaits a task whose caller has left
