@@ -1,4 +1,4 @@
-"""TenantTurn a parsed request body into the parts of its response, the same for the HTTP and the gRPC front end."""
+"""Turn a parsed request body into the parts of its response, the same for the HTTP and the gRPC front end."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tandem.core.ids import TenantId
 class TenantTurns:
     """Let work begin while the cost of all running work is at most `capacity`, tenants in turn.
 
-    Work of one tenant begins in the order of its arrival. Tenants with waiting work take turns: one that has had its turn
+    Work of one tenant begins in the order of its arrival. Among tenants with waiting work, one that has had its turn
     goes behind the others. A tenant uses at most `per_tenant` of the capacity at a time, so that other tenants need not
     wait for the end of its work. Work that costs more counts as `per_tenant`, so it runs without other work of its
     tenant.
