@@ -97,7 +97,7 @@ class TenantTurns:
 
 
 class TenantTurn:
-    """Hold one tenant's share of a TenantTurns while a piece of work runs; ends at the exit of a `with` block.
+    """Hold one tenant's share of a capacity while a piece of work runs; ends at the exit of a `with` block.
 
     `begun`: done once the work may begin."""
 
