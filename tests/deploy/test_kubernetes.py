@@ -11,7 +11,7 @@ import yaml
 from kubernetes_validate import utils as kubernetes
 
 from tandem.core.lane import Lane
-from tandem.gateway.http.health import HealthRoutes
+from tandem.gateway.http.metrics_routes import MetricsRoutes
 from tandem.gateway.telemetry import endpoint_metrics
 from tests.chart.release import Object, Rendered, gateway, pods, render
 from tests.deploy.files import DEPLOY, ROOT, known_series
@@ -112,7 +112,7 @@ def test_the_picker_reads_what_a_gateway_reports() -> None:
     assert f"--config-file=/config/{file}" in container["args"]
     config = yaml.load(settings[file], yaml.CSafeLoader)
     plugins = {plugin["type"]: plugin.get("parameters", {}) for plugin in config["plugins"]}
-    served = {operation.path for operation in HealthRoutes.endpoint_picker.operations}  # type: ignore[attr-defined]
+    served = {operation.path for operation in MetricsRoutes.endpoint_picker.operations}  # type: ignore[attr-defined]
     assert {plugins["metrics-data-source"]["path"]} == served
     # What each scorer of llm-d's picker needs, by its docs/plugin-metric-protocol.md.
     needed = {"queue-scorer": endpoint_metrics.WAITING, "running-requests-size-scorer": endpoint_metrics.RUNNING}
