@@ -105,7 +105,7 @@ def test_the_picker_runs_where_the_pool_looks_for_it() -> None:
     assert one("inference-pool.yaml", "RoleBinding")["subjects"][0]["name"] == accounts["metadata"]["name"]
 
 
-def test_the_picker_reads_what_a_gateway_reports() -> None:
+def test_the_picker_reads_what_a_gateway_reports(chart: Rendered) -> None:
     settings = one("inference-pool.yaml", "ConfigMap")["data"]
     (container,) = one("inference-pool.yaml", "Deployment")["spec"]["template"]["spec"]["containers"]
     (file,) = settings
@@ -113,7 +113,9 @@ def test_the_picker_reads_what_a_gateway_reports() -> None:
     config = yaml.load(settings[file], yaml.CSafeLoader)
     plugins = {plugin["type"]: plugin.get("parameters", {}) for plugin in config["plugins"]}
     served = {operation.path for operation in MetricsRoutes.endpoint_picker.operations}  # type: ignore[attr-defined]
-    assert {plugins["metrics-data-source"]["path"]} == served
+    source = plugins["metrics-data-source"]
+    ports = {port["name"]: port["containerPort"] for port in gateway(chart)["containers"][0]["ports"]}
+    assert ({source["path"]}, source["port"]) == (served, ports["metrics"])
     # What each scorer of llm-d's picker needs, by its docs/plugin-metric-protocol.md.
     needed = {"queue-scorer": endpoint_metrics.WAITING, "running-requests-size-scorer": endpoint_metrics.RUNNING}
     (profile,) = config["schedulingProfiles"]
