@@ -68,7 +68,7 @@ def configuration(gateway: str, planner: str) -> str:
     """Return deploy/prometheus/prometheus.yml with short intervals, for the metrics of a gateway and of a planner at
     host:port."""
     text = (PROMETHEUS / "prometheus.yml").read_text()
-    text, places = re.subn(r"\bgateway:8000\b", gateway, text)
+    text, places = re.subn(r"\bgateway:9100\b", gateway, text)
     text, intervals = re.subn(r"(\w+_interval): \w+", rf"\1: {INTERVAL_S}s", text)
     assert (places, intervals) == (2, 3)
     configured = yaml.safe_load(text)
