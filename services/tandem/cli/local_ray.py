@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,10 +13,13 @@ from pathlib import Path
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's own default, set explicitly because Ray otherwise logs a warning about it.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
+# Without "clusters" Ray takes 127.0.0.1 as the address of this machine, and its programs listen on loopback only.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 import ray
 from ray import serve
 
+from tandem.cli.private_directory import private_directory
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.worker.serve.deployment import pool_application
@@ -79,7 +83,10 @@ def local_ray(num_ranks: int) -> Iterator[LocalRay]:
     """Return a context manager that starts Ray and Serve on this machine, and stops both at the end.
 
     `num_ranks`: ranks of all workers together. The workers are drained first, unless the block is left by an exception.
+    Ray makes its own directories accessible to everybody, so they are below one that is not. Raises
+    TandemError(INVALID_REQUEST) where that cannot be made.
     """
+    files = private_directory(Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()))
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         # One CPU for each rank (a scheduling slot, not a core), and one for Serve's own actors.
@@ -90,6 +97,7 @@ def local_ray(num_ranks: int) -> Iterator[LocalRay]:
             log_to_driver=False,
             object_store_memory=OBJECT_STORE_BYTES,
             logging_level="WARNING",
+            _temp_dir=str(files / "ray"),
         )
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         local = LocalRay(Path(context.address_info["session_dir"]) / "logs" / "serve", num_gpus)

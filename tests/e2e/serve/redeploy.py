@@ -11,6 +11,7 @@ import sys
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_AUTH_MODE"] = "token"
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # as `tandem serve`, whose Ray is at 127.0.0.1
 
 import ray
 from ray import serve
