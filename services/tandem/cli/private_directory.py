@@ -1,13 +1,16 @@
-"""Make a directory for temporary files that other users of this machine cannot enter."""
+"""Make a directory and a secret for the programs of one user of this machine, which other users cannot read."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
+
+SECRET_BYTES = 32
 
 
 def private_directory(parent: Path) -> Path:
@@ -24,4 +27,18 @@ def private_directory(parent: Path) -> Path:
             f"{path} must be a directory of this user with mode 0700; remove it, or set TMPDIR to another directory"
         )
         raise TandemError(ErrorKind.INVALID_REQUEST, message)
+    return path
+
+
+def secret_file(path: Path) -> Path:
+    """Return `path`, after writing a new secret to it with mode 0600 unless there is one.
+
+    Of several processes that call this at once all find the same secret."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_hex(SECRET_BYTES))
+    with suppress(FileExistsError):
+        path.hardlink_to(new)
+    new.unlink()
     return path

@@ -20,6 +20,7 @@ from types import FrameType
 
 from tandem.cli.gateway_checks import require_auth_if_public, require_free_port, require_tls_files
 from tandem.cli.gateway_process import GatewayProcess
+from tandem.cli.private_directory import SECRET_BYTES
 from tandem.cli.process_session import enter_own_session
 from tandem.cli.progress_lines import ProgressLines
 from tandem.cli.resource_assignment import gpu_share, threads_by_pool
@@ -33,7 +34,6 @@ from tandem.stores.embedded_redis import EmbeddedServer
 
 READY_TIMEOUT_S = 180.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SECRET_BYTES = 32
 
 
 def run(resolved: Resolved, _args: argparse.Namespace) -> int:

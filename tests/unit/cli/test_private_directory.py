@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.private_directory import private_directory
+from tandem.cli.private_directory import private_directory, secret_file
 from tandem.core.errors import TandemError
 
 
@@ -32,3 +32,10 @@ def test_a_name_that_others_may_have_taken_is_refused(tmp_path: Path, kind: str)
         taken.symlink_to(elsewhere)
     with pytest.raises(TandemError, match="0700"):
         private_directory(tmp_path)
+
+
+def test_a_secret_is_written_once(tmp_path: Path) -> None:
+    file = secret_file(tmp_path / "token")
+    secret = file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600 and len(secret) == 64
+    assert secret_file(file).read_text() == secret and list(tmp_path.iterdir()) == [file]
