@@ -110,7 +110,7 @@ def _prometheus(directory: Path, gateway_url: str, own_url: str) -> list[str]:
     """Return the command of a server with the rules of deploy/prometheus that scrapes one gateway and its workers."""
     shutil.copytree(_DEPLOY / "prometheus", directory, dirs_exist_ok=True)
     file = directory / "prometheus.yml"
-    file.write_text(file.read_text().replace("gateway:8000", gateway_url.removeprefix("http://")))
+    file.write_text(file.read_text().replace("gateway:9100", gateway_url.removeprefix("http://")))
     storage = f"--storage.tsdb.path={directory / 'data'}"
     return ["prometheus", f"--config.file={file}", storage, f"--web.listen-address={own_url.removeprefix('http://')}"]
 

@@ -422,7 +422,7 @@ def test_prometheus_reaches_metrics_and_nothing_else() -> None:
         found = [rule for rule in policy["spec"]["ingress"] if peer in rule.get("from", ())]
         return [port["port"] for rule in found for port in rule["ports"]]
 
-    assert from_monitoring(TRIAL.one("networkpolicy-gateway")) == ["http"]
+    assert from_monitoring(TRIAL.one("networkpolicy-gateway")) == ["metrics"]
     assert from_monitoring(TRIAL.one("networkpolicy-ray")) == [9180]
     assert from_monitoring(TRIAL.one("networkpolicy-redis")) == []
     assert from_monitoring(ci("mixed").one("networkpolicy-ray")) == [], "NIXL's ports are among the free ones"

@@ -26,14 +26,16 @@ def test_ports_are_those_that_the_program_takes(name: str) -> None:
     (container,) = gateway(ci(name))["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     settings = config(name).gateway
-    assert ports == {"http": settings.port, "grpc": settings.own_grpc_port} and settings.host == "0.0.0.0"
+    expected = {"http": settings.port, "grpc": settings.own_grpc_port, "metrics": settings.metrics_port}
+    assert ports == expected and settings.host == settings.own_metrics_host == "0.0.0.0"
     assert container["args"] == ["gateway", "--config", "/etc/tandem/config.yaml"]
 
 
 def test_ports_of_values_are_the_program_s_and_the_service_s() -> None:
-    rendered = render({"gateway": {"port": 8080, "grpc_port": 9090, "service": {"httpPort": 81, "grpcPort": 82}}})
+    values = {"port": 8080, "grpc_port": 9090, "metrics_port": 9100, "service": {"httpPort": 81, "grpcPort": 82}}
+    rendered = render({"gateway": values})
     (container,) = gateway(rendered)["containers"]
-    assert [port["containerPort"] for port in container["ports"]] == [8080, 9090]
+    assert [port["containerPort"] for port in container["ports"]] == [8080, 9090, 9100]
     ports = rendered.one("gateway-service")["spec"]["ports"]
     assert [(port["port"], port["targetPort"]) for port in ports] == [(81, "http"), (82, "grpc")]
 

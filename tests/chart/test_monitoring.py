@@ -55,12 +55,16 @@ def test_monitors_have_the_labels_that_an_operator_looks_for(kind: str) -> None:
     assert found["metadata"]["labels"]["release"] == "stack" and "30s" in json.dumps(found["spec"])
 
 
-def test_gateways_are_scraped_at_their_service() -> None:
+def test_gateways_are_scraped_at_a_service_of_their_own() -> None:
     (endpoint,) = ON.one("gateway-servicemonitor")["spec"]["endpoints"]
-    service = ON.one("gateway-service")
     selector = ON.one("gateway-servicemonitor")["spec"]["selector"]["matchLabels"]
-    assert selector.items() <= service["metadata"]["labels"].items()
-    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]} and endpoint["path"] == "/metrics"
+    (service,) = [one for one in ON.kinds("Service") if selector.items() <= one["metadata"]["labels"].items()]
+    assert service["spec"]["type"] == "ClusterIP" and endpoint["path"] == "/metrics"
+    (port,) = service["spec"]["ports"]
+    assert endpoint["port"] == port["name"] and port["port"] == ON.config["gateway"]["metrics_port"]
+    template = ON.one("gateway-deployment")["spec"]["template"]
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    assert port["targetPort"] in {each["name"] for each in template["spec"]["containers"][0]["ports"]}
     assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "tandem-gateway"}]
 
 

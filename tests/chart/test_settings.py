@@ -41,6 +41,7 @@ SAMPLES: dict[str, Any] = {
     "gateway.allowed_hosts": "*",
     "gateway.port": 8080,
     "gateway.grpc_port": 9090,
+    "gateway.metrics_port": 9200,
     "model.served_name": "one,another",
     "planner.groups": "prefill=fast,decode=wide:2",
     "planner.headroom": 0.25,

@@ -124,7 +124,9 @@ def test_programs_of_one_cluster_agree() -> None:
 def test_prometheus_finds_the_gateway_and_what_it_reads() -> None:
     found = read_yaml(PROMETHEUS / "prometheus.yml")
     static, discovered = found["scrape_configs"]
-    target = f"gateway:{config('gateway').gateway.port}"
+    target = f"gateway:{config('gateway').gateway.metrics_port}"
+    published = [port.split(":")[-1] for port in SERVICES["gateway"]["ports"]]
+    assert target.rpartition(":")[2] not in published, "it needs no key"
     assert static["static_configs"] == [{"targets": [target]}]
     assert discovered["http_sd_configs"][0]["url"] == f"http://{target}/metrics/targets"
     mounted = {Path(volume.split(":")[1]) for volume in SERVICES["prometheus"]["volumes"]}

@@ -11,7 +11,7 @@ import yaml
 from kubernetes_validate import utils as kubernetes
 
 from tandem.core.lane import Lane
-from tandem.gateway.http.health import HealthRoutes
+from tandem.gateway.http.metrics_routes import MetricsRoutes
 from tandem.gateway.telemetry import endpoint_metrics
 from tests.chart.release import Object, Rendered, gateway, pods, render
 from tests.deploy.files import DEPLOY, ROOT, known_series
@@ -105,15 +105,17 @@ def test_the_picker_runs_where_the_pool_looks_for_it() -> None:
     assert one("inference-pool.yaml", "RoleBinding")["subjects"][0]["name"] == accounts["metadata"]["name"]
 
 
-def test_the_picker_reads_what_a_gateway_reports() -> None:
+def test_the_picker_reads_what_a_gateway_reports(chart: Rendered) -> None:
     settings = one("inference-pool.yaml", "ConfigMap")["data"]
     (container,) = one("inference-pool.yaml", "Deployment")["spec"]["template"]["spec"]["containers"]
     (file,) = settings
     assert f"--config-file=/config/{file}" in container["args"]
     config = yaml.load(settings[file], yaml.CSafeLoader)
     plugins = {plugin["type"]: plugin.get("parameters", {}) for plugin in config["plugins"]}
-    served = {operation.path for operation in HealthRoutes.endpoint_picker.operations}  # type: ignore[attr-defined]
-    assert {plugins["metrics-data-source"]["path"]} == served
+    served = {operation.path for operation in MetricsRoutes.endpoint_picker.operations}  # type: ignore[attr-defined]
+    source = plugins["metrics-data-source"]
+    ports = {port["name"]: port["containerPort"] for port in gateway(chart)["containers"][0]["ports"]}
+    assert ({source["path"]}, source["port"]) == (served, ports["metrics"])
     # What each scorer of llm-d's picker needs, by its docs/plugin-metric-protocol.md.
     needed = {"queue-scorer": endpoint_metrics.WAITING, "running-requests-size-scorer": endpoint_metrics.RUNNING}
     (profile,) = config["schedulingProfiles"]

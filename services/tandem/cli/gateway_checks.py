@@ -18,19 +18,21 @@ from tandem.wire.tls import TlsFiles
 
 
 def require_free_port(config: GatewayConfig) -> None:
-    """Check that the gateway's HTTP and gRPC ports can be bound; raises TandemError(INVALID_REQUEST) if not."""
-    _require(config.host, config.port, "port")
-    _require(config.host, config.own_grpc_port, "grpc_port")
+    """Check that the gateway's ports can be bound; raises TandemError(INVALID_REQUEST) if not."""
+    _require(config.host, config.port, "port", "--port")
+    _require(config.host, config.own_grpc_port, "grpc_port", "--grpc-port")
+    if config.metrics_port >= 0:
+        _require(config.own_metrics_host, config.metrics_port, "metrics_port", "--gateway-metrics-port")
 
 
-def _require(host: str, port: int, name: str) -> None:
+def _require(host: str, port: int, name: str, flag: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            message = f"cannot listen on {host}:{port}: {error.strerror}; choose another --{name.replace('_', '-')}"
+            message = f"cannot listen on {host}:{port}: {error.strerror}; choose another {flag}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param=f"gateway.{name}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,10 +13,13 @@ from pathlib import Path
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's own default, set explicitly because Ray otherwise logs a warning about it.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
+# Without "clusters" Ray takes 127.0.0.1 as the address of this machine, and its programs listen on loopback only.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 import ray
 from ray import serve
 
+from tandem.cli.private_directory import private_directory, secret_file
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.worker.serve.deployment import pool_application
@@ -66,6 +70,17 @@ def local_target(config: Config, role: str, num_replicas: int, num_gpus: float =
     return serve.RunTarget(target=pool_application(pool, own, num_replicas), name=pool.deployment, route_prefix=None)
 
 
+def use_private_files() -> Path:
+    """Return the directory for Ray's files, and let Ray keep its token there, unless the environment says where it is.
+
+    Ray would make both readable for everybody: its sessions, and the token in the home directory. Raises
+    TandemError(INVALID_REQUEST) where the directory cannot be made."""
+    files = private_directory(Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()))
+    if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(secret_file(files / "ray_token"))
+    return files
+
+
 def _reasons() -> str:
     """Return why deployments failed: the last line of each failed deployment's message, which ends with a traceback."""
     apps = serve.status().applications.values()
@@ -79,7 +94,9 @@ def local_ray(num_ranks: int) -> Iterator[LocalRay]:
     """Return a context manager that starts Ray and Serve on this machine, and stops both at the end.
 
     `num_ranks`: ranks of all workers together. The workers are drained first, unless the block is left by an exception.
+    Raises TandemError(INVALID_REQUEST) where no directory can be made that other users cannot enter.
     """
+    files = use_private_files()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         # One CPU for each rank (a scheduling slot, not a core), and one for Serve's own actors.
@@ -90,6 +107,7 @@ def local_ray(num_ranks: int) -> Iterator[LocalRay]:
             log_to_driver=False,
             object_store_memory=OBJECT_STORE_BYTES,
             logging_level="WARNING",
+            _temp_dir=str(files / "ray"),
         )
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         local = LocalRay(Path(context.address_info["session_dir"]) / "logs" / "serve", num_gpus)

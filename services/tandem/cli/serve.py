@@ -20,10 +20,12 @@ from types import FrameType
 
 from tandem.cli.gateway_checks import require_auth_if_public, require_free_port, require_tls_files
 from tandem.cli.gateway_process import GatewayProcess
+from tandem.cli.private_directory import SECRET_BYTES
 from tandem.cli.process_session import enter_own_session
 from tandem.cli.progress_lines import ProgressLines
 from tandem.cli.resource_assignment import gpu_share, threads_by_pool
 from tandem.cli.worker_logs import starting_workers
+from tandem.core.addresses import is_loopback
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
@@ -33,7 +35,6 @@ from tandem.stores.embedded_redis import EmbeddedServer
 
 READY_TIMEOUT_S = 180.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SECRET_BYTES = 32
 
 
 def run(resolved: Resolved, _args: argparse.Namespace) -> int:
@@ -107,6 +108,7 @@ def _start_workers(
     _prepare_model(config)
     progress.step("ray", "starting")
     num_workers, num_ranks = sum(pools.values()), config.engine.tensor_parallel
+    keep_kv_on_loopback(config)
     local = stack.enter_context(import_module("tandem.cli.local_ray").local_ray(num_workers * num_ranks))
     signals.listen()
     stack.callback(gateway.stop)  # the gateway drains first, while the workers still run
@@ -126,6 +128,14 @@ def _start_workers(
         raise TandemError(ErrorKind.INTERNAL, f"the gateway is not ready: {problem}\nlogs: {local.logs}")
     logs: Path = local.logs
     return logs
+
+
+def keep_kv_on_loopback(config: Config) -> None:
+    """Let UCX use no network device but loopback in processes that are started from now on, where workers are reached
+    from this machine only: its ports have no authentication. A user's own UCX_NET_DEVICES stays, and so do the devices
+    of a machine whose links must be RDMA."""
+    if is_loopback(config.worker.host) and config.transfer.require != "rdma":
+        os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 
 def _counted(num_threads: int) -> str:

@@ -282,6 +282,12 @@ class GatewayConfig:
     grpc_port: OptionalPort = -1
     """Set the TCP port of the gRPC API. -1 means the port after gateway.port, or any free port where that is 0; 0 means
     any free port."""
+    metrics_port: OptionalPort = -1
+    """Set a TCP port for /metrics and the paths below it, which then need no key and are not at gateway.port: let only
+    Prometheus reach it. 0 means any free port. -1 means gateway.port, where they need an operator's key with
+    gateway.auth=keys."""
+    metrics_host: str = ""
+    """Set the address to listen on at gateway.metrics_port. Empty means gateway.host."""
     auth: Literal["keys", "off"] = "keys"
     """Choose who may send requests. keys requires an API key of gateway.tenants, off serves everybody; `tandem serve`
     defaults to off and then listens on loopback addresses only."""
@@ -384,6 +390,11 @@ class GatewayConfig:
     def scheme(self) -> str:
         """Return the scheme of the gateway's HTTP address: https with TLS, else http."""
         return "https" if self.has_tls else "http"
+
+    @property
+    def own_metrics_host(self) -> str:
+        """Return the address of gateway.metrics_port: `metrics_host`, or `host` where that is empty."""
+        return self.metrics_host or self.host
 
     @property
     def own_grpc_port(self) -> int:

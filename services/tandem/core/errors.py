@@ -28,6 +28,7 @@ class ErrorKind(Enum):
     REQUEST_TIMEOUT = "request_timeout", 408, "DEADLINE_EXCEEDED", "invalid_request_error"
     MISDIRECTED = "misdirected_request", 421, "INVALID_ARGUMENT", "invalid_request_error"
     UNAUTHENTICATED = "unauthenticated", 401, "UNAUTHENTICATED", "authentication_error"
+    FORBIDDEN = "forbidden", 403, "PERMISSION_DENIED", "permission_error"
     QUOTA = "quota_exceeded", 429, "RESOURCE_EXHAUSTED", "rate_limit_error"
     SLO_MISS = "predicted_slo_miss", 503, "UNAVAILABLE", "overloaded_error"
     OVERLOADED = "overloaded", 503, "UNAVAILABLE", "overloaded_error"

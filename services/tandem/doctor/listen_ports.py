@@ -30,8 +30,8 @@ class ConfiguredAddress:
     """Address on which a program would listen with these settings.
 
     `key`: name of the setting of the port. `port`: 0 means any free port. `speaks`: what is served there: the gateway's
-    HTTP, gRPC, or a metrics endpoint. `cert_file`: the certificate that clients of the gateway see there; empty without
-    TLS."""
+    HTTP, gRPC, or a worker's metrics endpoint. `cert_file`: the certificate that clients of the gateway see there;
+    empty without TLS."""
 
     key: str
     host: str
@@ -53,6 +53,9 @@ def configured_addresses(config: Config) -> tuple[ConfiguredAddress, ...]:
     places = (
         ConfiguredAddress("gateway.port", gateway.host, gateway.port, "http", gateway.tls_cert_file),
         ConfiguredAddress("gateway.grpc_port", gateway.host, gateway.own_grpc_port, "grpc", gateway.tls_cert_file),
+        ConfiguredAddress(
+            "gateway.metrics_port", gateway.own_metrics_host, gateway.metrics_port, "http", gateway.tls_cert_file
+        ),
         ConfiguredAddress("worker.port", worker.host, worker.port, "grpc"),
         ConfiguredAddress("worker.metrics_port", worker.host, worker.metrics_port, "metrics"),
     )

@@ -13,13 +13,15 @@ import secrets
 import signal
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import uvloop
 
+from tandem.core.addresses import format_host
 from tandem.core.clock import Clock, SystemClock, wall_ns
-from tandem.core.config import Config
+from tandem.core.config import Config, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import GatewayApp
@@ -28,6 +30,7 @@ from tandem.gateway.console.snapshot import take_snapshot
 from tandem.gateway.context.interfaces import AllowAll, Authenticator
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.http.health import PROBES
+from tandem.gateway.http.host_header import AllowedHosts
 from tandem.gateway.http.protocol_limits import HttpLimits
 from tandem.gateway.http.routes import routes_of
 from tandem.gateway.http.server import HttpServer
@@ -161,7 +164,7 @@ class Gateway:
         for console in consoles:
             app.serve(routes_of(console))
         limits = HttpLimits.of(options, PROBES)
-        self._server = HttpServer(app, options.host, options.port, graceful_s=FLUSH_S, limits=limits, tls=tls)
+        self._server, self._metrics = _http_servers(app, options, limits, tls)
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
@@ -184,8 +187,13 @@ class Gateway:
         return f"{self._host}:{self._grpc.port}"
 
     @property
+    def metrics_address(self) -> str:
+        """Return host:port of the listener of `gateway.metrics_port`; empty where the HTTP server has its paths."""
+        return "" if self._metrics is None else f"{format_host(self._config.own_metrics_host)}:{self._metrics.port}"
+
+    @property
     def _host(self) -> str:
-        return f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        return format_host(self._config.host)
 
     async def start(self) -> None:
         """Start all parts; HTTP and gRPC requests are accepted when this returns."""
@@ -197,6 +205,8 @@ class Gateway:
         await self._prefixes.start()
         await self._fairness.start()
         await self._demand.start()
+        if self._metrics is not None:
+            await self._metrics.start()
         await self._server.start()
         await self._grpc.start(self._config.host, self._config.own_grpc_port)
 
@@ -219,6 +229,8 @@ class Gateway:
         await self._demand.stop()
         await self._prefixes.stop()
         await self._registry.close()
+        if self._metrics is not None:
+            await self._metrics.stop()
         await asyncio.to_thread(self._telemetry.close, FLUSH_S)
 
     def _watch_stores(self, health: RedisHealth) -> None:
@@ -234,6 +246,19 @@ class Gateway:
             return {record.worker: record.role for record in await self._registry.list()}
         except StoreUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"Redis does not answer: {error}; check redis.url") from error
+
+
+def _http_servers(
+    app: GatewayApp, config: GatewayConfig, limits: HttpLimits, tls: TlsFiles | None
+) -> tuple[HttpServer, HttpServer | None]:
+    """Return the server of `gateway.port`, and that of `gateway.metrics_port` if there is one."""
+    serve = partial(HttpServer, graceful_s=FLUSH_S, tls=tls)
+    server = serve(app, config.host, config.port, limits=limits)
+    if config.metrics_port < 0:
+        return server, None
+    host = config.own_metrics_host
+    metrics_limits = replace(limits, allowed_hosts=AllowedHosts.of(host, config.host_patterns))
+    return server, serve(app.metrics, host, config.metrics_port, limits=metrics_limits)
 
 
 def new_name() -> GatewayId:
@@ -270,7 +295,8 @@ async def _run(config: Config, name: GatewayId) -> None:
         loop.add_signal_handler(number, stop.set)
     await gateway.start()
     tune_gc()
-    facts = {"ready": True, "url": gateway.url, "grpc": gateway.grpc_target}
+    addresses = {"url": gateway.url, "grpc": gateway.grpc_target, "metrics": gateway.metrics_address}
+    facts = {"ready": True, **addresses}
     print(json.dumps(facts), flush=True)  # noqa: T201 - read by the parent process
     await stop.wait()
     await gateway.stop()

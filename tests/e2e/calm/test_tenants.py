@@ -82,6 +82,11 @@ def tenancy(calm: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Te
     assert tenancy.gateway.stop() == 0
 
 
+def test_figures_of_all_tenants_are_at_a_port_of_their_own(tenancy: Tenancy) -> None:
+    assert tenancy.http.get("/metrics", headers={"x-api-key": "tdm_one"}).status_code == 404
+    assert tenancy.gateway.metrics()["tandem_ready"] == 1
+
+
 def test_another_tenants_prompt_is_no_cache_hit(tenancy: Tenancy) -> None:
     """This is the probe of a timing attack without noise: exactly the same blocks are computed and stored again."""
     salt = next(_salts)

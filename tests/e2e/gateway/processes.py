@@ -88,13 +88,18 @@ class Gateway(Program):
     def grpc_target(self) -> str:
         return str(self.ready["grpc"])
 
+    @property
+    def metrics_url(self) -> str:
+        address = self.ready["metrics"]
+        return f"http://{address}/metrics" if address else f"{self.url}/metrics"
+
     def missing(self) -> str | None:
         """Return None when the gateway is ready, else what is missing."""
         answer = httpx.get(f"{self.url}/ready", timeout=PATIENCE_S, trust_env=False, verify=self.context)
         return None if answer.status_code == 200 else str(answer.json()["reason"])
 
     def metrics(self) -> dict[str, float]:
-        lines = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S, trust_env=False).text.splitlines()
+        lines = httpx.get(self.metrics_url, timeout=PATIENCE_S, trust_env=False).text.splitlines()
         samples = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
         return {name: float(value) for name, value in samples}
 
@@ -116,7 +121,9 @@ class Cluster:
         return self._add(Worker(self._directory, name, *arguments, within=within))
 
     def gateway(self, name: str, *settings: str) -> Gateway:
-        program = ("gateway", "--port", "0", *(() if "--auth" in settings else ("--auth", "off")))
+        """Start a gateway. Without `--auth` in `settings` it requires no keys, else its metrics have their own port."""
+        more = ("--gateway-metrics-port", "0") if "--auth" in settings else ("--auth", "off")
+        program = ("gateway", "--port", "0", *more)
         return self._add(Gateway(self._directory, name, *program, *self._settings, *settings))
 
     def again(self, worker: Worker) -> Worker:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import yaml
@@ -65,10 +64,11 @@ class Prometheus:
         self._http.close()
 
 
-def configuration(gateway_url: str, planner: str) -> str:
-    """deploy/prometheus/prometheus.yml for a gateway, with short intervals, and for a planner at host:port."""
+def configuration(gateway: str, planner: str) -> str:
+    """Return deploy/prometheus/prometheus.yml with short intervals, for the metrics of a gateway and of a planner at
+    host:port."""
     text = (PROMETHEUS / "prometheus.yml").read_text()
-    text, places = re.subn(r"\bgateway:8000\b", urlsplit(gateway_url).netloc, text)
+    text, places = re.subn(r"\bgateway:9100\b", gateway, text)
     text, intervals = re.subn(r"(\w+_interval): \w+", rf"\1: {INTERVAL_S}s", text)
     assert (places, intervals) == (2, 3)
     configured = yaml.safe_load(text)
@@ -77,10 +77,11 @@ def configuration(gateway_url: str, planner: str) -> str:
 
 
 @contextmanager
-def prometheus(directory: Path, gateway_url: str, planner: str) -> Iterator[Prometheus]:
-    """Run a server that scrapes a cluster, with its rules and its exemplars."""
+def prometheus(directory: Path, gateway: str, planner: str) -> Iterator[Prometheus]:
+    """Run a server that scrapes a cluster, with its rules and its exemplars. `gateway`, `planner`: host:port of their
+    metrics."""
     file = directory / "prometheus.yml"
-    file.write_text(configuration(gateway_url, planner))
+    file.write_text(configuration(gateway, planner))
     for rules in read_yaml(file)["rule_files"]:
         shutil.copy(PROMETHEUS / rules, directory)
     address = f"127.0.0.1:{free_port()}"

@@ -175,7 +175,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Pat
         patch.setenv("OTEL_METRICS_EXPORTER", "none")
         with cluster(directory, redis_url, model, *SETTINGS, "--namespace", "watched") as running:
             gateway = start(running, directory)
-            with planning(directory, redis_url) as planner, prometheus(directory, gateway.url, planner) as server:
+            metrics = gateway.ready["metrics"]
+            with planning(directory, redis_url) as planner, prometheus(directory, metrics, planner) as server:
                 watched = Watched(gateway, server, receiver, server.value("time()"))
                 until(lambda: server.value("sum(up)") == 4, "four targets that are up")
                 begin(watched)

@@ -62,7 +62,7 @@ class Rig:
 
     def metric(self, gateway: Gateway, name: str) -> float:
         """Return the sum over all series of a metric."""
-        text = httpx.get(f"{gateway.url}/metrics", timeout=PATIENCE_S, trust_env=False).text
+        text = httpx.get(gateway.metrics_url, timeout=PATIENCE_S, trust_env=False).text
         rows = (line.rsplit(" ", 1) for line in text.splitlines())
         return sum(float(value) for series, value in rows if series.partition("{")[0] == name)
 

@@ -11,11 +11,12 @@ import sys
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_AUTH_MODE"] = "token"
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # as `tandem serve`, whose Ray is at 127.0.0.1
 
 import ray
 from ray import serve
 
-from tandem.cli.local_ray import local_target
+from tandem.cli.local_ray import local_target, use_private_files
 from tandem.core.config import ClusterConfig, Config, EngineConfig, RedisConfig
 
 
@@ -26,6 +27,7 @@ def main(address: str, redis_url: str, namespace: str, secret_file: str, *pools:
         redis=RedisConfig(url=redis_url, namespace=namespace),
         cluster=ClusterConfig(secret_file=secret_file),
     )
+    use_private_files()  # the token of `tandem serve` is there
     ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     try:
         for pool in pools:

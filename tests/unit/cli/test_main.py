@@ -216,6 +216,8 @@ def test_a_taken_port_is_refused(command: str, capsys: pytest.CaptureFixture[str
         error_text = capsys.readouterr().err
         assert main([command, "--port", "0", "--grpc-port", str(port)]) == 2
         grpc_error_text = capsys.readouterr().err
+        assert main([command, "--port", "0", "--gateway-metrics-port", str(port)]) == 2
+        assert capsys.readouterr().err.endswith("another --gateway-metrics-port\n")
     assert f"tandem {command}: cannot listen on 127.0.0.1:{port}: " in error_text and error_text.endswith(
         "another --port\n"
     )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.serve import SIGNALS, StopSignals, banner, run_secret
-from tandem.core.config import Config
+from tandem.cli.serve import SIGNALS, StopSignals, banner, keep_kv_on_loopback, run_secret
+from tandem.core.config import Config, TransferConfig, WorkerConfig
 from tandem.wire.secret_file import SecretFile
 
 
@@ -132,3 +132,20 @@ def test_the_banner_has_every_address_and_at_most_twelve_lines(auth: str) -> Non
     assert ("$TANDEM_API_KEY" in shown) is (auth == "keys")
     own_redis = banner("http://127.0.0.1:8000", "127.0.0.1:8001", config, Path("/logs"), shows_redis=False)
     assert "pw" not in own_redis
+
+
+@pytest.mark.parametrize(
+    ("config", "before", "after"),
+    [
+        (Config(), {}, {"UCX_NET_DEVICES": "lo"}),
+        (Config(), {"UCX_NET_DEVICES": "eth1"}, {"UCX_NET_DEVICES": "eth1"}),
+        (Config(worker=WorkerConfig(host="0.0.0.0")), {}, {}),
+        (Config(transfer=TransferConfig(require="rdma")), {}, {}),
+    ],
+)
+def test_kv_moves_over_loopback_only_unless_it_cannot(
+    config: Config, before: dict[str, str], after: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", before)
+    keep_kv_on_loopback(config)
+    assert before == after

@@ -150,3 +150,6 @@ def test_addresses_that_are_checked() -> None:
     configured = configured_addresses(config)
     assert [one.key for one in configured] == ["gateway.port", "worker.port", "worker.metrics_port"]
     assert [one.part for one in configured] == ["gateway", "worker", "worker"]
+    apart = GatewayConfig(grpc_port=0, metrics_port=first, metrics_host="127.0.0.2", tls_cert_file="cert")
+    metrics = configured_addresses(Config(gateway=apart))[1]
+    assert metrics == ConfiguredAddress("gateway.metrics_port", "127.0.0.2", first, "http", "cert")

@@ -14,13 +14,18 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
+from tandem.admission.api_keys import hash_text, key_digest
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.app import GatewayApp
-from tandem.gateway.context.interfaces import AllowAll, ServedModel
+from tandem.gateway.context.interfaces import AllowAll, Authenticator, ServedModel
 from tandem.gateway.grpc.health import HealthService
 from tandem.gateway.grpc.server import GrpcServer
+from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
+from tandem.gateway.tenants.tenants_file import parse_tenants
 from tandem.gateway.text.text_model import TextModel
 from tandem.wire.channels import CHANNEL_OPTIONS, open_channel
 from tandem.wire.gen import inference_pb2 as pb
@@ -32,6 +37,10 @@ pytestmark = pytest.mark.slow
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 INFERENCE = "tandem.v1.Inference"
+KEY = "tdm_one"
+ONE_KEY = ApiKeyAuthenticator(
+    parse_tenants(f"tenants: {{one: {{keys: [{{hash: '{hash_text(key_digest(KEY))}'}}]}}}}", "f"), lambda: 0
+)
 HELLO = pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role="user", content="Hello")])
 
 
@@ -50,8 +59,9 @@ async def serving(
         await server.stop(0.0)
 
 
-def make_server(dispatch: ScriptedDispatch, **limits: Any) -> GrpcServer:
-    return GrpcServer(dispatch, GatewayApp(dispatch, AllowAll(), GatewayConfig()).answers, AllowAll(), **limits)
+def make_server(dispatch: ScriptedDispatch, *, authenticator: Authenticator | None = None, **limits: Any) -> GrpcServer:
+    door = authenticator or AllowAll()
+    return GrpcServer(dispatch, GatewayApp(dispatch, door, GatewayConfig()).answers, door, **limits)
 
 
 def check(channel: grpc.Channel, service: str) -> int:
@@ -104,6 +114,27 @@ def test_reflection_is_enough_to_call_without_our_code(front: Front, channel: gr
     )
     reply: Any = call(request_class(model="tiny", messages=[{"role": "user", "content": "Hello"}]))
     assert reply.choices[0].message.content == "Paris" and reply.usage.total_tokens > 0
+
+
+@pytest.mark.parametrize(("key", "refused"), [(None, "no_key"), ("tdm_wrong", "wrong_key"), (KEY, None)])
+async def test_reflection_needs_a_key_and_health_does_not(
+    make_text: Callable[..., TextModel], key: str | None, refused: str | None
+) -> None:
+    async with serving(make_text, authenticator=ONE_KEY) as (_, _, channel):
+        metadata = () if key is None else (("authorization", f"Bearer {key}"),)
+        stub = ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([ServerReflectionRequest(list_services="")]), metadata=metadata)
+        if refused is None:
+            (reply,) = [reply async for reply in call]
+            assert INFERENCE in {service.name for service in reply.list_services_response.service}
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await anext(aiter(call))
+            assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            trailers = dict(error.value.trailing_metadata())
+            assert pb.ErrorDetail.FromString(trailers["tandem-error-bin"]).reason == refused
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == SERVING
 
 
 async def test_a_taken_port_is_refused_by_name(make_text: Callable[..., TextModel]) -> None:

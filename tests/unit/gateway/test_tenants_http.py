@@ -38,15 +38,17 @@ from tests.unit.gateway.rig import Rig, pulled, token
 from tests.unit.gateway.scripted_worker import until
 from tests.unit.orchestration.known_workers import BookedWorkers
 
-KEY, OTHER = "tdm_one", "tdm_other"
+KEY, OTHER, OPERATOR = "tdm_one", "tdm_other", "tdm_operator"
 FILE = f"""
 tenants:
   acme: {{keys: [{{hash: "{hash_text(key_digest(KEY))}"}}], models: [tiny, nickname]}}
   other: {{keys: [{{hash: "{hash_text(key_digest(OTHER))}"}}], models: []}}
+  boss: {{keys: [{{hash: "{hash_text(key_digest(OPERATOR))}"}}], operator: true}}
 """
 BODY = {"model": "tiny", "prompt": "x", "max_tokens": 1}
 CLOSED = ["/v1/models", "/v1/models/tiny", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
-OPEN_PATHS = ["/health", "/live", "/ready", "/metrics", "/metrics/endpoint-picker", "/openapi.json", "/docs"]
+OPEN_PATHS = ["/health", "/live", "/ready", "/openapi.json", "/docs"]
+METRICS_PATHS = ["/metrics", "/metrics/targets", "/metrics/endpoint-picker"]
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -56,7 +58,7 @@ def bearer(key: str) -> dict[str, str]:
 class TenantGateway:
     """Own the HTTP front end with two tenants, over a dispatch that serves three models."""
 
-    def __init__(self, text: TextModel) -> None:
+    def __init__(self, text: TextModel, config: GatewayConfig | None = None) -> None:
         served = [
             ServedModel("tiny", 512, text, 1),
             ServedModel("secret", 512, text, 1),
@@ -64,7 +66,8 @@ class TenantGateway:
         ]
         self.dispatch = ScriptedDispatch(served)
         self.door = ApiKeyAuthenticator(parse_tenants(FILE, "f"), lambda: 0)
-        app = GatewayApp(self.dispatch, self.door, GatewayConfig())
+        app = GatewayApp(self.dispatch, self.door, config or GatewayConfig())
+        self.metrics = app.metrics
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door", verify=False)
 
     async def get(self, path: str, headers: dict[str, str]) -> httpx.Response:
@@ -112,9 +115,34 @@ async def test_no_key_no_service(gateway: TenantGateway, headers: dict[str, str]
     assert gateway.dispatch.requests == []
 
 
-async def test_operator_endpoints_need_no_key(gateway: TenantGateway) -> None:
+async def test_probes_and_documents_need_no_key(gateway: TenantGateway) -> None:
     for path in OPEN_PATHS:
         assert (path, (await gateway.get(path, {})).status_code) == (path, 200)
+
+
+@pytest.mark.parametrize("path", METRICS_PATHS)
+async def test_metrics_are_for_operators(gateway: TenantGateway, path: str) -> None:
+    expected = {"": (401, "unauthenticated"), "tdm_wrong": (401, "unauthenticated"), KEY: (403, "forbidden")}
+    for key, (status, code) in expected.items():
+        answer = await gateway.client.get(path, headers=bearer(key) if key else {})
+        error = answer.json()["error"]
+        assert (key, answer.status_code, error["code"]) == (key, status, code)
+        assert "9100" not in answer.text and "boss" not in answer.text
+    answer = await gateway.client.get(path, headers=bearer(OPERATOR))
+    assert answer.status_code == 200 and answer.text
+
+
+@pytest.mark.parametrize("path", METRICS_PATHS)
+async def test_metrics_with_a_port_of_their_own_are_there_and_nowhere_else(text: TextModel, path: str) -> None:
+    gateway = TenantGateway(text, GatewayConfig(metrics_port=0))
+    elsewhere = await gateway.client.get(path, headers=bearer(OPERATOR))
+    assert elsewhere.status_code == 404 and "gateway.metrics_port" in elsewhere.json()["error"]["message"]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(gateway.metrics), base_url="http://metrics") as client:
+        answer, health, models = [await client.get(place) for place in (path, "/health", "/v1/models")]
+    await gateway.client.aclose()
+    expected = {"/metrics": "tandem_ready", "/metrics/targets": "127.0.0.1:9100"}
+    assert answer.status_code == 200 and expected.get(path, "vllm:num_requests_waiting") in answer.text
+    assert (health.status_code, models.status_code) == (200, 404)
 
 
 @pytest.mark.parametrize("headers", [bearer(KEY), {"x-api-key": KEY}, {**bearer(KEY), "x-api-key": KEY}], ids=str)

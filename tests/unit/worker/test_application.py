@@ -14,7 +14,7 @@ import yaml
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.worker.serve.application import build
-from tandem.worker.serve.deployment import STOP_MARGIN_S, WorkerReplica, pool_application
+from tandem.worker.serve.deployment import STOP_MARGIN_S, WorkerReplica, _advertise_address, pool_application
 from tandem.worker.serve.pool_spec import PoolSpec, full_layer
 
 
@@ -146,6 +146,16 @@ def test_building_the_application_imports_neither_torch_nor_a_model() -> None:
     loaded = names.stdout.decode().split()
     assert "tandem.worker.serve.deployment" in loaded, names.stderr
     assert not {"torch", "transformers", "tandem.runtime", "nixl_cu12"} & set(loaded)
+
+
+@pytest.mark.parametrize(("of_ray", "advertised"), [("10.0.0.7", "10.0.0.7"), ("127.0.0.1", "203.0.113.5")])
+def test_a_worker_on_every_address_advertises_one_that_others_reach(
+    of_ray: str, advertised: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's own address is loopback under `tandem serve`."""
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: of_ray)
+    monkeypatch.setattr("tandem.worker.serve.deployment.default_route_address", lambda wildcard: "203.0.113.5")
+    assert _advertise_address(WorkerConfig(host="0.0.0.0", port=7)) == f"{advertised}:7"
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import grpc.aio
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
+from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator, RequestDispatcher
 from tandem.gateway.grpc.health import HealthService
+from tandem.gateway.grpc.reflection import ReflectionService
 from tandem.gateway.grpc.service import SERVICE, InferenceService
 from tandem.gateway.serving.completions import CompletionService
 from tandem.wire.gen.inference_pb2_grpc import add_InferenceServicer_to_server
@@ -18,7 +20,8 @@ from tandem.wire.tls import TlsFiles
 
 class GrpcServer:
     """Serve the gateway's gRPC services, with health and reflection, on one port. Construct it inside the event loop
-    that is to serve. `port`: the bound port; 0 before `start`."""
+    that is to serve. All calls but those of health need a key where `authenticator` requires one. `port`: the bound
+    port; 0 before `start`."""
 
     def __init__(
         self,
@@ -44,7 +47,8 @@ class GrpcServer:
         service = InferenceService(answers, authenticator, max_calls, stalled_client_s)
         add_InferenceServicer_to_server(service, self._server)
         add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        reflection = ReflectionService((SERVICE, health.SERVICE_NAME, REFLECTION), authenticator)
+        add_ServerReflectionServicer_to_server(reflection, self._server)
 
     async def start(self, host: str, port: int) -> None:
         """Bind the port (0: any free one) and serve; the server accepts calls when this returns. Raises

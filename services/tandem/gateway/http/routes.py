@@ -21,7 +21,7 @@ Marked = TypeVar("Marked", bound=Callable[..., Awaitable[Response | None]])
 
 OF_EVERY_REQUEST = (ErrorKind.INVALID_REQUEST, ErrorKind.UNAUTHENTICATED, ErrorKind.DRAINING, ErrorKind.INTERNAL)
 OF_BODIES = (*OF_EVERY_REQUEST, ErrorKind.BODY_TOO_LARGE, ErrorKind.MODEL_NOT_FOUND, ErrorKind.NO_WORKER)
-OF_COMPLETIONS = tuple(kind for kind in ErrorKind if kind is not ErrorKind.METHOD_NOT_ALLOWED)
+OF_COMPLETIONS = tuple(kind for kind in ErrorKind if kind not in (ErrorKind.METHOD_NOT_ALLOWED, ErrorKind.FORBIDDEN))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import serve
 
+from tandem.core.addresses import is_loopback
 from tandem.core.config import Config, TelemetryConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.obs.logs.logging_setup import set_up_logging
-from tandem.worker.addresses import advertised_address
+from tandem.worker.addresses import advertised_address, default_route_address
 from tandem.worker.main import prepare_process, settle_process
 from tandem.worker.ranks.ray_rank import SLOT, launch_actors, slot
 from tandem.worker.serve.pool_spec import PoolSpec
@@ -86,7 +87,14 @@ def _replica_config(config: Config) -> Config:
 
 
 def _advertise_address(worker: WorkerConfig) -> str:
-    return advertised_address(worker, worker.port, os.environ, lambda _: str(ray.util.get_node_ip_address()))
+    return advertised_address(worker, worker.port, os.environ, _node_address)
+
+
+def _node_address(wildcard: str) -> str:
+    """Return this machine's address in Ray's network, or on the default route where that network is loopback, as under
+    `tandem serve`."""
+    address = str(ray.util.get_node_ip_address())
+    return default_route_address(wildcard) if is_loopback(address) else address
 
 
 def _log_with_serve(telemetry: TelemetryConfig, worker: str) -> None:

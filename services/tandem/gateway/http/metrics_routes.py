@@ -1,0 +1,78 @@
+"""Serve this gateway's metrics and the addresses of its workers' metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import Response
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.context.interfaces import Authenticator, RequestDispatcher
+from tandem.gateway.http.exchange import Exchange, json_response
+from tandem.gateway.http.openai_schema import ScrapeGroup, ScrapeLabels
+from tandem.gateway.http.routes import Operation
+from tandem.gateway.tenants.authenticator import api_keys
+from tandem.obs.metrics.metrics_server import Exposition
+
+METRICS, TARGETS, ENDPOINT_PICKER = "/metrics", "/metrics/targets", "/metrics/endpoint-picker"
+METRICS_PATHS = (METRICS, TARGETS, ENDPOINT_PICKER)
+_PICKER = "Load of this gateway under vLLM's names, for the endpoint picker of an InferencePool"
+_TEXT = CONTENT_TYPE_PLAIN_0_0_4.partition(";")[0]
+_TARGETS = "Addresses of the workers' own metrics, for Prometheus' HTTP service discovery"
+_REFUSALS = (ErrorKind.UNAUTHENTICATED, ErrorKind.FORBIDDEN)
+
+
+class MetricsRoutes:
+    """Handlers of `/metrics` and `/metrics/targets` (for Prometheus) and `/metrics/endpoint-picker`.
+
+    They answer operators only, because the metrics name all tenants and the targets the addresses of workers; where no
+    keys are required every client is an operator. `exposition`, `picker_exposition`: the content of `/metrics` and of
+    `/metrics/endpoint-picker`."""
+
+    def __init__(
+        self,
+        dispatch: RequestDispatcher,
+        exposition: Exposition,
+        picker_exposition: Exposition,
+        authenticator: Authenticator,
+    ) -> None:
+        self._dispatch = dispatch
+        self._exposition = exposition
+        self._picker_exposition = picker_exposition
+        self._authenticator = authenticator
+
+    @Operation("GET", METRICS, "Metrics for Prometheus", text=_TEXT, errors=_REFUSALS)
+    async def metrics(self, exchange: Exchange) -> Response:
+        """Send this process's metrics. A thread formats them, because formatting thousands of series would delay the
+        streams."""
+        self._require_operator(exchange)
+        accept = exchange.fields.get("accept", "")
+        content_type, body = await asyncio.to_thread(self._exposition, accept)
+        return Response(body, headers={"content-type": content_type})
+
+    @Operation("GET", ENDPOINT_PICKER, _PICKER, text=_TEXT, errors=_REFUSALS)
+    async def endpoint_picker(self, exchange: Exchange) -> Response:
+        """Send the metrics of `telemetry.endpoint_metrics`. Few series are formatted in less time than a thread
+        takes, and an endpoint picker may ask several times a second."""
+        self._require_operator(exchange)
+        content_type, body = self._picker_exposition(exchange.fields.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    @Operation("GET", TARGETS, _TARGETS, reply=list[ScrapeGroup], errors=_REFUSALS)
+    async def targets(self, exchange: Exchange) -> Response:
+        """Send the addresses of the live workers' own metrics, in the format of Prometheus' HTTP service discovery
+        (https://prometheus.io/docs/prometheus/latest/http_sd/)."""
+        self._require_operator(exchange)
+        found = [
+            ScrapeGroup([target.address], ScrapeLabels(target.pool, target.worker, target.model))
+            for target in self._dispatch.scrape_targets()
+        ]
+        return json_response(found)
+
+    def _require_operator(self, exchange: Exchange) -> None:
+        """Raise UNAUTHENTICATED for a key that does not admit, and FORBIDDEN for that of a tenant that is no
+        operator."""
+        if not self._authenticator.identify(api_keys(exchange.entries())).operator:
+            message = f"{exchange.scope['path']} needs the key of an operator: the tenants file says who is one"
+            raise TandemError(ErrorKind.FORBIDDEN, message)
