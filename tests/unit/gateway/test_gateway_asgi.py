@@ -58,7 +58,7 @@ class Client:
 
 
 async def read_body(exchange: Exchange, large: int = 10, begun: list[int] | None = None) -> bytes:
-    """Read a body of at most 10 bytes, and note the sizes for which a turn was asked."""
+    """Read a body of at most 10 bytes, and note the sizes for which a turn was requested."""
 
     async def begin_large(num_bytes: int) -> None:
         if begun is not None:
@@ -72,7 +72,7 @@ async def read_body(exchange: Exchange, large: int = 10, begun: list[int] | None
     [(b"7", 7, []), (b"7", 6, [7]), (None, 7, []), (None, 6, [10])],
     ids=["small", "large", "small without a length", "large without a length"],
 )
-async def test_a_turn_is_asked_for_once_before_a_large_body_is_read(
+async def test_a_turn_is_requested_once_before_a_large_body_is_read(
     length: bytes | None, large: int, expected: list[int]
 ) -> None:
     begun: list[int] = []

@@ -20,14 +20,14 @@ def make_queue(capacity: int = 1, per_tenant: int = 1, max_waiting: int = 100) -
 
 
 async def start(queue: TenantTurns, tenant: TenantId, begun: list[TenantId], cost: int = 1) -> asyncio.Task[TenantTurn]:
-    """Ask for a turn, and note the tenant when it begins."""
+    """Request a turn, and note the tenant when it begins."""
 
-    async def ask() -> TenantTurn:
+    async def request_turn() -> TenantTurn:
         turn = await queue.begin(tenant, cost)
         begun.append(tenant)
         return turn
 
-    task = asyncio.create_task(ask())
+    task = asyncio.create_task(request_turn())
     await settle()
     return task
 
