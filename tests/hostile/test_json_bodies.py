@@ -101,6 +101,8 @@ TEXTS = (
     '{"a":' * 50_000,
     '{"model": "' + "\\ud800" * 100 + '"}',
 )
+MAX_ERROR_BYTES = 10_000
+"""Of an error response, however much of the request it repeats."""
 BYTES = (
     b"\xff",
     b"\xfe\xff{\x00}",
@@ -116,6 +118,7 @@ def post(http: httpx.Client, path: str, body: str | bytes) -> httpx.Response:
     assert response.status_code in (200, 400, 404), (path, body[:200], response.status_code, response.text[:300])
     if response.status_code != 200:
         error = response.json()["error"]
+        assert len(response.content) < MAX_ERROR_BYTES, (path, body[:200], len(response.content))
         assert set(error) == {"message", "type", "param", "code"} and error["message"], (path, body[:200], error)
         assert error["type"] == "invalid_request_error", (path, body[:200], error)
     return response
@@ -178,5 +181,10 @@ def test_wrong_messages_and_tools(attacked: Front, http: httpx.Client) -> None:
             assert answer.status_code == 400, (path, message)
     for tools in TOOLS:
         assert post(http, CHAT, json.dumps({**body, "tools": tools})).status_code == 400, tools
+    for repeated in ({"role": "x" * 100_000, "content": "a"}, {"role": "user", "content": [{"type": "x" * 100_000}]}):
+        assert post(http, CHAT, json.dumps({**body, "messages": [repeated]})).status_code == 400
+    for fields in ({"logit_bias": {"x" * 100_000: 1}}, {"model": "x" * 100_000}, {"tool_choice": "x" * 100_000}):
+        assert post(http, CHAT, json.dumps({**body, **fields})).status_code in (400, 404)
+    assert post(http, CHAT, '{"%s": 1, "%s": 2}' % ("x" * 100_000, "x" * 100_000)).status_code == 400  # noqa: UP031
     too_many = {**body, "messages": [{"role": "user", "content": ""}] * 2_049}
     assert post(http, CHAT, json.dumps(too_many)).status_code == 400
