@@ -18,8 +18,7 @@ from schemathesis.specs.openapi import checks
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Request
-from tests.e2e.gateway.pair import SETTINGS, Pair, start_pair
-from tests.e2e.gateway.processes import cluster
+from tests.e2e.gateway.pair import Pair
 from tests.effort import effort
 
 Front = Any  # the fixtures' classes live in conftest
@@ -171,20 +170,6 @@ SMALL: dict[str, Any] = {
 """Values that a model on two cores answers soon: it never ends an answer by itself."""
 BOUNDED = NEEDED | {"max_tokens", "max_completion_tokens"}
 NUM_REAL_CASES = 2
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Pair]:
-    """Check at the end that nothing is held and that no log has errors."""
-    from tests.e2e.gateway.tiny_model import make_model  # imports torch and transformers
-
-    model = make_model(tmp_path_factory.mktemp("tiny"))
-    with cluster(tmp_path_factory.mktemp("openapi"), redis_url, model, *SETTINGS, "--namespace", "openapi") as running:
-        pair = start_pair(running)
-        yield pair
-        pair.wait_idle()
-        running.stop()
-        assert running.complaints() == []
 
 
 @pytest.mark.nightly
