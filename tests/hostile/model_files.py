@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -88,6 +89,8 @@ def _gguf() -> bytes:
         return (folder / "m.gguf").read_bytes()
 
 
+_ENDLESS = b"GGUF" + struct.pack("<IQQQsIIQ", 3, 0, 1, 1, b"a", 9, 4, 2**48)
+"""The reader never came to the end of a list of 2**48 numbers."""
 _WEIGHTS = save({name: torch.zeros(shape) for name, shape in _NAMES.items()})
 _INDEX = json.dumps({"metadata": {}, "weight_map": dict.fromkeys(_NAMES, SINGLE_FILE)}).encode()
 _CONFIG = {
@@ -116,7 +119,7 @@ _SCALING = {
     "original_max_position_embeddings": 32,
 }
 SURFACES = {
-    "gguf": Surface(read=_read_gguf, seeds=(_gguf(),)),
+    "gguf": Surface(read=_read_gguf, seeds=(_gguf(),), found=(_ENDLESS,)),
     "safetensors": Surface(
         read=_read_safetensors,
         seeds=(_WEIGHTS, _INDEX),

@@ -96,9 +96,20 @@ def _convert(source: Path, target: Path, progress: Progress) -> None:
     save_file(weights, target / SINGLE_FILE, metadata={"format": "pt"})
 
 
+class _Reader(GGUFReader):  # type: ignore[misc]  # has no types
+    """Reader of a GGUF file that raises ValueError where the file ends within a value. GGUFReader itself would read
+    nothing there, for each of the 2**48 numbers of a list that a file of 100 bytes may announce."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, *options: Any, **more: Any) -> Any:
+        found = super()._get(offset, dtype, count, *options, **more)
+        if len(found) < count:
+            raise ValueError(f"it ends within the value at byte {offset}")
+        return found
+
+
 def _reader(source: Path) -> GGUFReader:
     try:
-        return GGUFReader(source)
+        return _Reader(source)
     except KeyError as error:
         raise unsupported(f"{source} is not a readable GGUF file: {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,14 @@ def test_a_file_with_a_damaged_part_is_refused(tmp_path: Path) -> None:
         with pytest.raises(TandemError) as caught:
             _convert(tmp_path / f"{name}.gguf")
         assert caught.value.kind is ErrorKind.UNSUPPORTED
+
+
+def test_a_list_that_is_longer_than_its_file_is_refused(tmp_path: Path) -> None:
+    """A file of 45 bytes announces 2**48 numbers."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    (tmp_path / "m.gguf").write_bytes(head + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 4, 2**48))
+    with pytest.raises(TandemError, match="it ends within the value"):
+        _convert(tmp_path / "m.gguf")
 
 
 def test_a_file_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
