@@ -6,6 +6,7 @@ Nothing is retried.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from tandem.core.clock import Clock
 TIMEOUT_S = 600.0
 """Limit of one whole answer, in seconds."""
 MAX_EVENT_BYTES = 1 << 24
+_LINE_END = re.compile(rb"\r?\n")
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
 class Refused(Exception):
@@ -62,12 +65,12 @@ class SseParser:
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Add bytes; yield the data of each event that is complete. Raises ValueError when an event exceeds
         MAX_EVENT_BYTES."""
-        parts = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        parts = _EVENT_END.split(self._rest + data)
         self._rest = parts.pop()
         if len(self._rest) > MAX_EVENT_BYTES:
             raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
         for part in parts:
-            lines = [line[5:].removeprefix(b" ") for line in part.split(b"\n") if line.startswith(b"data:")]
+            lines = [line[5:].removeprefix(b" ") for line in _LINE_END.split(part) if line.startswith(b"data:")]
             if lines:
                 yield b"\n".join(lines)
 

@@ -13,8 +13,8 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from loadtest.processes.workers import MeasurementError, running_worker
@@ -43,6 +43,23 @@ async def _serve(args: argparse.Namespace, flags: list[str]) -> None:
         loop.add_signal_handler(number, stopped.set)
     pools = [pool for pool in ("prefill", "decode", "mixed") for _ in range(getattr(args, pool))]
     threads = {} if "--num-threads" in flags else threads_by_pool(Counter(pools))
+    async with running_gateway(pools, threads, args.port, flags) as gateway:
+        ended = asyncio.create_task(gateway.wait())
+        stop_requested = asyncio.create_task(stopped.wait())
+        await asyncio.wait([ended, stop_requested], return_when=asyncio.FIRST_COMPLETED)
+        stop_requested.cancel()
+
+
+@asynccontextmanager
+async def running_gateway(
+    pools: Sequence[str], threads: Mapping[str, int], port: int, flags: Sequence[str]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a Redis, one worker for each of `pools` and a gateway inside the context, and yield the gateway's process. It
+    prints one line when it listens, JSON with its `url`.
+
+    `threads`: number of threads of each worker by its pool, for those that do not get it by `flags`. `flags`: of all
+    programs; the gateway requires no keys unless they say otherwise.
+    """
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-bench-")))
         redis = await asyncio.to_thread(EmbeddedServer.start)
@@ -52,15 +69,14 @@ async def _serve(args: argparse.Namespace, flags: list[str]) -> None:
         workers = [running_worker(pool, own.get(pool, flags), logs / f"{pool}-{i}") for i, pool in enumerate(pools)]
         for entering in asyncio.as_completed([stack.enter_async_context(worker) for worker in workers]):
             await entering
-        command = (sys.executable, "-m", "tandem.cli", "gateway", "--auth", "off", "--port", str(args.port), *flags)
-        gateway = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
-        ended = asyncio.create_task(gateway.wait())
-        stop_requested = asyncio.create_task(stopped.wait())
-        await asyncio.wait([ended, stop_requested], return_when=asyncio.FIRST_COMPLETED)
-        stop_requested.cancel()
-        if not ended.done():
-            gateway.terminate()
-        await ended
+        command = (sys.executable, "-m", "tandem.cli", "gateway", "--auth", "off", "--port", str(port), *flags)
+        gateway = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        try:
+            yield gateway
+        finally:
+            if gateway.returncode is None:
+                gateway.terminate()
+            await gateway.wait()
 
 
 if __name__ == "__main__":

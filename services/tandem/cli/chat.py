@@ -7,7 +7,7 @@ import json
 import os
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import httpx
 
@@ -88,7 +88,7 @@ def _answer(client: httpx.Client, model: str, messages: list[dict[str, str]], ma
             if response.status_code != 200:
                 response.read()
                 raise TandemError(ErrorKind.INTERNAL, _error_message(response.text))
-            for part in _deltas(response):
+            for part in deltas(response.iter_lines()):
                 parts.append(part)
                 print(part, end="", flush=True)  # noqa: T201
             print(f"\n[path: {response.headers.get('x-tandem-path', '?')}]")  # noqa: T201
@@ -102,16 +102,20 @@ def _answer(client: httpx.Client, model: str, messages: list[dict[str, str]], ma
         messages.pop()
 
 
-def _deltas(response: httpx.Response) -> Iterator[str]:
-    """Yield the text of each event. Raises TandemError for an error event in the middle of the stream."""
-    for line in response.iter_lines():
+def deltas(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the text of each event of a streamed answer. Raises TandemError for an error event in the middle of the
+    stream, and for an event that is not one of a chat."""
+    for line in lines:
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue
-        event = json.loads(line.removeprefix("data: "))
-        if "error" in event:
-            raise TandemError(ErrorKind.INTERNAL, str(event["error"]["message"]))
-        for choice in event["choices"]:
-            yield choice["delta"].get("content") or ""
+        try:
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise TandemError(ErrorKind.INTERNAL, str(event["error"]["message"]))
+            texts = [str(choice["delta"].get("content") or "") for choice in event["choices"]]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"not an event of a chat ({error!r}): {line:.200}") from None
+        yield from texts
 
 
 def _error_message(body: str) -> str:

@@ -6,6 +6,7 @@ Files are memory-mapped, so that tensors are read on demand and pages are shared
 from __future__ import annotations
 
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def weight_files(directory: Path) -> list[Path]:
         files = [directory / name for name in names]
     else:
         files = [directory / SINGLE_FILE]
-    missing = [file.name for file in files if file.parent != directory or not file.is_file()]
+    missing = [file.name for file in files if file.parent != directory or not os.path.isfile(file)]
     if missing:
         listed = ", ".join(missing)
         problem = f"model directory {directory} has no {listed}: download the model again, or correct model.id"
@@ -117,9 +118,12 @@ def _part(stored: Any, rows: range | None, columns: range | None) -> torch.Tenso
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
+        files = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _broken(f"{index} is not an index of weights: {error!r}") from None
+    if not all(isinstance(file, str) for file in files.values()):
+        raise _broken(f"{index} is not an index of weights: the name of a file is not a text")
+    return files
 
 
 def _broken(what: str) -> TandemError:

@@ -16,6 +16,7 @@ import torch
 from gguf import GGUFReader, ReaderTensor, dequantize
 from safetensors.torch import save_file
 
+from tandem.core.errors import TandemError
 from tandem.runtime.checkpoint import SINGLE_FILE
 from tandem.runtime.gguf_tokenizer import tokenizer_files
 from tandem.runtime.model_config import RopeConfig, parse_model_config, unsupported
@@ -70,15 +71,20 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
     `progress` is called with a short text about each stage. Raises TandemError when the file is unreadable or the model
     unsupported; `target` may then hold some of the files."""
     try:
-        reader = GGUFReader(source)
-    except (ValueError, OSError, IndexError) as error:
-        raise unsupported(f"{source} is not a readable GGUF file: {error}") from None
-    metadata = {name: field.contents() for name, field in reader.fields.items()}
-    try:
-        config = model_config(metadata, {tensor.name: tensor for tensor in reader.tensors})
-        files = tokenizer_files(metadata)
+        _convert(source, target, progress)
+    except TandemError:
+        raise
     except KeyError as error:
         raise unsupported(f"{source} lacks the key {error}") from None
+    except Exception as error:  # the reader and the tokenizer raise all kinds of exceptions for a broken file
+        raise unsupported(f"{source} is not a readable GGUF file: {error!r}") from error
+
+
+def _convert(source: Path, target: Path, progress: Progress) -> None:
+    reader = _reader(source)
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    config = model_config(metadata, {tensor.name: tensor for tensor in reader.tensors})
+    files = tokenizer_files(metadata)
     parse_model_config(config)
     for name, text in files.items():
         (target / name).write_text(text, encoding="utf-8")
@@ -88,6 +94,24 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
     weights = dict(_weights(reader, config, progress))
     progress(f"writing {sum(tensor.nbytes for tensor in weights.values()) >> 20} MiB")
     save_file(weights, target / SINGLE_FILE, metadata={"format": "pt"})
+
+
+class _Reader(GGUFReader):  # type: ignore[misc]  # has no types
+    """Reader of a GGUF file that raises ValueError where the file ends within a value. GGUFReader itself would read
+    nothing there, for each of the 2**48 numbers of a list that a file of 100 bytes may announce."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, *options: Any, **more: Any) -> Any:
+        found = super()._get(offset, dtype, count, *options, **more)
+        if len(found) < count:
+            raise ValueError(f"it ends within the value at byte {offset}")
+        return found
+
+
+def _reader(source: Path) -> GGUFReader:
+    try:
+        return _Reader(source)
+    except KeyError as error:
+        raise unsupported(f"{source} is not a readable GGUF file: {error}") from None
 
 
 def model_config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor]) -> dict[str, Any]:

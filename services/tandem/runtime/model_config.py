@@ -181,7 +181,7 @@ def read_model_config(directory: Path) -> DecoderConfig:
         raise TandemError(
             ErrorKind.MODEL_NOT_FOUND, f"{directory} is not a model directory: it has no config.json", param="model"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise unsupported(f"{path} is not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise unsupported(f"{path} is not a JSON object")
@@ -194,7 +194,15 @@ def read_model_config(directory: Path) -> DecoderConfig:
 def parse_model_config(raw: Json) -> DecoderConfig:
     """Build the decoder configuration from `raw`, the parsed content of a config.json.
 
-    Raises TandemError(UNSUPPORTED) that names the field for a feature that is not implemented or a missing size."""
+    Raises TandemError(UNSUPPORTED) that names the field for a feature that is not implemented or a missing size, and
+    one with Python's reason for a value of a wrong type."""
+    try:
+        return _decoder_config(raw)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise unsupported(f"config.json has a value of a wrong type: {error}") from None
+
+
+def _decoder_config(raw: Json) -> DecoderConfig:
     model_type = _model_type(raw)
     _refuse_unknown(raw)
     _refuse_windows(raw, model_type)

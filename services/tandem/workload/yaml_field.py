@@ -12,6 +12,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 
 Value = TypeVar("Value")
+MAX_MERGED_KEYS = 10_000
 _WHOLE = "must be a whole number in [{}, {}]"
 
 
@@ -22,14 +23,31 @@ def refused(place: str, what: str) -> TandemError:
 class StrictLoader(yaml.SafeLoader):
     """YAML loader for plain values that refuses a duplicate key, where YAML would silently take the second value.
 
-    It raises yaml.YAMLError for a duplicate key.
+    It raises yaml.YAMLError for a duplicate key, for a text that its tag does not fit, as in `!!int ""`, and for a
+    mapping that grows beyond `MAX_MERGED_KEYS` by merges (`<<`), of which a file of 1 kB can hold billions.
     """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (LookupError, AttributeError):
+            raise _broken("a value does not fit its tag", node) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [str(key.value) for key, _ in node.value]
         if len(set(keys)) < len(keys):
-            raise yaml.constructor.ConstructorError(problem="a key twice in a mapping", problem_mark=node.start_mark)
+            raise _broken("a key twice in a mapping", node)
         return super().construct_mapping(node, deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        num_own = len(node.value)
+        super().flatten_mapping(node)
+        if len(node.value) > max(num_own, MAX_MERGED_KEYS):
+            raise _broken(f"a mapping with more than {MAX_MERGED_KEYS:,} keys from merges", node)
+
+
+def _broken(problem: str, node: yaml.Node) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
 
 
 @dataclass(frozen=True, slots=True)

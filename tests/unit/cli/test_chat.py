@@ -158,6 +158,16 @@ def test_an_error_in_mid_stream_keeps_the_partial_answer(
     assert "Once upon" in out and "[failed: worker lost]" in error
 
 
+@pytest.mark.parametrize("event", ["{", "[" * 100_000, "[]", "5", '{"choices": [5]}', '{"choices": [{"text": "a"}]}'])
+def test_an_event_that_is_none_of_a_chat_ends_the_answer(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], event: str
+) -> None:
+    script.answers = [stream(delta("Once upon"), event), stream(delta("on"), "[DONE]")]
+    assert chat(monkeypatch, script, ["tell", "go on"]) == 0
+    assert [message["content"] for message in script.requests[1]["messages"]] == ["tell", "Once upon", "go on"]
+    assert "[failed: not an event of a chat" in capsys.readouterr().err
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_conversation(
     script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

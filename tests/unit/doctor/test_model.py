@@ -72,8 +72,11 @@ def test_one_of_many_files_that_is_missing(directory: Path) -> None:
 
 
 def test_a_malformed_index(directory: Path) -> None:
-    (directory / "model.safetensors.index.json").write_text("[]")
-    assert_fails(check(directory)[0], "model", "model.safetensors.index.json is not an index of weights", "remove")
+    for text in ("[]", '{"weight_map": {"a": [1]}}', "[" * 100_000):
+        (directory / "model.safetensors.index.json").write_text(text)
+        assert_fails(check(directory)[0], "model", "model.safetensors.index.json is not an index of weights", "remove")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "m" * 300}}))
+    assert_fails(check(directory)[0], "model", "no " + "m" * 300, "remove")
 
 
 def test_a_model_that_no_worker_would_load(directory: Path) -> None:

@@ -73,6 +73,10 @@ def test_all_fields_are_read() -> None:
     assert (key.tenant.id, key.label, key.expires_ns) == ("acme", "laptop", JAN_31_2027)
 
 
+MERGES = "a: &a0 {x: 1}\n" + "".join(f"b{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12))
+"""A mapping with 9**11 keys."""
+
+
 @pytest.mark.parametrize(
     ("text", "expected_message"),
     [
@@ -80,6 +84,10 @@ def test_all_fields_are_read() -> None:
         ("- a", "f: must be a mapping"),
         ("tenants: {", "f:1: is no YAML"),
         ("tenants:\n  a: {}\n  a: {}", "f:2: is no YAML: a key twice"),
+        ('tenants: !!int ""', "f:1: is no YAML: a value does not fit its tag"),
+        ("tenants: !!bool 5", "f:1: is no YAML: a value does not fit its tag"),
+        ("tenants: !!timestamp x", "f:1: is no YAML: a value does not fit its tag"),
+        (MERGES, "is no YAML: a mapping with more than 10,000 keys from merges"),
         ("tenant: {}", "f: 'tenant' is not known"),
         ("tenants: {}", "f: tenants: must be a mapping"),
         ("tenants: {acme: {}}", "f: tenants.acme: must be a mapping"),

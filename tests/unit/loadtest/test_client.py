@@ -30,6 +30,14 @@ def test_events_are_whole_wherever_the_bytes_are_cut(size: int) -> None:
     assert found == EVENTS
 
 
+@pytest.mark.parametrize("size", range(1, 20))
+def test_a_carriage_return_of_the_data_is_kept_wherever_the_bytes_are_cut(size: int) -> None:
+    stream = b"data: one\r\r\n\r\ndata: two\n\n"
+    parser = SseParser()
+    found = [event for at in range(0, len(stream), size) for event in parser.feed(stream[at : at + size])]
+    assert found == [b"one\r", b"two"]
+
+
 def test_an_event_without_its_end_is_not_reported() -> None:
     assert list(SseParser().feed(b"data: half")) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,30 @@ def test_unknown_pre_tokenizer_and_broken_file_are_refused(tmp_path: Path) -> No
     (tmp_path / "broken.gguf").write_bytes(b"GGUF nonsense")
     with pytest.raises(TandemError, match="not a readable GGUF"):
         _convert(tmp_path / "broken.gguf")
+
+
+def test_a_file_with_a_damaged_part_is_refused(tmp_path: Path) -> None:
+    """A key twice, a text that is not UTF-8, and a token id beyond the vocabulary."""
+    whole = _write(tmp_path / "m.gguf").read_bytes()
+    damage = {
+        "twice": whole.replace(b"llama.rope.freq_base", b"llama.context_length"),
+        "text": whole.replace(b"smollm", b"\xff" * 6),
+        "id": whole.replace(b"bos_token_id\4" + bytes(7), b"bos_token_id\4" + bytes(3) + b"\xff" * 4),
+    }
+    for name, data in damage.items():
+        assert data != whole
+        (tmp_path / f"{name}.gguf").write_bytes(data)
+        with pytest.raises(TandemError) as caught:
+            _convert(tmp_path / f"{name}.gguf")
+        assert caught.value.kind is ErrorKind.UNSUPPORTED
+
+
+def test_a_list_that_is_longer_than_its_file_is_refused(tmp_path: Path) -> None:
+    """A file of 45 bytes announces 2**48 numbers."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    (tmp_path / "m.gguf").write_bytes(head + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 4, 2**48))
+    with pytest.raises(TandemError, match="it ends within the value"):
+        _convert(tmp_path / "m.gguf")
 
 
 def test_a_file_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,10 +144,14 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(TandemError, match=r"config\.json") as caught:
         read_model_config(tmp_path)
     assert caught.value.kind is ErrorKind.MODEL_NOT_FOUND
-    for text in ("{", "[1]", "\udcff"):
+    for text in ("{", "[1]", "\udcff", "[" * 5_000, '{"vocab_size": ' + "9" * 5_000 + "}", '{"model_type": {}}'):
         (tmp_path / "config.json").write_text(text, encoding="utf-8", errors="surrogateescape")
         with pytest.raises(TandemError) as caught:
             read_model_config(tmp_path)
+        assert caught.value.kind is ErrorKind.UNSUPPORTED
+    for change in ({"rope_theta": "x"}, {"rope_scaling": [1]}, {"eos_token_id": [[]]}, {"eos_token_id": "x"}):
+        with pytest.raises(TandemError) as caught:
+            parse_model_config(_LLAMA | change)
         assert caught.value.kind is ErrorKind.UNSUPPORTED
     (tmp_path / "config.json").write_text(json.dumps(_LLAMA))
     assert read_model_config(tmp_path) == parse_model_config(_LLAMA)

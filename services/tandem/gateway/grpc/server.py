@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServ
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator, RequestDispatcher
 from tandem.gateway.grpc.health import HealthService
+from tandem.gateway.grpc.message_check import MessageCheck
 from tandem.gateway.grpc.reflection import ReflectionService
 from tandem.gateway.grpc.service import SERVICE, InferenceService
 from tandem.gateway.serving.completions import CompletionService
@@ -36,12 +37,12 @@ class GrpcServer:
     ) -> None:
         """Configure the server.
 
-        `max_message`: largest request in bytes. gRPC itself refuses a larger one with RESOURCE_EXHAUSTED, and bytes
-        that are no message with INTERNAL; neither error has an ErrorDetail. `max_calls`: concurrent calls, without
+        `max_message`: largest request in bytes. gRPC itself refuses a larger one with RESOURCE_EXHAUSTED, without an
+        ErrorDetail. `max_calls`: concurrent calls, without
         those of health and reflection; further calls over one connection wait at the client. `stalled_client_s`: a
         stream ends when its client reads nothing for this many seconds. `tls`: serve TLS with these files."""
         self._health = HealthService(dispatch, (SERVICE,))
-        self._server = grpc.aio.server(options=_options(max_message, max_calls))
+        self._server = grpc.aio.server(interceptors=[MessageCheck()], options=_options(max_message, max_calls))
         self.port = 0
         self._tls = tls
         service = InferenceService(answers, authenticator, max_calls, stalled_client_s)

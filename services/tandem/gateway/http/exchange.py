@@ -25,6 +25,7 @@ DEFAULT_RETRY_S = 1.0
 """Seconds in the header `retry-after` of a refusal (status 429 or 503) whose error names no time."""
 NO_SNIFFING = b"x-content-type-options", b"nosniff"
 _UNPRINTABLE = re.compile(rb"[^\x20-\x7e]")
+_MAX_MESSAGE_CHARS, _MAX_PARAM_CHARS = 2_000, 200
 
 
 class Exchange(Request):
@@ -168,9 +169,15 @@ def error_headers(error: TandemError) -> dict[str, str]:
 
 
 def error_body(error: TandemError) -> bytes:
-    """Return OpenAI's error body of an error as JSON."""
-    body = ErrorBody(error.message, error.kind.openai_type, error.param, error.kind.value)
+    """Return OpenAI's error body of an error as JSON. Message and field name are cut, because both may repeat what the
+    client sent."""
+    param = None if error.param is None else _cut(error.param, _MAX_PARAM_CHARS)
+    body = ErrorBody(_cut(error.message, _MAX_MESSAGE_CHARS), error.kind.openai_type, param, error.kind.value)
     return msgspec.json.encode(ErrorReply(body))
+
+
+def _cut(text: str, num_chars: int) -> str:
+    return text if len(text) <= num_chars else f"{text[: num_chars - 3]}..."
 
 
 def header_value(text: str) -> str:

@@ -1,5 +1,6 @@
-"""Run schemathesis' valid and invalid requests from /openapi.json against a gateway with an instant backend: every
-answer is documented in its form, and the only server error is a refusal with Retry-After.
+"""Run schemathesis' valid and invalid requests from /openapi.json against a gateway with an instant backend, and in
+`make nightly` against one with workers: every answer is documented in its form, and the only server errors are
+a refusal with Retry-After, and the end of the time that the request itself allowed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from schemathesis.specs.openapi import checks
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Request
+from tests.e2e.gateway.pair import Pair
 from tests.effort import effort
 
 Front = Any  # the fixtures' classes live in conftest
@@ -35,6 +37,8 @@ PROBABLE: dict[str, Any] = {
 """Values that this small model can serve, for fields whose random values seldom are: half of the valid requests should
 get an answer.
 """
+NEEDED = frozenset({"model", "content"})
+"""Those of these fields that each valid request has."""
 NUM_CASES = 16
 """Number of examples of each operation in each mode."""
 REFUSALS = (ErrorKind.QUOTA, ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DRAINING)
@@ -46,7 +50,10 @@ POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 
 
 def no_server_error_but_a_refusal(context: CheckContext, response: Response, case: Case) -> None:
-    if response.status_code >= 500:
+    """Check that a server error is a refusal, or that the time is over that the request itself allowed."""
+    if response.status_code == 504:
+        assert "x-request-timeout-ms" in {name.lower() for name in case.headers or ()}, response.text
+    elif response.status_code >= 500:
         assert response.status_code == 503, response.text
         assert response.headers["retry-after"]
 
@@ -84,17 +91,25 @@ def session() -> Iterator[requests.Session]:
         yield session
 
 
-def operations(front: Front, session: requests.Session, mode: GenerationMode = POSITIVE) -> dict[str, APIOperation]:
-    """Return the document's operations. Valid requests get likely values; invalid ones must violate the document
-    itself, except that the model's name is kept, because little else would be reached without it.
+def operations(
+    url: str,
+    session: requests.Session,
+    mode: GenerationMode = POSITIVE,
+    probable_values: dict[str, Any] = PROBABLE,
+    needed: frozenset[str] = NEEDED,
+) -> dict[str, APIOperation]:
+    """Return the operations that the gateway at `url` documents.
+
+    Valid requests get likely values; invalid ones must violate the document itself, except that the model's name is
+    kept, because little else would be reached without it.
     """
-    document = session.get(f"{front.url}/openapi.json", timeout=20).json()
+    document = session.get(f"{url}/openapi.json", timeout=20).json()
     schemas = document["components"]["schemas"]
     for name in ("ChatBody", "CompletionBody", "TokenizeBody", "DetokenizeBody", "ChatMessage"):
         fields = schemas[name]["properties"]
-        probable = (PROBABLE.keys() if mode is POSITIVE else {"model"}) & fields.keys()
-        fields.update({field: PROBABLE[field] for field in probable})
-        schemas[name]["required"] += probable & {"model", "content"}
+        probable = (probable_values.keys() if mode is POSITIVE else {"model"}) & fields.keys()
+        fields.update({field: probable_values[field] for field in probable})
+        schemas[name]["required"] += probable & needed
     if mode is POSITIVE:
         schemas["TokenizeBody"]["properties"] |= {"messages": {"type": "null"}, "prompt": {"type": "string"}}
         schemas["TokenizeBody"]["required"] += ["prompt"]
@@ -106,32 +121,61 @@ def operations(front: Front, session: requests.Session, mode: GenerationMode = P
 def test_every_operation_is_tried(front: Front) -> None:
     with requests.Session() as session:
         session.trust_env = False
-        assert sorted(operations(front, session)) == sorted([*WITH_BODIES, *WITHOUT, *DOCUMENTS])
+        assert sorted(operations(front.url, session)) == sorted([*WITH_BODIES, *WITHOUT, *DOCUMENTS])
 
 
-@pytest.mark.parametrize(
-    ("label", "mode"),
-    [
-        *((label, mode) for label in WITH_BODIES for mode in (POSITIVE, NEGATIVE)),
-        *((label, POSITIVE) for label in [*WITHOUT, *DOCUMENTS]),
-    ],
-    ids=str,
-)
-def test_generated_requests_get_documented_answers(
-    instant_front: Front, session: requests.Session, label: str, mode: GenerationMode
+ALL = [
+    *((label, mode) for label in WITH_BODIES for mode in (POSITIVE, NEGATIVE)),
+    *((label, POSITIVE) for label in [*WITHOUT, *DOCUMENTS]),
+]
+
+
+def try_operation(
+    operation: APIOperation, url: str, session: requests.Session, mode: GenerationMode, num_cases: int
 ) -> None:
-    operation = operations(instant_front, session, mode)[label]
-
+    """Send generated requests of one operation, and check each answer."""
     statuses: set[int] = set()
     required_checks = CHECKS if mode is POSITIVE else [*CHECKS, checks.negative_data_rejection]
+    label = operation.label
 
-    @effort(NUM_CASES if "{" in label or label in WITH_BODIES else 1)
+    @effort(num_cases if "{" in label or label in WITH_BODIES else 1)
     @given(case=operation.as_strategy(generation_mode=mode))
     def run(case: Case) -> None:
-        response = case.call(base_url=instant_front.url, session=session, timeout=20)
+        response = case.call(base_url=url, session=session, timeout=60)
         case.validate_response(response, checks=required_checks)
         statuses.add(response.status_code)
 
     run()
     # Random names are no model's; all else that is right is answered at least once.
     assert mode is NEGATIVE or "{" in label or 200 in statuses
+
+
+@pytest.mark.parametrize(("label", "mode"), ALL, ids=str)
+def test_generated_requests_get_documented_answers(
+    instant_front: Front, session: requests.Session, label: str, mode: GenerationMode
+) -> None:
+    operation = operations(instant_front.url, session, mode)[label]
+    try_operation(operation, instant_front.url, session, mode, NUM_CASES)
+
+
+# ---- with workers
+
+SMALL: dict[str, Any] = {
+    **PROBABLE,
+    "model": {"enum": ["tiny", "org/alias"]},
+    "n": {"enum": [None, 1, 2]},
+    "best_of": {"type": "null"},
+    **{name: {"type": "integer", "minimum": 1, "maximum": 8} for name in ("max_tokens", "max_completion_tokens")},
+}
+"""Values that a model on two cores answers soon: it never ends an answer by itself."""
+BOUNDED = NEEDED | {"max_tokens", "max_completion_tokens"}
+NUM_REAL_CASES = 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("label", "mode"), ALL, ids=str)
+def test_a_gateway_with_workers_gives_documented_answers(
+    pair: Pair, session: requests.Session, label: str, mode: GenerationMode
+) -> None:
+    url = pair.gateway.url
+    try_operation(operations(url, session, mode, SMALL, BOUNDED)[label], url, session, mode, NUM_REAL_CASES)
