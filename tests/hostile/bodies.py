@@ -56,7 +56,7 @@ def _completion(body: CompletionBody) -> None:
     served = served_model()
     params = completion_params(body)
     spec = _SPECS.of_completion(body, served.text)
-    for given in given_prompts(body.prompt, served.text.vocab_size, params.num_choices):
+    for given in given_prompts(body.prompt, served.text.vocab_size, served.max_model_len, params.num_choices):
         request(params, served, given if isinstance(given, tuple) else (5, 6), "r", _CALLER)
     spec.grammar((5, 6))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from tandem.gateway.openai.request_schema import CompletionBody, parse
-from tandem.gateway.output.response_format import GrammarCheck, requested_structured_output
+from tandem.gateway.output.grammar_compiler import compile_grammar
+from tandem.gateway.output.response_format import requested_structured_output
 from tests.hostile.surface import Surface
 
 _KINDS = {b"j": "guided_json", b"r": "guided_regex", b"g": "guided_grammar"}
@@ -21,7 +22,7 @@ def _read(data: bytes) -> None:
     guided = {field: getattr(body, f"guided_{field}") for field in ("json", "regex", "choice", "grammar")}
     output = requested_structured_output(body.response_format, body.structured_outputs, guided)
     assert output is not None
-    GrammarCheck().check(output)
+    compile_grammar("gbnf" if output.is_gbnf else output.grammar.kind, output.grammar.source)
 
 
 _SCHEMAS = (
