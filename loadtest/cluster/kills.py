@@ -1,12 +1,13 @@
 """Measure what clients see when a worker is killed, and how the pause divides into detection, placement, recomputation.
 
-    python -m loadtest kills [--kills 20] [--streams 8] [--model tiny] [--before CHECKOUT] [--restart at-once]
+    python -m loadtest kills [--kills 20] [--streams 8] [--model tiny] [--before CHECKOUT] [--restart at-once] [any flag
+        of `tandem serve`]
 
 A gateway, two prefill and two decode workers run as processes without Ray. In each round streams run, one worker is
 killed with SIGKILL, the streams end, and the worker is started again. Every answer must have the tokens of the same
 request without a kill. With `--before`, the programs of another checkout do the same in alternation.
 
-- A killed *decode* worker: the pause is the longest time between two tokens of a stream that the worker had.
+- A killed *decode* worker: the pause is the time between the two tokens of a stream around the kill.
 - A killed *prefill* worker: the pause is the time from the kill to the first token of a request that the worker had.
 
 The gateway's trace of a request divides the time since the kill: *detection* lasts until the request waits for workers
@@ -25,7 +26,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import chain, cycle, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ WORKERS = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
 TINY = "tiny"
 MAX_TOKEN = 250
 """Prompts consist of token ids below, which every model has."""
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 POLL_S = 0.02
 
 
@@ -74,13 +75,12 @@ def pause_of(
     `stamps`: arrivals of its tokens. `waits`: its spans in the queue or between submission and acceptance.
     `is_decoding`: the pause is that between two tokens, otherwise that from the kill to the first token. All times are
     seconds since the epoch."""
-    last_at, next_at = killed_at, stamps[0]
-    if is_decoding:
-        last_at, next_at = max(pairwise(stamps), key=lambda pair: pair[1] - pair[0])
-    again = [wait for wait in waits if killed_at <= wait.began_at <= next_at]
+    again = sorted((wait for wait in waits if killed_at <= wait.began_at), key=lambda wait: wait.began_at)
     if not again:
         return None
-    detected_at, placed_at = min(wait.began_at for wait in again), max(wait.ended_at for wait in again)
+    detected_at, next_at = again[0].began_at, min(stamp for stamp in stamps if stamp > again[0].ended_at)
+    placed_at = max(wait.ended_at for wait in again if wait.began_at < next_at)
+    last_at = max(stamp for stamp in stamps if stamp < next_at) if is_decoding else killed_at
     return Pause(next_at - last_at, detected_at - killed_at, placed_at - detected_at, next_at - placed_at)
 
 
@@ -99,17 +99,16 @@ class Load(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args, flags = _parser().parse_known_args(argv)
     found: Found = {}
+    problem: BaseException | None = None
     try:
-        asyncio.run(_measure(args, found))
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted: this is what was measured until then\n")
-    except (MeasurementError, TandemError, TimeoutError, aiohttp.ClientError) as error:
-        sys.stderr.write(f"loadtest.cluster.kills: {error!r}\n")
-        return 1
+        asyncio.run(_measure(args, flags, found))
+    except (KeyboardInterrupt, MeasurementError, TandemError, TimeoutError, aiohttp.ClientError) as error:
+        problem = error
+        sys.stderr.write(f"loadtest.cluster.kills: {error!r}; this is what was measured until then\n")
     sys.stdout.write(report(found))
-    return 0
+    return 0 if problem is None else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,8 +145,8 @@ Found = dict[tuple[str, str], list[list[Pause]]]
 """By role of the killed worker and side (`before` or `after`): for each kill the pauses of its requests."""
 
 
-async def _measure(args: argparse.Namespace, found: Found) -> None:
-    """Add the pauses of each kill to `found`. Raises MeasurementError."""
+async def _measure(args: argparse.Namespace, more_flags: Sequence[str], found: Found) -> None:
+    """Add the pauses of each kill to `found`. `more_flags`: of all programs. Raises MeasurementError."""
     roles = args.roles.split(",")
     loads = {
         "decode": Load(args.streams, args.tokens, args.outputs, num_warm=8),
@@ -157,8 +156,9 @@ async def _measure(args: argparse.Namespace, found: Found) -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-kills-")))
         receiver = stack.enter_context(span_receiver())
         model = str(make_tiny(directory / TINY)) if args.model == TINY else args.model
-        flags = ("--model", model, "--kv-transport", args.transport, "--num-threads", str(args.threads))
-        clusters: dict[str, Cluster] = {}
+        threads = ("--num-threads", str(args.threads))
+        flags = ("--model", model, "--kv-transport", args.transport, *threads, *more_flags)
+        clusters: dict[str, StruckCluster] = {}
         for side, checkout in (("before", args.before), ("after", None)):
             if side == "after" or checkout is not None:
                 place = directory / side
@@ -178,6 +178,10 @@ async def _measure(args: argparse.Namespace, found: Found) -> None:
                     )
                     found.setdefault((role, side), []).append(pauses)
                     _progress(f"{role} {number + 1}/{args.kills} {side}", pauses)
+                    if args.restart == "at-once":
+                        await clusters[side].mend()
+                # Here, so that no start takes processor time from the streams of the other side.
+                await asyncio.gather(*(cluster.mend() for cluster in clusters.values()))
 
 
 def _progress(what: str, pauses: Sequence[Pause]) -> None:
@@ -211,7 +215,7 @@ _SHARES = (0.5, 0.99)
 # ---- one cluster
 
 
-class Cluster:
+class StruckCluster:
     """One gateway with its workers, all programs of one checkout. `url`: of the gateway. `processes`: the workers that
     run, by name."""
 
@@ -233,7 +237,9 @@ class Cluster:
         self._receiver = receiver
         self._session = session
         self._num_starts = 0
-        self._prefill_turns = cycle([name for name, pool in WORKERS.items() if pool == "prefill"])
+        self._missing = ""
+        self._restarting: asyncio.Task[None] | None = None
+        self._log_offset = 0
         self._num_salts = 0
 
     async def start_worker(self, name: str) -> None:
@@ -242,7 +248,13 @@ class Cluster:
         flags = ("--worker-id", name, *self._flags)
         self.processes[name] = await start_worker(WORKERS[name], flags, log, self._environment)
 
-    async def wait_whole(self, names: Sequence[str], log_offset: int) -> None:
+    async def start(self) -> None:
+        """Wait until the gateway uses all workers, and ask it for the model's name."""
+        await self._wait_whole(list(WORKERS), 0)
+        async with self._session.get(f"{self.url}/v1/models") as response:
+            self.model = (await response.json())["data"][0]["id"]
+
+    async def _wait_whole(self, names: Sequence[str], log_offset: int) -> None:
         """Wait until the gateway has all workers, and a test block has moved between each worker of `names` and both
         workers of the other pool, as its log says from `log_offset` on."""
         async with asyncio.timeout(PATIENCE_S):
@@ -266,15 +278,16 @@ class Cluster:
     async def round(
         self, role: str, load: Load, expected: Sequence[Sequence[int]], *, is_restarted_at_once: bool
     ) -> list[Pause]:
-        """Run the streams of a load, kill a worker of this role meanwhile, start it again, and return the pauses of the
-        requests that it had. Raises MeasurementError where an answer differs from the `expected` tokens."""
+        """Run the streams of a load, kill a worker of this role meanwhile, and return the pauses of the requests that
+        it had; `mend` must follow. Raises MeasurementError where an answer differs from the `expected` tokens."""
         streams = self._open(load)
         await self._until_warm(streams, load.num_warm)
         victim = await self._victim(role)
-        log_offset = self.gateway_log.stat().st_size
+        self._log_offset = self.gateway_log.stat().st_size
+        self._missing = victim
         worker, killed_at = self.processes.pop(victim), wall_ns() / 1e9
         killing = asyncio.create_task(worker.kill())
-        restarting = asyncio.create_task(self.start_worker(victim)) if is_restarted_at_once else None
+        self._restarting = asyncio.create_task(self.start_worker(victim)) if is_restarted_at_once else None
         await asyncio.gather(killing, *(stream.task for stream in streams))
         for stream, tokens in zip(streams, expected, strict=True):
             if stream.answer.tokens != tokens:
@@ -283,16 +296,18 @@ class Cluster:
         struck = [stream for stream in streams if stream.num_attempts > 1]
         if not is_decoding:  # the others have handed over their KV, or lose some of it
             struck = [stream for stream in struck if stream.answer.stamps_s[0] > killed_at]
-        pauses = [await self._pause(stream, killed_at, is_decoding=is_decoding) for stream in struck]
-        await (self.start_worker(victim) if restarting is None else restarting)
-        await self.wait_whole([victim], log_offset)
-        return pauses
+        return [await self._pause(stream, killed_at, is_decoding=is_decoding) for stream in struck]
+
+    async def mend(self) -> None:
+        """Start the killed worker again unless that was done at once, and wait until the gateway uses it; do nothing
+        where none is missing."""
+        if self._missing:
+            await (self.start_worker(self._missing) if self._restarting is None else self._restarting)
+            await self._wait_whole([self._missing], self._log_offset)
+            self._missing = ""
 
     async def _victim(self, role: str) -> str:
-        """Return the name of the decode worker with the most sequences, or of each prefill worker in turn: all of them
-        have prompts, and one that computes describes itself late."""
-        if role == "prefill":
-            return next(self._prefill_turns)
+        """Return the name of the worker of this role with the most sequences."""
         names = [name for name, pool in WORKERS.items() if pool == role]
         held = {name: await _num_sequences(self.processes[name].ref.address) for name in names}
         return max(names, key=lambda name: held[name])
@@ -381,7 +396,7 @@ _FACTS = msgspec.json.Decoder(_Chunk)
 @asynccontextmanager
 async def running_cluster(
     directory: Path, flags: Sequence[str], checkout: Path | None, receiver: SpanReceiver
-) -> AsyncIterator[Cluster]:
+) -> AsyncIterator[StruckCluster]:
     """Start a Redis, the workers and a gateway, and yield the cluster once all pairs of workers are tested.
 
     `checkout`: whose programs run; None: this one. The gateway's traces go to `receiver`."""
@@ -392,7 +407,7 @@ async def running_cluster(
         session = await stack.enter_async_context(aiohttp.ClientSession())
         redis = await asyncio.to_thread(EmbeddedServer.start)
         stack.callback(redis.stop)
-        cluster = Cluster(directory, (*flags, "--redis-url", redis.url), environment, receiver, session)
+        cluster = StruckCluster(directory, (*flags, "--redis-url", redis.url), environment, receiver, session)
         stack.push_async_callback(_end_all, cluster)
         await asyncio.gather(*map(cluster.start_worker, WORKERS))
         port = _free_port()
@@ -411,9 +426,7 @@ async def running_cluster(
                 f"the gateway did not start: {cluster.gateway_log.read_text(errors='replace')[-1500:]}"
             )
         cluster.url = f"http://127.0.0.1:{port}"
-        await cluster.wait_whole(list(WORKERS), 0)
-        async with session.get(f"{cluster.url}/v1/models") as response:
-            cluster.model = (await response.json())["data"][0]["id"]
+        await cluster.start()
         yield cluster
 
 
@@ -423,7 +436,7 @@ async def _num_sequences(address: str) -> int:
         return int(reply.books.num_sequences)
 
 
-async def _end_all(cluster: Cluster) -> None:
+async def _end_all(cluster: StruckCluster) -> None:
     await asyncio.gather(*(process.end() for process in cluster.processes.values()))
 
 
