@@ -3,6 +3,7 @@ is freed, forged keys cost nobody anything, and another tenant is served meanwhi
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from tandem.admission.api_keys import hash_text, key_digest
 from tests.e2e.gateway.http import Post, completion
@@ -19,6 +21,7 @@ from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
 
 pytestmark = pytest.mark.nightly
+ROOT = Path(__file__).parents[2]
 PER_MINUTE = 10
 TENANTS = {
     "limited": f"requests_per_minute: {PER_MINUTE}, ",
@@ -97,3 +100,29 @@ def test_forged_keys_cost_nobody_anything(pair: Pair, gateway: Gateway) -> None:
     statuses = [post(gateway, "frugal", 3_000 + number).status_code for number in range(4)]
     assert statuses == [200, 200, 200, 429]
     pair.wait_idle()
+
+
+LARGE = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "7" * 3_900_000}]}).encode()
+PEAK_MIB, KEPT_MIB = 400, 50
+
+
+def test_large_bodies_of_all_tenants_together_fit_the_memory_of_the_charts_gateway(gateway: Gateway) -> None:
+    """Sixteen bodies at a time, more than a gateway reads at once; it refuses them, and the memory goes back."""
+    values = yaml.safe_load((ROOT / "helm/tandem/values.yaml").read_text())
+    assert values["gateway"]["resources"]["limits"]["memory"] == "1Gi" and PEAK_MIB < 1024
+
+    def send(number: int) -> int:
+        headers = {"x-api-key": f"tdm_{list(TENANTS)[number % len(TENANTS)]}"}
+        url = f"{gateway.url}/v1/chat/completions"
+        return httpx.post(url, content=LARGE, headers=headers, timeout=PATIENCE_S, trust_env=False).status_code
+
+    before = memory_mib(gateway, "VmRSS")
+    with ThreadPoolExecutor(16) as clients:
+        assert set(clients.map(send, range(160))) == {400}
+    assert memory_mib(gateway, "VmHWM") <= PEAK_MIB
+    until(lambda: memory_mib(gateway, "VmRSS") <= before + KEPT_MIB, "memory that goes back")
+
+
+def memory_mib(gateway: Gateway, name: str) -> float:
+    lines = Path(f"/proc/{gateway.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
