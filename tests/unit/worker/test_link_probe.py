@@ -70,7 +70,10 @@ async def test_a_link_below_its_requirements_is_judged_and_reported_to_gateways(
     late = await consumer.other_gateway("late")
     await late.until(lambda: any(update.links for update in late.updates))
     assert [list(update.links) for update in late.updates if update.links] == [[report]]
-    gone = await measure(consumer, WorkerRef(producer.worker.me.id, producer.worker.me.incarnation, "127.0.0.1:1"))
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as mute:
+        # It accepts connections, so its process has not ended.
+        address = f"127.0.0.1:{mute.sockets[0].getsockname()[1]}"
+        gone = await measure(consumer, WorkerRef(producer.worker.me.id, producer.worker.me.incarnation, address))
     assert gone.refusal.kind == "worker_lost"
     (link,) = (await consumer.client.stub.Describe(pb.DescribeRequest())).links
     assert link.refused and link.link_type == "unknown" and link.problem.startswith("it could not be measured: ")
