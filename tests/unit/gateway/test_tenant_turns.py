@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -110,6 +111,22 @@ async def test_a_turn_ends_once() -> None:
         turn.end()
         turn.end()
         assert queue.used == 1
+    assert queue.used == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_begun"), [(ErrorKind.CONTEXT_LENGTH, 0), (ErrorKind.INTERNAL, 1), (None, 1)], ids=str
+)
+async def test_refused_work_counts_as_running_for_a_while(kind: ErrorKind | None, num_begun: int) -> None:
+    queue = TenantTurns(1, per_tenant=1, max_waiting=9, what="", reason="", refused_s=0.01)
+    begun: list[TenantId] = []
+    with suppress(TandemError), await queue.begin(A):
+        waiting = await start(queue, A, begun)
+        if kind is not None:
+            raise TandemError(kind, "no")
+    await settle()
+    assert len(begun) == num_begun
+    (await waiting).end()
     assert queue.used == 0
 
 

@@ -55,6 +55,8 @@ LARGE_BODY_BYTES = 64 << 10
 _MAX_LARGE_BYTES, _MAX_LARGE_BYTES_OF_TENANT, _MAX_LARGE_BYTES_WAITING = 16 << 20, 4 << 20, 64 << 20
 """Bytes of large bodies that are read and tokenized at a time in total and of one tenant, and that wait of one tenant.
 A body takes five times its size in memory until it is tokenized."""
+_REFUSED_S = 0.5
+"""Seconds for which a large body that was refused counts as read: it took up to 0.1 s of a core for nothing."""
 _BATCH_CHARS = 32 << 10
 """Characters of several prompts of one body that are tokenized in one turn."""
 NUM_ENCODERS = 2
@@ -325,6 +327,7 @@ class CompletionService:
             max_waiting=_MAX_LARGE_BYTES_WAITING,
             what="too many of your large requests wait at this gateway",
             reason="tokenization",
+            refused_s=_REFUSED_S,
         )
         self._recorder = recorder
         self.now = recorder.clock.now

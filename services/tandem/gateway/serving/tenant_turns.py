@@ -19,9 +19,14 @@ class TenantTurns:
     tenant.
 
     `max_waiting`: largest cost of a tenant's waiting work, where that is more than one piece; further work is refused.
-    `what`, `reason`: beginning of the message and reason of that refusal. Not thread-safe: for one event loop."""
+    `what`, `reason`: beginning of the message and reason of that refusal. `refused_s`: work that ends with an error of
+    the client counts as running for so many seconds more, which limits how often a tenant can have work done for
+    nothing. Not thread-safe: for one event loop."""
 
-    def __init__(self, capacity: int, *, per_tenant: int, max_waiting: int, what: str, reason: str) -> None:
+    def __init__(
+        self, capacity: int, *, per_tenant: int, max_waiting: int, what: str, reason: str, refused_s: float = 0.0
+    ) -> None:
+        self.refused_s = refused_s
         self._capacity = capacity
         self._per_tenant = min(per_tenant, capacity)
         self._max_waiting = max_waiting
@@ -63,7 +68,7 @@ class TenantTurns:
         self._begin_next()
 
     def leave(self, turn: TenantTurn) -> None:
-        """Free what the turn uses, or take it out of the queue; called by `TenantTurn.end` alone."""
+        """Free what the turn uses, or take it out of the queue; called for `TenantTurn.end` alone."""
         if turn.begun.done():
             self._used -= turn.cost
             self._used_by[turn.tenant] -= turn.cost
@@ -116,10 +121,15 @@ class TenantTurn:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end()
+        is_refused = isinstance(error, TandemError) and error.kind.http < 500
+        self.end(self._queue.refused_s if is_refused else 0.0)
 
-    def end(self) -> None:
-        """Let other work begin; does nothing the second time."""
-        if not self._has_ended:
-            self._has_ended = True
+    def end(self, delay_s: float = 0.0) -> None:
+        """Let other work begin after `delay_s` seconds; does nothing the second time."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if delay_s:
+            asyncio.get_running_loop().call_later(delay_s, self._queue.leave, self)
+        else:
             self._queue.leave(self)
