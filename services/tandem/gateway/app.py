@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.thread_priority import lower_priority
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, RequestDispatcher
 from tandem.gateway.http.health import HealthRoutes
 from tandem.gateway.http.metrics_routes import METRICS_PATHS, MetricsRoutes
@@ -82,7 +83,9 @@ class GatewayApp(RoutedApp):
         lane; metrics and records count what misses them.
         """
         telemetry = telemetry or Telemetry(Metrics())
-        self._encoders = ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="tokenize")
+        # Without lower priority one tenant's attack made other tenants' p99 1.6 times as long, with it 1.4 times
+        # (`loadtest neighbour`, two cores).
+        self._encoders = ThreadPoolExecutor(NUM_ENCODERS, "tokenize", lower_priority)
         self._measures = RequestMetrics(telemetry.metrics, targets)
         output_specs = OutputSpecFactory(config.tool_parser, config.reasoning_parser)
         recorder = RequestRecorder(clock or SystemClock(), self._measures, telemetry.tracer, observers, targets)

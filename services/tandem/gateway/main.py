@@ -310,5 +310,7 @@ def run(config: Config) -> int:
     name = new_name()
     set_up_logging(config.telemetry, "tandem-gateway", name)
     tune_malloc()
+    # A text is tokenized on the thread that asks for it, at that thread's priority, not by a pool of tokenizers' own.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     uvloop.run(_run(config, name))
     return 0

@@ -50,7 +50,8 @@ async def start(check: GrammarCheck, source: str, tenant: TenantId = A) -> async
     return task
 
 
-async def test_tenants_take_turns() -> None:
+async def test_tenants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REST", 0.0)
     check, process = make_check()
     process.gate.clear()
     tasks = [await start(check, f"a{i}") for i in range(3)]
@@ -58,7 +59,19 @@ async def test_tenants_take_turns() -> None:
     assert process.compiled == ["a0"] and check.num_waiting == 5
     process.gate.set()
     await asyncio.gather(*tasks)
-    assert process.compiled == ["a0", "a1", "b0", "c0", "a2", "b1"] and check.num_waiting == 0
+    assert process.compiled == ["a0", "b0", "c0", "a1", "b1", "a2"] and check.num_waiting == 0
+
+
+async def test_a_tenant_rests_after_a_compilation_and_others_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REST", 1e9)
+    monkeypatch.setattr(module, "MAX_REST_S", 0.05)
+    check, process = make_check()
+    await check.check(regex("a0"), A)
+    resting = await start(check, "a1")
+    await check.check(regex("b0"), B)
+    assert process.compiled == ["a0", "b0"]
+    await resting
+    assert process.compiled == ["a0", "b0", "a1"]
 
 
 async def test_verdicts_are_remembered_for_all_tenants_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +133,7 @@ async def test_a_tenant_that_has_too_many_waiting_is_refused_alone(monkeypatch: 
     assert (caught.value.kind, caught.value.reason) == (ErrorKind.OVERLOADED, "grammars")
     process.gate.set()
     await asyncio.gather(*tasks)
-    assert process.compiled[:3] == ["a0", "a1", "b"]
+    assert process.compiled[:3] == ["a0", "b", "a1"]
 
 
 async def test_a_caller_that_leaves_takes_its_waiting_grammar_along() -> None:

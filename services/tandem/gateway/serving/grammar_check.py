@@ -18,11 +18,17 @@ MAX_KNOWN = 256
 """Largest number of verdicts that a GrammarCheck remembers."""
 MAX_WAITING_OF_TENANT, MAX_WAITING = 32, 256
 """Largest numbers of grammars that wait for compilation, of one tenant and of all."""
+MAX_TENANTS = 64
+"""Largest number of tenants with a grammar that compiles, or is next to compile, or after which the tenant rests."""
+REST, MAX_REST_S = 4.0, 2.0
+"""How many times as long as a compilation took its tenant's next one waits, and for how many seconds at most: a tenant
+takes a fifth of the process, and with it of the workers, which compile the grammar again."""
 
 
 class GrammarCheck:
     """Check in a process of its own whether grammars compile, and remember up to MAX_KNOWN verdicts, which are the same
-    for all tenants. Tenants take turns. For one event loop; `stop` ends the process.
+    for all tenants. Tenants take turns, and rest after a grammar that took long. For one event loop; `stop` ends the
+    process.
 
     `process`: None: a new one. `num_waiting`: how many grammars wait for their turn."""
 
@@ -31,8 +37,9 @@ class GrammarCheck:
         self._process = process or GrammarProcess()
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._compiling: set[asyncio.Task[Verdict]] = set()
+        self._turn_of_process = asyncio.Lock()
         self._turns = TenantTurns(
-            1,
+            MAX_TENANTS,
             per_tenant=1,
             max_waiting=MAX_WAITING_OF_TENANT,
             what="too many of your grammars wait for compilation at this gateway",
@@ -78,8 +85,9 @@ class GrammarCheck:
             self.num_waiting += 1
             try:
                 turn = await self._turns.begin(tenant)
-            finally:
+            except BaseException:
                 self.num_waiting -= 1
+                raise
             # The compilation goes on where its caller is cancelled: its verdict may be of use to others.
             task = asyncio.create_task(self._take_turn(turn, digest, notation, source))
             self._compiling.add(task)
@@ -91,13 +99,21 @@ class GrammarCheck:
         return verdict.text
 
     async def _take_turn(self, turn: TenantTurn, digest: bytes, notation: str, source: str) -> Verdict:
-        with turn:
-            verdict = self._recall(digest)  # another request may have had the same grammar
-            if verdict is None:
-                verdict = self._known[digest] = await self._process.compile(notation, source)
-                if len(self._known) > MAX_KNOWN:
-                    self._known.popitem(last=False)
-            return verdict
+        duration_s = 0.0
+        try:
+            async with self._turn_of_process:
+                self.num_waiting -= 1
+                verdict = self._recall(digest)  # another request may have had the same grammar
+                if verdict is None:
+                    loop = asyncio.get_running_loop()
+                    began_at = loop.time()
+                    verdict = self._known[digest] = await self._process.compile(notation, source)
+                    duration_s = loop.time() - began_at
+                    if len(self._known) > MAX_KNOWN:
+                        self._known.popitem(last=False)
+                return verdict
+        finally:
+            turn.end(min(REST * duration_s, MAX_REST_S))
 
     def _recall(self, digest: bytes) -> Verdict | None:
         verdict = self._known.get(digest)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from tandem.core.grammar import Grammar
+from tandem.core.thread_priority import lower_priority
 
 
 class GrammarPreparation:
@@ -19,7 +20,7 @@ class GrammarPreparation:
     def __init__(self, prepare: Callable[[Grammar], None], is_prepared: Callable[[Grammar], bool]) -> None:
         self._prepare = prepare
         self._is_prepared = is_prepared
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tandem-grammar")
+        self._thread = ThreadPoolExecutor(1, "tandem-grammar", lower_priority)
 
     async def prepare(self, grammar: Grammar) -> None:
         """Return once the grammar is compiled, at once where it is cached. A caller that is cancelled before its turn
