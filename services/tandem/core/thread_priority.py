@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 
 _NICENESS = 5
 
@@ -13,4 +12,5 @@ def lower_priority() -> None:
     """Let the calling thread yield to the other threads of this process and its neighbours where cores are scarce; does
     nothing except on Linux, where priorities are those of threads."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        now = os.getpriority(os.PRIO_PROCESS, 0)  # 0 is the calling thread there
+        os.setpriority(os.PRIO_PROCESS, 0, max(now, _NICENESS))  # raising it needs a privilege
