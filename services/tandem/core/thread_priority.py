@@ -13,4 +13,4 @@ def lower_priority() -> None:
     nothing except on Linux, where priorities are those of threads."""
     if sys.platform == "linux":
         now = os.getpriority(os.PRIO_PROCESS, 0)  # 0 is the calling thread there
-        os.setpriority(os.PRIO_PROCESS, 0, max(now, _NICENESS))  # raising it needs a privilege
+        os.setpriority(os.PRIO_PROCESS, 0, max(now, _NICENESS))  # less niceness would need a privilege
