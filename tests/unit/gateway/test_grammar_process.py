@@ -122,6 +122,7 @@ async def test_a_process_that_does_not_answer_is_killed(
     pid = process.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
+    await asyncio.to_thread(os.waitpid, pid, os.WUNTRACED)  # until each of its threads has stopped
     monkeypatch.setattr(module, "MAX_SILENCE_S", 0.1)
     with pytest.raises(TandemError, match="has not answered"):
         await process.compile("regex", "b")
