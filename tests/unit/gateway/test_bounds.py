@@ -24,6 +24,20 @@ from tests.unit.gateway.conftest import Front
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the list to which the number of characters of each tokenization is added."""
+    sizes: list[int] = []
+    encode = CompletionService._encode
+
+    async def seen(self: CompletionService, work: Callable[[], Any], num_chars: int, *rest: Any) -> Any:
+        sizes.append(num_chars)
+        return await encode(self, work, num_chars, *rest)
+
+    monkeypatch.setattr(CompletionService, "_encode", seen)
+    return sizes
+
+
 def refusal(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
     answer = http.post(path, json={"model": "tiny", **body})
     assert answer.status_code == 400, answer.text[:1000]
@@ -73,17 +87,9 @@ def test_a_conversation_may_have_as_many_messages_as_at_openai(front: Front, htt
     ids=["messages", "thoughts", "variables", "calls", "tools"],
 )
 def test_every_kind_of_long_prompt_is_tokenized_off_the_event_loop(
-    front: Front, http: httpx.Client, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    front: Front, http: httpx.Client, body: dict[str, Any], sizes: list[int]
 ) -> None:
     """The tokenization runs in a thread, so no other request waits for it."""
-    sizes = []
-    encode = CompletionService._encode
-
-    async def seen(self: CompletionService, work: Callable[[], Any], num_chars: int, *rest: Any) -> Any:
-        sizes.append(num_chars)
-        return await encode(self, work, num_chars, *rest)
-
-    monkeypatch.setattr(CompletionService, "_encode", seen)
     front.answer("Paris")
     answer = http.post(CHAT, json={"model": "tiny", **body})
     assert answer.status_code in (200, 400), answer.text
@@ -123,16 +129,8 @@ def test_as_many_tokens_as_are_allowed_are_tokenized_and_detokenized(http: httpx
 
 
 def test_many_prompts_of_one_body_are_tokenized_in_several_turns(
-    front: Front, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    front: Front, http: httpx.Client, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = []
-    encode = CompletionService._encode
-
-    async def seen(self: CompletionService, work: Callable[[], Any], num_chars: int, *rest: Any) -> Any:
-        sizes.append(num_chars)
-        return await encode(self, work, num_chars, *rest)
-
-    monkeypatch.setattr(CompletionService, "_encode", seen)
     front.instant("P")
     prompts = ["a" * 20, "b" * 30, "c" * 40, "d" * 10]
     monkeypatch.setattr(completions, "_BATCH_CHARS", 50)
