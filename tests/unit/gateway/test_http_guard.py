@@ -620,6 +620,30 @@ async def test_any_number_of_pipelined_requests_is_answered(gateway: GuardedGate
     assert (await client.read()).count(b"HTTP/1.1 200 OK") == num_requests + 1
 
 
+async def test_an_endless_series_of_pipelined_requests_keeps_little(gateway: GuardedGateway) -> None:
+    """The client sends as fast as the gateway reads, far more than is answered meanwhile."""
+    client = await gateway.connect()
+    longest = 0
+
+    async def send() -> None:
+        while True:
+            client.writer.write(GET * 5000)
+            await client.writer.drain()
+
+    sender = asyncio.create_task(send())
+    answers = b"HTTP/1.1 200 OK"
+    async with asyncio.timeout(PATIENCE_S):
+        num_answers = 0
+        while num_answers < 5000:
+            more = await client.reader.read(1 << 16)
+            assert more
+            num_answers += more.count(answers)
+            for connection in gateway.connections():
+                longest = max(longest, len(connection._unparsed))  # type: ignore[attr-defined]
+    sender.cancel()
+    assert longest < 1 << 20, longest
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_a_body_of_empty_lines_is_parsed_in_few_parts(
     gateway: GuardedGateway, monkeypatch: pytest.MonkeyPatch, is_chunked: bool

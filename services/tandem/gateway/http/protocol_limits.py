@@ -14,12 +14,14 @@ import sys
 import termios
 from asyncio import TimerHandle, Transport
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tandem.core.config import GatewayConfig
@@ -137,6 +139,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _BoundedFlow(transport, self._has_enough)
         limits = self._limits
         self._is_extra = len(self.connections) > limits.max_connections
         if self.server is not None:
@@ -164,9 +167,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._unparsed += data
         else:
             self._parse(data)
-        # The application's reading resumes it at most twice per request: for the end of the body and for a disconnect.
-        if len(self._unparsed) > _MAX_UNPARSED_BYTES:
+        if self._has_enough():
             self.flow.pause_reading()
+
+    def _has_enough(self) -> bool:
+        return len(self._unparsed) > _MAX_UNPARSED_BYTES
 
     def _parse(self, data: bytes) -> None:
         """Parse received bytes up to the end of a request that is not answered at once, and keep the rest.
@@ -326,6 +331,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif self._unparsed:
             data, self._unparsed = self._unparsed, b""
             self._parse(data)
+            self.flow.resume_reading()  # unless there is enough still
 
     # ---- inside
 
@@ -396,8 +402,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _request_overdue(self) -> None:
         self._request_timer = None
-        if self._owes_answer():
-            # The client waits for a response, and reading may be paused meanwhile.
+        if self._owes_answer() or self.flow.read_paused:
+            # The client waits for a response, or its body for the application, which reads large ones in turns.
             self._await_request()
         elif self._has_begun:
             limit = self._limits.request_timeout_s
@@ -462,6 +468,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._request_timer is not None:
             self._request_timer.cancel()
         self._request_timer = self.loop.call_later(self._limits.linger_s, self.transport.abort)
+
+
+class _BoundedFlow(FlowControl):
+    """Uvicorn's flow control, which does not resume reading while `has_enough`: uvicorn itself resumes it after each
+    response and whenever the application reads."""
+
+    def __init__(self, transport: Transport, has_enough: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._has_enough = has_enough
+
+    def resume_reading(self) -> None:
+        if not self._has_enough():
+            super().resume_reading()
 
 
 async def _without_chunks(cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
