@@ -135,7 +135,8 @@ def test_each_setting_reaches_the_programs(together: tuple[Setting | None, ...])
 def test_names_of_the_gateways_service_are_added_to_the_allowed_hosts() -> None:
     rendered = render({"gateway": {"allowed_hosts": "llm.example.org"}})
     allowed = resolved(rendered.config).config.gateway.host_patterns
-    assert allowed == ("llm.example.org", f"{RELEASE}-tandem-gateway.{NAMESPACE}.svc")
+    services = [f"{RELEASE}-tandem-{name}.{NAMESPACE}.svc" for name in ("gateway", "gateway-metrics")]
+    assert allowed == ("llm.example.org", *services)
 
 
 def test_rounds_have_every_setting_that_may_be_given() -> None:

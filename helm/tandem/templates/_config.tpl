@@ -37,8 +37,9 @@
     "service" "ingress" "httpRoute" "grpcRoute" "env" "podAnnotations" "podLabels" "nodeSelector" "tolerations" "affinity"
     "priorityClassName" -}}
 {{- $_ := set $settings "host" .Values.bindAddress -}}
-{{- with $settings.allowed_hosts -}}{{/* helm test uses the Service's name */}}
-{{- if ne . "*" }}{{ $_ := set $settings "allowed_hosts" (printf "%s,%s" . (include "tandem.gatewayHost" $)) }}{{ end -}}
+{{- with $settings.allowed_hosts -}}{{/* helm test and Prometheus' service discovery use the Services' names */}}
+{{- $metrics := printf "%s-gateway-metrics.%s.svc" (include "tandem.fullname" $) $.Release.Namespace -}}
+{{- if ne . "*" }}{{ $_ := set $settings "allowed_hosts" (printf "%s,%s,%s" . (include "tandem.gatewayHost" $) $metrics) }}{{ end -}}
 {{- end -}}
 {{- if include "tandem.asksForKeys" . -}}
 {{- $_ := set $settings "tenants" "/etc/tandem-secrets/tenants.yaml" -}}
