@@ -22,7 +22,8 @@ MAX_TENANTS = 64
 """Largest number of tenants with a grammar that compiles, or is next to compile, or after which the tenant rests."""
 REST, MAX_REST_S = 4.0, 2.0
 """How many times as long as a compilation took its tenant's next one waits, and for how many seconds at most: a tenant
-takes a fifth of the process, and with it of the workers, which compile the grammar again."""
+takes a fifth of the process, or a third with grammars that take a second, so that workers, which compile each grammar
+again, have time for others."""
 
 
 class GrammarCheck:
@@ -107,8 +108,10 @@ class GrammarCheck:
                 if verdict is None:
                     loop = asyncio.get_running_loop()
                     began_at = loop.time()
-                    verdict = self._known[digest] = await self._process.compile(notation, source)
-                    duration_s = loop.time() - began_at
+                    try:
+                        verdict = self._known[digest] = await self._process.compile(notation, source)
+                    finally:
+                        duration_s = loop.time() - began_at
                     if len(self._known) > MAX_KNOWN:
                         self._known.popitem(last=False)
                 return verdict

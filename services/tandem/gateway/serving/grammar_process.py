@@ -57,11 +57,13 @@ class GrammarProcess:
         return None if self._child is None else self._child.process.pid
 
     async def compile(self, notation: str, source: str) -> Verdict:
-        """Return the verdict on a grammar; a grammar that ends the process is bad. `notation`: one of NOTATIONS.
+        """Return the verdict on a grammar; a grammar that ends a process which has compiled no other is bad.
+        `notation`: one of NOTATIONS.
 
         Raises OVERLOADED where the process cannot be started, ends for other reasons in both of two attempts, or does
         not answer in time."""
         for _ in range(_ATTEMPTS):
+            is_new = self._child is None
             child = self._child = self._child or await _start()
             try:
                 async with asyncio.timeout(MAX_SILENCE_S):
@@ -72,7 +74,7 @@ class GrammarProcess:
             except (asyncio.IncompleteReadError, ConnectionError):
                 exit_code = await self.stop()
             verdict = _AT_SIGNAL.get(-exit_code)
-            if verdict is not None:
+            if verdict is not None and is_new:
                 _log.info("a grammar ended the process that compiled it: %s", verdict.text)
                 return verdict
             _log.warning("the process that compiles grammars ended with %d and is started again", exit_code)
