@@ -269,8 +269,8 @@ async def test_a_lost_source_is_disconnected(nodes: Nodes, is_used: bool) -> Non
     await consumer.client.settled()
 
 
-async def test_a_source_whose_process_has_ended_is_given_up_before_its_leases_expire(nodes: Nodes) -> None:
-    handoff = HandoffConfig(lease_s=3600.0, pull_timeout_s=3600.0)
+async def lose_source(nodes: Nodes, handoff: HandoffConfig) -> Failed:
+    """Stop a producer in the middle of a prefill; return how the hand-off fails at the consumer, which is then idle."""
     producer, consumer = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
     gate = Gate(producer.executor, lambda plan: getattr(plan, "number", 0) == 3)
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 4))
@@ -281,8 +281,13 @@ async def test_a_source_whose_process_has_ended_is_given_up_before_its_leases_ex
     await producer.worker.stop()
     failed = await consumer.client.end_of(key)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
-    assert "has ended" in failed.message
     await consumer.client.settled()
+    return failed
+
+
+async def test_a_source_whose_process_has_ended_is_given_up_before_its_leases_expire(nodes: Nodes) -> None:
+    handoff = HandoffConfig(lease_s=3600.0, pull_timeout_s=3600.0)
+    assert "has ended" in (await lose_source(nodes, handoff)).message
 
 
 @pytest.mark.slow
@@ -296,17 +301,7 @@ async def test_an_unreachable_source_is_given_up_when_its_leases_expire(
 
     monkeypatch.setattr(handshake, "refuses_connections", answers_nothing)
     handoff = HandoffConfig(lease_s=0.3, pull_timeout_s=3600.0)
-    producer, consumer = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
-    gate = Gate(producer.executor, lambda plan: getattr(plan, "number", 0) == 3)
-    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 4))
-    await asyncio.to_thread(gate.entered.wait)
-    # Four more steps would end the prefill.
-    pace(producer.executor, 0.5)
-    gate.open()
-    await producer.worker.stop()
-    failed = await consumer.client.end_of(key)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
-    await consumer.client.settled()
+    await lose_source(nodes, handoff)
 
 
 async def test_another_incarnation_recognized_by_its_guard_alone_is_not_queried_again(
