@@ -14,8 +14,9 @@ from tandem.gateway.output.response_format import StructuredOutput
 from tandem.gateway.serving.grammar_process import GrammarProcess, Verdict
 from tandem.gateway.serving.tenant_turns import TenantTurn, TenantTurns
 
-MAX_KNOWN = 256
-"""Largest number of verdicts that a GrammarCheck remembers."""
+MAX_KNOWN = 32
+"""Largest number of verdicts that a GrammarCheck remembers: as many as a worker keeps compiled grammars, so that one
+that workers may have to compile again takes its tenant's turn again."""
 MAX_WAITING_OF_TENANT, MAX_WAITING = 32, 256
 """Largest numbers of grammars that wait for compilation, of one tenant and of all."""
 MAX_TENANTS = 64

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the compiler says of a grammar. `text`: the reason where it does not compile; where it does, the grammar in
+    """Report whether a grammar compiles. `text`: the reason where it does not compile; where it does, the grammar in
     Lark for one in GBNF, otherwise empty."""
 
     is_good: bool
