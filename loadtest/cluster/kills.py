@@ -57,8 +57,8 @@ POLL_S = 0.02
 
 
 class Pause(NamedTuple):
-    """What one request lost by a kill, in seconds; `total_s` is what its client saw, from the kill or from the last
-    token before."""
+    """Hold the seconds that one request lost by a kill; `total_s` is what its client saw, from the kill or
+    from the last token before."""
 
     total_s: float
     detection_s: float
@@ -216,8 +216,8 @@ _SHARES = (0.5, 0.99)
 
 
 class StruckCluster:
-    """One gateway with its workers, all programs of one checkout. `url`: of the gateway. `processes`: the workers that
-    run, by name."""
+    """Own one gateway and its workers, all programs of one checkout. `url`: of the gateway. `processes`: the workers
+    that run, by name."""
 
     def __init__(
         self,
@@ -355,8 +355,8 @@ class StruckCluster:
 
 
 class Stream:
-    """One request, which is sent at once. `task` ends with the answer, and raises MeasurementError where that is not
-    complete. Token times are seconds since the epoch."""
+    """Send one request at once and keep what arrives. `task` ends with the answer, and raises MeasurementError
+    where that is not complete. Token times are seconds since the epoch."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> None:
         self.trace = secrets.token_hex(16)

@@ -39,7 +39,7 @@ MIB = 1 << 20
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What the victim may notice of an attack, and the gateway's memory."""
+    """Limit what the victim may notice of an attack, and the gateway's memory."""
 
     ratio: float = 1.5
     """Of the p99 of each kind of request to the same p99 without the attack."""

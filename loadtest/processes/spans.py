@@ -15,7 +15,7 @@ from loadtest.processes.otlp_sink import SIGNALS
 
 
 class TimedSpan(NamedTuple):
-    """One span; times are seconds since the epoch."""
+    """Hold one span of a trace; times are seconds since the epoch."""
 
     name: str
     began_at: float
