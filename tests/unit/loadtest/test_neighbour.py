@@ -63,28 +63,27 @@ def test_each_bound_that_is_missed_is_named(result: Result, word: str) -> None:
 
 @dataclass
 class Gateway:
-    """Answer the victim at once; a request of the attacker makes those of the victim `slow_s` slower for its time."""
+    """Answer the victim at once until the attacker's first request; from then on, answer it `slow_s` later."""
 
     slow_s: float = 0.0
     url: str = ""
-    num_open: int = 0
+    attacked: bool = False
     bodies: list[bytes] = field(default_factory=list)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         if request.headers["authorization"] == "Bearer attacker":
             self.bodies.append(body)
-            self.num_open += 1
+            self.attacked = True
             await asyncio.sleep(0.05)
-            self.num_open -= 1
             return web.Response(status=400)
-        await asyncio.sleep(0.005 + (self.slow_s if self.num_open else 0.0))
+        await asyncio.sleep(0.005 + (self.slow_s if self.attacked else 0.0))
         if not msgspec.json.decode(body).get("stream"):
             return web.json_response({})
         response = web.StreamResponse()
         await response.prepare(request)
         for _ in range(3):
-            await asyncio.sleep(0.005 + (self.slow_s if self.num_open else 0.0))
+            await asyncio.sleep(0.005 + (self.slow_s if self.attacked else 0.0))
             await response.write(b"data: {}\n\n")
         return response
 
@@ -116,7 +115,8 @@ async def test_a_slow_neighbour_shows_in_every_kind_of_request(monkeypatch: pyte
         result = await measure("schemas", 1.0, gateway.url, os.getpid(), "victim", "attacker")
     assert result.attacked.errors == result.alone.errors == []
     for kind in ("plain", "30 kB", "guided"):
-        assert result.attacked.p99_s[kind] > 0.5 and result.alone.num_requests[kind] > 0
+        # The first request of a kind may precede the attack, and the percentile lies between two of a few values.
+        assert result.attacked.p99_s[kind] > 0.25 and result.alone.num_requests[kind] > 0
     assert result.attacked.gap_s > 0.5
     assert set(result.num_attacks) == {400} and result.peak_bytes >= result.before_bytes > 0
 
