@@ -20,6 +20,7 @@ from tandem.core.ids import RequestId, TenantId
 from tandem.core.request import Request, SamplingParams
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, ServedModel
+from tandem.gateway.http import openai_routes
 from tandem.gateway.http.exchange import Exchange, header_value, json_response
 from tandem.gateway.http.openai_routes import OpenAIRoutes
 from tandem.gateway.openai.output_spec import OutputSpecFactory
@@ -231,6 +232,26 @@ class TwoTenants(AllowAll):
 
     def identify(self, keys: AbstractSet[str]) -> Tenant:
         return Tenant(id=TenantId("".join(keys)))
+
+
+async def test_a_large_body_that_arrives_slowly_loses_its_turn(
+    make_text: Callable[..., TextModel], front: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_routes, "LARGE_BODY_S", 0.05)
+    front.dispatch.served = [ServedModel(name="tiny", max_model_len=90_000, text=make_text(), created=0)]
+    app = GatewayApp(front.dispatch, TwoTenants(), GatewayConfig())
+    app.answers._large_bodies.refused_s = 0.0
+    client = Client()
+    headers = [(b"content-length", b"%d" % (LARGE_BODY_BYTES + 1)), (b"x-api-key", b"a")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    await app(scope, receive, client.send)
+    assert client.sent[0]["status"] == 408 and b"did not arrive within 0.05 s" in client.sent[1]["body"]
+    assert app.answers._large_bodies.used == 0
 
 
 async def test_large_bodies_of_one_tenant_do_not_hold_up_those_of_another(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
@@ -28,7 +29,13 @@ from tandem.gateway.http.openai_schema import (
 from tandem.gateway.http.responses import send_completion
 from tandem.gateway.http.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Operation
 from tandem.gateway.openai.request_schema import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
-from tandem.gateway.serving.completions import LARGE_BODY_BYTES, CompletionService, CompletionStream
+from tandem.gateway.serving.completions import (
+    LARGE_BODY_BYTES,
+    LARGE_BODY_RATED_BYTES,
+    LARGE_BODY_S,
+    CompletionService,
+    CompletionStream,
+)
 from tandem.gateway.tenants.authenticator import tenant_of
 
 _OF_MODEL = (*OF_EVERY_REQUEST, ErrorKind.MODEL_NOT_FOUND, ErrorKind.NO_WORKER)
@@ -115,13 +122,25 @@ class OpenAIRoutes:
 
     async def _read(self, exchange: Exchange, kind: type[Body], turn: ExitStack) -> tuple[RequestContext, Body]:
         """Authenticate the caller before its body is read, so that a client without a valid key costs nothing. The turn
-        of a large body is entered into `turn`."""
+        of a large body is entered into `turn`. Raises REQUEST_TIMEOUT for a large body that has not arrived
+        LARGE_BODY_S after its turn began, because other tenants wait for that turn."""
         caller = self._caller(exchange)
+        limit = asyncio.timeout(None)
 
         async def begin_large(num_bytes: int) -> None:
             turn.enter_context(await self._answers.begin_large(caller.tenant, num_bytes))
+            limit_s = LARGE_BODY_S * max(1.0, num_bytes / LARGE_BODY_RATED_BYTES)
+            limit.reschedule(asyncio.get_running_loop().time() + limit_s)
 
-        return caller, parse(await exchange.read_body(self._max_body, LARGE_BODY_BYTES, begin_large), kind)
+        try:
+            async with limit:
+                content = await exchange.read_body(self._max_body, LARGE_BODY_BYTES, begin_large)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            message = f"the body, larger than {LARGE_BODY_BYTES:,} bytes, did not arrive within {LARGE_BODY_S:g} s"
+            raise TandemError(ErrorKind.REQUEST_TIMEOUT, message) from None
+        return caller, parse(content, kind)
 
     def _caller(self, exchange: Exchange) -> RequestContext:
         received_at = self._answers.now()

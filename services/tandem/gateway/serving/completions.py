@@ -52,6 +52,9 @@ _INLINE_CHARS = 2000
 """Characters of text that is tokenized on the event loop: about a millisecond, less than a thread costs under load."""
 LARGE_BODY_BYTES = 64 << 10
 """Size of a request body above which it is read and tokenized in its tenant's turn."""
+LARGE_BODY_S, LARGE_BODY_RATED_BYTES = 20.0, 4 << 20
+"""Longest time for which a large body of up to so many bytes arrives, at 1.7 Mbit/s; a larger one has more, in
+proportion. Clients that send slowly hold their turns, which others wait for, so long at most."""
 _MAX_LARGE_BYTES, _MAX_LARGE_BYTES_OF_TENANT, _MAX_LARGE_BYTES_WAITING = 16 << 20, 4 << 20, 64 << 20
 """Bytes of large bodies that are read and tokenized at a time in total and of one tenant, and that wait of one tenant.
 A body takes five times its size in memory until it is tokenized."""
