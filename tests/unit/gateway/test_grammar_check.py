@@ -14,7 +14,7 @@ from tandem.gateway.serving import grammar_check as module
 from tandem.gateway.serving.grammar_check import GrammarCheck
 from tandem.gateway.serving.grammar_process import GrammarProcess, Verdict
 
-A, B, C = map(TenantId, "abc")
+A, B, C, D = map(TenantId, "abcd")
 
 
 class HeldProcess(GrammarProcess):
@@ -128,12 +128,16 @@ async def test_a_tenant_that_has_too_many_waiting_is_refused_alone(monkeypatch: 
     )
     tasks.append(await start(check, "b", B))
     monkeypatch.setattr(module, "MAX_WAITING", check.num_waiting)
+    with pytest.raises(TandemError, match="too many grammars wait"):
+        await check.check(regex("b2"), B)
+    tasks.append(await start(check, "c", C))
+    monkeypatch.setattr(module, "MAX_WAITING_FIRST", check.num_waiting)
     with pytest.raises(TandemError, match="too many grammars wait") as caught:
-        await check.check(regex("c"), C)
+        await check.check(regex("d"), D)
     assert (caught.value.kind, caught.value.reason) == (ErrorKind.OVERLOADED, "grammars")
     process.gate.set()
     await asyncio.gather(*tasks)
-    assert process.compiled[:3] == ["a0", "b", "a1"]
+    assert process.compiled[:4] == ["a0", "b", "c", "a1"]
 
 
 async def test_a_caller_that_leaves_takes_its_waiting_grammar_along() -> None:

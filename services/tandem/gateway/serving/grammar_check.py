@@ -17,8 +17,9 @@ from tandem.gateway.serving.tenant_turns import TenantTurn, TenantTurns
 MAX_KNOWN = 32
 """Largest number of verdicts that a GrammarCheck remembers: as many as a worker keeps compiled grammars, so that one
 that workers may have to compile again takes its tenant's turn again."""
-MAX_WAITING_OF_TENANT, MAX_WAITING = 32, 256
-"""Largest numbers of grammars that wait for compilation, of one tenant and of all."""
+MAX_WAITING_OF_TENANT, MAX_WAITING, MAX_WAITING_FIRST = 32, 256, 1024
+"""Largest numbers of grammars that wait for compilation: of one tenant, of all, and of all where the next one's tenant
+has none that waits or compiles, and does not rest."""
 MAX_TENANTS = 64
 """Largest number of tenants with a grammar that compiles, or is next to compile, or after which the tenant rests."""
 REST, MAX_REST_S = 4.0, 2.0
@@ -81,7 +82,7 @@ class GrammarCheck:
         digest = hashlib.sha256(f"{notation}\0{source}".encode()).digest()
         verdict = self._recall(digest)
         if verdict is None:
-            if self.num_waiting >= MAX_WAITING:
+            if self.num_waiting >= (MAX_WAITING if self._turns.has_work(tenant) else MAX_WAITING_FIRST):
                 message = "too many grammars wait for compilation at this gateway; retry later"
                 raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="grammars")
             self.num_waiting += 1

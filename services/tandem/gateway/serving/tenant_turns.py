@@ -46,6 +46,10 @@ class TenantTurns:
         """Return the cost of all running work."""
         return self._used
 
+    def has_work(self, tenant: TenantId) -> bool:
+        """Return whether work of the tenant waits or runs."""
+        return tenant in self._waiting or tenant in self._used_by
+
     async def begin(self, tenant: TenantId, cost: int = 1) -> TenantTurn:
         """Wait until work of `tenant` may begin, and return its turn, which the caller ends. Raises OVERLOADED where
         too much work of the tenant waits already. A caller that is cancelled while it waits leaves the queue."""
