@@ -8,8 +8,8 @@ import socket
 
 
 async def refuses_connections(address: str, timeout_s: float) -> bool:
-    """Connect to `address`, host:port, and return whether its host refuses the connection, which shows that no program
-    listens there any more.
+    """Connect to `address`, host:port, and return whether the connection is refused. Where no firewall and no load
+    balancer answers for the host, this shows that no program listens there any more.
 
     A stopped or overloaded program does not refuse: its kernel accepts connections for it. False where the connection
     opens, where the host does not answer within `timeout_s` seconds or cannot be found, and where one of several
