@@ -12,23 +12,49 @@ PRIOR_BANDWIDTH = {Distance.HOST: 40e9, Distance.RACK: 20e9, Distance.ZONE: 10e9
 """Bytes per second before anything was measured. Only the order matters; the first pulls replace the numbers."""
 MEMORY_BYTES = 1 << 30
 """A measured bandwidth averages over about this many last bytes, so a probe of one block hardly counts."""
+MEMORY_S = 1.0
+"""It averages over about this many last seconds of reading at most, so that a link that has become slow is known to be
+after a few reads."""
 PRIOR_BYTES = 64 << 20
 """Weight of the prior against measured bytes."""
+PRIOR_S = 0.05
+"""After this many seconds of reading the prior has half that weight, because a slow link moves few bytes. It weighs no
+more than what a link moves in this time."""
+SMALL_BYTES = 256 << 10
+"""Reads below this size measure the latency of a link."""
+LATENCY_GROWTH = 1.02
+"""A latency that has become longer is believed at this rate per small read."""
+LEAST_SHARE = 0.05
+"""Least fraction of a read's time that counts."""
+MOST_TIMES = 4.0
+"""One read counts for its distance as at most so many times slower than usual, so that one slow link does not stand for
+all."""
 
 
 @dataclass(slots=True)
 class _Measured:
+    """Bytes and seconds of the last reads. `latency_s`: what a small read takes at least, which says nothing of the
+    bandwidth."""
+
     num_bytes: float = 0.0
     busy_s: float = 0.0
+    latency_s: float = 0.0
+
+    def net_s(self, num_bytes: int, busy_s: float) -> float:
+        """Return the seconds of a read without the latency of small ones."""
+        if num_bytes < SMALL_BYTES:
+            self.latency_s = busy_s if not self.latency_s else min(busy_s, LATENCY_GROWTH * self.latency_s)
+        return max(busy_s - self.latency_s, LEAST_SHARE * busy_s)
 
     def add(self, num_bytes: int, busy_s: float) -> None:
-        keep = MEMORY_BYTES / (MEMORY_BYTES + num_bytes)
+        keep = min(MEMORY_BYTES / (MEMORY_BYTES + num_bytes), MEMORY_S / (MEMORY_S + busy_s))
         self.num_bytes = self.num_bytes * keep + num_bytes
         self.busy_s = self.busy_s * keep + busy_s
 
     def bandwidth(self, prior: float) -> float:
         """Return bytes per second; `prior` before anything was measured."""
-        return (self.num_bytes + PRIOR_BYTES) / (self.busy_s + PRIOR_BYTES / prior)
+        prior_bytes = min(PRIOR_BYTES, prior * PRIOR_S) * PRIOR_S / (PRIOR_S + self.busy_s)
+        return (self.num_bytes + prior_bytes) / (self.busy_s + prior_bytes / prior)
 
 
 class LinkBandwidth:
@@ -48,11 +74,12 @@ class LinkBandwidth:
         if num_bytes <= 0 or busy_s <= 0:
             return
         distance = producer.topology.distance(consumer.topology)
-        for measured in (
-            self._pairs.setdefault((producer.ref, consumer.ref), _Measured()),
-            self._distances.setdefault(distance, _Measured()),
-        ):
-            measured.add(num_bytes, busy_s)
+        pair = self._pairs.setdefault((producer.ref, consumer.ref), _Measured())
+        net_s = pair.net_s(num_bytes, busy_s)
+        pair.add(num_bytes, net_s)
+        common = self._distances.setdefault(distance, _Measured())
+        usual_s = num_bytes / common.bandwidth(PRIOR_BANDWIDTH[distance])
+        common.add(num_bytes, min(net_s, MOST_TIMES * usual_s) if common.num_bytes else net_s)
 
     def bandwidth(self, producer: WorkerView, consumer: WorkerView) -> float:
         """Return the estimated bytes per second at which `consumer` reads from `producer`."""

@@ -379,3 +379,38 @@ def test_unlabelled_workers_are_near_nothing() -> None:
     assert [
         int(Topology("h", "r", "z").distance(t)) for t in (Topology("h"), Topology("", "r"), Topology("", "", "z"))
     ] == [0, 1, 2]
+
+
+def test_a_link_that_becomes_slow_is_known_to_be_after_a_few_reads() -> None:
+    links = LinkBandwidth()
+    for _ in range(1000):
+        links.observe(P1, D1, 8 << 20, 0.01)
+    assert links.bandwidth(P1, D1) > 5e8
+    for _ in range(5):
+        links.observe(P1, D1, 1 << 20, 1.0)
+    assert links.bandwidth(P1, D1) < 3e7
+    for _ in range(50):
+        links.observe(P1, D1, 64 << 20, 0.08)
+    assert links.bandwidth(P1, D1) > 5e8, "and a mended one too"
+
+
+def test_small_reads_over_a_long_link_leave_its_bandwidth_as_it_is() -> None:
+    links = LinkBandwidth()
+    for _ in range(20):
+        links.observe(P1, D1, 64 << 20, 0.86)
+    before = links.bandwidth(P1, D1)
+    for _ in range(50):
+        links.observe(P1, D1, 64 << 10, 0.2)
+    assert links.bandwidth(P1, D1) > 0.5 * before
+
+
+def test_one_slow_link_does_not_stand_for_all_of_its_distance() -> None:
+    links = LinkBandwidth()
+    for _ in range(1000):
+        links.observe(P1, D1, 8 << 20, 0.008)
+    links.observe(P2, D1, 8 << 20, 8.0)
+    assert links.bandwidth(P2, D1) < 1e7
+    assert links.bandwidth(P2, D2) > 5e8 and links.bandwidth(P1, D1) > 5e8
+    for _ in range(100):
+        links.observe(P2, D1, 8 << 20, 8.0)
+    assert links.bandwidth(P1, D2) < 1e8, "but many do"
