@@ -119,7 +119,7 @@ class Cluster:
             case CancelJob(worker, keys):
                 self.call(worker, lambda w: self.cancel(w, keys))
             case ReleaseLease(worker, handoff):
-                self.call(worker, lambda w: self.effects(w, w.engine.release(handoff, self.agenda.now)))
+                self.call(worker, lambda w: self.effects(w, w.engine.revoke_lease(handoff, self.agenda.now)))
 
     def send_to_client(self, life: RequestState, command: PromptLogprobs | Token | Finished | EndRequest) -> None:
         match command:
