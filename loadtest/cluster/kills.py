@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         default=ModelConfig().id,
         help=f"as for tandem serve, or {TINY} for a random one (default: %(default)s)",
     )
-    parser.add_argument("--transport", choices=("nixl", "local"), default="nixl")
+    parser.add_argument("--transport", choices=("nixl", "tcp", "local"), default="nixl")
     parser.add_argument("--kills", type=int, default=20, help="of each role (default: %(default)s)")
     parser.add_argument("--roles", default="decode,prefill", help="which workers are killed (default: %(default)s)")
     parser.add_argument("--streams", type=int, default=8, help="open at each kill (default: %(default)s)")
@@ -157,7 +157,7 @@ async def _measure(args: argparse.Namespace, more_flags: Sequence[str], found: F
         receiver = stack.enter_context(span_receiver())
         model = str(make_tiny(directory / TINY)) if args.model == TINY else args.model
         threads = ("--num-threads", str(args.threads))
-        flags = ("--model", model, "--kv-transport", args.transport, *threads, *more_flags)
+        flags = ("--model", model, "--transfer-backend", args.transport, *threads, *more_flags)
         clusters: dict[str, StruckCluster] = {}
         for side, checkout in (("before", args.before), ("after", None)):
             if side == "after" or checkout is not None:

@@ -164,7 +164,7 @@ class Processes:
         flags = [
             *("--model", self._config.model.id, "--served-model-name", NAME, "--redis-url", self._redis.url),
             *("--num-threads", str(engine.num_threads), "--kv-cache-memory", str(engine.kv_cache_memory)),
-            *("--kv-transport", "local", "--disaggregation", "off"),
+            *("--transfer-backend", "local", "--disaggregation", "off"),
         ]
         for name, more in (("worker", ("--pool", "mixed")), ("gateway", ("--port", "0", "--auth", "off"))):
             log = (self._directory / f"{name}.log").open("w")

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest drain", description="Measure the drain of a decode worker.")
     parser.add_argument("--model", default=ModelConfig().id, help="as for tandem serve (default: %(default)s)")
-    parser.add_argument("--transport", choices=("nixl", "local"), default="nixl")
+    parser.add_argument("--transport", choices=("nixl", "tcp", "local"), default="nixl")
     parser.add_argument(
         "--sequences", type=int, default=32, help="that run when the drain begins (default: %(default)s)"
     )
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 async def _measure(args: argparse.Namespace, clock: Clock) -> Drain:
     flags = {
         "--model": args.model,
-        "--kv-transport": args.transport,
+        "--transfer-backend": args.transport,
         "--num-threads": args.threads,
         "--max-num-seqs": 2 * args.sequences,
         "--block-size": with_device_defaults(Config()).engine.block_size,

@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="loadtest.kv.first_decode_gap", description="Measure the pause that a hand-off costs."
     )
     parser.add_argument("--model", default=ModelConfig().id, help="as for tandem serve (default: %(default)s)")
-    parser.add_argument("--transport", choices=("nixl", "local"), default="nixl")
+    parser.add_argument("--transport", choices=("nixl", "tcp", "local"), default="nixl")
     parser.add_argument("--tokens", default="128,512,1024,2048", metavar="N,N,...")
     parser.add_argument("--budget", type=int, default=512, help="tokens of a chunk (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="pairs of each length (default: %(default)s)")
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 async def _measure(args: argparse.Namespace) -> list[GapRow]:
     flags = {
         "--model": args.model,
-        "--kv-transport": args.transport,
+        "--transfer-backend": args.transport,
         "--max-num-batched-tokens": args.budget,
         "--num-threads": args.threads,
         "--block-size": with_device_defaults(Config()).engine.block_size,

@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest.kv.handoff", description="Measure prefill, transfer and overlap.")
     parser.add_argument("--model", default=ModelConfig().id, help="as for tandem serve (default: %(default)s)")
-    parser.add_argument("--transport", choices=("nixl", "local"), default="nixl")
+    parser.add_argument("--transport", choices=("nixl", "tcp", "local"), default="nixl")
     parser.add_argument("--tokens", type=_counts, default=(128, 512, 1024, 2048, 4096), metavar="N,N,...")
     parser.add_argument("--budget", type=int, default=512, help="tokens of a chunk (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="prompts of each length (default: %(default)s)")
@@ -114,7 +114,7 @@ async def _measure(args: argparse.Namespace, clock: Clock) -> list[HandoffTimes]
 def _flags(args: argparse.Namespace) -> list[str]:
     flags = {
         "--model": args.model,
-        "--kv-transport": args.transport,
+        "--transfer-backend": args.transport,
         "--max-num-batched-tokens": args.budget,
         "--num-threads": args.threads,
         "--block-size": BLOCK_SIZE,

@@ -12,7 +12,7 @@ from tandem.engine.transfer_messages import TransportPeer
 from tandem.transfer.interface import BlockCopy
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_agent import open_agent
-from tandem.transfer.nixl_transport import memory_type
+from tandem.transfer.nixl_transport import memory_type, split_metadata
 from tandem.transfer.process_memory import MAX_SPANS, CopySpan, ProcessMemory
 
 Bare = Callable[[Sequence[BlockCopy]], float]
@@ -65,7 +65,7 @@ def bare_nixl(pool: MemoryPool, peer: TransportPeer) -> Bare:
     memory, number = memory_type(pool.region.device)
     api.register_memory([(pool.region.address, pool.num_bytes, number, "")], memory)
     (rank,) = peer.ranks
-    name, region = api.add_remote_agent(rank.metadata), rank.region
+    name, region = api.add_remote_agent(split_metadata(rank.metadata)[1]), rank.region
 
     def blocks(agent: str, address: int, num: int) -> Any:
         strided = np.array([(address, pool.region.block_bytes, number, pool.region.block_bytes, num)], dtype=np.uint64)

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="loadtest remote-prefix", description="Prompts computed against prompts read."
     )
     parser.add_argument("--model", default=ModelConfig().id, help="as for tandem serve (default: %(default)s)")
-    parser.add_argument("--transport", choices=("nixl", "local"), default="nixl")
+    parser.add_argument("--transport", choices=("nixl", "tcp", "local"), default="nixl")
     parser.add_argument("--tokens", type=_counts, default=(256, 1024, 4096), metavar="N,N,...")
     parser.add_argument("--repeats", type=int, default=5, help="prompts of each length (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), help="of each worker")
@@ -76,7 +76,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 async def _measure(args: argparse.Namespace, clock: Clock) -> None:
-    flags = ["--model", args.model, "--kv-transport", args.transport, "--num-threads", str(args.threads)]
+    flags = ["--model", args.model, "--transfer-backend", args.transport, "--num-threads", str(args.threads)]
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-loadtest-")))
         clients: list[WorkerClient] = []

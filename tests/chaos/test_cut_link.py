@@ -48,7 +48,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory, redis: Redis, model: Path) -
         except NoNamespaces as reason:
             pytest.skip(f"no network namespaces here: {reason}")
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("UCX_TLS", "tcp")
-        settings = (*SETTINGS, "--kv-transport", "nixl", "--namespace", "apart")
+        settings = (*SETTINGS, "--transfer-backend", "nixl", "--namespace", "apart")
         running = stack.enter_context(cluster(tmp_path_factory.mktemp("apart"), redis.url, model, *settings))
         prefill = running.worker("p", "prefill", "--worker-host", one.address, "--cluster-insecure", within=one.within)
         decode = running.worker(

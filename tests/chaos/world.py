@@ -22,7 +22,7 @@ KEYS = {"acme": "tdm_acme", "globex": "tdm_globex"}
 NUM_EACH = 2
 PORT = 7070
 SETTINGS = (
-    *("--served-model-name", "tiny", "--dtype", "float64", "--kv-transport", "local", "--kv-cache-memory", "48MiB"),
+    *("--served-model-name", "tiny", "--dtype", "float64", "--transfer-backend", "local", "--kv-cache-memory", "48MiB"),
     # Small steps: a long prompt is in the middle of its prefill for a while.
     *("--max-num-batched-tokens", "128", "--max-num-seqs", "8"),
     *("--worker-timeout-s", "3", "--lease-s", "3", "--pull-timeout-s", "5", "--drain-timeout-s", "3"),

@@ -44,6 +44,7 @@ SAMPLES: dict[str, Any] = {
     "gateway.metrics_port": 9200,
     "model.served_name": "one,another",
     "planner.groups": "prefill=fast,decode=wide:2",
+    "transfer.nixl_backends": "LIBFABRIC",
     "planner.headroom": 0.25,
     "planner.percentile": 95.5,
     "redis.namespace": "production",

@@ -3,6 +3,7 @@ messages between the ranks of one worker."""
 
 from __future__ import annotations
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from tandem.core.events import SampledToken
@@ -14,6 +15,7 @@ from tandem.kv.hashing import HASH_BYTES
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.transfer.interface import PeerError
 from tandem.transfer.peer_layout import check_peer, shares_of
+from tandem.transfer.tcp_source import requested_spans
 from tandem.wire.call_auth import CallCheck, CallToken, sign_token
 from tandem.wire.gen import kv_pb2 as pb
 from tandem.wire.kv_codec import (
@@ -113,7 +115,26 @@ def _read_rank_message(data: bytes) -> None:
             continue
 
 
+def _read_request_for_blocks(data: bytes) -> None:
+    """Read offset, number of bytes and runs of blocks, 4 bytes each, as a source of KV over TCP does. What it would
+    send lies in its pool."""
+    words = np.frombuffer(data[: len(data) // 8 * 8], "<u4")
+    if len(words) < 4:
+        return
+    region = _POOL.region
+    for address, num_bytes in requested_spans(region, words[2:], int(words[0]), int(words[1])).tolist():
+        assert region.address <= address < address + num_bytes <= region.address + _POOL.num_bytes
+
+
 SURFACES = {
+    "kv-request": Surface(
+        read=_read_request_for_blocks,
+        seeds=tuple(
+            np.array(words, "<u4").tobytes()
+            for words in ((0, _POOL.region.block_bytes, 0, 3, 5, 2), (64, 128, 7, 1, 0, 4))
+        ),
+        errors=(ValueError,),
+    ),
     "handoff": Surface(
         read=_read_handoff,
         seeds=(

@@ -60,7 +60,7 @@ PLACES = {
     **dict.fromkeys(("gguf", "safetensors", "model-config"), Place("tests.hostile.model_files", ("gguf",))),
     "tenants": Place("tests.hostile.tenants", ("yaml",)),
     **dict.fromkeys(("submission", "worker-call", "watch", "description"), _WORKERS),
-    **dict.fromkeys(("handoff", "kv-peer", "call-signature", "rank-message"), _KV),
+    **dict.fromkeys(("handoff", "kv-peer", "kv-request", "call-signature", "rank-message"), _KV),
 }
 """All surfaces by name."""
 

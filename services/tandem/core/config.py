@@ -188,9 +188,6 @@ class SloConfig:
 class HandoffConfig:
     """The transfer of KV blocks between workers."""
 
-    transport: Literal["nixl", "local"] = "nixl"
-    """Choose how KV blocks move between workers. nixl uses NIXL over UCX (shared memory, TCP, RDMA or CUDA IPC); local
-    reads the memory of another process on the same machine and works on CPUs only."""
     lease_s: Positive = 10.0
     """Set the seconds for which a prefill worker keeps blocks for a decode worker that does not renew its lease. Keep
     it below handoff.pull_timeout_s."""
@@ -206,12 +203,21 @@ class HandoffConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
-    """Requirements on the link between two workers.
+    """The transport of KV blocks between workers, and requirements on the link between two of them.
 
     The bandwidth of some pairs is measured when the workers connect; that of all other pairs is computed from their
     first transfers.
     """
 
+    backend: Literal["auto", "nixl", "tcp", "local"] = "auto"
+    """Choose how KV blocks move between workers, equal for all of them. nixl uses NIXL over UCX (RDMA, CUDA IPC, shared
+    memory or TCP); tcp uses connections of Tandem's own; auto uses nixl for pairs of workers with RDMA or on one
+    machine, and tcp for all other pairs; local reads the memory of another process on the same machine and works on
+    CPUs only."""
+    nixl_backends: str = "UCX"
+    """Set the backends of NIXL, separated by commas, in order of preference: UCX, or LIBFABRIC for AWS' EFA, over which
+    UCX is very slow. A worker uses the first that works on its machine; two workers with different ones move KV over
+    TCP, or not at all where transfer.backend is nixl."""
     require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = "any"
     """Require this type of link for KV: rdma applies between machines, cuda_ipc and shared_memory within one machine.
     any accepts every link."""
@@ -220,6 +226,11 @@ class TransferConfig:
     on_slow_link: Literal["refuse", "warn"] = "refuse"
     """Choose what happens to a link that misses transfer.require or transfer.min_gbps. refuse places no handoff on it,
     once it was probed or has moved 16 MiB; warn uses it and reports it in logs and metrics."""
+
+    @property
+    def nixl_backend_names(self) -> tuple[str, ...]:
+        """Return the names in `nixl_backends`, in upper case."""
+        return tuple(name.strip().upper() for name in self.nixl_backends.split(","))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

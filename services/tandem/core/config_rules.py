@@ -15,6 +15,7 @@ from tandem.core.ray_worker_groups import read_groups
 _KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 """A DNS subdomain of RFC 1123, which names of most Kubernetes objects must be."""
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_]([-a-z0-9_]*[a-z0-9_])?(\.[a-z0-9_]([-a-z0-9_]*[a-z0-9_])?)*")
+_NIXL_BACKENDS = ("UCX", "LIBFABRIC")
 _BLOCK_SIZES = frozenset({0, 8, 16, 32, 64, 128, 256})
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 
@@ -99,8 +100,10 @@ def _engine_violations(config: Config) -> Iterator[Violation]:
         yield "engine.kernels", "must be auto where model.device is cuda, which always uses Triton kernels"
     if engine.host_cache_memory and not engine.enable_prefix_caching:
         yield "engine.host_cache_memory", "must be 0 while engine.enable_prefix_caching is false"
-    if config.model.device == "cuda" and config.handoff.transport == "local":
-        yield "handoff.transport", "must be nixl where model.device is cuda, because local reads host memory only"
+    if config.model.device == "cuda" and config.transfer.backend == "local":
+        yield "transfer.backend", "must not be local where model.device is cuda, because local reads host memory only"
+    if not set(config.transfer.nixl_backend_names) <= set(_NIXL_BACKENDS):
+        yield "transfer.nixl_backends", f"must be one of {', '.join(_NIXL_BACKENDS)}, or several separated by commas"
     if speculative.ngram_max < speculative.ngram_min:
         yield "speculative.ngram_max", f"must be at least speculative.ngram_min ({speculative.ngram_min})"
 

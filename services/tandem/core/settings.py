@@ -33,7 +33,7 @@ _FLAG_NAMES = {
     "speculative.method": "--speculative-method",
     "speculative.num_tokens": "--speculative-num-tokens",
     "speculative.max_batch_tokens": "--speculative-max-batch-tokens",
-    "handoff.transport": "--kv-transport",
+    "transfer.backend": "--transfer-backend",
     "handoff.digests": "--kv-digests",
     "gateway.host": "--host",
     "gateway.port": "--port",

@@ -128,6 +128,7 @@ def _worker_checks(config: Config, system: System, limits: host_limits.ResourceL
         return (
             *rdma.judge_devices(found, is_required=is_required),
             *rdma.judge_gids(found, gid_index, is_required=is_required),
+            rdma.judge_efa(found, config.transfer),
             rdma.judge_gpu_direct(found, is_cuda=device == "cuda", is_required=is_required),
         )
 
@@ -137,8 +138,8 @@ def _worker_checks(config: Config, system: System, limits: host_limits.ResourceL
         return host_limits.judge_memlock(limits, pool_bytes, uses_rdma)
 
     def examine_ucx() -> Sequence[Finding]:
-        trial = ucx.Trial() if config.handoff.transport == "local" else ucx.read_trial(system)
-        return ucx.judge_trial(trial, config.handoff, config.transfer, system.environ.get("UCX_TLS", ""))
+        trial = ucx.Trial() if config.transfer.backend in ucx.WITHOUT_UCX else ucx.read_trial(system)
+        return ucx.judge_trial(trial, config.transfer, system.environ.get("UCX_TLS", ""))
 
     return [
         Check("cpu", lambda: cpu.check_cpu(system, device, config.engine.kernels), part="worker"),

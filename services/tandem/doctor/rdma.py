@@ -9,10 +9,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tandem.core.config import TransferConfig
 from tandem.doctor.finding import Finding, fail, format_version, ok, skip, warn, wrong
 from tandem.doctor.system import System
 
 _CLASS = "/sys/class/infiniband"
+_AMAZON = "0x1d0f"
 _ROCE_V2 = "RoCE v2"
 _IPV4_MAPPED = re.compile(r"^(0000:){5}ffff:(?!0000:0000)")
 _DMABUF_KERNEL = (5, 12)
@@ -41,7 +43,7 @@ class Port:
 
     `device`: name of the card. `number`: of the port on the card. `state`: "ACTIVE", "DOWN" or another name of the
     kernel. `link_layer`: "InfiniBand" or "Ethernet". `rate`: bandwidth as the kernel prints it. `gids`: addresses of
-    the port."""
+    the port. `vendor`: PCI vendor of the card, such as "0x15b3"."""
 
     device: str
     number: int
@@ -49,6 +51,7 @@ class Port:
     link_layer: str
     rate: str
     gids: tuple[Gid, ...]
+    vendor: str = ""
 
     @property
     def name(self) -> str:
@@ -112,6 +115,20 @@ def judge_devices(rdma: Rdma, *, is_required: bool) -> tuple[Finding, ...]:
     return tuple(_device(port, is_fatal=is_required and not is_any) for port in rdma.ports)
 
 
+def judge_efa(rdma: Rdma, transfer: TransferConfig) -> Finding:
+    """Return a finding on whether NIXL uses the library that AWS' EFA needs."""
+    cards = sorted({port.device for port in rdma.ports if port.vendor == _AMAZON})
+    if not cards:
+        return skip("efa", "there is no EFA card")
+    names = ", ".join(cards)
+    if transfer.backend not in ("auto", "nixl"):
+        return skip("efa", f"transfer.backend is {transfer.backend}, which does not use {names}")
+    if transfer.nixl_backend_names[0] == "LIBFABRIC":
+        return ok("efa", f"{names}, and NIXL prefers LIBFABRIC")
+    found = f"{names}, and transfer.nixl_backends prefers {transfer.nixl_backend_names[0]}: over EFA it is very slow"
+    return warn("efa", found, "set transfer.nixl_backends=LIBFABRIC,UCX and install libfabric with EFA's provider")
+
+
 def judge_gids(rdma: Rdma, gid_index: str, *, is_required: bool) -> tuple[Finding, ...]:
     """Return a finding for each active RoCE port on whether it has a usable GID.
 
@@ -155,6 +172,7 @@ def _ports(system: System) -> Iterator[Port]:
                 link_layer=system.text(f"{where}/link_layer"),
                 rate=system.text(f"{where}/rate"),
                 gids=tuple(_gids(system, where)),
+                vendor=system.text(f"{_CLASS}/{device}/device/vendor").strip(),
             )
 
 

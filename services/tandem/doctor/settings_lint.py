@@ -55,9 +55,13 @@ def _contradictory(config: Config) -> Iterator[Finding]:
         )
         fix = "set gateway.wake_timeout_s to more seconds than a worker takes to start, or the minimums to 1"
         yield warn("settings", found, fix)
-    if require == "rdma" and handoff.transport == "local":
-        found = "transfer.require=rdma, and handoff.transport=local never leaves the machine: no link can meet it"
-        yield fail("settings", found, "set handoff.transport=nixl")
+    backend = config.transfer.backend
+    if require == "rdma" and backend == "local":
+        found = "transfer.require=rdma, and transfer.backend=local never leaves the machine: no link can meet it"
+        yield fail("settings", found, "set transfer.backend=auto")
+    if require != "any" and backend == "tcp":
+        found = f"transfer.require={require}, and transfer.backend=tcp uses TCP alone: no link can meet it"
+        yield fail("settings", found, "set transfer.backend=auto, or transfer.require=any")
     if require == "cuda_ipc" and config.model.device == "cpu":
         found = "transfer.require=cuda_ipc, and model.device=cpu has no GPU memory to move"
         yield fail("settings", found, "set transfer.require=shared_memory or any, or model.device=cuda")

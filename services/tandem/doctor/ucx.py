@@ -13,12 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from tandem.core.config import HandoffConfig, TransferConfig
+from tandem.core.config import TransferConfig
 from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
 from tandem.doctor.system import System
 from tandem.doctor.ucx_trial import MODULE
 
 LIMIT_S = 30.0
+WITHOUT_UCX = ("local", "tcp")
+"""Values of transfer.backend that need no UCX."""
 _LOGGED = {"UCX_LOG_LEVEL": "debug", "UCX_PROTO_INFO": "y", "UCX_LOG_FILE": "stderr"}
 _PREFIX = re.compile(r"^\[[^\]]*\] \[[^\]]*\]\s*")
 _LANE = re.compile(r"[a-z][a-z0-9_]*/[^\s,]+")
@@ -87,25 +89,28 @@ def parse_trial(output: str, log: str) -> Trial:
     )
 
 
-def judge_trial(trial: Trial, handoff: HandoffConfig, transfer: TransferConfig, ucx_tls: str) -> tuple[Finding, ...]:
+def judge_trial(trial: Trial, transfer: TransferConfig, ucx_tls: str) -> tuple[Finding, ...]:
     """Return findings on the trial read: whether it worked, by which transports, and whether `transfer.require` is met.
 
-    `ucx_tls`: value of the variable UCX_TLS, empty if unset. Skipped if `handoff.transport` is local, which uses no
-    UCX."""
-    if handoff.transport == "local":
-        return (skip("ucx", "handoff.transport is local, which reads through the kernel without UCX"),)
+    `ucx_tls`: value of the variable UCX_TLS, empty if unset. Skipped if `transfer.backend` is one of WITHOUT_UCX."""
+    if transfer.backend in WITHOUT_UCX:
+        return (skip("ucx", f"transfer.backend is {transfer.backend}, which needs no UCX"),)
     if trial.problem:
-        return (_stuck(trial, ucx_tls),)
+        required = () if transfer.backend == "nixl" else tuple(_required(trial, transfer, ucx_tls))
+        return (_stuck(trial, transfer, ucx_tls), *required)
     return (_chose(trial, ucx_tls), *_missing(trial, ucx_tls), *_required(trial, transfer, ucx_tls))
 
 
-def _stuck(trial: Trial, ucx_tls: str) -> Finding:
+def _stuck(trial: Trial, transfer: TransferConfig, ucx_tls: str) -> Finding:
     because = f" ({_missing_names(trial, ucx_tls)})" if trial.missing else ""
     fix = (
         "run `pip install 'tandem[worker]'` if NIXL is missing; unset UCX_TLS and UCX_NET_DEVICES, or name what is "
-        f"there ({_names(trial) or 'tcp,sm,self'}); set handoff.transport=local where one machine has all workers"
+        f"there ({_names(trial) or 'tcp,sm,self'}); set transfer.backend=tcp where TCP is fast enough"
     )
-    return fail("ucx", f"NIXL moves nothing between two processes: {trial.problem}{because}", fix)
+    found = f"NIXL moves nothing between two processes: {trial.problem}{because}"
+    if transfer.backend == "auto":
+        return warn("ucx", f"{found}; KV moves over TCP, also within this machine", fix)
+    return fail("ucx", found, fix)
 
 
 def _chose(trial: Trial, ucx_tls: str) -> Finding:

@@ -183,7 +183,7 @@ def _fingerprint_finding(model: str, workers: Sequence[WorkerFacts]) -> Finding:
     summary = "; ".join(f"{_kind(found[0])} of {', '.join(w.ref.id for w in found)}" for found in groups.values())
     fix = (
         "wait for the end of a rolling update; else set the same model.id and files, model.dtype, model.quantization, "
-        "model.batch_invariant, engine.kv_cache_dtype, engine.block_size and handoff.transport for all workers of a "
+        "model.batch_invariant, engine.kv_cache_dtype, engine.block_size and transfer.backend for all workers of a "
         "model (`tandem config` on each)"
     )
     return warn("fingerprints", f"{model}: KV moves only within each of {summary}", fix)

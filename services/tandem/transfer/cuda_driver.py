@@ -1,6 +1,7 @@
-"""Give a transport thread its CUDA context, and check whether GPU memory can be shared with other processes.
+"""Give a transport thread its CUDA context, check whether GPU memory can be shared with other processes, and copy
+between GPU and pinned memory.
 
-The driver is called by ctypes, so that a transport needs no torch. Two facts make the calls necessary:
+The driver is called by ctypes, so that a transport needs no torch. Two facts make the first two calls necessary:
 
 - A thread starts without a CUDA context. When UCX looks at a peer's memory in such a thread, it silently treats
   cuda_ipc as unreachable (openucx/ucx pull request 11240).
@@ -18,6 +19,8 @@ from tandem.core.errors import ErrorKind, TandemError
 _LIBRARY = "libcuda.so.1"
 _IS_LEGACY_CUDA_IPC_CAPABLE = 10
 """CUpointer_attribute that says whether cuIpcGetMemHandle accepts the memory."""
+_NON_BLOCKING, _PORTABLE = 1, 1
+"""CUstream_flags and flags of cuMemHostAlloc: the memory is pinned for all contexts."""
 
 
 class CudaDriver:
@@ -49,6 +52,38 @@ class CudaDriver:
         attribute = ctypes.c_int(_IS_LEGACY_CUDA_IPC_CAPABLE)
         self._call("cuPointerGetAttribute", ctypes.byref(is_capable), attribute, ctypes.c_uint64(address))
         return is_capable.value != 0
+
+    def open_stream(self) -> int:
+        """Return a new stream of the current context, which does not wait for work of other streams."""
+        stream = ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+        return stream.value or 0
+
+    def close_stream(self, stream: int) -> None:
+        self._call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
+
+    def wait(self, stream: int) -> None:
+        """Wait until all copies on a stream have ended."""
+        self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+    def allocate_pinned(self, num_bytes: int) -> int:
+        """Return the address of new host memory that the GPU copies from and to directly."""
+        address = ctypes.c_void_p()
+        self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(num_bytes), ctypes.c_uint(_PORTABLE))
+        return address.value or 0
+
+    def free_pinned(self, address: int) -> None:
+        self._call("cuMemFreeHost", ctypes.c_void_p(address))
+
+    def copy_to_host(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        """Begin to copy from GPU memory at `source` to pinned memory at `target`."""
+        arguments = ctypes.c_void_p(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes)
+        self._call("cuMemcpyDtoHAsync_v2", *arguments, ctypes.c_void_p(stream))
+
+    def copy_to_device(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        """Begin to copy from pinned memory at `source` to GPU memory at `target`."""
+        arguments = ctypes.c_uint64(target), ctypes.c_void_p(source), ctypes.c_size_t(num_bytes)
+        self._call("cuMemcpyHtoDAsync_v2", *arguments, ctypes.c_void_p(stream))
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)

@@ -38,8 +38,8 @@ class Counters:
 class LinkEndpoints:
     """The two ends of a read, the reading worker and the source.
 
-    `transport`: "local" or "nixl". `same_machine`: whether both processes run under one kernel, even in different
-    containers. `device`, `source_device`: where the memory of the reader and of the source is, `cpu` or `cuda:N`.
+    `transport`: value of transfer.backend. `same_machine`: whether both processes run under one kernel, even in
+    different containers. `device`, `source_device`: where the memory of reader and source is, `cpu` or `cuda:N`.
     """
 
     transport: str
@@ -75,6 +75,8 @@ def detect_link_type(sample: TransferSample, ends: LinkEndpoints) -> tuple[LinkT
     """
     if ends.transport == "local":
         return "shared_memory", "the local transport reads the other process's memory"
+    if ends.transport == "tcp":
+        return "tcp", "the TCP transport has connections of its own"
     network, rdma = (_risen(sample, kind) for kind in ("network", "rdma"))
     rose = f"of {_mb(sample.num_bytes)} read, network interfaces received {_named(network)}, RDMA ports {_named(rdma)}"
     enough = _MIN_FRACTION * sample.num_bytes

@@ -43,3 +43,13 @@ def agent_name(worker: WorkerId, incarnation: Incarnation, rank: int = 0) -> str
     """Return the name of the transport agent of rank `rank`. It contains the incarnation, so that the agent of a
     restarted worker has another name."""
     return f"{worker}.{incarnation}.{rank}"
+
+
+def cuda_number(device: str) -> int | None:
+    """Return N for the device `cuda:N`, 0 for `cuda` and None for `cpu`. Raises ValueError for other devices."""
+    kind, _, number = device.partition(":")
+    if kind == "cpu" and not number:
+        return None
+    if kind == "cuda":
+        return int(number or 0)
+    raise ValueError(f"no transport knows memory of {device!r}")

@@ -1,15 +1,16 @@
-"""Find the NIXL library and open an agent with UCX as its backend."""
+"""Find the NIXL library and open an agent with one backend."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.errors import ErrorKind, TandemError
 
+UCX = "UCX"
 PACKAGES = ("nixl_cu13", "nixl_cu12")
 """Import names of the NIXL builds; the first that is installed is used. Both work without a GPU.
 
@@ -37,27 +38,29 @@ allocated earlier for host memory. Without the cache UCX asks the driver, once f
 
 @dataclass(frozen=True, slots=True)
 class NixlAgent:
-    """An open NIXL agent, the object that registers memory and moves bytes, with UCX as its only backend.
+    """An open NIXL agent, the object that registers memory and moves bytes, with one backend.
 
     `api`: the agent of the NIXL library, on which transports call. `errors`: the exceptions that calls of `api` raise.
-    `disconnected`: the one of these exceptions that proves that UCX closed the connection by force and ended its reads.
+    `disconnected`: those of these exceptions that prove that the backend closed the connection by force and ended its
+    reads; for other backends than UCX none is known to. `backend`: its name.
     """
 
     name: str
     api: Any
     errors: tuple[type[Exception], ...]
-    disconnected: type[Exception]
+    disconnected: tuple[type[Exception], ...]
+    backend: str
 
 
-def open_agent(name: str, *, uses_cuda: bool = False) -> NixlAgent:
-    """Open a NIXL agent called `name`, which takes about half a second. `uses_cuda`: the agent will register GPU
-    memory.
+def open_agent(name: str, backends: Sequence[str] = (UCX,), *, uses_cuda: bool = False) -> NixlAgent:
+    """Open a NIXL agent called `name` with the first of `backends` that works here, which takes about half a second.
+    `uses_cuda`: the agent will register GPU memory.
 
     The agent has no progress thread, because an idle one burns a whole core; the owner must poll instead. Raises
-    TandemError when NIXL is missing or does not work here, or when UCX_TLS excludes the transports of GPU memory.
+    TandemError when NIXL is missing or no backend works here, or when UCX_TLS excludes the transports of GPU memory.
     """
     _set_environment(_ENVIRONMENT | _CUDA_ENVIRONMENT if uses_cuda else _ENVIRONMENT)
-    if uses_cuda:
+    if uses_cuda and UCX in backends:
         _check_ucx_tls(os.environ.get("UCX_TLS", "all"))
     package = _find_package()
     api = importlib.import_module(f"{package}._api")
@@ -65,16 +68,24 @@ def open_agent(name: str, *, uses_cuda: bool = False) -> NixlAgent:
     errors = tuple(
         error for key, error in sorted(vars(bindings).items()) if key.startswith("nixl") and key.endswith("Error")
     )
-    try:
-        config = api.nixl_agent_config(enable_prog_thread=False, enable_listen_thread=False, backends=["UCX"])
-        agent = api.nixl_agent(name, config)
-    except (*errors, RuntimeError) as error:
-        raise TandemError(
-            ErrorKind.UNSUPPORTED, f"NIXL cannot start: {error}; `tandem doctor --only ucx` checks UCX"
-        ) from error
-    if "UCX" not in agent.backends:
-        raise TandemError(ErrorKind.UNSUPPORTED, "NIXL finds no UCX plugin: unset NIXL_PLUGIN_DIR, or correct it")
-    return NixlAgent(name, agent, (*errors, RuntimeError), bindings.nixlRemoteDisconnectError)
+    problems = []
+    for backend in backends:
+        try:
+            config = api.nixl_agent_config(enable_prog_thread=False, enable_listen_thread=False, backends=[backend])
+            agent = api.nixl_agent(name, config)
+        except (*errors, RuntimeError) as error:
+            problems.append(f"{backend}: {error}")
+            continue
+        if backend in agent.backends:
+            proofs = (bindings.nixlRemoteDisconnectError,) if backend == UCX else ()
+            return NixlAgent(name, agent, (*errors, RuntimeError), proofs, backend)
+        problems.append(f"{backend}: its plugin is missing; unset NIXL_PLUGIN_DIR, or correct it")
+    raise TandemError(
+        ErrorKind.UNSUPPORTED,
+        f"NIXL cannot start with {'; '.join(problems)}; `tandem doctor --only ucx` checks UCX, and LIBFABRIC needs "
+        "libfabric.so.1",
+        param="transfer.nixl_backends",
+    )
 
 
 def _find_package() -> str:
@@ -86,8 +97,8 @@ def _find_package() -> str:
         return package
     raise TandemError(
         ErrorKind.UNSUPPORTED,
-        "NIXL is not installed: pip install nixl-cu12 (or nixl-cu13), or set handoff.transport to local",
-        param="handoff.transport",
+        "NIXL is not installed: pip install nixl-cu12 (or nixl-cu13), or set transfer.backend to auto or tcp",
+        param="transfer.backend",
     )
 
 
@@ -102,7 +113,7 @@ def _check_ucx_tls(ucx_tls: str) -> None:
             ErrorKind.UNSUPPORTED,
             f"UCX_TLS={ucx_tls} leaves out cuda_copy, without which no GPU memory moves: "
             "unset it, or name cuda_copy and cuda_ipc too",
-            param="handoff.transport",
+            param="transfer.backend",
         )
 
 

@@ -1,4 +1,5 @@
-"""Transport over NIXL and UCX: RDMA, CUDA IPC, shared memory or TCP, whichever UCX chooses."""
+"""Transport over NIXL: with its backend UCX over RDMA, CUDA IPC, shared memory or TCP, whichever UCX chooses; with
+LIBFABRIC over AWS' EFA, which has not been tried."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.layout import KVRegion
 from tandem.transfer.cuda_driver import CudaDriver
 from tandem.transfer.interface import BlockCopy, PeerError, ReadState
-from tandem.transfer.memory_pool import MemoryPool
-from tandem.transfer.nixl_agent import NixlAgent, open_agent
+from tandem.transfer.memory_pool import MemoryPool, cuda_number
+from tandem.transfer.nixl_agent import UCX, NixlAgent, open_agent
 from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
 
 PROBE_BYTES = 4096
+_AFTER_BACKEND = b"\0"
 _INITIATOR = "NIXL_INIT_AGENT"
 
 
@@ -92,7 +94,7 @@ class NixlTransport:
     process when the reader dies during the read: a reader should end its reads before it exits.
     """
 
-    def __init__(self, pool: MemoryPool, agent: str) -> None:
+    def __init__(self, pool: MemoryPool, agent: str, backends: Sequence[str] = (UCX,)) -> None:
         self.pool = pool
         memory, number = memory_type(pool.region.device)
         self._driver = CudaDriver() if memory == "VRAM" else None
@@ -104,7 +106,7 @@ class NixlTransport:
                 "remove expandable_segments and other allocators from PYTORCH_CUDA_ALLOC_CONF",
                 param="device",
             )
-        self._nixl: NixlAgent = open_agent(agent, uses_cuda=memory == "VRAM")
+        self._nixl: NixlAgent = open_agent(agent, backends, uses_cuda=memory == "VRAM")
         self._api: Any = self._nixl.api
         self._probe = ctypes.create_string_buffer(2 * PROBE_BYTES)
         self._probe_lists: tuple[Any, Any] | None = None
@@ -120,7 +122,7 @@ class NixlTransport:
             self._own_lists[0, pool.region.block_bytes] = self._prepare(
                 _INITIATOR, pool.region, 0, pool.region.block_bytes
             )
-            self._metadata: bytes = self._api.get_agent_metadata()
+            self._metadata: bytes = self.backend.encode() + _AFTER_BACKEND + self._api.get_agent_metadata()
         except self._nixl.errors as error:
             raise TandemError(
                 ErrorKind.UNSUPPORTED,
@@ -134,9 +136,14 @@ class NixlTransport:
         )
         return f"NixlTransport({self._nixl.name}, {links or 'no peers'})"
 
+    @property
+    def backend(self) -> str:
+        """Return the name of NIXL's backend, which must be that of every peer."""
+        return self._nixl.backend
+
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        """Return what other workers need to read this rank's pool: agent name, NIXL metadata and memory region, under
-        the name `worker`. The result is constant, so any thread may call this."""
+        """Return what other workers need to read this rank's pool: agent name, backend with NIXL's metadata, and memory
+        region, under the name `worker`. The result is constant, so any thread may call this."""
         rank = TransportRank(self._nixl.name, self._metadata, self.pool.region)
         return TransportPeer(worker, self.pool.layout, (rank,))
 
@@ -257,8 +264,12 @@ class NixlTransport:
 
     def _load(self, peer: TransportPeer, share: RankShare) -> _Source:
         """Load a rank's metadata into the agent and prepare its descriptor lists. Raises PeerError."""
+        backend, metadata = split_metadata(share.rank.metadata)
+        if backend != self.backend:
+            theirs = backend or "no backend"
+            raise PeerError(f"{peer.worker} uses {theirs} of NIXL, this worker {self.backend}: transfer.nixl_backends")
         try:
-            name = self._api.add_remote_agent(share.rank.metadata)
+            name = self._api.add_remote_agent(metadata)
         except self._nixl.errors as error:
             raise PeerError(f"{peer.worker} cannot be reached: {error}") from error
         known = name.decode() if isinstance(name, bytes) else str(name)
@@ -356,12 +367,14 @@ class NixlTransport:
         return ReadState.DONE if arrived and state is ReadState.DONE else ReadState.FAILED
 
 
+def split_metadata(metadata: bytes) -> tuple[str, bytes]:
+    """Return the backend in a rank's metadata, and the metadata of NIXL; an empty name where there is none."""
+    backend, separator, rest = metadata.partition(_AFTER_BACKEND)
+    return (backend.decode("ascii", "replace"), rest) if separator else ("", metadata)
+
+
 def memory_type(device: str) -> tuple[str, int]:
     """Return NIXL's name for the memory of `device` and the device number: ("DRAM", 0) for `cpu`, ("VRAM", N) for
     `cuda:N`. Raises ValueError for other devices."""
-    kind, _, number = device.partition(":")
-    if kind == "cpu" and not number:
-        return ("DRAM", 0)
-    if kind == "cuda":
-        return ("VRAM", int(number or 0))
-    raise ValueError(f"NIXL knows no memory of {device!r}")
+    number = cuda_number(device)
+    return ("DRAM", 0) if number is None else ("VRAM", number)

@@ -69,8 +69,8 @@ class ProcessVmTransport:
         if pool.region.device != "cpu":
             raise TandemError(
                 ErrorKind.UNSUPPORTED,
-                f"the local transport reads cpu memory, not {pool.region.device}: set handoff.transport to nixl",
-                param="handoff.transport",
+                f"the local transport reads cpu memory, not {pool.region.device}: set transfer.backend to auto",
+                param="transfer.backend",
             )
         try:
             self._memory = ProcessMemory()
@@ -78,8 +78,8 @@ class ProcessVmTransport:
         except OSError as error:
             raise TandemError(
                 ErrorKind.UNSUPPORTED,
-                f"the local transport needs Linux ({error}): set handoff.transport to nixl",
-                param="handoff.transport",
+                f"the local transport needs Linux ({error}): set transfer.backend to auto",
+                param="transfer.backend",
             ) from error
         self._memory.allow_readers()
         self.pool = pool
@@ -159,7 +159,7 @@ class ProcessVmTransport:
             raise PeerError(f"{peer.worker} is no local transport: {error}") from None
         process = target.process
         if process.host != self._own.process.host:
-            raise PeerError(f"{peer.worker} is not on this host: set handoff.transport to nixl")
+            raise PeerError(f"{peer.worker} is not on this host: set transfer.backend to auto")
         try:
             alive = start_ticks(process.pid) == process.start_ticks
         except ProcessLookupError:

@@ -10,6 +10,7 @@ a CA for them.
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
 from pathlib import Path
 from threading import Lock
@@ -19,6 +20,7 @@ import grpc
 
 from tandem.core.config import ClusterConfig, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.wire.channels import TLS_NAME
 from tandem.wire.secret_file import Signature, signature
 
 _log = logging.getLogger(__name__)
@@ -34,6 +36,15 @@ class Pems(NamedTuple):
     key: bytes
     cert: bytes
     ca: bytes
+
+
+class _Contexts(NamedTuple):
+    """Contexts of one content of the files: for listeners of asyncio, and for both sides of a connection between two
+    programs of a cluster; None where the other side needs no certificate."""
+
+    listener: ssl.SSLContext
+    peer_server: ssl.SSLContext | None = None
+    peer_client: ssl.SSLContext | None = None
 
 
 class TlsFile(NamedTuple):
@@ -59,7 +70,7 @@ class TlsFiles:
         self._lock = Lock()
         self._problem: str | None = None
         self._seen = self._signature()
-        self._pems, self._context = self._read()
+        self._pems, self._contexts = self._read()
         self._served = self._pems
 
     @classmethod
@@ -127,16 +138,27 @@ class TlsFiles:
 
     def context(self) -> ssl.SSLContext:
         """Return the context of the current files, for one new connection."""
-        return self._look()[1]
+        return self._look()[1].listener
 
-    def _look(self) -> tuple[Pems, ssl.SSLContext]:
-        """Return the content and its context, read again if the files have changed."""
+    def wrap(self, connection: socket.socket, *, is_server: bool) -> ssl.SSLSocket:
+        """Return a connection to another program of the cluster, prepared for TLS by the current files. The caller
+        calls its `do_handshake`, which raises OSError where the other side has no certificate of the cluster."""
+        contexts = self._look()[1]
+        context = contexts.peer_server if is_server else contexts.peer_client
+        assert context is not None, "files of a cluster have a CA"
+        name = None if is_server else TLS_NAME
+        return context.wrap_socket(
+            connection, server_side=is_server, server_hostname=name, do_handshake_on_connect=False
+        )
+
+    def _look(self) -> tuple[Pems, _Contexts]:
+        """Return the content and its contexts, read again if the files have changed."""
         with self._lock:  # gRPC accepts connections on threads of its own
             seen = self._signature()
             if seen != self._seen:
                 self._seen = seen  # taken before reading, so that a change during the read is seen by the next check
                 try:
-                    self._pems, self._context = self._read()
+                    self._pems, self._contexts = self._read()
                 except TandemError as error:
                     state = "the TLS files are unusable, and the previous certificate stays in force"
                     self._problem = f"{state}: {error.message}"
@@ -144,7 +166,7 @@ class TlsFiles:
                 else:
                     self._problem = None
                     _log.info("the TLS certificate was read again from %s", self._cert.path)
-            return self._pems, self._context
+            return self._pems, self._contexts
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new configuration, None if nothing has changed. gRPC calls this on its thread at each
@@ -158,7 +180,7 @@ class TlsFiles:
     def _signature(self) -> Signature:
         return signature(*self._paths)
 
-    def _read(self) -> tuple[Pems, ssl.SSLContext]:
+    def _read(self) -> tuple[Pems, _Contexts]:
         """Read the files after checking that key and certificate match.
 
         gRPC itself would report a mismatch only at a handshake and without the reason.
@@ -176,9 +198,22 @@ class TlsFiles:
             context.verify_mode = ssl.CERT_OPTIONAL
         try:
             context.load_cert_chain(cert, key, password="")  # without a password OpenSSL would ask the terminal for it
-            return Pems(key.read_bytes(), cert.read_bytes(), ca), context
+            pems = Pems(key.read_bytes(), cert.read_bytes(), ca)
+            if self._ca is None:
+                return pems, _Contexts(context)
+            return pems, _Contexts(context, *(self._peer_context(is_server) for is_server in (True, False)))
         except OSError as error:
             raise _refuse(self._cert.setting, f"{cert} with key {key}", error) from None
+
+    def _peer_context(self, is_server: bool) -> ssl.SSLContext:
+        """Return a context in which both sides present a certificate of the CA, for the present files."""
+        assert self._ca is not None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(self._ca.path)
+        context.load_cert_chain(self._cert.path, self._key.path, password="")
+        return context
 
 
 class _CurrentContext(ssl.SSLContext):

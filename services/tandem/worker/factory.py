@@ -47,8 +47,8 @@ async def start_worker(
     server = trust.server(incarnation)
     me = WorkerRef(WorkerId(name), incarnation, _bind(server, trust, config.worker))
     agent = agent_name(me.id, me.incarnation)
-    _log.info("opening the transport %s", config.handoff.transport)
-    transport = await asyncio.to_thread(open_transport, config.handoff.transport, model.pool, agent)
+    _log.info("opening the transport %s", config.transfer.backend)
+    transport = await asyncio.to_thread(open_transport, config, model.pool, agent)
     try:
         peer = await asyncio.to_thread(_describe, model, me, transport)
         identity = _identity(config, model, me, peer)
@@ -96,7 +96,7 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: Transport
         bundle=model.bundle,
         bundle_digest=model.bundle.digest,
         transport=peer,
-        transport_kind=config.handoff.transport,
+        transport_kind=config.transfer.backend,
         aliases=model.aliases,
         topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
         machine=machine_identity(),

@@ -75,9 +75,7 @@ def run(config: Config, directory: Path, rank: int) -> int:
         _send_event(channel, RankReady(rank))
         inbox.start()
         follower = load_rank_model(config, directory, rank)
-        inbox.openers.put(
-            partial(open_rank_transfer, config.handoff.transport, follower.cache, rank, partial(_send_event, channel))
-        )
+        inbox.openers.put(partial(open_rank_transfer, config, follower.cache, rank, partial(_send_event, channel)))
         _send_event(channel, Loaded(follower.cache.num_blocks))
         while (command := inbox.commands.get()) is not None:
             follower.carry_out(command)

@@ -182,7 +182,7 @@ class Worker:
         self._transfer_client.transfer.start()
         error = await self._transfer_client.test()
         if error is not None:
-            raise TandemError(ErrorKind.UNSUPPORTED, error, param="handoff.transport")
+            raise TandemError(ErrorKind.UNSUPPORTED, error, param="transfer.backend")
         if self._rank_group is not None:
             self._rank_group.watch(self._driver.fail_device)
         self._driver.start()

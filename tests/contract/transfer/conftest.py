@@ -21,14 +21,29 @@ import pytest
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
+from tandem.transfer.auto_transport import AutoTransport
 from tandem.transfer.interface import ReadState, Transport
-from tandem.transfer.memory_pool import agent_name
+from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
+from tandem.transfer.tcp_transport import TcpTransport
 from tests.memory_pools import memory_pool
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
+
+
+def open_auto(pool: MemoryPool, agent: str) -> Transport:
+    """Return a transport that chooses TCP for each peer, as for a worker on another machine."""
+    return AutoTransport(TcpTransport(pool, agent), None, "", machine=agent, has_rdma=False)
+
+
+TRANSPORTS: dict[str, Callable[[MemoryPool, str], Transport]] = {
+    "local": ProcessVmTransport,
+    "nixl": NixlTransport,
+    "tcp": TcpTransport,
+    "auto": open_auto,
+}
 NUM_BLOCKS = 256
 LAYERS = 8
 GUARD_S = 60.0
@@ -84,6 +99,11 @@ class Rig:
     @property
     def needs_its_target(self) -> bool:
         """Whether a read of a stopped peer stays open. Shared memory needs the peer only for the first contact."""
+        return self.kind in ("tcp", "auto") or self.is_held_by_its_target
+
+    @property
+    def is_held_by_its_target(self) -> bool:
+        """Whether an open read of a stopped peer may still write after a teardown, until the peer answers."""
         return self.kind == "nixl" and os.environ.get("UCX_TLS") == "tcp"
 
     def spawn(self, worker: str, seed: int, layers: int = LAYERS) -> Peer:
@@ -155,14 +175,14 @@ def handshake_of(process: subprocess.Popen[str]) -> TransportPeer:
 def open_transport(kind: str, name: str, content: Bytes, layout: KVLayout) -> Transport:
     pool = memory_pool(content.ctypes.data, len(content), layout, keepalive=content)
     agent = agent_name(WorkerId(name), Incarnation(1))
-    return ProcessVmTransport(pool, agent) if kind == "local" else NixlTransport(pool, agent)
+    return TRANSPORTS[kind](pool, agent)
 
 
 def layout_of(layers: int) -> KVLayout:
     return KVLayout(16, (KVGroup(layers, 2, 16, "float32"),))
 
 
-@pytest.fixture(scope="module", params=["local", "nixl"])
+@pytest.fixture(scope="module", params=TRANSPORTS)
 def module_rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """An agent takes half a second to open, so the tests of one kind share theirs."""
     kind = str(request.param)

@@ -17,14 +17,19 @@ from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import Event, TransportPeer
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer.interface import Transport
 from tandem.transfer.memory_pool import agent_name
-from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.peer_layout import join_ranks
-from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_engine import TransferEngine
 from tandem_kernels.reference import block_digest
-from tests.contract.transfer.conftest import NUM_BLOCKS, Bytes, Rig, handshake_of, known_content, spawn_rank
+from tests.contract.transfer.conftest import (
+    NUM_BLOCKS,
+    TRANSPORTS,
+    Bytes,
+    Rig,
+    handshake_of,
+    known_content,
+    spawn_rank,
+)
 from tests.memory_pools import memory_pool
 
 HEADS = 4
@@ -55,7 +60,7 @@ class ConsumerRank:
         pool = memory_pool(address, NUM_BLOCKS, layout, heads=range(start, start + share), keepalive=self.memory)
         agent = agent_name(WorkerId(f"consumer-of-{num_ranks}"), Incarnation(1), rank)
         self.heads = pool.heads
-        self.transport: Transport = ProcessVmTransport(pool, agent) if kind == "local" else NixlTransport(pool, agent)
+        self.transport = TRANSPORTS[kind](pool, agent)
         self.carrier = TransferEngine(self.transport, self.digest, SystemClock(), MAX_POST_BYTES)
 
     def digest(self, blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:

@@ -18,9 +18,11 @@ import numpy.typing as npt
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer.memory_pool import agent_name
+from tandem.transfer.auto_transport import AutoTransport
+from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
+from tandem.transfer.tcp_transport import TcpTransport
 from tests.memory_pools import memory_pool
 
 POLL_S = 0.0005 if os.environ.get("UCX_TLS") == "tcp" else 0.003
@@ -29,7 +31,7 @@ POLL_S = 0.0005 if os.environ.get("UCX_TLS") == "tcp" else 0.003
 
 def main() -> None:
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--transport", choices=("local", "nixl"), required=True)
+    arguments.add_argument("--transport", choices=("local", "nixl", "tcp", "auto"), required=True)
     arguments.add_argument("--worker", required=True)
     arguments.add_argument("--incarnation", type=int, required=True)
     arguments.add_argument("--num-blocks", type=int, required=True)
@@ -57,12 +59,12 @@ def main() -> None:
         keepalive=keepalive,
     )
     worker = WorkerRef(WorkerId(options.worker), Incarnation(options.incarnation), "127.0.0.1:1")
-    kind = ProcessVmTransport if options.transport == "local" else NixlTransport
-    transport = kind(pool, agent_name(worker.id, worker.incarnation, options.rank))
+    kinds = {"local": ProcessVmTransport, "nixl": NixlTransport, "tcp": TcpTransport, "auto": open_auto}
+    transport = kinds[options.transport](pool, agent_name(worker.id, worker.incarnation, options.rank))
     write_line(base64.b64encode(pickle.dumps(transport.describe(worker))).decode())
     is_open = True
-    # Who reads another's memory by its address needs no help.
-    poll_s = None if options.transport == "local" else POLL_S
+    # A source whose memory is read by its address, or that has threads of its own, needs no polling.
+    poll_s = POLL_S if options.transport == "nixl" else None
     while True:
         readable, _, _ = select.select([sys.stdin], [], [], poll_s)
         if readable:
@@ -74,6 +76,10 @@ def main() -> None:
             write_line("closed")
         if is_open:
             transport.progress()
+
+
+def open_auto(pool: MemoryPool, agent: str) -> AutoTransport:
+    return AutoTransport(TcpTransport(pool, agent), None, "", machine=agent, has_rdma=False)
 
 
 def place(content: npt.NDArray[np.int64], device: str) -> tuple[int, object]:

@@ -29,9 +29,9 @@ from tests.contract.transfer.heads import COPIES, HEADS, SEED, World, layout_of
 
 SPLITS = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 1)]
 """(ranks of the producer, ranks of the consumer)"""
-LOCAL, SMALL, NIXL = "local-float32", "local-float8_e4m3fn", "nixl-float32"
-WORLDS = (LOCAL, SMALL, NIXL)
-OFTEN = {LOCAL: SPLITS, SMALL: [(1, 2)], NIXL: [(1, 2), (2, 1), (2, 2)]}
+LOCAL, SMALL, NIXL, TCP = "local-float32", "local-float8_e4m3fn", "nixl-float32", "tcp-float32"
+WORLDS = (LOCAL, SMALL, NIXL, TCP)
+OFTEN = {LOCAL: SPLITS, SMALL: [(1, 2)], NIXL: [(1, 2), (2, 1), (2, 2)], TCP: [(1, 2), (2, 1), (2, 2)]}
 """What `make test` tries of each world: which heads are read is the same for all, and each rank is a process."""
 
 
@@ -49,14 +49,14 @@ def worlds(*often: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("world", [pytest.param(name, marks=marks[name]) for name in WORLDS], indirect=True)
 
 
-@worlds(LOCAL, SMALL, NIXL)
+@worlds(LOCAL, SMALL, NIXL, TCP)
 def test_each_rank_gets_its_heads_and_nothing_else_changes(world: World) -> None:
     for giving, taking in OFTEN[f"{world.kind}-{world.layout.group.dtype}"]:
         assert_heads(world, giving, taking)
 
 
 @pytest.mark.nightly
-@worlds(SMALL, NIXL)
+@worlds(SMALL, NIXL, TCP)
 def test_each_rank_gets_its_heads_whatever_the_degrees(world: World) -> None:
     for giving, taking in SPLITS:
         assert_heads(world, giving, taking)

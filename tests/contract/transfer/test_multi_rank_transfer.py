@@ -133,12 +133,14 @@ def consumer(world: World) -> Iterator[Consumer]:
         consumer.close()
 
 
-BOTH = pytest.mark.parametrize("world", ["local", "nixl"], indirect=True)
-ONE = pytest.mark.parametrize("world", ["local", pytest.param("nixl", marks=pytest.mark.nightly)], indirect=True)
+EACH = pytest.mark.parametrize("world", ["local", "nixl", "tcp"], indirect=True)
+ONE = pytest.mark.parametrize(
+    "world", ["local", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("nixl", "tcp"))], indirect=True
+)
 """Where the transport makes no difference to how the ranks work together, `make test` tries one."""
 
 
-@BOTH
+@EACH
 def test_one_order_fills_both_ranks_and_is_answered_once(world: World, consumer: Consumer) -> None:
     expected = known_content(SEED, NUM_BLOCKS, world.layout).reshape(NUM_BLOCKS, HEADS, -1)
     remote, local = (list(side) for side in zip(*COPIES, strict=True))
@@ -178,7 +180,7 @@ def test_a_wrong_head_at_either_rank_fails_the_order(world: World, consumer: Con
     assert isinstance(consumer.take(), ReadDone)
 
 
-@BOTH
+@EACH
 def test_a_source_rank_that_dies_costs_the_peer_at_both_ranks(world: World, consumer: Consumer) -> None:
     """Each of our ranks reads from one of theirs only: the one that is unharmed gives the peer up, too."""
     victim, processes = world.spawn("joined-victim", 2)
@@ -234,7 +236,7 @@ def test_a_rank_behind_a_broken_channel_ends_the_transfer_with_every_order_answe
     consumer.up.close()
 
 
-@BOTH
+@EACH
 def test_descriptions_of_our_ranks_are_merged_into_one_worker(world: World, consumer: Consumer) -> None:
     """Others read from us as from one worker of two ranks."""
     us = reference("consumer-of-2")

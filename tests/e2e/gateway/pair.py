@@ -10,7 +10,7 @@ from tests.e2e.gateway.processes import Cluster, Gateway, Worker, until
 NUM_SEQS = 8
 SETTINGS = (
     # Capacity for all prompts of a session's tests: some count what their prompts leave in the cache.
-    *("--served-model-name", "tiny,org/alias", "--kv-transport", "local", "--kv-cache-memory", "128MiB"),
+    *("--served-model-name", "tiny,org/alias", "--transfer-backend", "local", "--kv-cache-memory", "128MiB"),
     # Small steps: a long prompt is in the middle of its prefill for a second.
     *("--max-num-batched-tokens", "64", "--max-num-seqs", str(NUM_SEQS)),
     *("--worker-timeout-s", "3", "--lease-s", "3", "--gateway-grace-s", "3", "--worker-drain-s", "10"),

@@ -27,7 +27,7 @@ from tests.ports import free_port
 
 pytestmark = pytest.mark.nightly
 SETTINGS = (
-    *("--served-model-name", "tiny", "--kv-transport", "local", "--kv-cache-memory", "32MiB"),
+    *("--served-model-name", "tiny", "--transfer-backend", "local", "--kv-cache-memory", "32MiB"),
     *("--max-num-batched-tokens", "64", "--max-num-seqs", "8", "--speculative-method", "ngram"),
     *(
         "--disaggregation",

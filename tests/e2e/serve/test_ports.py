@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import socket
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from tests.security_tables import names, security_table
 pytestmark = pytest.mark.timeout(400)
 
 ANSWER_S = 20.0
+GREETING_S = 2.0
 NO_PATH, ANY_PATH = "/nothing-has-this-path", "any path"
 PATHS = (
     *("/v1/models", "/health", "/live", "/ready", "/metrics", "/metrics/targets", "/metrics/endpoint-picker"),
@@ -90,6 +92,16 @@ def grpc_answers(listener: Listener) -> set[str] | None:
     return None if not answered and codes <= silent else answered
 
 
+def greets_readers(listener: Listener) -> bool:
+    """Return whether KV is served there over TCP."""
+    with socket.create_connection(listener.reached_at, ANSWER_S) as connection:
+        connection.settimeout(GREETING_S)
+        try:
+            return connection.recv(8) == b"TANDEM/1"
+        except TimeoutError:
+            return False
+
+
 @dataclass(frozen=True)
 class Running:
     """What a `tandem serve` listens on.
@@ -123,7 +135,8 @@ class Running:
         for listener in listeners(self.lines):
             over_http = http_answers(listener)
             over_grpc = grpc_answers(listener) if over_http is None else None
-            protocol = "HTTP" if over_http is not None else "gRPC" if over_grpc is not None else "NIXL"
+            others = "KV over TCP" if greets_readers(listener) else "NIXL"
+            protocol = "HTTP" if over_http is not None else "gRPC" if over_grpc is not None else others
             key = self.row(listener, protocol)
             reach = "this machine" if listener.is_loopback else "everywhere"
             before, answers = found.get(key, (reach, set()))

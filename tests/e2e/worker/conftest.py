@@ -42,7 +42,7 @@ def start(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
     def begin(name: str, pool: str, transport: str, *more: str) -> WorkerProcess:
         flags = [*(word for pair in SETTINGS.items() for word in pair), *more]
-        identity = ["--pool", pool, "--handoff-transport", transport, "--model", str(tiny_directory)]
+        identity = ["--pool", pool, "--transfer-backend", transport, "--model", str(tiny_directory)]
         processes.append(WorkerProcess(logs, name, *identity, *flags))
         return processes[-1]
 

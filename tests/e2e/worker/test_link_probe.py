@@ -54,16 +54,19 @@ async def test_a_probe_names_the_link_checks_bytes_and_leaves_nothing(two: Two) 
 
 
 @pytest.mark.nightly
-async def test_bytes_sent_over_tcp_appear_in_the_network_counters(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "evidence"), [("nixl", "network interfaces received"), ("tcp", "connections of its own")]
+)
+async def test_a_link_over_tcp_is_named(
+    start: Start, monkeypatch: pytest.MonkeyPatch, kind: str, evidence: str
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
-    consumer = start("consumer-tcp", "decode", "nixl")
-    producer = start("producer-tcp", "prefill", "nixl")
+    consumer = start(f"consumer-over-{kind}", "decode", kind)
+    producer = start(f"producer-over-{kind}", "prefill", kind)
     async with Client(consumer.ref) as client, Client(producer.ref):
         reply = await measure(client, producer.ref, 40 << 20)
         assert (reply.report.link_type, reply.refusal.message) == ("tcp", ""), reply
-        assert "network interfaces received" in reply.report.evidence
+        assert evidence in reply.report.evidence
 
 
 async def test_a_worker_does_not_measure_itself_or_who_is_not_there(two: Two) -> None:
@@ -91,7 +94,7 @@ async def test_ranks_are_measured_together(start: Start, num_producers: int, num
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["local", "nixl"])
+@pytest.mark.parametrize("kind", ["local", "nixl", "tcp"])
 async def test_a_source_that_dies_in_the_middle_ends_it_once_and_leaves_nothing(start: Start, kind: str) -> None:
     producer, consumer = start(f"dying-{kind}", "prefill", kind), start(f"reader-{kind}", "decode", kind)
     async with Client(consumer.ref) as client:

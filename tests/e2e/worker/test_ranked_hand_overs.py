@@ -22,7 +22,7 @@ from tests.e2e.worker.test_two_workers import fresh_request, half_computed, in_o
 pytestmark = pytest.mark.nightly
 
 
-@pytest.fixture(params=["local", "nixl"])
+@pytest.fixture(params=["local", "nixl", "tcp"])
 def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
     """Start a worker of one rank, and one of two."""
     kind = request.param

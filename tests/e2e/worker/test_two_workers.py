@@ -56,7 +56,9 @@ class Pair:
         setattr(self, which, self.start(old.name, which, self.transport))
 
 
-@pytest.fixture(scope="module", params=["nixl", pytest.param("local", marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module", params=["nixl", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("local", "tcp"))]
+)
 def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[Pair]:
     kind = request.param
     prefill, decode = start(f"prefill-{kind}", "prefill", kind), start(f"decode-{kind}", "decode", kind)

@@ -29,6 +29,7 @@ _OTHER = {
     "planner.headroom": "0.3",
     "planner.groups": "prefill=fast,decode=wide:2",
     "worker.advertise_address": "elsewhere:50051",
+    "transfer.nixl_backends": "LIBFABRIC",
 }
 
 
@@ -96,7 +97,7 @@ def test_the_output_of_config_reads_back_as_the_same_settings(
     ("arguments", "error_text"),
     [
         (["config", "--block-size", "17"], "engine.block_size = 17 (from command line) must be a power of two"),
-        (["worker", "--kv-transport", "pigeon"], "must be one of nixl, local"),
+        (["worker", "--transfer-backend", "pigeon"], "must be one of auto, nixl, tcp, local"),
         (["gateway", "--port", "http"], "gateway.port = 'http' (from command line) must be a whole number"),
         (["serve", "--prefill", "0"], "serve.mixed"),
         (["gateway", "--port", "0"], "set --redis-url"),

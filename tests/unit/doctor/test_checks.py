@@ -68,7 +68,7 @@ async def test_without_a_list_of_workers_no_link_is_measured(tmp_path: Path) -> 
 
 def test_every_check_reports_under_its_own_name_or_is_documented() -> None:
     """`--only` accepts the names in the report, except a few that one check reports together."""
-    together = {"python", "packages", "cuda", "compiler", "gid", "gpudirect", "cache", "fingerprints", "roles"}
+    together = {"python", "packages", "cuda", "compiler", "gid", "efa", "gpudirect", "cache", "fingerprints", "roles"}
     source = "".join(path.read_text() for path in ROOM.glob("*.py"))
     written = re.findall(r'\b(?:ok|warn|fail|skip|wrong)\(\s*"([a-z-]+)"', source)
     names = re.findall(r'Check\(\s*"([a-z-]+)"', (ROOM / "checks.py").read_text())

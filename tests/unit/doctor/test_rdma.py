@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tandem.core.config import TransferConfig
 from tandem.doctor.finding import Finding
-from tandem.doctor.rdma import Gid, Port, Rdma, judge_devices, judge_gids, judge_gpu_direct, read_rdma
+from tandem.doctor.rdma import Gid, Port, Rdma, judge_devices, judge_efa, judge_gids, judge_gpu_direct, read_rdma
 from tests.unit.doctor.trees import system
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
@@ -51,6 +53,20 @@ def test_ports_are_read_from_sys(tmp_path: Path) -> None:
         "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06\n",
     }
     assert read_rdma(system(tmp_path, {**tree("4: ACTIVE"), **more})) == Rdma((port(),), True, True, True, (6, 1))
+
+
+def test_the_vendor_of_a_card_is_read(tmp_path: Path) -> None:
+    vendor = {"/sys/class/infiniband/mlx5_0/device/vendor": "0x1d0f\n"}
+    (found,) = read_rdma(system(tmp_path, tree("4: ACTIVE") | vendor)).ports
+    assert found.vendor == "0x1d0f"
+
+
+def test_efa_needs_libfabric() -> None:
+    efa = rdma(replace(port(layer="Unspecified", gids=()), vendor="0x1d0f"))
+    assert_skips(judge_efa(rdma(port()), TransferConfig()), "efa", "no EFA card")
+    assert_warns(judge_efa(efa, TransferConfig()), "efa", "prefers UCX", "transfer.nixl_backends=LIBFABRIC,UCX")
+    assert_fine(judge_efa(efa, TransferConfig(nixl_backends="libfabric")), "efa", "prefers LIBFABRIC")
+    assert_skips(judge_efa(efa, TransferConfig(backend="tcp")), "efa", "does not use mlx5_0")
 
 
 def test_a_machine_without_any(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ WARNED: list[tuple[dict[str, Any], str, str]] = [
 ]
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"planner.mode": "act"}, "slo has no target", "slo.ttft_ms and slo.itl_ms"),
-    ({"transfer.require": "rdma", "handoff.transport": "local"}, "never leaves", "handoff.transport=nixl"),
+    ({"transfer.require": "rdma", "transfer.backend": "local"}, "never leaves", "transfer.backend=auto"),
+    ({"transfer.require": "rdma", "transfer.backend": "tcp"}, "TCP alone", "transfer.backend=auto"),
     ({"transfer.require": "cuda_ipc"}, "no GPU memory", "transfer.require=shared_memory or any"),
 ]
 HARMLESS: list[dict[str, Any]] = [

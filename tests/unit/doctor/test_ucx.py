@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from tandem.core.config import HandoffConfig, TransferConfig
+from tandem.core.config import TransferConfig
 from tandem.doctor.finding import Finding
 from tandem.doctor.system import Ran, System
 from tandem.doctor.ucx import Trial, judge_trial, link_type_of, parse_trial, read_trial
@@ -27,9 +27,8 @@ Require = Literal["any", "rdma", "cuda_ipc", "shared_memory"]
 def judged(
     trial: Trial, require: Require = "any", ucx_tls: str = "", on_slow_link: Literal["refuse", "warn"] = "refuse"
 ) -> list[Finding]:
-    return list(
-        judge_trial(trial, HandoffConfig(), TransferConfig(require=require, on_slow_link=on_slow_link), ucx_tls)
-    )
+    transfer = TransferConfig(backend="nixl", require=require, on_slow_link=on_slow_link)
+    return list(judge_trial(trial, transfer, ucx_tls))
 
 
 def test_logs_are_read() -> None:
@@ -124,8 +123,15 @@ def test_a_trial_that_dies_or_hangs() -> None:
 
 
 def test_the_local_transport_needs_none() -> None:
-    (finding,) = judge_trial(Trial(), HandoffConfig(transport="local"), TransferConfig(), "")
-    assert_skips(finding, "ucx", "handoff.transport is local")
+    (finding,) = judge_trial(Trial(), TransferConfig(backend="local"), "")
+    assert_skips(finding, "ucx", "transfer.backend is local")
+    (finding,) = judge_trial(Trial(), TransferConfig(backend="tcp"), "")
+    assert_skips(finding, "ucx", "transfer.backend is tcp")
+
+
+def test_workers_that_choose_do_without_ucx() -> None:
+    (finding,) = judge_trial(Trial("no module"), TransferConfig(backend="auto"), "")
+    assert_warns(finding, "ucx", "KV moves over TCP", "transfer.backend=tcp")
 
 
 @pytest.mark.slow

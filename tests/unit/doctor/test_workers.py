@@ -77,9 +77,7 @@ def test_fingerprints_that_differ() -> None:
 
 def test_transports_that_differ() -> None:
     (finding,) = judge_fingerprints(WorkerList((*PAIR.workers, worker("x", transport="local"))))
-    assert_warns(
-        finding, "fingerprints", "ffffffffffff over local of x", "handoff.transport for all workers of a model"
-    )
+    assert_warns(finding, "fingerprints", "ffffffffffff over local of x", "transfer.backend for all workers of a model")
 
 
 def test_a_pair_of_roles_is_enough() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -107,8 +108,8 @@ class Library:
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
 
-    def open_agent(name: str, *, uses_cuda: bool) -> NixlAgent:
-        return NixlAgent(name, library, (CutOff, UncertainError), CutOff)
+    def open_agent(name: str, backends: Sequence[str], *, uses_cuda: bool) -> NixlAgent:
+        return NixlAgent(name, library, (CutOff, UncertainError), (CutOff,), backends[0])
 
     monkeypatch.setattr(nixl_transport, "open_agent", open_agent)
     return library
@@ -118,7 +119,7 @@ def producer(num_ranks: int) -> TransportPeer:
     share = 4 // num_ranks
     ranks = tuple(
         TransportRank(
-            f"g{i}", f"g{i}".encode(), KVRegion(ADDRESS * (i + 2), 9, share * HEAD, i * share, (i + 1) * share)
+            f"g{i}", f"UCX\0g{i}".encode(), KVRegion(ADDRESS * (i + 2), 9, share * HEAD, i * share, (i + 1) * share)
         )
         for i in range(num_ranks)
     )
@@ -154,9 +155,17 @@ def test_ranks_that_hold_nothing_for_us_are_not_loaded_and_equal_shares_are_whol
     assert library.loaded == []
 
 
+@pytest.mark.parametrize(("metadata", "theirs"), [(b"LIBFABRIC\0g0", "LIBFABRIC"), (b"g0", "no backend")])
+def test_a_peer_with_another_backend_is_refused(library: Library, metadata: bytes, theirs: str) -> None:
+    peer = producer(1)
+    (rank,) = peer.ranks
+    with pytest.raises(PeerError, match=f"{theirs} of NIXL, this worker UCX"):
+        consumer().connect(replace(peer, ranks=(replace(rank, metadata=metadata),)))
+
+
 def test_a_rank_that_cannot_be_loaded_leaves_none_behind(library: Library) -> None:
     peer = producer(2)
-    liar = TransportPeer(peer.worker, LAYOUT, (peer.ranks[0], TransportRank("g1", b"other", peer.ranks[1].region)))
+    liar = TransportPeer(peer.worker, LAYOUT, (peer.ranks[0], TransportRank("g1", b"UCX\0other", peer.ranks[1].region)))
     with pytest.raises(PeerError, match="its metadata says other"):
         consumer().connect(liar)
     assert library.loaded == []

@@ -94,19 +94,19 @@ class Nodes:
         model, executor = fake_model(num_blocks, fingerprint)
         transports: list[HeldTransport] = []
 
-        def open_transport(kind: str, pool: MemoryPool, agent: str) -> HeldTransport:
+        def open_transport(config: Config, pool: MemoryPool, agent: str) -> HeldTransport:
             transports.append(HeldTransport(pool, agent))
             return transports[-1]
 
         name = f"w{len(self.nodes)}"
         config = Config(
             engine=engine or EngineConfig(block_size=4, max_num_batched_tokens=8, max_num_seqs=8),
-            handoff=replace(handoff or HandoffConfig(), transport="local"),
+            handoff=handoff or HandoffConfig(),
             # Jobs arrive here without a gateway in which they could be queued.
             worker=replace(worker or WorkerConfig(), id=name, queue_horizon_ms=1e6),
             redis=redis or RedisConfig(),
             cluster=cluster or ClusterConfig(),
-            transfer=transfer or TransferConfig(),
+            transfer=replace(transfer or TransferConfig(), backend="local"),
         )
         started = await start_worker(config, model, open_transport=open_transport)
         client = await Client(started.me, trust=PeerAuth.of("g", config.cluster)).__aenter__()

@@ -25,7 +25,7 @@ _GEN_AI = ("gen_ai.operation.name", MODEL, "tenant", "lane")
 _BY_PULL = ("kind", "transport")
 _PATHS = "`path` is that of tandem.placements, or `none` for a request that was never placed."
 _PULLS = "`kind` is `handoff` or `prefix` (a remote prefix fetch)"
-_PULLS_BY_TRANSPORT = f"{_PULLS}; `transport` is the value of handoff.transport"
+_PULLS_BY_TRANSPORT = f"{_PULLS}; `transport` is the value of transfer.backend"
 
 # ---- what clients see: gateway
 

@@ -3,45 +3,105 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from tandem.core.clock import Clock, SystemClock
+from tandem.core.config import ClusterConfig, Config
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.engine.transfer_messages import Event, TransportPeer
 from tandem.runtime.kv_cache import KVCache
-from tandem.transfer.interface import KVTransfer, Transport
+from tandem.transfer.auto_transport import AutoTransport, has_rdma, reach_of
+from tandem.transfer.interface import KVTransfer, PeerError, ReadState, Transport
 from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
+from tandem.transfer.tcp_handshake import ConnectionSecurity
+from tandem.transfer.tcp_transport import TcpTransport
 from tandem.transfer.transfer_thread import TransferThread
+from tandem.wire.secret_file import SecretFile
+from tandem.wire.tls import TlsFiles
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.ranks.remote_transfer import RemoteTransfer
 
+_log = logging.getLogger(__name__)
+SELF_TEST_S, SELF_TEST_POLL_S = 10.0, 0.001
+"""Longest time for which a transport reads its own memory before it is used, and the time between two looks at it."""
 OnEvent = Callable[[Event], None]
-OpenTransport = Callable[[str, MemoryPool, str], Transport]
-"""Signature of a transport factory: `open(kind, pool, agent)` opens a transport of that kind ("nixl" or "local") for
-the pool, under the agent's name."""
+OpenTransport = Callable[[Config, MemoryPool, str], Transport]
+"""Signature of a transport factory: `open(config, pool, agent)` opens the transport that the settings name for the
+pool, under the agent's name."""
 
 
-def open_transport(kind: str, pool: MemoryPool, agent: str) -> Transport:
-    """Open a transport for `pool` under the name `agent`: over NIXL for the kind "nixl", by `process_vm_readv` for any
-    other. Raises TandemError when this machine does not support it."""
-    return NixlTransport(pool, agent) if kind == "nixl" else ProcessVmTransport(pool, agent)
+def open_transport(config: Config, pool: MemoryPool, agent: str) -> Transport:
+    """Open the transport that `transfer.backend` names for `pool`, under the name `agent`. Raises TandemError when this
+    machine does not support it."""
+    backend = config.transfer.backend
+    if backend == "local":
+        return ProcessVmTransport(pool, agent)
+    if backend == "nixl":
+        return NixlTransport(pool, agent, config.transfer.nixl_backend_names)
+    tcp = TcpTransport(pool, agent, config.worker.host, connection_security(config.cluster, SystemClock()))
+    if backend == "tcp":
+        return tcp
+    machine = reach_of(pool.region.device)
+    try:
+        nixl = _working(NixlTransport(pool, agent, config.transfer.nixl_backend_names))
+    except TandemError as error:
+        _log.warning("KV moves over TCP, also within this machine: %s", error.message)
+        return AutoTransport(tcp, None, "", machine=machine, has_rdma=False)
+    return AutoTransport(tcp, nixl, nixl.backend, machine=machine, has_rdma=has_rdma(os.environ))
+
+
+def _working(nixl: NixlTransport) -> NixlTransport:
+    """Return the transport if it can move bytes, else close it. Raises TandemError where it cannot."""
+    clock, pause = SystemClock(), threading.Event()
+    began = clock.now()
+    problem = "the bytes did not arrive intact"
+    try:
+        handle = nixl.post_self_test()
+        while (state := nixl.poll(handle)) is ReadState.PENDING and clock.now() - began < SELF_TEST_S:
+            pause.wait(SELF_TEST_POLL_S)
+        if state is ReadState.DONE:
+            return nixl
+        if state is ReadState.PENDING:
+            problem = f"they did not arrive within {SELF_TEST_S:g} s"
+    except PeerError as error:
+        problem = str(error)
+    nixl.close()
+    raise TandemError(ErrorKind.UNSUPPORTED, f"NIXL moves no bytes of its own memory: {problem}")
+
+
+def connection_security(config: ClusterConfig, clock: Clock) -> ConnectionSecurity:
+    """Return how the settings of the cluster protect TCP connections of KV. Raises TandemError where a file cannot be
+    used."""
+    secret = SecretFile(Path(config.secret_file)) if config.secret_file else None
+    tls = TlsFiles.of_cluster(config) if config.has_tls else None
+    unprotected = ConnectionSecurity()
+    return ConnectionSecurity(
+        secrets=unprotected.secrets if secret is None else lambda: secret.current(clock.now()),
+        accept=unprotected.accept if tls is None else partial(tls.wrap, is_server=True),
+        connect=unprotected.connect if tls is None else partial(tls.wrap, is_server=False),
+    )
 
 
 def open_rank_transfer(
-    kind: str, cache: KVCache, rank: int, on_event: OnEvent, worker: WorkerRef
+    config: Config, cache: KVCache, rank: int, on_event: OnEvent, worker: WorkerRef
 ) -> tuple[KVTransfer, TransportPeer]:
     """Open the KV transfer of a rank other than the first, for the memory in `cache`.
 
     Returns the transfer, already started, which executes the first rank's commands, and the description by which other
-    workers read this rank. `kind`: "nixl" or "local". `on_event`: receives the transfer's events. `worker`: the worker
+    workers read this rank. `on_event`: receives the transfer's events. `worker`: the worker
     of the rank. Raises TandemError when this machine does not support the transport.
     """
     pool = MemoryPool(cache.region, cache.layout, keepalive=cache)
-    transport = open_transport(kind, pool, agent_name(worker.id, worker.incarnation, rank))
+    transport = open_transport(config, pool, agent_name(worker.id, worker.incarnation, rank))
     transfer = TransferThread(transport, cache.digest_here, on_event, SystemClock())
     transfer.start()
     return transfer, transport.describe(worker)

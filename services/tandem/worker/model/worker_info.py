@@ -27,8 +27,8 @@ class WorkerInfo:
 
     `pool`: label by which routers choose jobs, see `WorkerDescriptor.role`. `fingerprint`, `bundle_digest`:
     hexadecimal; the bundle has the tokenizer's files. `max_model_len`: most tokens of a sequence. `transport`: how
-    other workers read this one's KV. `transport_kind`: "nixl" or "local". `aliases`: further names of the model.
-    `machine`: from `transfer.process_identity.machine_identity`.
+    other workers read this one's KV. `transport_kind`: the value of transfer.backend. `aliases`: further names of
+    the model. `machine`: from `transfer.process_identity.machine_identity`.
     """
 
     me: WorkerRef

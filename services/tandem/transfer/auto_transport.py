@@ -1,0 +1,194 @@
+"""Read each peer by the transport that suits the link to it: NIXL over RDMA or within a machine, else TCP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tandem.engine.transfer_messages import TransportPeer
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState, Transport
+from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.process_identity import host_identity, machine_identity
+
+if TYPE_CHECKING:
+    from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+
+
+_RDMA_OF_UCX = ("rc", "dc", "ud", "ib", "srd", "gga")
+"""Beginnings of the names of UCX's RDMA transports, up to an underscore."""
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank offers to its readers.
+
+    `machine`: equal for two ranks that can read each other without a network. `has_rdma`: whether it has an RDMA port.
+    `tcp`, `nixl`: metadata of its transports. `nixl_backend`: empty where it has no NIXL.
+    """
+
+    machine: str
+    has_rdma: bool
+    tcp: bytes
+    nixl: bytes = b""
+    nixl_backend: str = ""
+
+
+def prefers_nixl(ours: Offer, theirs: Offer) -> bool:
+    """Return whether a rank that offers `ours` reads one that offers `theirs` over NIXL, and not over TCP."""
+    is_near = bool(ours.machine) and ours.machine == theirs.machine
+    has_nixl = bool(ours.nixl_backend) and ours.nixl_backend == theirs.nixl_backend
+    return has_nixl and (is_near or (ours.has_rdma and theirs.has_rdma))
+
+
+def reach_of(device: str) -> str:
+    """Return the text that is equal for two processes whose memory of `device` NIXL moves without a network: GPU memory
+    within a machine, host memory within a PID namespace of a machine. Empty where the machine is not known."""
+    try:
+        return host_identity() if device == "cpu" else machine_identity()
+    except OSError:
+        return ""
+
+
+def has_rdma(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
+    """Return whether this process sees an active RDMA port, and may use it: the devices are there, and UCX_TLS and
+    UCX_NET_DEVICES in `environ` do not exclude it."""
+    tls, devices = environ.get("UCX_TLS", "all"), environ.get("UCX_NET_DEVICES", "all").split(",")
+    names = tls.lstrip("^").split(",")
+    is_named = any(name.partition("_")[0] in _RDMA_OF_UCX for name in names)
+    if (is_named is tls.startswith("^") and "all" not in names) or not (root / "dev/infiniband").is_dir():
+        return False
+    for state in (root / "sys/class/infiniband").glob("*/ports/*/state"):
+        card = state.parts[-4]
+        try:
+            is_allowed = any(each.partition(":")[0] in ("all", card) for each in devices)
+            if is_allowed and "ACTIVE" in state.read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@dataclass(slots=True)
+class _Posted:
+    """A read of the peer with this `life`, or a self-test, where it is None. `open`: transport and handle of each part
+    that has not ended. `ended`: the states of the others."""
+
+    open: list[tuple[Transport, int]]
+    life: tuple[WorkerId, Incarnation] | None
+    ended: list[ReadState] = field(default_factory=list)
+
+
+class AutoTransport:
+    """Read each peer over NIXL or TCP, as `prefers_nixl` decides. It owns both transports, which have one pool and one
+    agent name; `nixl` is None where NIXL is not installed. `nixl_backend`, `machine`, `has_rdma`: as in Offer."""
+
+    def __init__(
+        self, tcp: Transport, nixl: Transport | None, nixl_backend: str, *, machine: str, has_rdma: bool
+    ) -> None:
+        self._tcp = tcp
+        self._nixl = nixl
+        self._ours = Offer(machine, has_rdma, b"", b"", nixl_backend)
+        self._chosen: dict[tuple[WorkerId, Incarnation], tuple[Transport, TransportPeer]] = {}
+        self._handles = count(1)
+        self._reads: dict[int, _Posted] = {}
+
+    def __repr__(self) -> str:
+        return f"AutoTransport({self._tcp!r}, {self._nixl!r})"
+
+    @property
+    def pool(self) -> MemoryPool:
+        return self._tcp.pool
+
+    def enter_thread(self) -> None:
+        for transport in self._all:
+            transport.enter_thread()
+
+    def describe(self, worker: WorkerRef) -> TransportPeer:
+        tcp = self._tcp.describe(worker)
+        (rank,) = tcp.ranks
+        offer = msgspec.structs.replace(self._ours, tcp=rank.metadata)
+        if self._nixl is not None:
+            offer = msgspec.structs.replace(offer, nixl=self._nixl.describe(worker).ranks[0].metadata)
+        return replace(tcp, ranks=(replace(rank, metadata=msgspec.msgpack.encode(offer)),))
+
+    def connect(self, peer: TransportPeer) -> None:
+        transport, part = self._choose(peer)
+        for life, (other, known) in list(self._chosen.items()):
+            if known.worker.id == peer.worker.id and (life != peer.life or other is not transport):
+                self.disconnect(known)
+        if peer.life in self._chosen and self._chosen[peer.life][0] is not transport:
+            raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
+        transport.connect(part)
+        self._chosen[peer.life] = (transport, part)
+
+    def disconnect(self, peer: TransportPeer) -> bool:
+        if peer.life not in self._chosen:
+            return True
+        transport, part = self._chosen[peer.life]
+        if not transport.disconnect(part):
+            return False
+        del self._chosen[peer.life]
+        self._reads = {handle: read for handle, read in self._reads.items() if read.life != peer.life}
+        return True
+
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+        if peer.life not in self._chosen:
+            raise PeerError(f"{peer.worker} is not connected")
+        transport, part = self._chosen[peer.life]
+        return self._new_handle(_Posted([(transport, transport.post_read(part, copies))], peer.life))
+
+    def post_self_test(self) -> int:
+        return self._new_handle(_Posted([(transport, transport.post_self_test()) for transport in self._all], None))
+
+    def poll(self, handle: int) -> ReadState:
+        read = self._reads[handle]
+        for part in list(read.open):
+            transport, theirs = part
+            state = transport.poll(theirs)
+            if state is not ReadState.PENDING:
+                read.open.remove(part)
+                read.ended.append(state)
+        if read.open:
+            return ReadState.PENDING
+        del self._reads[handle]
+        return ReadState.FAILED if ReadState.FAILED in read.ended else ReadState.DONE
+
+    def progress(self) -> None:
+        for transport in self._all:
+            transport.progress()
+
+    def close(self) -> None:
+        try:
+            self._tcp.close()
+        finally:
+            if self._nixl is not None:
+                self._nixl.close()
+
+    @property
+    def _all(self) -> list[Transport]:
+        return [self._tcp] if self._nixl is None else [self._tcp, self._nixl]
+
+    def _choose(self, peer: TransportPeer) -> tuple[Transport, TransportPeer]:
+        """Return the transport for a peer, and the peer as that transport describes it. Raises PeerError where the
+        peer's description is none of this transport's."""
+        try:
+            offers = [msgspec.msgpack.decode(rank.metadata, type=Offer) for rank in peer.ranks]
+        except msgspec.MsgspecError as error:
+            raise PeerError(f"{peer.worker} does not offer transports to choose from: {error}") from None
+        if self._nixl is not None and all(prefers_nixl(self._ours, theirs) for theirs in offers):
+            return self._nixl, _with_metadata(peer, [offer.nixl for offer in offers])
+        return self._tcp, _with_metadata(peer, [offer.tcp for offer in offers])
+
+    def _new_handle(self, read: _Posted) -> int:
+        handle = next(self._handles)
+        self._reads[handle] = read
+        return handle
+
+
+def _with_metadata(peer: TransportPeer, metadata: Sequence[bytes]) -> TransportPeer:
+    ranks = [replace(rank, metadata=each) for rank, each in zip(peer.ranks, metadata, strict=True)]
+    return replace(peer, ranks=tuple(ranks))

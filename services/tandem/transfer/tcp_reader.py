@@ -1,0 +1,266 @@
+"""Read from one source over several TCP connections, each with a thread of its own."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from tandem.core.errors import TandemError
+from tandem.transfer.pool_access import PoolAccess
+from tandem.transfer.socket_memory import shut
+from tandem.transfer.tcp_handshake import ConnectionSecurity, greet_source, start_tls
+from tandem.transfer.tcp_source import SILENT_S, tune
+
+if TYPE_CHECKING:
+    from tandem.transfer.socket_memory import Spans
+
+CONNECT_S = 3.0
+"""Longest wait for a TCP connection to one address of a source, and for the next bytes of TLS and handshake."""
+_AHEAD_BYTES = 16 << 10
+"""Most bytes of requests that are sent before the answer to the first of them is received: these fit in any socket's
+buffers, so that the source need not read them while it still sends."""
+
+
+class SourceAddress(NamedTuple):
+    host: str
+    port: int
+    nonce: bytes
+
+
+class TcpRead:
+    """Count the pieces of one read that have not ended; `add` and `end` may be called by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_open = 0
+        self._has_failed = False
+
+    def add(self) -> None:
+        with self._lock:
+            self._num_open += 1
+
+    def end(self, *, failed: bool) -> None:
+        with self._lock:
+            self._num_open -= 1
+            self._has_failed |= failed
+
+    @property
+    def outcome(self) -> bool | None:
+        """Return whether all bytes have arrived; None while a piece is open. Once it is False nothing is written any
+        more."""
+        with self._lock:
+            return None if self._num_open else not self._has_failed
+
+
+@dataclass(frozen=True, slots=True)
+class TcpPiece:
+    """Part of a read that one connection carries out: the request to send, and where the answer goes."""
+
+    read: TcpRead
+    request: bytes
+    spans: Spans
+
+
+class TcpLink:
+    """Read from one source over `num_connections` connections, which open in the background; each piece goes to the
+    connection with the fewest bytes to receive.
+
+    When one connection fails, all end, and `problem` says why. `open_access`: opens the access of a thread to the local
+    pool. Only one thread uses the link.
+    """
+
+    def __init__(
+        self,
+        address: SourceAddress,
+        num_connections: int,
+        security: ConnectionSecurity,
+        open_access: Callable[[], PoolAccess],
+    ) -> None:
+        self.problem = ""
+        self._changed = threading.Condition()
+        self._connections = [
+            _ReaderConnection(address, security, open_access, self._changed, self._fail) for _ in range(num_connections)
+        ]
+        try:
+            for connection in self._connections:
+                connection.thread.start()
+        except RuntimeError as error:  # for example where the pod may have no more processes
+            self._fail(str(error))
+
+    def wait_open(self, timeout_s: float) -> None:
+        """Wait until the first connection is open, one has failed, or `timeout_s` seconds have passed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.problem or any(each.is_open for each in self._connections), timeout_s)
+
+    def post(self, piece: TcpPiece) -> None:
+        """Queue a piece; it ends as failed where the link has failed. A connection that is not open yet gets pieces
+        only where none is."""
+        usable = [each for each in self._connections if each.is_open] or self._connections
+        min(usable, key=lambda each: each.num_waiting_bytes).post(piece)
+
+    def look(self) -> None:
+        """Find out whether the source has ended an idle connection, and set `problem` then."""
+        for connection in self._connections:
+            if connection.has_ended():
+                self._fail("it has ended the connection")
+
+    def end(self, timeout_s: float) -> bool:
+        """End all connections. Returns True once no thread writes to the pool any more, which is awaited for at most
+        `timeout_s` seconds."""
+        self._fail("it was disconnected")
+        with self._changed:
+            return self._changed.wait_for(lambda: not any(each.is_writing for each in self._connections), timeout_s)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the threads have ended, each for at most `timeout_s` seconds, and return whether they have."""
+        threads = [connection.thread for connection in self._connections if connection.thread.ident is not None]
+        for thread in threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in threads)
+
+    def _fail(self, problem: str) -> None:
+        with self._changed:
+            self.problem = self.problem or problem
+            for connection in self._connections:
+                connection.abort()
+            self._changed.notify_all()
+
+
+class _ReaderConnection:
+    """One connection of a link, and its thread: it sends the requests of posted pieces and receives the answers.
+
+    `is_open`: the handshake has succeeded. `is_writing`: the thread may write to the pool. `num_waiting_bytes`: bytes
+    of the pieces that have not ended. `changed`: guards these; it is notified when one of the first two changes."""
+
+    def __init__(
+        self,
+        address: SourceAddress,
+        security: ConnectionSecurity,
+        open_access: Callable[[], PoolAccess],
+        changed: threading.Condition,
+        fail: Callable[[str], None],
+    ) -> None:
+        self.is_open = self.is_writing = False
+        self.num_waiting_bytes = 0
+        self.thread = threading.Thread(target=self._run, name="tandem-kv-receive", daemon=True)
+        self._address = address
+        self._security = security
+        self._open_access = open_access
+        self._changed = changed
+        self._fail = fail
+        self._pieces: queue.SimpleQueue[TcpPiece | None] = queue.SimpleQueue()
+        self._socket: socket.socket | None = None
+        self._is_aborted = False
+
+    def post(self, piece: TcpPiece) -> None:
+        piece.read.add()
+        with self._changed:
+            if not self._is_aborted:
+                self.num_waiting_bytes += int(piece.spans[:, 1].sum())
+                self._pieces.put(piece)
+                return
+        piece.read.end(failed=True)
+
+    def has_ended(self) -> bool:
+        """Return whether the source has ended this connection while nothing is read."""
+        with self._changed:
+            if not self.is_open or self.num_waiting_bytes or self._socket is None:
+                return False
+            try:
+                # TLS may have sent messages of its own, so that bytes say nothing.
+                return not socket.socket.recv(self._socket, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+
+    def abort(self) -> None:
+        """Make the thread end; the caller holds `changed`."""
+        self._is_aborted = True
+        self._pieces.put(None)
+        if self._socket is not None:
+            shut(self._socket)
+
+    def _run(self) -> None:
+        batch: list[TcpPiece] = []
+        try:
+            with self._open_access() as access, self._connected() as connection:
+                while self._take(batch):
+                    connection.sendall(b"".join(piece.request for piece in batch))
+                    while batch:
+                        self._receive(connection, access, batch[0])
+                        self._end(batch.pop(0), failed=False)
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+        except TandemError as error:
+            self._fail(error.message)
+        finally:
+            self._fail("its thread has ended")  # a defect is reported by the thread's exception hook
+            with suppress(queue.Empty):
+                while True:
+                    if (piece := self._pieces.get_nowait()) is not None:
+                        batch.append(piece)
+            for piece in batch:
+                self._end(piece, failed=True)
+
+    @contextmanager
+    def _connected(self) -> Iterator[socket.socket]:
+        """Connect, and yield the connection until the end of the block. Raises OSError where that fails."""
+        host, port, nonce = self._address
+        connection = socket.create_connection((host, port), CONNECT_S)
+        try:
+            tune(connection, SILENT_S)
+            connection = self._security.connect(connection)
+            with self._changed:
+                self._socket = connection
+                if self._is_aborted:
+                    raise ConnectionAbortedError("it was disconnected")
+            start_tls(connection)
+            greet_source(connection, nonce, self._security.secrets())
+            connection.settimeout(None)
+            with self._changed:
+                self.is_open = True
+                self._changed.notify_all()
+            yield connection
+        finally:
+            with self._changed:  # not while `abort` uses it
+                self._socket = None
+                connection.close()
+
+    def _take(self, batch: list[TcpPiece]) -> bool:
+        """Wait for a piece, and put it and those behind it into `batch`, at most _AHEAD_BYTES of requests. Returns
+        False at the end."""
+        piece = self._pieces.get()
+        num_bytes = 0
+        while piece is not None:
+            batch.append(piece)
+            num_bytes += len(piece.request)
+            if num_bytes >= _AHEAD_BYTES:
+                return True
+            try:
+                piece = self._pieces.get_nowait()
+            except queue.Empty:
+                return True
+        return False
+
+    def _receive(self, connection: socket.socket, access: PoolAccess, piece: TcpPiece) -> None:
+        with self._changed:
+            if self._is_aborted:
+                raise ConnectionAbortedError("it was disconnected")
+            self.is_writing = True
+        try:
+            access.receive(connection, piece.spans)
+        finally:
+            with self._changed:
+                self.is_writing = False
+                self._changed.notify_all()
+
+    def _end(self, piece: TcpPiece, *, failed: bool) -> None:
+        with self._changed:
+            self.num_waiting_bytes -= int(piece.spans[:, 1].sum())
+        piece.read.end(failed=failed)

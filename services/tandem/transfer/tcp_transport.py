@@ -1,0 +1,256 @@
+"""Transport over TCP connections of our own, which needs neither RDMA nor shared memory.
+
+UCX over TCP aborts the process that is read from when its reader dies in mid-read, and lets it answer only while it
+polls. Here both sides move bytes on threads of their own, and the end of a connection is an error and nothing more.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
+from tandem.transfer.cuda_driver import CudaDriver
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState
+from tandem.transfer.memory_pool import MemoryPool, cuda_number
+from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
+from tandem.transfer.pool_access import HostAccess, open_access
+from tandem.transfer.socket_memory import block_spans, span
+from tandem.transfer.tcp_handshake import NONCE_BYTES, ConnectionSecurity
+from tandem.transfer.tcp_reader import SourceAddress, TcpLink, TcpPiece, TcpRead
+from tandem.transfer.tcp_source import MAX_RUNS, TEST_BYTES, TcpSource, request_blocks, request_test
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+
+_log = logging.getLogger(__name__)
+NUM_CONNECTIONS = 2
+"""Connections to each rank of a peer."""
+_CONNECT_WAIT_S = 0.05
+"""Seconds for which `connect` waits for the first connection, so that most errors are reported by it. A connection that
+takes longer, for example because packets are lost, opens in the background."""
+_END_WAIT_S = 0.02
+_CLOSE_S = 2.0
+_MIN_PIECE_BYTES = 1 << 20
+"""A read is split over the connections where each gets this many bytes or more."""
+
+
+class _Peer:
+    """A connected peer: its description, and for each of its ranks with some of our heads the link to that rank."""
+
+    def __init__(self, peer: TransportPeer, links: list[tuple[RankShare, TcpLink]]) -> None:
+        self.peer = peer
+        self.links = links
+        self.handles: set[int] = set()  # of reads that were not polled to their end
+        self.is_leaving = False
+
+    @property
+    def problem(self) -> str:
+        return next((link.problem for _, link in self.links if link.problem), "")
+
+    def end(self, timeout_s: float) -> bool:
+        have_ended = [link.end(timeout_s) for _, link in self.links]
+        return all(have_ended)
+
+
+class _Posted(NamedTuple):
+    """A read, and the peer that it reads from; None for a self-test."""
+
+    read: TcpRead
+    peer: _Peer | None
+
+
+class TcpTransport:
+    """Read blocks of peers over TCP, and serve this rank's blocks to them, on threads of its own.
+
+    A read has ended once its threads have left the kernel, which they do at once when `disconnect` ends their
+    connections: from then on a stopped or unreachable peer holds no local block. `host`: address to listen on, at a
+    free port; peers connect to the host of the worker's own address. Raises TandemError(UNSUPPORTED) where it cannot
+    listen, or for GPU memory without a driver.
+    """
+
+    def __init__(
+        self,
+        pool: MemoryPool,
+        agent: str,
+        host: str = "127.0.0.1",
+        security: ConnectionSecurity | None = None,
+        num_connections: int = NUM_CONNECTIONS,
+    ) -> None:
+        self.pool = pool
+        self._agent = agent
+        self._security = security or ConnectionSecurity()
+        self._driver = None if cuda_number(pool.region.device) is None else CudaDriver()
+        self._num_connections = num_connections
+        try:
+            self._source = TcpSource(pool, host, self._security, self._driver)
+        except OSError as error:
+            message = f"the TCP transport cannot listen on {host}: {error}"
+            raise TandemError(ErrorKind.UNSUPPORTED, message, param="worker.host") from error
+        self._peers: dict[tuple[WorkerId, Incarnation], _Peer] = {}
+        self._handles = count(1)
+        self._reads: dict[int, _Posted] = {}
+        self._host = host
+        self._test: tuple[TcpLink, npt.NDArray[np.uint8]] | None = None
+
+    def __repr__(self) -> str:
+        return f"TcpTransport({self._agent}, peers={[str(each.peer.worker) for each in self._peers.values()]})"
+
+    def describe(self, worker: WorkerRef) -> TransportPeer:
+        """Return what other workers need to read this rank's pool: agent name, host of the worker's address, port and
+        nonce, and memory region. Any thread may call this."""
+        host = worker.address.rpartition(":")[0].strip("[]")
+        metadata = json.dumps((host, self._source.port, self._source.nonce.hex())).encode()
+        return TransportPeer(worker, self.pool.layout, (TransportRank(self._agent, metadata, self.pool.region),))
+
+    def connect(self, peer: TransportPeer) -> None:
+        check_peer(self.pool, peer)
+        known = self._peers.get(peer.life)
+        if known is not None and known.peer == peer and not known.is_leaving and not known.problem:
+            return
+        for other in list(self._peers.values()):
+            if other.peer.worker.id == peer.worker.id:
+                self.disconnect(other.peer)
+        if peer.life in self._peers:
+            raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
+        shares = shares_of(self.pool, peer)
+        addresses = [_address(peer, share.rank) for share in shares]
+        links = [(share, self._link(address)) for share, address in zip(shares, addresses, strict=True)]
+        connected = _Peer(peer, links)
+        for _, link in links:
+            link.wait_open(_CONNECT_WAIT_S)
+        if problem := connected.problem:
+            connected.end(_END_WAIT_S)
+            raise PeerError(f"{peer.worker} cannot be reached: {problem}")
+        self._peers[peer.life] = connected
+
+    def disconnect(self, peer: TransportPeer) -> bool:
+        known = self._peers.get(peer.life)
+        if known is None:
+            return True
+        known.is_leaving = True
+        if not known.end(_END_WAIT_S):
+            return False
+        for handle in known.handles:
+            del self._reads[handle]
+        del self._peers[peer.life]
+        return True
+
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+        known = self._peers.get(peer.life)
+        if known is None or known.is_leaving:
+            raise PeerError(f"{peer.worker} is not connected")
+        check_copies(self.pool, peer, copies)
+        for _, link in known.links:
+            link.look()
+        if known.problem:
+            raise PeerError(f"{peer.worker} is gone: {known.problem}")
+        blocks = np.array([(copy.remote, copy.local) for copy in copies], np.int64)
+        read = TcpRead()
+        for share, link in known.links:
+            for piece in self._pieces(share, read, blocks):
+                link.post(piece)
+        handle = self._new_handle(_Posted(read, known))
+        known.handles.add(handle)
+        return handle
+
+    def poll(self, handle: int) -> ReadState:
+        read, peer = self._reads[handle]
+        outcome = read.outcome
+        if outcome is None:
+            return ReadState.PENDING
+        del self._reads[handle]
+        if peer is None:
+            return self._judge_self_test(has_arrived=outcome)
+        peer.handles.discard(handle)
+        if not outcome:
+            _log.warning("a read of %s has failed: %s", peer.peer.worker, peer.problem)
+        return ReadState.DONE if outcome else ReadState.FAILED
+
+    def post_self_test(self) -> int:
+        if self._test is not None:
+            self._test[0].end(_END_WAIT_S)
+        # A new connection, because a source that accepts none any more must not pass.
+        address = SourceAddress(_reachable(self._host), self._source.port, self._source.nonce)
+        link, received = TcpLink(address, 1, self._security, HostAccess), np.zeros(TEST_BYTES, np.uint8)
+        self._test = link, received
+        read = TcpRead()
+        link.post(TcpPiece(read, request_test(), span(received.ctypes.data, TEST_BYTES)))
+        return self._new_handle(_Posted(read, None))
+
+    def progress(self) -> None:
+        """Do nothing: threads of this transport answer peers."""
+
+    def enter_thread(self) -> None:
+        """Do nothing: the threads that move bytes have CUDA contexts of their own."""
+
+    def close(self) -> None:
+        """End all connections, and wait for their threads for a while. Raises PeerError when a thread may still write
+        to the pool."""
+        links = [link for each in self._peers.values() for _, link in each.links]
+        links += [self._test[0]] if self._test is not None else []
+        have_ended = [link.end(_CLOSE_S) for link in links]
+        self._source.close(_CLOSE_S)
+        for link in links:
+            link.join(_CLOSE_S)
+        self._peers.clear()
+        if not all(have_ended):
+            raise PeerError(f"a thread of {self._agent} is still running: its reads may go on")
+
+    def _judge_self_test(self, *, has_arrived: bool) -> ReadState:
+        """Return the state of an ended self-test. Raises PeerError with what is wrong with the connection to itself."""
+        assert self._test is not None
+        link, received = self._test
+        if link.problem:
+            raise PeerError(f"the transport cannot read its own memory: {link.problem}")
+        return ReadState.DONE if has_arrived and received.tobytes() == self._source.test_bytes else ReadState.FAILED
+
+    def _link(self, address: SourceAddress) -> TcpLink:
+        return TcpLink(address, self._num_connections, self._security, partial(open_access, self.pool, self._driver))
+
+    def _new_handle(self, read: _Posted) -> int:
+        handle = next(self._handles)
+        self._reads[handle] = read
+        return handle
+
+    def _pieces(self, share: RankShare, read: TcpRead, blocks: npt.NDArray[np.int64]) -> Iterator[TcpPiece]:
+        """Yield the pieces of a read from one rank. `blocks`: remote and local block of each copy."""
+        most = max(1, _MIN_PIECE_BYTES // share.num_bytes, -(-len(blocks) // self._num_connections))
+        region = self.pool.region
+        for start in range(0, len(blocks), most):
+            remote, local = blocks[start : start + most].T
+            firsts = np.flatnonzero(np.concatenate(([True], np.diff(remote) != 1)))
+            ends = np.append(firsts[1:], len(remote))
+            for place in range(0, len(firsts), MAX_RUNS):
+                begin, end = firsts[place : place + MAX_RUNS], ends[place : place + MAX_RUNS]
+                runs = np.stack((remote[begin], end - begin), axis=1)
+                request = request_blocks(runs, share.remote_offset, share.num_bytes)
+                ours = local[begin[0] : end[-1]]
+                spans = block_spans(region.address, region.block_bytes, ours, share.local_offset, share.num_bytes)
+                yield TcpPiece(read, request, spans)
+
+
+def _address(peer: TransportPeer, rank: TransportRank) -> SourceAddress:
+    """Return the address in a rank's metadata. Raises PeerError where the metadata is none of this transport's."""
+    try:
+        host, port, nonce = json.loads(rank.metadata)
+        address = SourceAddress(str(host), int(port), bytes.fromhex(nonce))
+        if not address.host or not 0 < address.port < 1 << 16 or len(address.nonce) != NONCE_BYTES:
+            raise ValueError("a field is out of range")
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise PeerError(f"{peer.worker} is no TCP transport: {error}") from None
+    return address
+
+
+def _reachable(host: str) -> str:
+    """Return an address at which this process reaches a listener on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)

@@ -1,0 +1,404 @@
+"""Test what only the TCP transport has: its requests, who may connect, and what strangers and dead readers leave."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tandem.core.clock import SystemClock
+from tandem.core.config import ClusterConfig
+from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
+from tandem.engine.transfer_messages import TransportPeer
+from tandem.kv.layout import KVGroup, KVLayout
+from tandem.transfer import tcp_source
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState
+from tandem.transfer.socket_memory import receive_bytes, shut
+from tandem.transfer.tcp_handshake import ConnectionSecurity, HandshakeRefused, greet_source
+from tandem.transfer.tcp_source import request_blocks, request_test
+from tandem.transfer.tcp_transport import TcpTransport
+from tandem.worker.model.rank_transfer import connection_security
+from tests.certificates import Authority
+from tests.contract.transfer.conftest import Bytes, Peer, Rig, spawn_peer
+from tests.memory_pools import memory_pool
+
+LAYOUT = KVLayout(4, (KVGroup(1, 2, 8, "float32"),))
+NUM_BLOCKS = 6000
+ME = WorkerRef(WorkerId("source"), Incarnation(1), "127.0.0.1:1")
+Open = Callable[..., tuple[TcpTransport, Bytes]]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Open transports, whose pools have random content, and close them after the test."""
+    transports: list[TcpTransport] = []
+
+    def begin(name: str = "source", **options: object) -> tuple[TcpTransport, Bytes]:
+        memory = np.random.default_rng(len(transports)).integers(0, 256, (NUM_BLOCKS, LAYOUT.block_bytes), np.uint8)
+        pool = memory_pool(memory.ctypes.data, NUM_BLOCKS, LAYOUT, keepalive=memory)
+        transports.append(TcpTransport(pool, name, **options))  # type: ignore[arg-type]
+        return transports[-1], memory
+
+    yield begin
+    for transport in transports:
+        transport.close()
+    Rig.until(kv_threads, lambda names: not names)
+
+
+def kv_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tandem-kv")]
+
+
+def outcome(reader: TcpTransport, source: TransportPeer, copies: list[BlockCopy]) -> ReadState | str:
+    """Read, and return how the read ended: its state, or the text of the error that no connection could be made."""
+    try:
+        reader.connect(source)
+        handle = reader.post_read(source, copies)
+    except PeerError as error:
+        return str(error)
+    return Rig.until(lambda: reader.poll(handle), lambda state: state is not ReadState.PENDING)
+
+
+def copies_of(remote: list[int], local: list[int]) -> list[BlockCopy]:
+    return [BlockCopy(BlockId(theirs), BlockId(ours)) for theirs, ours in zip(remote, local, strict=True)]
+
+
+ONE = copies_of([7], [8])
+
+
+def test_a_read_of_more_pieces_than_one_request_and_one_call_hold(opened: Open) -> None:
+    source, theirs = opened()
+    reader, ours = opened("reader")
+    order = random.Random(0)
+    remote, local = (order.sample(range(NUM_BLOCKS), NUM_BLOCKS - 100) for _ in range(2))
+    before = ours.copy()
+    assert outcome(reader, source.describe(ME), copies_of(remote, local)) is ReadState.DONE
+    assert np.array_equal(ours[local], theirs[remote])
+    others = np.setdiff1d(np.arange(NUM_BLOCKS), local)
+    assert np.array_equal(ours[others], before[others])
+
+
+def test_transports_without_a_secret_need_the_nonce(opened: Open) -> None:
+    source, _ = opened()
+    other, _ = opened("other")
+    reader, ours = opened("reader")
+    before = ours.copy()
+    (rank,) = source.describe(ME).ranks
+    metadata = json.dumps(("127.0.0.1", source._source.port, other._source.nonce.hex())).encode()
+    forged = TransportPeer(ME, LAYOUT, (replace(rank, metadata=metadata),))
+    assert outcome(reader, forged, ONE) is not ReadState.DONE
+    assert np.array_equal(ours, before)
+    assert outcome(reader, source.describe(ME), ONE) is ReadState.DONE
+
+
+def secured(path: Path, *secrets: str) -> ConnectionSecurity:
+    path.write_text("\n".join(secrets))
+    return connection_security(ClusterConfig(secret_file=str(path)), SystemClock())
+
+
+def test_readers_need_the_secret_of_the_cluster(opened: Open, tmp_path: Path) -> None:
+    old, new = "o" * 64, "n" * 64
+    source, theirs = opened(security=secured(tmp_path / "both", old, new))
+    expected = {(old,): True, (new, old): True, ("x" * 64,): False, (): False}
+    for number, (secrets, is_accepted) in enumerate(expected.items()):
+        security = secured(tmp_path / str(number), *secrets) if secrets else None
+        reader, ours = opened(f"reader{number}", security=security)
+        before = ours.copy()
+        state = outcome(reader, source.describe(ME), ONE)
+        assert (state is ReadState.DONE) is is_accepted, state
+        assert np.array_equal(ours[8], theirs[7] if is_accepted else before[8])
+        assert reader.disconnect(source.describe(ME))
+
+
+def test_a_source_must_know_the_secret_too(opened: Open, tmp_path: Path) -> None:
+    source, _ = opened()
+    reader, ours = opened("reader", security=secured(tmp_path / "secret", "s" * 64))
+    before = ours.copy()
+    assert outcome(reader, source.describe(ME), ONE) is not ReadState.DONE
+    assert np.array_equal(ours, before)
+
+
+def test_connections_are_encrypted_where_the_cluster_has_certificates(opened: Open, tmp_path: Path) -> None:
+    ours, strangers = Authority(tmp_path / "ours"), Authority(tmp_path / "strangers")
+    issued = {
+        "source": ours.issue("source"),
+        "member": ours.issue("member"),
+        "stranger": strangers.issue("stranger"),
+        "another name": ours.issue("other", "another-name"),
+    }
+    security = {name: connection_security(config, SystemClock()) for name, config in issued.items()}
+    source, content = opened(security=security["source"])
+    everything = copies_of(list(range(NUM_BLOCKS)), list(range(NUM_BLOCKS)))
+    for name in ("member", "another name"):
+        reader, memory = opened(name, security=security[name])
+        assert outcome(reader, source.describe(ME), everything) is ReadState.DONE
+        assert np.array_equal(memory, content)
+    for name, refused in (("stranger", security["stranger"]), ("plain", None)):
+        reader, memory = opened(name, security=refused)
+        assert outcome(reader, source.describe(ME), ONE) is not ReadState.DONE, name
+    liar, _ = opened("liar", security=security["another name"])
+    reader, _ = opened("careful", security=security["member"])
+    assert outcome(reader, liar.describe(ME), ONE) is not ReadState.DONE, "a source needs the name of the cluster"
+
+
+@pytest.mark.parametrize("is_reflected", [False, True], ids=["wrong", "reflected"])
+def test_a_source_that_accepts_everybody_is_refused(is_reflected: bool) -> None:
+    ours, theirs = socket.socketpair()
+
+    def pretend() -> None:
+        theirs.sendall(b"TANDEM/1" + bytes(16))
+        proof = bytes(receive_bytes(theirs, 48))[16:]
+        theirs.sendall(proof if is_reflected else bytes(32))
+
+    with ours, theirs:
+        liar = threading.Thread(target=pretend)
+        liar.start()
+        with pytest.raises(HandshakeRefused, match="the source does not prove"):
+            greet_source(ours, b"n" * 32, (b"s" * 64,))
+        liar.join()
+
+
+def connected(source: TcpTransport) -> socket.socket:
+    """Return a connection that has proven itself, without a transport."""
+    connection = socket.create_connection(("127.0.0.1", source._source.port), 10.0)
+    greet_source(connection, source._source.nonce, ())
+    return connection
+
+
+def runs(*pairs: tuple[int, int]) -> np.ndarray:
+    return np.array(pairs, np.int64)
+
+
+HEAD = struct.Struct("<BxxxIII")
+SIZE = LAYOUT.block_bytes
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        HEAD.pack(9, 0, 0, 0),
+        HEAD.pack(1, 0, 0, SIZE),
+        HEAD.pack(1, tcp_source.MAX_RUNS + 1, 0, SIZE),
+        HEAD.pack(2, 1, 0, SIZE),
+        request_blocks(runs((NUM_BLOCKS, 1)), 0, SIZE),
+        request_blocks(runs((0, NUM_BLOCKS + 1)), 0, SIZE),
+        request_blocks(runs((3, 0)), 0, SIZE),
+        request_blocks(runs((2**32 - 1, 2**32 - 1)), 0, SIZE),
+        request_blocks(runs((0, 4000), (0, 4000)), 0, SIZE),
+        request_blocks(runs((0, 1)), 0, 0),
+        request_blocks(runs((0, 1)), 1, SIZE),
+        request_blocks(runs((0, 1)), 2**32 - 1, 2**32 - 1),
+    ],
+)
+def test_a_request_for_what_does_not_exist_ends_its_connection_alone(opened: Open, request_bytes: bytes) -> None:
+    source, _ = opened()
+    with connected(source) as good, connected(source) as bad:
+        bad.sendall(request_bytes)
+        assert bad.recv(1) == b""
+        good.sendall(request_test())
+        assert receive_bytes(good, tcp_source.TEST_BYTES) == source._source.test_bytes
+
+
+def test_strangers_get_nothing_and_harm_nobody(opened: Open) -> None:
+    source, _ = opened()
+    reader, _ = opened("reader")
+    order = random.Random(5)
+    for content in (b"", b"GET / HTTP/1.1\r\n\r\n", order.randbytes(48), order.randbytes(1 << 20)):
+        with socket.create_connection(("127.0.0.1", source._source.port), 10.0) as stranger:
+            greeting = stranger.recv(1 << 16)
+            assert len(greeting) == 24
+            try:
+                stranger.sendall(content)
+                stranger.shutdown(socket.SHUT_WR)
+                assert stranger.recv(1 << 16) == b""
+            except OSError:
+                pass
+    assert outcome(reader, source.describe(ME), ONE) is ReadState.DONE
+
+
+def test_another_program_at_the_address_is_no_source() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 400 Bad Request")
+        with pytest.raises(HandshakeRefused, match="another program"):
+            greet_source(ours, b"n" * 32, ())
+
+
+def test_connections_that_prove_nothing_make_room_for_others(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_source, "HANDSHAKE_S", 600.0)
+    monkeypatch.setattr(tcp_source, "MAX_UNPROVEN", 8)
+    source, _ = opened()
+    reader, _ = opened("reader")
+    idle = [socket.create_connection(("127.0.0.1", source._source.port), 10.0) for _ in range(8)]
+    with ExitStack() as stack:
+        for each in idle:
+            stack.enter_context(each)
+            assert len(each.recv(24)) == 24
+        assert outcome(reader, source.describe(ME), ONE) is ReadState.DONE
+        assert idle[0].recv(1) == b"", "a connection of the reader took its place"
+        idle[-1].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            idle[-1].recv(1)
+
+
+def test_a_thread_that_cannot_start_costs_one_connection(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, _ = opened()
+    reader, _ = opened("reader")
+    start, refused = threading.Thread.start, "tandem-kv-send"
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert outcome(reader, source.describe(ME), ONE) is not ReadState.DONE
+    assert reader.disconnect(source.describe(ME))
+    refused = "tandem-kv-receive"
+    assert "can't start" in str(outcome(reader, source.describe(ME), ONE))
+    refused = ""
+    assert outcome(reader, source.describe(ME), ONE) is ReadState.DONE
+
+
+def test_a_reader_that_reads_nothing_holds_up_nobody(opened: Open) -> None:
+    source, _ = opened()
+    reader, _ = opened("reader")
+    with connected(source) as stuck:
+        for _ in range(50):
+            stuck.sendall(request_blocks(runs((0, NUM_BLOCKS)), 0, SIZE))
+        assert outcome(reader, source.describe(ME), ONE) is ReadState.DONE
+
+
+def test_a_peer_that_does_not_answer_fails_in_the_background(opened: Open) -> None:
+    """A full queue of connections stands for a host that is gone: what is posted meanwhile is given up at once."""
+    reader, _ = opened("reader")
+    source, _ = opened()
+    (rank,) = source.describe(ME).ranks
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as stack:
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        metadata = json.dumps((*full.getsockname(), source._source.nonce.hex())).encode()
+        far = TransportPeer(ME, LAYOUT, (replace(rank, metadata=metadata),))
+        reader.connect(far)
+        handle = reader.post_read(far, ONE)
+        assert reader.poll(handle) is ReadState.PENDING
+        assert reader.disconnect(far) and not reader._reads
+
+
+def is_over(state: ReadState) -> bool:
+    return state is not ReadState.PENDING
+
+
+def test_a_self_test_notices_that_no_connection_is_accepted(opened: Open) -> None:
+    source, _ = opened()
+    assert Rig.until(partial(source.poll, source.post_self_test()), is_over) is ReadState.DONE
+    shut(source._source._listener)
+    with pytest.raises(PeerError, match="cannot read its own memory"):
+        Rig.until(partial(source.poll, source.post_self_test()), is_over)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [*product(("0.0.0.0", "::"), ("127.0.0.1", "[::1]")), ("::1", "[::1]"), ("localhost", "localhost")],
+)
+def test_a_source_is_reached_at_its_address_of_either_family(opened: Open, host: str, address: str) -> None:
+    source, _ = opened(host=host)
+    reader, _ = opened("reader")
+    peer = source.describe(WorkerRef(WorkerId("source"), Incarnation(1), f"{address}:1"))
+    assert outcome(reader, peer, ONE) is ReadState.DONE
+    assert Rig.until(partial(source.poll, source.post_self_test()), is_over) is ReadState.DONE
+
+
+READER = """
+import base64, pickle, sys
+import numpy as np
+from tandem.core.ids import BlockId
+from tandem.transfer.interface import BlockCopy, ReadState
+from tandem.transfer.tcp_transport import TcpTransport
+from tests.memory_pools import memory_pool
+
+peer = pickle.loads(base64.b64decode(sys.stdin.readline()))
+memory = np.zeros((peer.ranks[0].region.num_blocks, peer.layout.block_bytes), np.uint8)
+pool = memory_pool(memory.ctypes.data, len(memory), peer.layout)
+transport = TcpTransport(pool, "reader")
+transport.connect(peer)
+copies = [BlockCopy(BlockId(block), BlockId(block)) for block in range(len(memory))]
+while True:
+    handles = [transport.post_read(peer, copies) for _ in range(4)]
+    print("reading", flush=True)
+    for handle in handles:
+        while transport.poll(handle) is ReadState.PENDING:
+            pass
+"""
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
+@pytest.mark.parametrize("num_kills", [3, pytest.param(200, marks=pytest.mark.nightly)])
+def test_readers_that_are_killed_in_a_read_leave_nothing(num_kills: int, is_stopped: bool) -> None:
+    """UCX over TCP aborts the source then, more often if the source is stopped (transfer_thread.DRAIN_TURNS)."""
+    source = spawn_peer("tcp", "source", 1, 3, 64)
+    pid = source.process.pid
+    before = num_threads(pid), num_files(pid)
+    path = os.pathsep.join(path for path in sys.path if path)
+    handshake = base64.b64encode(pickle.dumps(source.handshake)).decode() + "\n"
+    try:
+        for _ in range(num_kills):
+            with subprocess.Popen(
+                [sys.executable, "-c", READER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": path},
+            ) as reader:
+                assert reader.stdin is not None and reader.stdout is not None
+                reader.stdin.write(handshake)
+                reader.stdin.flush()
+                assert reader.stdout.readline() == "reading\n"
+                if is_stopped:
+                    source.signal(signal.SIGSTOP)
+                reader.kill()
+                reader.wait()
+                source.signal(signal.SIGCONT)
+            assert source.process.poll() is None
+        Rig.until(lambda: (num_threads(pid), num_files(pid)), lambda now: now == before)
+        check(source)
+    finally:
+        source.kill()
+
+
+def num_threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def num_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def check(source: Peer) -> None:
+    """Read everything once more, and compare."""
+    layout = source.handshake.layout
+    memory = np.zeros((len(source.content), layout.block_bytes), np.uint8)
+    reader = TcpTransport(memory_pool(memory.ctypes.data, len(memory), layout), "last")
+    blocks = list(range(len(memory)))
+    assert outcome(reader, source.handshake, copies_of(blocks, blocks)) is ReadState.DONE
+    assert np.array_equal(memory, source.content)
+    reader.close()
