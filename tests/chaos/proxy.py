@@ -56,6 +56,10 @@ class Proxy:
         for connection in list(self._connections):
             connection.abort()
 
+    async def count(self, pids: Iterable[int]) -> int:
+        """Return how many connections of these processes are open."""
+        return sum(connection.pid in set(pids) for connection in self._connections)
+
     async def cut(self, pids: Iterable[int], how: How) -> int:
         """From now on, for these processes. Returns how many connections were open."""
         self._cut = dict.fromkeys(pids, how)
