@@ -1,13 +1,14 @@
 """Measure pulls of KV between two processes against a bare read of the same blocks, without a model.
 
-    python -m loadtest.kv.transfer [--wires shm,tcp,local] [--mib 1,16,64,256] [--ranks 1] [--rounds 7] [--json FILE]
+    python -m loadtest.kv.transfer [--wires shm,ucx_tcp,tcp,local] [--mib 1,16,64,256] [--ranks 1] [--json FILE]
 
 A *pull* is all that a worker does from an announcement to `Pulled`: engine, orders, reads, digests, publishing, over
 its own threads. A *bare read* copies the same blocks to the same places in one call that was prepared before the clock
 started, and is polled without a pause by a consumer, and over TCP by a producer, that do nothing else: over NIXL one
-READ of the same descriptors, over the local transport one process_vm_readv. Pull and bare read alternate; medians are
-compared. With several ranks the producer's heads lie in as many pools, each with an agent of its own, and a pull reads
-a part of each block from each; the bare read still copies whole blocks.
+READ of the same descriptors, over the local transport one process_vm_readv. The bare read beside our own TCP is NIXL's
+over TCP. Pull and bare read alternate; medians are compared. With several ranks the producer's heads lie in as many
+pools, each with an agent of its own, and a pull reads a part of each block from each; the bare read still copies whole
+blocks.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.process_vm_transport import ProcessVmTransport
+from tandem.transfer.tcp_transport import TcpTransport
 from tandem.transfer.transfer_thread import TransferThread
 from tandem.worker.main import prepare_process
 
@@ -47,8 +49,9 @@ if TYPE_CHECKING:
     from tandem.runtime.kv_cache import KVCache
 
 MIB = 1 << 20
-WIRES = ("shm", "tcp", "local")
-"""NIXL as it chooses on one host, NIXL over TCP, and our own transport."""
+WIRES = ("shm", "ucx_tcp", "tcp", "local")
+"""NIXL as it chooses on one host, NIXL over TCP, and our own transports: over TCP, and within a host."""
+OVER_TCP = ("ucx_tcp", "tcp")
 LAYOUTS = {
     "SmolLM2": KVLayout(16, (KVGroup(30, 3, 64, "float32"),)),
     "small": KVLayout(16, (KVGroup(8, 2, 32, "float32"),)),
@@ -128,6 +131,12 @@ def _open_cache(case: TransferCase, rank: int = 0, num_ranks: int = 1) -> tuple[
 
 
 def _open_transport(case: TransferCase, pool: MemoryPool, agent: str) -> Transport:
+    if case.wire == "tcp":
+        return TcpTransport(pool, agent)
+    return _open_bare(case, pool, agent)
+
+
+def _open_bare(case: TransferCase, pool: MemoryPool, agent: str) -> Transport:
     return ProcessVmTransport(pool, agent) if case.wire == "local" else NixlTransport(pool, agent)
 
 
@@ -158,7 +167,7 @@ def give(case: TransferCase, pipe: Connection) -> None:
     ids = range(case.num_blocks)
     blocks = [BlockId(i) for i in (reversed(ids) if case.aged else ids)]
     digests = cache.digest(blocks, range(len(blocks)))
-    bare = _open_transport(case, pool, "bare.1")
+    bare = _open_bare(case, pool, "bare.1")
     parts = [_give_rank(case, cache, pool, rank) for rank in range(case.ranks)]
     offered = tuple(BlockDigest(block, heads) for block, heads in zip(blocks, digests, strict=True))
     pipe.send(TransferOffer(join_ranks([part for part, _ in parts]), bare.describe(PRODUCER), os.getpid(), offered))
@@ -229,7 +238,7 @@ def _measure(
             raise RuntimeError(f"{pulled.num_blocks} blocks were read instead of {len(offered)}")
         cold += 1
         # Shared memory needs the producer only for the first contacts; later its polling would take a core.
-        with _polling(producer) if case.wire == "tcp" else nullcontext():
+        with _polling(producer) if case.wire in OVER_TCP else nullcontext():
             pulls.append((seconds, pulled.busy_s, bare(consumer.copies)))
     # The first round meets cold paths on both sides.
     pull_s, busy_s, bare_s = (statistics.median(column) for column in zip(*pulls[1:], strict=True))
@@ -272,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest.kv.transfer", description="Measure pulls of KV against bare reads.")
-    parser.add_argument("--wires", default=",".join(WIRES), help="of shm, tcp, local (default: %(default)s)")
+    parser.add_argument("--wires", default=",".join(WIRES), help=f"of {', '.join(WIRES)} (default: %(default)s)")
     parser.add_argument("--layouts", default="SmolLM2,small", help=f"of {', '.join(LAYOUTS)} (default: %(default)s)")
     parser.add_argument("--ranks", default="1", metavar="N,N,...", help="of the producer, which share its heads")
     parser.add_argument("--mib", default="1,16,64,256", metavar="N,N,...", help="to move (default: %(default)s)")
@@ -284,7 +293,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(case: TransferCase) -> list[TransferRow]:
     """Run a case in two fresh processes, because UCX reads its settings once."""
-    if case.wire == "tcp":
+    if case.wire in OVER_TCP:
         os.environ["UCX_TLS"] = "tcp"
     else:
         os.environ.pop("UCX_TLS", None)
