@@ -1,6 +1,6 @@
 # Every target sets itself up: Python 3.11 or later, a C++ compiler and make are all it needs.
 
-.PHONY: help setup system serve check test nightly containers cluster mutants sizes proto boards runbook chart bench
+.PHONY: help setup system serve check test nightly containers hosts cluster mutants sizes proto boards runbook chart bench
 .DEFAULT_GOAL := help
 
 # Tests start many processes, each of which would compile all that it imports anew.
@@ -54,6 +54,9 @@ nightly: setup system ## full grids of exactness, chaos and soak, every flow on 
 ifeq ($(ARGS),)
 	@$(MAKE) --no-print-directory containers
 endif
+
+hosts: setup system ## a cluster on five hosts (network namespaces) of this machine, whose links can be cut, slow and lossy
+	@$(BIN)/python -m tests.hosts $(ARGS)
 
 cluster: setup ## the chart and the planner on the Kubernetes cluster of TANDEM_KUBECONFIG, in namespaces of their own
 	$(BIN)/python -m pytest -m cluster --timeout=1800 $(or $(ARGS),$(ON_A_CLUSTER))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.namespaces import Network, NoNamespaces, networks
 from tests.chaos.world import SETTINGS, live
 from tests.e2e.gateway.http import Answer, Post, completion
 from tests.e2e.gateway.processes import Gateway, Redis, Worker, cluster, until
+from tests.hosts.network import Network, NoNamespaces, networks
 
 pytestmark = pytest.mark.timeout(240)
 NUM_STREAMS = 4

@@ -120,11 +120,12 @@ class Cluster:
         arguments = ("worker", "--worker-id", name, "--pool", pool, *self._settings, *settings)
         return self._add(Worker(self._directory, name, *arguments, within=within))
 
-    def gateway(self, name: str, *settings: str) -> Gateway:
-        """Start a gateway. Without `--auth` in `settings` it requires no keys, else its metrics have their own port."""
+    def gateway(self, name: str, *settings: str, within: Sequence[str] = ()) -> Gateway:
+        """Start a gateway; `within` is that of `Program`. Without `--auth` in `settings` it requires no keys, else its
+        metrics have their own port."""
         more = ("--gateway-metrics-port", "0") if "--auth" in settings else ("--auth", "off")
         program = ("gateway", "--port", "0", *more)
-        return self._add(Gateway(self._directory, name, *program, *self._settings, *settings))
+        return self._add(Gateway(self._directory, name, *program, *self._settings, *settings, within=within))
 
     def again(self, worker: Worker) -> Worker:
         """Start a new incarnation of a worker that has ended."""

@@ -1,0 +1,115 @@
+"""Run a small cluster on five hosts, started by the commands of docs/operations.md."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+
+from tandem.stores.embedded_redis import find_program
+from tandem.wire.peer_auth import PeerAuth
+from tandem.wire.secret_file import SecretFile
+from tests.chaos.world import live
+from tests.e2e.cluster import spawn
+from tests.e2e.gateway.http import completion
+from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Worker, cluster, until
+from tests.hosts.network import Network, networks
+
+HOSTS = ("data", "gate", "a", "b", "c")
+
+
+@dataclass
+class Hosts:
+    """A cluster on hosts of its own: Redis on `data`, gateways on `gate`, a prefill worker on `a`, decode workers on
+    `b`, whose link can be impaired, and on `c`. `whole` is a gateway that splits no request. `flags` are those by which
+    programs find the cluster."""
+
+    network: dict[str, Network]
+    programs: Cluster
+    gateway: Gateway
+    whole: Gateway
+    workers: dict[str, Worker]
+    flags: tuple[str, ...]
+
+    def complete(self, salt: int, *, length: int = 300, max_tokens: int = 24, split: bool = True) -> dict[str, Any]:
+        """Return the reply to a request with reasons, and its path and status under keys of their own."""
+        url = f"{(self.gateway if split else self.whole).url}/v1/completions"
+        body, headers = completion(length, salt, max_tokens), {"x-tandem-explain": "1"}
+        answer = httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S, trust_env=False)
+        reply: dict[str, Any] = answer.json()
+        return reply | {"status": answer.status_code, "path": answer.headers.get("x-tandem-path", "")}
+
+    def text(self, salt: int, **options: Any) -> str:
+        reply = self.complete(salt, **options)
+        assert reply["status"] == 200, reply
+        return str(reply["choices"][0]["text"])
+
+    def start_worker(self, host: str, pool: str) -> Worker:
+        where = self.network[host]
+        worker = self.programs.worker(
+            f"w{host}", pool, "--worker-host", where.address, *self.flags, within=where.within
+        )
+        self.workers[host] = worker
+        return worker
+
+    def wait_whole(self) -> None:
+        """Wait until the gateway sees all three workers and all are idle."""
+
+        for gateway in (self.gateway, self.whole):
+            until(lambda gateway=gateway: live(gateway) == (1, 2), "a gateway that sees all")  # type: ignore[misc]
+        for worker in self.workers.values():
+            until(worker.is_idle, f"an idle {worker.name}")
+
+    def tandem(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of an operator on the gateway's host."""
+        command = (*self.network["gate"].within, sys.executable, "-m", "tandem.cli", *words, *self.flags)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+
+@contextmanager
+def running_hosts(directory: Path, model: Path | str, *settings: str) -> Iterator[Hosts]:
+    """Make the hosts, start a cluster with `settings` on them, and yield it once it serves. Raises NoNamespaces."""
+    with ExitStack() as stack:
+        network = dict(zip(HOSTS, stack.enter_context(networks(*HOSTS, with_relay="b")), strict=True))
+        secret = directory / "secret"
+        secret.write_text(secrets.token_hex(32))
+        stack.enter_context(patch.object(Worker, "trust", PeerAuth("test", SecretFile(secret))))
+        data, password = network["data"], secrets.token_hex(16)
+        options = ("--port", "6379", "--bind", data.address, "--requirepass", password, "--save", "")
+        redis = spawn(*data.within, str(find_program()), *options, stdout=subprocess.DEVNULL, cwd=directory)
+        stack.callback(redis.wait)
+        stack.callback(redis.kill)
+        flags = ("--secret-file", str(secret))
+        url = f"redis://:{password}@{data.address}:6379"
+        programs = stack.enter_context(cluster(directory, url, model, *settings))
+        gate = network["gate"]
+        listen = ("--host", gate.address, *flags)
+        gateway = programs.gateway("gateway", *listen, within=gate.within)
+        whole = programs.gateway("whole", *listen, "--disaggregation", "off", within=gate.within)
+        made = Hosts(network, programs, gateway, whole, {}, (*flags, "--redis-url", url))
+        for host, pool in (("a", "prefill"), ("b", "decode"), ("c", "decode")):
+            made.start_worker(host, pool)
+        for program in programs.programs:
+            program.wait_ready()
+        made.wait_whole()
+        yield made
+
+
+def reasons_of(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return why a reply's workers were chosen."""
+    (reasons,) = reply["tandem"]["reasons"]
+    return dict(reasons)
+
+
+def findings_of(text: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(text)["findings"]
+    return found

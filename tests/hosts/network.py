@@ -1,0 +1,118 @@
+"""Hosts of this machine: network namespaces with addresses of their own, joined by a bridge, whose links can be cut,
+delayed, lossy or slow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+
+class NoNamespaces(Exception):
+    """This user may not make network namespaces on this machine."""
+
+
+def ip(*words: str) -> None:
+    """Run `ip`. Raises NoNamespaces where it is missing or may not do this, and RuntimeError for another failure."""
+    if shutil.which("ip") is None:
+        raise NoNamespaces("there is no program `ip`")
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        failure = f"ip {' '.join(words)}: {done.stderr.strip()}"
+        is_forbidden = any(text in failure for text in ("not permitted", "ermission denied", "not supported"))
+        raise NoNamespaces(failure) if is_forbidden else RuntimeError(failure)
+
+
+class Network:
+    """The network of one host. `address` is its own, which this machine reaches over the bridge; `within` runs a
+    command in it. A relay forwards its frames, if it has one; only then `impair` works."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.address = address
+        self._name = name
+        self._port = f"{name}h"
+        self._relay: subprocess.Popen[str] | None = None
+        ip("netns", "add", name)
+
+    def join(self, bridge: str, *, has_relay: bool = False) -> None:
+        """Connect this network to the bridge."""
+        name, inside = self._name, f"{self._name}n"
+        if has_relay:
+            self._relay = _start_relay(self._port, inside)
+            ip("link", "set", inside, "netns", name)
+        else:
+            ip("link", "add", self._port, "type", "veth", "peer", "name", inside, "netns", name)
+        ip("link", "set", self._port, "master", bridge, "up")
+        ip("-n", name, "addr", "add", f"{self.address}/24", "dev", inside)
+        for device in ("lo", inside):
+            ip("-n", name, "link", "set", device, "up")
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        return str(shutil.which("ip")), "netns", "exec", self._name
+
+    def unplug(self) -> None:
+        ip("link", "set", self._port, "down")
+
+    def plug_in(self) -> None:
+        ip("link", "set", self._port, "up")
+
+    def blackhole_route_to(self, other: Network) -> None:
+        """Drop everything that this network sends to `other`."""
+        ip("-n", self._name, "route", "add", "blackhole", f"{other.address}/32")
+
+    def restore_route_to(self, other: Network) -> None:
+        ip("-n", self._name, "route", "del", "blackhole", f"{other.address}/32")
+
+    def impair(self, *, delay_s: float = 0.0, loss: float = 0.0, bytes_per_s: float = float("inf")) -> None:
+        """Delay each frame in both directions, lose a fraction `loss`, and limit the rate, until the next call. Without
+        arguments the link is as good as new."""
+        assert self._relay is not None and self._relay.stdin is not None
+        self._relay.stdin.write(f"{delay_s} {loss} {bytes_per_s}\n")
+        self._relay.stdin.flush()
+
+    def remove(self) -> None:
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay.communicate()
+        with suppress(NoNamespaces, RuntimeError):
+            ip("netns", "del", self._name)
+
+
+def _start_relay(*devices: str) -> subprocess.Popen[str]:
+    script = str(Path(__file__).with_name("relay.py"))
+    relay = subprocess.Popen(
+        [sys.executable, script, *devices],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert relay.stdout is not None
+    if relay.stdout.readline() != "ready\n":
+        _, complaint = relay.communicate()
+        raise NoNamespaces(f"no TAP devices: {complaint.strip().splitlines()[-1:]}")
+    return relay
+
+
+@contextmanager
+def networks(*names: str, with_relay: str = "") -> Iterator[list[Network]]:
+    """Yield a network for each name, of which the one called `with_relay` can be impaired; remove them at the end.
+    Raises NoNamespaces."""
+    number = os.getpid() % 250
+    bridge, prefix = f"tdm{number}br", f"10.213.{number}"
+    with ExitStack() as stack:
+        ip("link", "add", bridge, "type", "bridge")
+        stack.callback(subprocess.run, ["ip", "link", "del", bridge], capture_output=True, check=False)
+        ip("addr", "add", f"{prefix}.1/24", "dev", bridge)
+        ip("link", "set", bridge, "up")
+        made: list[Network] = []
+        for index, name in enumerate(names, 2):
+            made.append(Network(f"tdm{number}{name}", f"{prefix}.{index}"))
+            stack.callback(made[-1].remove)
+            made[-1].join(bridge, has_relay=name == with_relay)
+        yield made
