@@ -16,10 +16,14 @@ from tandem.stores.embedded_redis import EmbeddedServer
 from tests.effort import IS_NIGHTLY, PHASES, scaled
 
 _HERE = Path(__file__).parent
-_FIRST_ROOMS = ("e2e", "chaos", "golden", "contract", "simulation", "kernels")
+_FIRST_ROOMS = ("e2e", "chaos", "hosts", "golden", "contract", "simulation", "kernels")
 """What starts first where several processes run tests: what takes longest, and what waits while others compute."""
 _TOGETHER = ("tests/e2e/calm/", "tests/e2e/serve/")
 """Folders whose tests share a cluster of processes."""
+_CLUSTERS = ("tests/e2e/", "tests/chaos/", "tests/hosts/")
+"""Folders whose tests start clusters of processes, and wait for them with a limit. In `make nightly` one process runs
+all of them, and first, and the others, which only compute, give way to it by _NICENESS."""
+_NICENESS = 10
 _APART = ("tests/property/", "tests/simulation/")
 """Folders whose tests share nothing; in `make nightly` one of them takes minutes, and a file of them too long."""
 _NIGHTLY_TIMEOUT_S = 3600
@@ -78,9 +82,11 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
     """Gives all tests of a file to one process, all files that share a cluster of processes too, and in `make nightly`
-    each test of the folders `_APART` by itself."""
+    all of the folders `_CLUSTERS` to one process, and each test of the folders `_APART` by itself."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if IS_NIGHTLY and nodeid.startswith(_CLUSTERS):
+            return "clusters"
         if IS_NIGHTLY and nodeid.startswith(_APART):
             return nodeid.partition("[")[0]
         return next((folder for folder in _TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
@@ -88,6 +94,11 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     return _ByFile(config, log)
+
+
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    if IS_NIGHTLY and not item.nodeid.startswith(_CLUSTERS):
+        os.nice(max(0, _NICENESS - os.nice(0)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
