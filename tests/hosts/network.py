@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+_FORBIDDEN = ("not permitted", "ermission denied", "not supported", "Unknown device type", "Read-only file system")
+"""What `ip` reports where this user or this kernel has no network namespaces, bridges or pairs of devices."""
+
 
 class NoNamespaces(Exception):
     """This user may not make network namespaces on this machine."""
@@ -23,7 +26,7 @@ def ip(*words: str) -> None:
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if done.returncode:
         failure = f"ip {' '.join(words)}: {done.stderr.strip()}"
-        is_forbidden = any(text in failure for text in ("not permitted", "ermission denied", "not supported"))
+        is_forbidden = any(text in failure for text in _FORBIDDEN)
         raise NoNamespaces(failure) if is_forbidden else RuntimeError(failure)
 
 
