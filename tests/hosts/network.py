@@ -102,14 +102,27 @@ def _start_relay(*devices: str) -> subprocess.Popen[str]:
     return relay
 
 
+def _add_bridge() -> int:
+    """Make a bridge with a number that no other one has, and return the number. Raises NoNamespaces."""
+    first = os.getpid()
+    for number in (n % 250 for n in range(first, first + 250)):
+        try:
+            ip("link", "add", f"tdm{number}br", "type", "bridge")
+        except RuntimeError as error:
+            if "File exists" not in str(error):
+                raise
+        else:
+            return number
+    raise RuntimeError("there are bridges of 250 other tests")
+
+
 @contextmanager
 def networks(*names: str, with_relay: str = "") -> Iterator[list[Network]]:
     """Yield a network for each name, of which the one called `with_relay` can be impaired; remove them at the end.
     Raises NoNamespaces."""
-    number = os.getpid() % 250
+    number = _add_bridge()
     bridge, prefix = f"tdm{number}br", f"10.213.{number}"
     with ExitStack() as stack:
-        ip("link", "add", bridge, "type", "bridge")
         stack.callback(subprocess.run, ["ip", "link", "del", bridge], capture_output=True, check=False)
         ip("addr", "add", f"{prefix}.1/24", "dev", bridge)
         ip("link", "set", bridge, "up")

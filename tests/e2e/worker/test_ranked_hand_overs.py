@@ -26,7 +26,9 @@ pytestmark = pytest.mark.nightly
 def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
     """Start a worker of one rank, and one of two."""
     kind = request.param
-    workers = start(f"one-{kind}", "mixed", kind), start(f"two-{kind}", "mixed", kind, "--tensor-parallel", "2")
+    patient = ("--lease-s", "5", "--pull-timeout-s", "10")  # two ranks and a test share two cores with other tests
+    one = start(f"one-{kind}", "mixed", kind, *patient)
+    workers = one, start(f"two-{kind}", "mixed", kind, "--tensor-parallel", "2", *patient)
     for worker in workers:
         worker.wait_ready()
     yield workers
