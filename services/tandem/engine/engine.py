@@ -146,7 +146,7 @@ class Engine:
             job = self._jobs.find_job(start.key)
             if isinstance(job, PrefillJob):
                 self._producer.start(job.offer, start.leased)
-        if planned.step is not None and planned.step.digests:
+        if planned.step is not None:
             self._producer.on_planned(planned.step)
         for grant in planned.pulls:
             effects += self._apply(self._consumer.on_blocks(grant, now), now)
@@ -536,7 +536,7 @@ class Engine:
         return self._apply(effects or (), now)
 
     def _tables(self) -> Iterator[BlockTable]:
-        return chain(self._scheduler.tables(), self._consumer.prefix_tables())
+        return chain(self._scheduler.tables(), self._consumer.prefix_tables(), self._producer.tables())
 
     def _migrate_or_requeue(self, now: float) -> list[Effect]:
         """Offer the running sequences of a draining worker, and requeue its jobs that have nothing to migrate."""

@@ -16,16 +16,30 @@ from itertools import chain, islice
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, HandoffId, HandoffKey, JobKey, WorkerRef
+from tandem.core.ids import BlockHash, BlockId, HandoffId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import PrefillJob
 from tandem.engine.effects import Effect, SendAnnouncement, SendHandoffEnded
-from tandem.kv.block_pool import BlockPool, Holder
+from tandem.kv.block_pool import BlockPool, BlockTable, Holder
 from tandem.kv.expiring_dict import ExpiringDict
 from tandem.kv.handoff import Announcement, BlockDigest, LeaseEvent, LeaseState, RemotePrefixRequest, next_lease
 from tandem.sched.phases.plan_builder import MAX_DIGESTS
 from tandem.sched.state.limits import NO_DEMAND, BlockDemand, may_offer
 from tandem.sched.state.schedule_result import SequenceUpdate
 from tandem.sched.state.step_plan import PrefixBlock, StepPlan
+
+
+@dataclass(slots=True, eq=False)
+class _Onload:
+    """Blocks of a served prefix that are copied from host memory: a table holds them until the step that makes the
+    copies is committed, and longer while their lease is open.
+
+    `plan`: number of that step's plan; None before it was planned. `is_over`: the lease has ended.
+    """
+
+    table: BlockTable
+    plan: int | None = None
+    is_filled: bool = False
+    is_over: bool = False
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -50,6 +64,7 @@ class Lease:
     state: LeaseState = LeaseState.RESERVED
     blocks: tuple[BlockId, ...] = ()
     num_announced: int = 0
+    onload: _Onload | None = None
     announcements: list[Announcement] = field(default_factory=list)
 
     @property
@@ -79,7 +94,8 @@ class KVProducer:
 
     The blocks of remote prefix fetches ("served prefixes") are always digested, even where `digest_handoffs` is off,
     because the plan that digests a block also waits for its copy from host memory. Blocks that are only in host memory
-    are not served: bringing them back would take room from this worker's own requests.
+    are copied back first, into free blocks: as a hit of this worker's own would do, and within the same bounds as all
+    leases.
     """
 
     def __init__(self, pool: BlockPool, lease_s: float, *, memory_s: float = 60.0) -> None:
@@ -92,6 +108,7 @@ class KVProducer:
         self._undigested: dict[HandoffKey, deque[PrefixBlock]] = {}
         # The hand-offs, and their numbers of blocks, that an open plan digests, by plan number.
         self._digesting: dict[int, list[tuple[HandoffKey, int]]] = {}
+        self._onloads: list[_Onload] = []
 
     # ---- prefills and migrations
 
@@ -180,7 +197,10 @@ class KVProducer:
         return tuple(islice(chain.from_iterable(self._undigested.values()), MAX_DIGESTS)) if self._undigested else ()
 
     def on_planned(self, plan: StepPlan) -> None:
-        """Record that a plan digests the blocks `plan.digests`, which are the first ones of `blocks_to_digest`."""
+        """Record that a plan digests the blocks `plan.digests`, which are the first ones of `blocks_to_digest`, and
+        makes all copies that were queued."""
+        for onload in self._onloads:
+            onload.plan = plan.number if onload.plan is None else onload.plan
         num_left = len(plan.digests)
         for key, blocks in list(self._undigested.items()):
             count = min(len(blocks), num_left)
@@ -197,8 +217,12 @@ class KVProducer:
         """Announce the blocks of served prefixes whose digests the finished plan `number` computed.
 
         `digests` has all blocks that the plan was to digest, or none where the plan failed; then the leases are
-        withdrawn. Leases that have ended meanwhile are skipped.
+        withdrawn. Leases that have ended meanwhile are skipped. To be called for each plan that is over, because its
+        copies are made then.
         """
+        for onload in [onload for onload in self._onloads if onload.plan == number]:
+            onload.is_filled = True
+            self._let_go(onload)
         effects: list[Effect] = []
         first = 0
         for key, count in self._digesting.pop(number, ()):
@@ -342,6 +366,10 @@ class KVProducer:
         """Iterate over the leased blocks, each once per lease that holds it, for `BlockPool.check`."""
         return (b for lease in self for b in lease.blocks)
 
+    def tables(self) -> Iterator[BlockTable]:
+        """Iterate over the tables of served prefixes that were in host memory, for `BlockPool.check`."""
+        return (onload.table for onload in self._onloads)
+
     def check(self, jobs: Container[JobKey]) -> None:
         """Raise AssertionError naming the first inconsistency of the leases. `jobs`: the keys of all live jobs and
         choices."""
@@ -377,32 +405,54 @@ class KVProducer:
             return []
         _, effects = self.open(key, None, now, prefix_request=prefix_request)
         first = prefix_request.first_index
-        blocks = self._within_room(self._pool.cached(prefix_request.hashes), demand)
-        if len(blocks) > first:
-            self._pool.retain_for_lease(blocks)
+        hashes = prefix_request.hashes[: self._num_within_room(prefix_request.hashes, demand)]
+        if len(hashes) > first:
+            blocks = self._lease_cached(self._leases[key.handoff], hashes)
             self.start(key, blocks, first)
             self._undigested[key] = deque((block, index) for index, block in enumerate(blocks[first:], first))
         else:
             self.on_release(key, now)
         return effects
 
-    def _within_room(self, blocks: tuple[BlockId, ...], demand: BlockDemand) -> tuple[BlockId, ...]:
-        """Return the leading blocks that can be leased without taking room from reserved pulls or running sequences.
+    def _lease_cached(self, lease: Lease, hashes: Sequence[BlockHash]) -> tuple[BlockId, ...]:
+        """Add a lease to the cached blocks of `hashes`, and return them. Those that only host memory holds get free
+        blocks, and copies into these are queued."""
+        blocks = self._pool.cached(hashes)
+        if len(blocks) == len(hashes):
+            self._pool.retain_for_lease(blocks)
+            return blocks
+        lease.onload = _Onload(BlockTable())
+        self._onloads.append(lease.onload)
+        self._pool.share(lease.onload.table, hashes)
+        blocks = lease.onload.table.ids()
+        self._pool.retain(blocks, Holder.LEASE)
+        return blocks
+
+    def _let_go(self, onload: _Onload) -> None:
+        """Release the table of copied blocks once neither a step nor the lease needs it."""
+        if onload.is_filled and onload.is_over:
+            self._pool.release(onload.table)
+            self._onloads.remove(onload)
+
+    def _num_within_room(self, hashes: Sequence[BlockHash], demand: BlockDemand) -> int:
+        """Count the leading cached blocks that can be leased without taking room from reserved pulls or running
+        sequences.
 
         Left free is what the largest reserved pull needs, as for every lease (`may_offer`), and the block that each
         running sequence may need next. Serving cannot deadlock: the consumer had room before it sent the request, and
         the lease expires.
         """
+        num_hits, blocks = self._pool.count_hits(hashes), self._pool.cached(hashes)
         num_spare = self._pool.num_free - demand.num_running
         num_leased = num_taken = 0
-        for i, block in enumerate(blocks):
-            holders = self._pool.holders(block)
+        for i in range(num_hits):
+            holders = self._pool.holders(blocks[i]) if i < len(blocks) else (0, 0, 0, 0)
             num_leased += not holders[1]
             num_taken += not any(holders)
             fits = may_offer(num_leased, self._pool.num_leased, self._pool.num_blocks, demand.largest_reservation)
             if not fits or (num_taken and num_taken > num_spare):
-                return blocks[:i]
-        return blocks
+                return i
+        return num_hits
 
     def _announce(
         self,
@@ -446,6 +496,9 @@ class KVProducer:
             self._withdrawn[lease.key] = lease
         else:
             self._pool.drop(lease.blocks, Holder.LEASE)
+            if lease.onload is not None:
+                lease.onload.is_over = True
+                self._let_go(lease.onload)
         self._undigested.pop(lease.key, None)
 
     def _has_ended(self, key: HandoffKey, consumer: WorkerRef) -> SendHandoffEnded:

@@ -50,7 +50,7 @@ class Shortlist:
         self._request = request
         self._holders = self._find_holders()
         producers = self._holders if may_fetch_prefix else []
-        self._prefix_sources = [(view, request.held(view).num_device_tokens) for view in producers]
+        self._prefix_sources = [(view, request.held(view).num_tokens) for view in producers]
 
     def prefill_workers(self) -> list[PrefillCandidate]:
         """Return prefill workers, each with the decode workers that it may hand over to; empty when there is no usable
@@ -141,7 +141,7 @@ class Shortlist:
 
     def _accepts_now(self, candidate: PrefillCandidate) -> bool:
         """Return whether the worker will probably accept the prompt now, given what it may fetch."""
-        held = (self._request.held(source).num_device_tokens for source in candidate.prefix_sources)
+        held = (self._request.held(source).num_tokens for source in candidate.prefix_sources)
         return self._request.fits(candidate.worker, max(held, default=0))
 
     def _partners(self, producer: WorkerView, few: Iterable[WorkerView]) -> list[WorkerView]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tandem.core.step_cost import StepFeatures
 from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.remote_prefix import RemotePrefixPlan
+from tandem.routing.remote_prefix import RemotePrefixPlan, onload_s
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_speed import WorkerSpeed
 from tandem.routing.worker_view import WorkerView, token_bytes
@@ -24,8 +24,6 @@ OVERLAPPED_WEIGHT = 0.1
 bandwidth."""
 NO_ROOM_S = 10.0
 """Cost of a decode worker without blocks for the prompt and its output, which would wait for others to end."""
-HOST_BANDWIDTH = 10e9
-"""Bytes per second at which blocks are loaded from host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +114,7 @@ def prefill_cost(
         request.num_uncached(worker) if prefix_fetch is None else request.num_context - prefix_fetch.num_tokens
     )
     chunk_s = cost.chunk_s(request.num_context - num_uncached, num_uncached)
-    held = request.held(worker)
-    host_s = (held.num_tokens - held.num_device_tokens) * token_bytes(worker) / HOST_BANDWIDTH
+    host_s = onload_s(worker, request.held(worker))
     wait_s = speed.wait_s(num_uncached, request.lane)
     return PrefillCost(
         worker,

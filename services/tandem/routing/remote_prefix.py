@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from tandem.core.ids import WorkerRef
 from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.routing_request import CachedTokens, RoutingRequest
 from tandem.routing.worker_speed import WorkerSpeed
 from tandem.routing.worker_view import WorkerView, token_bytes
 
 MESSAGES_S = 1.5e-3
 """Seconds of a message exchange between two workers, once to request blocks and once to start a read and check the
 result: two messages and a turn of each transfer thread, which polls every half millisecond."""
+HOST_BANDWIDTH = 10e9
+"""Bytes per second at which blocks are loaded from host memory."""
 NUM_SOURCES = 2
 """Sources that are compared for one worker: those that hold most. Others hold less and are seldom so much nearer."""
 
@@ -36,23 +38,29 @@ class RemotePrefixPlan:
 def plan_remote_prefix(
     source: WorkerSpeed, reader: WorkerSpeed, request: RoutingRequest, links: LinkBandwidth
 ) -> RemotePrefixPlan:
-    """Predict how long the worker `reader` takes to fetch the prompt blocks that the worker `source` has in device
-    memory.
+    """Predict how long the worker `reader` takes to fetch the prompt blocks that the worker `source` has cached. Blocks
+    that the source has in host memory only are copied to its device memory first.
 
     Workers handle messages only between their steps: the source when it gets the request; the reader when it gets the
     response and when the data is complete, each at the end of a further step while it has prompts to compute.
     """
     producer = source.worker
     consumer = reader.worker
-    num_tokens = request.held(producer).num_device_tokens
+    held = request.held(producer)
+    num_tokens = held.num_tokens
     num_read = num_tokens - request.held(consumer).num_tokens
-    request_s = MESSAGES_S + source.rest_s
+    request_s = MESSAGES_S + source.rest_s + onload_s(producer, held)
     wire_s = MESSAGES_S + num_read * token_bytes(producer) / links.bandwidth(producer, consumer)
     next_s = reader.next_s
     response_s = min(_round_up(request_s, next_s) + _round_up(wire_s, next_s), request_s + wire_s + reader.left_s)
     return RemotePrefixPlan(
         producer.ref, num_tokens // producer.block_size, num_tokens, num_read, reader.rest_s + response_s
     )
+
+
+def onload_s(worker: WorkerView, held: CachedTokens) -> float:
+    """Return the seconds in which a worker copies the cached tokens `held` to its device memory that are not there."""
+    return (held.num_tokens - held.num_device_tokens) * token_bytes(worker) / HOST_BANDWIDTH
 
 
 def can_serve_prefix(producer: WorkerView, consumer: WorkerView) -> bool:

@@ -101,8 +101,8 @@ class RoutingRequest:
         return self.num_tokens if self.hits is None else self.num_context - self.held(worker).num_tokens
 
     def max_remote_tokens(self, block_size: int) -> int:
-        """Return the greatest number of prompt tokens that any one worker holds in device memory; 0 when none does."""
-        return block_size * max((hit.num_device_blocks for hit in (self.hits or {}).values()), default=0)
+        """Return the greatest number of prompt tokens that any one worker has cached; 0 when none has."""
+        return block_size * max((hit.num_blocks for hit in (self.hits or {}).values()), default=0)
 
     def fits(self, worker: WorkerView, num_remote: int = 0) -> bool:
         """Return whether the worker will probably accept the prompt now if it fetches the first `num_remote` tokens

@@ -322,6 +322,52 @@ def test_a_full_worker_reads_only_once_what_stood_there_is_copied_to_host_memory
     assert isinstance(end, Finished) and end.num_cached_tokens > 0, "what was copied is right"
 
 
+def in_host_memory(num_blocks: int = 12) -> Two:
+    """Return a producer that has PROMPT in host memory only."""
+    two = Two(producer=Side(num_blocks=num_blocks, num_host_slots=20))
+    other = request("other", tuple(range(20, 20 + 2 * num_blocks - 1)), max_tokens=1)
+    two.producer.do(two.producer.engine.submit(GenerateJob(request=other, attempt=1), 0.5))
+    two.producer.run(0.5)
+    two.producer.plans.clear()
+    books = two.producer.engine.books()
+    assert books.num_host_blocks >= 6 and books.num_free_blocks == num_blocks
+    return two
+
+
+def test_a_prefix_in_host_memory_is_copied_back_and_served() -> None:
+    two = in_host_memory()
+    replies = [*two.to_producer(two.submit(consumer())), *two.digest()]
+    assert [plan for plan in two.producer.plans if plan.fills], "the copies are made before the digests"
+    two.read(two.to_consumer(replies))
+    two.finish("b", 12)
+    assert two.producer.is_clean and two.producer.engine.books().num_table_blocks == 0
+
+
+def test_a_prefix_whose_lease_ends_during_its_copies_is_freed_after_them() -> None:
+    two = in_host_memory()
+    two.to_producer(two.submit(consumer()))
+    plan, _ = two.producer.engine.begin(two.now)
+    assert plan is not None and plan.fills
+    two.producer.do(two.producer.engine.release(KEY, two.now))
+    assert two.producer.engine.books().num_table_blocks > 0, "the step still writes to these blocks"
+    two.producer.do(two.producer.engine.finish(two.producer.executor.execute(plan), two.now))
+    two.producer.run(two.now)
+    assert two.producer.is_clean and two.producer.engine.books().num_table_blocks == 0
+
+
+def test_a_prefix_in_host_memory_is_served_as_far_as_there_is_room() -> None:
+    two = in_host_memory()
+    busy = request("busy", tuple(range(50, 50 + 17)), max_tokens=6)
+    two.producer.do(two.producer.engine.submit(GenerateJob(request=busy, attempt=1), two.now))
+    for _ in range(4):
+        two.producer.step(two.now)
+    num_free = two.producer.engine.books().num_free_blocks
+    assert num_free < 6
+    two.to_producer(two.submit(consumer()))
+    assert two.producer.engine.books().num_leased_blocks < 6
+    assert two.producer.engine.books().num_free_blocks >= 1, "the next block of the running sequence"
+
+
 def lose_source(two: Two) -> list[Effect]:
     return two.consumer.engine.source_lost(PRODUCER, "gone", two.now)
 

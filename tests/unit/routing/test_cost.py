@@ -17,7 +17,7 @@ from tandem.routing.cost import NO_ROOM_S, decode_cost, prefill_cost, transfer_s
 from tandem.routing.link_bandwidth import PRIOR_BANDWIDTH, LinkBandwidth
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.prefix_index import PrefixHit
-from tandem.routing.remote_prefix import MESSAGES_S, RemotePrefixPlan, plan_remote_prefix
+from tandem.routing.remote_prefix import HOST_BANDWIDTH, MESSAGES_S, RemotePrefixPlan, plan_remote_prefix
 from tandem.routing.router import BUSY, WORTH_WAITING, Routing, place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
@@ -217,9 +217,22 @@ def test_a_prefix_fetch_is_hidden_by_the_queue() -> None:
     assert hidden.read_s < 0.2 * free.read_s
 
 
-def test_blocks_only_in_host_memory_are_not_served() -> None:
+def test_blocks_in_host_memory_are_served_later_than_those_of_the_device() -> None:
     hits = {P1.ref: PrefixHit(750, 0)}
-    assert describe(place(linked_cluster(BUSY_HOLDER, P2, D1), replace(request(16_000), hits=hits))) == "p2 d1"
+    placed = place(linked_cluster(BUSY_HOLDER, P2, D1), replace(request(16_000), hits=hits))
+    assert describe(placed) == "p2 d1 reads 12000 of p1"
+    links = LinkBandwidth()
+    on_device, in_host = (
+        plan_remote_prefix(
+            WorkerSpeed(P1, has_step_costs=True),
+            WorkerSpeed(P2, has_step_costs=True),
+            replace(request(16_000), hits={P1.ref: PrefixHit(750, num_device)}),
+            links,
+        )
+        for num_device in (750, 0)
+    )
+    assert in_host.num_read == on_device.num_read
+    assert in_host.read_s - on_device.read_s == pytest.approx(750 * P1.block_bytes / HOST_BANDWIDTH)
 
 
 def test_a_holder_is_found_however_loaded_it_is() -> None:
