@@ -38,6 +38,7 @@ SAMPLES: dict[str, Any] = {
     "engine.max_model_len": 4096,
     "engine.plan_depth": 2,
     "engine.gpu_memory_utilization": 0.5,
+    "engine.max_retained_fraction": 0.5,
     "gateway.allowed_hosts": "*",
     "gateway.port": 8080,
     "gateway.grpc_port": 9090,

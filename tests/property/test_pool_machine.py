@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from tandem.core.events import BlockEvicted, BlockOffloaded, BlockStored
-from tandem.core.ids import BlockHash, BlockId, HostSlot
+from tandem.core.ids import BlockHash, BlockId, HostSlot, TenantId
 from tandem.kv.block_pool import BlockPool, BlockTable, Holder
 from tandem.kv.hashing import chain_hashes, root_hash
 from tandem.kv.host_offload import Offload, Onload
@@ -42,11 +42,18 @@ class PoolMachine(RuleBasedStateMachine):
         num_blocks=st.integers(1, 9),
         caching=st.sampled_from([True, True, True, False]),
         num_host_slots=st.sampled_from([0, 0, 1, 2, 3, 5, 9, 20]),
+        max_retained_blocks=st.sampled_from([0, 1, 3, 9]),
     )
-    def start(self, num_blocks: int, caching: bool, num_host_slots: int) -> None:
+    def start(self, num_blocks: int, caching: bool, num_host_slots: int, max_retained_blocks: int) -> None:
         self.caching = caching
+        self.now = 0.0
         self.pool = BlockPool(
-            num_blocks, BLOCK_SIZE, enable_prefix_caching=caching, records_facts=True, num_host_slots=num_host_slots
+            num_blocks,
+            BLOCK_SIZE,
+            enable_prefix_caching=caching,
+            records_facts=True,
+            num_host_slots=num_host_slots,
+            max_retained_blocks=max_retained_blocks,
         )
         self.live: list[Owner] = []
         self.held: list[Hold] = []
@@ -217,6 +224,23 @@ class PoolMachine(RuleBasedStateMachine):
         self.held.append(hold)
         return hold
 
+    @rule(
+        owner=owners,
+        stop=st.integers(1, 6),
+        tenant=st.sampled_from(["a", "b"]),
+        seconds=st.integers(1, 4),
+        max_blocks=st.sampled_from([0, 0, 1, 2, 5]),
+    )
+    def keep_cached(self, owner: Owner, stop: int, tenant: str, seconds: int, max_blocks: int) -> None:
+        free = set(self.pool._free)
+        self.pool.keep_cached(TenantId(tenant), owner.hashes[:stop], self.now + seconds, max_blocks)
+        assert set(self.pool._free) == free
+
+    @rule()
+    def pass_time(self) -> None:
+        self.now += 1.0
+        self.pool.end_retentions(self.now)
+
     @rule(num=st.integers(1, 4))
     def churn(self, num: int) -> None:
         """Somebody takes the oldest blocks and lets them go at once."""
@@ -242,6 +266,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.check([o.table for o in self.live], leased, read, copied, slots)
         busy = {b for o in self.live for b in o.table.ids()} | set(leased) | set(read) | set(copied)
         assert self.pool.num_free == self.pool.num_blocks - len(busy)
+        hashed = [b for b in self.pool._free if b in self.content and self.pool._index.is_cached(b)]
+        kept = [self.pool._is_retained(block) for block in hashed]
+        assert kept == sorted(kept), "a retained block is reused before another one"
         assert self.pool.num_leased == len(set(leased)) and self.pool.num_reading == len(set(read))
         assert all(self.pool.is_copied([block]) == (block in copied) for block in range(self.pool.num_blocks))
 

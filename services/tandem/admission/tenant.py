@@ -16,7 +16,8 @@ class Tenant:
     """A tenant and what it may use; a limit of 0 means that there is none.
 
     `models`: the models it may use; None allows all. Token limits count prompt tokens that were not in the prefix
-    cache, and all output. `lane`: the most urgent lane that it may request, and the default of its requests. `weight`:
+    cache, and all output. `max_retained_tokens`: what its requests may keep in the prefix cache of each worker by
+    `cache_control`. `lane`: the most urgent lane that it may request, and the default of its requests. `weight`:
     its share against other tenants in a lane. `cache_sharing`: "public" lets all public tenants share cached prefixes.
     `disaggregation`: None uses the gateway's setting. `operator`: it may see the requests of other tenants in the
     console. `proxy`: it authenticates clients itself, and its requests name the tenant that they are for.
@@ -28,6 +29,7 @@ class Tenant:
     tokens_per_minute: int = 0
     max_concurrency: int = 0
     max_prompt_tokens: int = 0
+    max_retained_tokens: int = 0
     lane: Lane = Lane.INTERACTIVE
     weight: float = 1.0
     cache_sharing: Literal["private", "public"] = "private"

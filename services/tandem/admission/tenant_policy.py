@@ -20,7 +20,8 @@ _SALT_BYTES = 16
 
 
 def apply_tenant_policy(request: Request, tenant: Tenant) -> Request:
-    """Return a copy of the request with the tenant's id and cache salt, and with a lane that the tenant may use.
+    """Return a copy of the request with the tenant's id, cache salt and share of the cache, and with a lane that the
+    tenant may use.
 
     A lane more urgent than the tenant's is replaced by the tenant's, as OpenAI does with service tiers; the response
     contains the lane used. Raises TandemError(INVALID_REQUEST) for a prompt longer than the tenant's limit.
@@ -30,7 +31,13 @@ def apply_tenant_policy(request: Request, tenant: Tenant) -> Request:
         message = f"the prompt has {num_tokens} tokens, and this key allows at most {tenant.max_prompt_tokens}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason="max_prompt_tokens")
     salt = cache_salt(tenant, request.cache_salt)
-    return replace(request, tenant=tenant.id, lane=max(request.lane, tenant.lane), cache_salt=salt)
+    return replace(
+        request,
+        tenant=tenant.id,
+        lane=max(request.lane, tenant.lane),
+        cache_salt=salt,
+        max_retained_tokens=tenant.max_retained_tokens,
+    )
 
 
 def cache_salt(tenant: Tenant, chosen: str = "") -> str:

@@ -125,6 +125,8 @@ class EngineConfig:
     """Choose the data type of the KV cache. auto means model.dtype; float8_e4m3fn stores one byte per value with
     scales, which halves the cache of a 16-bit model and needs a GPU of compute capability 8.9 or the CPU's reference
     kernels."""
+    max_retained_fraction: Annotated[float, Meta(ge=0, le=0.9)] = 0.25
+    """Set the fraction of the KV pool that requests may protect from eviction by cache_control. 0 ignores it."""
     host_cache_memory: Bytes = Bytes(0)
     """Set the host memory, in bytes per rank, for KV blocks that are evicted from the pool and loaded again when a
     prompt begins with them. 0 turns it off. It helps where GPU memory is scarce; on a CPU, raise engine.kv_cache_memory

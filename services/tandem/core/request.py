@@ -14,6 +14,8 @@ MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_COUNT = 2**31 - 1
 """Fits every integer type that stores a count on its way to a kernel."""
+MAX_RETAIN_S = 86_400.0
+"""A day: the longest time for which a request may have its prompt retained."""
 MAX_BIAS = 100
 """OpenAI's bound: enough to forbid or to force a token."""
 
@@ -94,6 +96,8 @@ class Request:
     - `cache_salt`: only requests with the same salt share cached prefixes.
     - `num_choices`: outputs sampled for the prompt, each with its own random numbers.
     - `prompt_logprobs`: number of alternatives to report for each prompt token but the first; None reports nothing.
+    - `retain_s`: seconds for which workers reuse the cached blocks of the prompt after all others; 0: in their turn.
+      `max_retained_tokens`: what the tenant may have retained at each worker; 0: no limit of its own.
     - `traceparent`: the W3C trace context, which influences no decision; empty when not traced.
     - `block_names`: cache of the hashes of the prompt's blocks, by root hash and block size, so that a process with
       several workers hashes a prompt only once.
@@ -109,6 +113,8 @@ class Request:
     cache_salt: str = ""
     num_choices: int = 1
     prompt_logprobs: int | None = None
+    retain_s: float = 0.0
+    max_retained_tokens: int = 0
     traceparent: str = field(default="", compare=False)
     block_names: dict[tuple[BlockHash, int], tuple[BlockHash, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -117,6 +123,8 @@ class Request:
     def __post_init__(self) -> None:
         _require(bool(self.id), "id", "must not be empty", self.id)
         _require(len(self.prompt_tokens) > 0, "prompt", "must hold at least one token", 0)
+        _require_within(self.retain_s, 0, MAX_RETAIN_S, "cache_control.ttl")
+        _require_within(self.max_retained_tokens, 0, MAX_COUNT, "max_retained_tokens")
         _require(-MAX_COUNT <= self.priority <= MAX_COUNT, "priority", "must fit in 32 bits", self.priority)
         _require_within(self.num_choices, 1, MAX_CHOICES, "n")
         if self.prompt_logprobs is not None:

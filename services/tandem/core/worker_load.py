@@ -145,8 +145,9 @@ class EngineStats:
     """Numbers of blocks, sequences, leases and pulls that a worker's engine holds, for metrics and for checks against
     leaks.
 
-    When the engine is idle, all are zero except `num_blocks`, `num_free_blocks`, `num_cached_blocks` and
-    `num_host_blocks`, the blocks that are only in host memory, from which a prefix-cache hit loads them.
+    When the engine is idle, all are zero except `num_blocks`, `num_free_blocks`, `num_cached_blocks`, of which
+    `num_retained_blocks` are evicted last, and `num_host_blocks`, the blocks that are only in host memory, from which a
+    prefix-cache hit loads them.
     `num_table_blocks`: blocks of sequences, once per sequence; `num_reading_blocks`: blocks into which KV is being
     read; `num_quarantined_blocks`: blocks held because a failed read may still write.
     """
@@ -162,3 +163,4 @@ class EngineStats:
     num_leases: int = 0
     num_pulls: int = 0
     num_host_blocks: int = 0
+    num_retained_blocks: int = 0

@@ -168,7 +168,7 @@ class Engine:
         effects: list[Effect] = []
         times = self._times
         times.finished(now)
-        for progress in self._scheduler.commit(result):
+        for progress in self._scheduler.commit(result, now):
             if progress.scores:
                 prompt_key = (self._jobs.live_keys(progress.key) or [progress.key])[0]
                 effects.append(PromptLogprobs(prompt_key, progress.first_scored, progress.scores))
@@ -360,6 +360,7 @@ class Engine:
                 effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
         effects += self._migrate_or_requeue(now) + self._apply(self._consumer.on_tick(now), now)
         self._jobs.forget(now)
+        self._pool.end_retentions(now)
         return effects
 
     def next_deadline(self) -> float:
@@ -426,6 +427,7 @@ class Engine:
             num_leases=len(self._producer),
             num_pulls=len(self._consumer),
             num_host_blocks=pool.host.num_held,
+            num_retained_blocks=pool.num_retained,
         )
 
     def check(self) -> None:

@@ -20,10 +20,11 @@ from enum import Enum
 from functools import lru_cache
 
 from tandem.core.events import BlockEvicted, BlockStored, KVFact
-from tandem.core.ids import BlockHash, BlockId, HostSlot
+from tandem.core.ids import BlockHash, BlockId, HostSlot, TenantId
 from tandem.kv.cached_block_index import CachedBlockIndex
 from tandem.kv.free_list import FreeList
 from tandem.kv.host_offload import HostBlockPool, Offload, Onload
+from tandem.kv.retained_prefixes import RetainedPrefixes
 
 
 class Holder(Enum):
@@ -65,8 +66,9 @@ class BlockPool:
 
     `num_blocks`: blocks of the pool. `block_size`: tokens of a block. `records_facts`: collect KV events (blocks
     cached, offloaded, evicted) in a list, which the owner must empty regularly by `take_events`. `num_host_slots`:
-    number of blocks for which host memory is reserved; 0 turns offloading off. Raises ValueError for a pool without
-    blocks or a block without tokens.
+    number of blocks for which host memory is reserved; 0 turns offloading off. `max_retained_blocks`: largest number of
+    blocks that `keep_cached` protects from reuse. Raises ValueError for a pool without blocks or a block without
+    tokens.
 
     With host slots, `share`, `grow` and `make_exclusive` may queue copies between device and host memory. The plan of
     the next step must take these copies (`HostBlockPool.take_copies`), and the step must make them before it computes
@@ -83,6 +85,7 @@ class BlockPool:
         enable_prefix_caching: bool = True,
         records_facts: bool = False,
         num_host_slots: int = 0,
+        max_retained_blocks: int = 0,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks and tokens, got {num_blocks} x {block_size}")
@@ -90,6 +93,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.is_caching = enable_prefix_caching
         self.host = HostBlockPool(num_host_slots)
+        self._retained = RetainedPrefixes(max_retained_blocks)
         self._free = FreeList(_ids(num_blocks))
         # Number of holders of each kind, by block; a block without holders is in no dictionary.
         self._tables: dict[BlockId, int] = {}
@@ -172,7 +176,7 @@ class BlockPool:
                 self._onload(table, hashes[:num_hits], i)
                 break
             if self._is_free(block):
-                self._free.remove(block)
+                self._free.remove(block, is_retained=block_hash in self._retained)
             self._tables[block] = self._tables.get(block, 0) + 1
             table._blocks.append(block)
         table.num_published = num_hits
@@ -255,8 +259,29 @@ class BlockPool:
         """Add a lease to cached blocks, which may be free until now; `blocks` are in the order of their tokens."""
         for block in blocks:
             if self._is_free(block):
-                self._free.remove(block)
+                self._free.remove(block, is_retained=self._is_retained(block))
             self._leases[block] = self._leases.get(block, 0) + 1
+
+    def keep_cached(self, tenant: TenantId, hashes: Sequence[BlockHash], until: float, max_blocks: int = 0) -> None:
+        """Let the device blocks of the leading cached `hashes` of a prefix be reused after all others, until the time
+        `until` at least, as many as the pool and the tenant may retain. `max_blocks`: of the tenant; 0: no limit of its
+        own. They still count as free."""
+        num_cached = len(self.cached(hashes))
+        fresh, lost = self._retained.retain(tenant, hashes[:num_cached], until, max_blocks)
+        for block_hash in lost:
+            self._move_free(block_hash, is_retained=False)
+        for block_hash in reversed(fresh):
+            self._move_free(block_hash, is_retained=True)
+
+    def end_retentions(self, now: float) -> None:
+        """Let blocks be reused in their turn whose time is over."""
+        for block_hash in self._retained.expire(now):
+            self._move_free(block_hash, is_retained=False)
+
+    @property
+    def num_retained(self) -> int:
+        """Count the cached blocks that are reused after all others, once for each tenant that retains them."""
+        return len(self._retained)
 
     def is_copied(self, blocks: Iterable[BlockId]) -> bool:
         """Return whether a copy that is not finished still reads from any of `blocks`; such a block must not be
@@ -311,6 +336,7 @@ class BlockPool:
         assert len(free) == len(self._free) == len(set(free)), "a block is free twice"
         assert held.isdisjoint(free) and len(free) + len(held) == self.num_blocks, "free list and holders disagree"
         self._index.check()
+        self._retained.check()
         self.host.check(self._index.all(), pinned)
         assert self._tables.keys() >= set(self.host.blocks_to_fill()), "a block to be filled is in no table"
 
@@ -351,7 +377,17 @@ class BlockPool:
                 continue
             del counts[block]
             if block not in tables and block not in leases and block not in reads and block not in copies:
-                self._free.free(block, self._index.is_cached(block))
+                is_hashed = self._index.is_cached(block)
+                self._free.free(block, is_hashed=is_hashed, is_retained=is_hashed and self._is_retained(block))
+
+    def _is_retained(self, block: BlockId) -> bool:
+        block_hash = self._index.hash_of(block)
+        return block_hash is not None and block_hash in self._retained
+
+    def _move_free(self, block_hash: BlockHash, *, is_retained: bool) -> None:
+        for block in self._index.copies(block_hash):
+            if self._is_free(block):
+                self._free.move(block, is_retained=is_retained)
 
     def _add_hash(self, block: BlockId, block_hash: BlockHash, parent: BlockHash | None) -> None:
         if self._index.add(block, block_hash, parent):
@@ -375,6 +411,7 @@ class BlockPool:
         if evicted is None:
             return
         block_hash, parent = evicted
+        self._retained.forget(block_hash)
         if not self.host.num_slots:
             if self._facts is not None:
                 self._facts.append(BlockEvicted(block_hash))

@@ -53,6 +53,9 @@ class CachedBlockIndex:
         there are none."""
         return (*self._older.get(block_hash, ()), self._newest[block_hash]) if block_hash in self._newest else ()
 
+    def hash_of(self, block: BlockId) -> BlockHash | None:
+        return self._hashes[block]
+
     def is_cached(self, block: BlockId) -> bool:
         return self._hashes[block] is not None
 

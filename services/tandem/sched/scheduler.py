@@ -173,9 +173,9 @@ class Scheduler:
         step = self._open_plan(builder, prefix_blocks)
         return builder.build(step)
 
-    def commit(self, result: StepResult) -> list[SequenceUpdate]:
+    def commit(self, result: StepResult, now: float = 0.0) -> list[SequenceUpdate]:
         """Apply the result of the oldest open plan; return an update for each of its sequences that had not ended
-        before.
+        before. `now` is on the clock of `add`.
 
         Tokens after the end of a sequence are dropped. Raises ValueError for the result of any other plan.
         """
@@ -189,6 +189,8 @@ class Scheduler:
             seq.num_open_plans -= 1
             if seq.status is not Status.CLOSING:
                 progress.append(apply_slice(state, self.speculation, seq, piece, outcome))
+                if seq.job.request.retain_s and piece.start < seq.num_prompt <= seq.num_computed:
+                    self._retain_prompt(seq, now)
         state.release_finished()
         return progress
 
@@ -297,6 +299,13 @@ class Scheduler:
 
     def __repr__(self) -> str:
         return f"<scheduler {self.state}>"
+
+    def _retain_prompt(self, seq: Sequence, now: float) -> None:
+        """Let the blocks of a prompt that was computed be reused after all others, for as long as its request asks."""
+        request, block_size = seq.job.request, self.pool.block_size
+        hashes = seq.hashes(seq.num_prompt // block_size, block_size)
+        most = request.max_retained_tokens and max(1, request.max_retained_tokens // block_size)
+        self.pool.keep_cached(request.tenant, hashes, now + request.retain_s, most)
 
     def _await_remote_prefix(self, seq: Sequence) -> None:
         """Mark a new sequence that has a remote prefix to fetch: it may not start until `on_prefix_ready`, and until

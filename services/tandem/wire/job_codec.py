@@ -97,6 +97,8 @@ def encode_submission(submission: Submission) -> pb.SubmitRequest:
             sampling=encode_sampling(request.sampling),
             incarnation=submission.incarnation,
             num_choices=job.num_choices,
+            retain_ms=round(request.retain_s * 1e3),
+            max_retained_tokens=request.max_retained_tokens,
             **same_fields(request, _REQUEST),
         )
     except (ValueError, TypeError) as error:
@@ -139,6 +141,8 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
         lane=_decode_lane(message.lane),
         tenant=TenantId(message.tenant or OPEN_TENANT),
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        retain_s=message.retain_ms / 1e3,
+        max_retained_tokens=message.max_retained_tokens,
         traceparent=_decode_traceparent(message.traceparent),
     )
     common: dict[str, Any] = {

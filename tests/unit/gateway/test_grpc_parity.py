@@ -77,6 +77,7 @@ ANSWERED: dict[str, tuple[dict[str, Any], Script]] = {
     "bias": ({"logit_bias": {"5": -100, "7": 2.5}}, answer()),
     "who asks": ({"user": "Ada", "priority": -3, "cache_salt": "salt"}, answer()),
     "tier": ({"service_tier": "flex"}, answer()),
+    "kept": ({"cache_control": {"type": "ephemeral", "ttl": "10m"}, "prompt_cache_retention": "24h"}, answer()),
     "own special tokens": ({"add_special_tokens": False}, answer()),
 }
 

@@ -40,4 +40,16 @@ def test_repeated_hits_leave_few_stale_entries() -> None:
     for _ in range(50 * LEAST_STALE):
         one.remove(BlockId(2))
         one.free(BlockId(2), is_hashed=True)
-    assert len(one._back) < 3 * LEAST_STALE and list(one) == [0, 1, 3, 2]
+    assert len(one._hashed._blocks) < 3 * LEAST_STALE and list(one) == [0, 1, 3, 2]
+
+
+def test_retained_blocks_go_last_until_they_are_moved_back() -> None:
+    one = free_list(4)
+    for block in one.take(4):
+        one.free(block, is_hashed=True, is_retained=block == 0)
+    assert list(one) == [1, 2, 3, 0] and one.num_hashed == 4
+    one.move(BlockId(2), is_retained=True)
+    one.move(BlockId(0), is_retained=False)
+    assert list(one) == [1, 3, 0, 2]
+    one.remove(BlockId(2), is_retained=True)
+    assert one.take(3) == [1, 3, 0] and len(one) == 0

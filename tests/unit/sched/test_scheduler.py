@@ -11,6 +11,7 @@ from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.kv.block_pool import BlockPool, Holder
+from tandem.kv.hashing import chain_hashes, root_hash
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.schedule_result import ScheduleResult, SequenceUpdate
@@ -358,3 +359,25 @@ def test_sampling_returns_to_the_device_after_min_tokens() -> None:
         if len(open_plans) == 2 or step is None:
             finish(s, open_plans.pop(0))
     assert chained[:5] == [False, False, False, True, True]
+
+
+def test_a_prompt_is_retained_for_the_time_that_its_request_names() -> None:
+    limits = SchedulerLimits(max_num_batched_tokens=4, max_num_seqs=4, max_model_len=64)
+    s = Scheduler(BlockPool(10, 2, max_retained_blocks=5), limits, "model")
+    kept = replace(request("kept", 9, 3), retain_s=60.0, max_retained_tokens=6)
+    s.add(GenerateJob(request=kept, attempt=1), 0.0)
+    add(s, generate("other", 9, 3))
+    while (planned := s.plan(0.0)).step is not None:
+        sampled = (SampledToken(50),)
+        slices = tuple(SliceResult(p.seq, sampled if p.sampling else ()) for p in planned.step.slices)
+        s.commit(StepResult(planned.step.number, slices), 10.0)
+    assert s.pool.num_retained == 3, "of four full blocks of the prompt as many as the tenant may have"
+    for name in "xyz":
+        add(s, generate(name, 13, 1))
+        while step(s)[0]:
+            pass
+    assert s.pool.count_hits(chain_hashes(root_hash("model", 2, ""), kept.prompt_tokens, 2)) == 3
+    s.pool.end_retentions(69.0)
+    assert s.pool.num_retained == 3
+    s.pool.end_retentions(70.0)
+    assert s.pool.num_retained == 0

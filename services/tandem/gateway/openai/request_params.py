@@ -5,6 +5,7 @@ The response is formatted by the `GenerationParams`.
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from uuid import uuid4
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId
 from tandem.core.lane import Lane
-from tandem.core.request import MAX_CHOICES, MAX_TOP_LOGPROBS, Request, SamplingParams
+from tandem.core.request import MAX_CHOICES, MAX_RETAIN_S, MAX_TOP_LOGPROBS, Request, SamplingParams
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.prompt import checked_tokens, prompt_too_long
@@ -32,6 +33,8 @@ MAX_STOP_CHARS = 512
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNSERVED_IN_MESSAGES = ("function_call", "audio")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+DEFAULT_TTL = "5m"
 _TIERS = {"default": Lane.STANDARD, "flex": Lane.BATCH, "priority": Lane.INTERACTIVE}
 
 
@@ -198,10 +201,29 @@ def request(
         lane=effective_lane(body, caller),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        retain_s=_retain_s(body),
         num_choices=params.num_choices,
         prompt_logprobs=params.prompt_scores,
         traceparent=traceparent,
     )
+
+
+def _retain_s(body: SharedBody) -> float:
+    """Return for how many seconds the prompt is to be kept in the prefix cache; 0: no longer than others. Raises
+    INVALID_REQUEST where the time is none or too long."""
+    control = body.cache_control
+    if control is None:
+        return MAX_RETAIN_S if body.prompt_cache_retention == "24h" else 0.0
+    text = f"{DEFAULT_TTL if control.ttl is None else control.ttl}"
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
+    try:
+        seconds = float(number) * _UNITS_S[unit]
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_RETAIN_S:
+        rule = f'must be at most {MAX_RETAIN_S:g} seconds, as a number or as "5m" or "1h"'
+        raise _invalid(f"cache_control.ttl {rule}, got {control.ttl!r}", "cache_control.ttl")
+    return seconds
 
 
 def effective_lane(body: SharedBody, caller: RequestContext) -> Lane:

@@ -88,14 +88,22 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
+class CacheControl(msgspec.Struct):
+    """How long to keep the prompt in the prefix cache. `ttl`: seconds, or a number with s, m or h; default "5m"."""
+
+    type: Literal["ephemeral"]
+    ttl: str | float | None = None
+
+
 class SharedBody(msgspec.Struct, kw_only=True):
     """Fields that chat and plain completions have in common. None and absent mean the same.
 
     Ranges are checked in `request_params`. `stop`, `stop_token_ids`: the text that they match is left out of the output
     unless `include_stop_str_in_output`. `logit_bias`: by token id as a decimal string. `priority`: lower runs first
     within a lane. `service_tier`: names a lane, as priority, default or flex. `cache_salt`: only requests with the same
-    salt share cached prefixes. `prompt_logprobs`: number of alternatives to return for each token of the prompt.
-    `user`: names the session where no header does. `spaces_between_special_tokens`: accepted, but without effect.
+    salt share cached prefixes. `cache_control`: how long to keep the prompt in the prefix cache; for OpenAI this is
+    `prompt_cache_retention`. `prompt_logprobs`: number of alternatives to return for each token of the prompt. `user`:
+    names the session where no header does. `spaces_between_special_tokens`: accepted, but without effect.
     """
 
     model: str
@@ -125,6 +133,8 @@ class SharedBody(msgspec.Struct, kw_only=True):
     priority: Annotated[int | None, _range(minimum=-MAX_COUNT, maximum=MAX_COUNT)] = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     cache_salt: Annotated[str | None, _range(minLength=1, maxLength=MAX_SALT_CHARS)] = None
+    cache_control: CacheControl | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -41,6 +41,7 @@ _COUNTS = {
     "tokens_per_minute": MAX_LIMIT,
     "max_concurrency": MAX_COUNT,
     "max_prompt_tokens": MAX_COUNT,
+    "max_retained_tokens": MAX_COUNT,
 }
 _POWERS = ("operator", "proxy")
 """Settings that give a tenant power over the others, so that each tenant has to set them itself."""

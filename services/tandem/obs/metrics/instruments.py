@@ -348,7 +348,8 @@ KV_INFO = gauge(
 KV_BLOCKS = gauge(
     "tandem.kv.blocks",
     "{block}",
-    "Reports KV blocks by state. `used` and `free` add up to the pool. `cached` blocks are also free; `promised` ones"
+    "Reports KV blocks by state. `used` and `free` add up to the pool. `cached` blocks are also free; `retained` ones"
+    " are evicted last, once for each tenant that asked for it. `promised` blocks"
     " are free and reserved for requests on their way. `leased` blocks are offered to other workers, and reads write to"
     " `reading` ones. `quarantined` blocks wait for proof that no transfer writes to them. `host` blocks are in host"
     " memory, outside the pool.",

@@ -100,7 +100,7 @@ class ResumeJob(_message.Message):
     def __init__(self, handoff: _Optional[str] = ..., source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., offer_attempt: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("gateway", "key", "model", "prompt_tokens", "output_tokens", "sampling", "priority", "cache_salt", "generate", "prefill", "resume", "incarnation", "lane", "tenant", "num_choices", "prompt_logprobs", "traceparent")
+    __slots__ = ("gateway", "key", "model", "prompt_tokens", "output_tokens", "sampling", "priority", "cache_salt", "generate", "prefill", "resume", "incarnation", "lane", "tenant", "num_choices", "prompt_logprobs", "traceparent", "retain_ms", "max_retained_tokens")
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,8 @@ class SubmitRequest(_message.Message):
     NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    RETAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RETAINED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     gateway: str
     key: JobKey
     model: str
@@ -135,7 +137,9 @@ class SubmitRequest(_message.Message):
     num_choices: int
     prompt_logprobs: int
     traceparent: str
-    def __init__(self, gateway: _Optional[str] = ..., key: _Optional[_Union[JobKey, _Mapping]] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., generate: _Optional[_Union[GenerateJob, _Mapping]] = ..., prefill: _Optional[_Union[PrefillJob, _Mapping]] = ..., resume: _Optional[_Union[ResumeJob, _Mapping]] = ..., incarnation: _Optional[int] = ..., lane: _Optional[int] = ..., tenant: _Optional[str] = ..., num_choices: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    retain_ms: int
+    max_retained_tokens: int
+    def __init__(self, gateway: _Optional[str] = ..., key: _Optional[_Union[JobKey, _Mapping]] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., generate: _Optional[_Union[GenerateJob, _Mapping]] = ..., prefill: _Optional[_Union[PrefillJob, _Mapping]] = ..., resume: _Optional[_Union[ResumeJob, _Mapping]] = ..., incarnation: _Optional[int] = ..., lane: _Optional[int] = ..., tenant: _Optional[str] = ..., num_choices: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., traceparent: _Optional[str] = ..., retain_ms: _Optional[int] = ..., max_retained_tokens: _Optional[int] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("refusal", "load")
@@ -380,7 +384,7 @@ class TokenizerBundle(_message.Message):
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., generation_config_json: _Optional[str] = ..., special_tokens_json: _Optional[str] = ...) -> None: ...
 
 class Books(_message.Message):
-    __slots__ = ("num_blocks", "num_free_blocks", "num_cached_blocks", "num_table_blocks", "num_leased_blocks", "num_reading_blocks", "num_quarantined_blocks", "num_sequences", "num_leases", "num_pulls", "num_host_blocks")
+    __slots__ = ("num_blocks", "num_free_blocks", "num_cached_blocks", "num_table_blocks", "num_leased_blocks", "num_reading_blocks", "num_quarantined_blocks", "num_sequences", "num_leases", "num_pulls", "num_host_blocks", "num_retained_blocks")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +396,7 @@ class Books(_message.Message):
     NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
     NUM_PULLS_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RETAINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
@@ -403,7 +408,8 @@ class Books(_message.Message):
     num_leases: int
     num_pulls: int
     num_host_blocks: int
-    def __init__(self, num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_table_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reading_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pulls: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
+    num_retained_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_table_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reading_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pulls: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_retained_blocks: _Optional[int] = ...) -> None: ...
 
 class Topology(_message.Message):
     __slots__ = ("host", "rack", "zone")

@@ -108,6 +108,7 @@ def _blocks(books: EngineStats, num_reserved: int) -> Mapping[Values, float]:
         ("used",): books.num_blocks - books.num_free_blocks,
         ("free",): books.num_free_blocks,
         ("cached",): books.num_cached_blocks,
+        ("retained",): books.num_retained_blocks,
         ("leased",): books.num_leased_blocks,
         ("promised",): num_reserved,
         ("reading",): books.num_reading_blocks,

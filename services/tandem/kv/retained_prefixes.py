@@ -1,0 +1,134 @@
+"""Record which cached prefixes tenants want to keep, and until when; the pool reuses their blocks last.
+
+Blocks count for the tenant that retains them. A parent is retained at least as long as its children, because a tenant
+retains the leading blocks of a prefix, and those that end first are the last of a prefix.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+
+from tandem.core.ids import BlockHash, TenantId
+
+
+class RetainedPrefixes:
+    """Retain at most `max_blocks` hashes in all, each once per tenant.
+
+    Times are seconds of the caller's clock. A tenant that wants more than it may have, or more than there is, loses its
+    own retentions that end first; where all room is taken, the tenant with the most blocks loses them, if that has more
+    than the one that asks.
+    """
+
+    def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max_blocks
+        self._until: dict[TenantId, dict[BlockHash, float]] = {}
+        # By tenant: end, minus the place in its prefix, and hash. An entry whose end is not that of `_until` is stale.
+        self._ends: dict[TenantId, list[tuple[float, int, BlockHash]]] = {}
+        self._num_tenants: Counter[BlockHash] = Counter()
+        self._num_blocks = 0
+
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._num_tenants
+
+    def __len__(self) -> int:
+        """Count the retained hashes, once for each tenant that retains them."""
+        return self._num_blocks
+
+    def num_of(self, tenant: TenantId) -> int:
+        return len(self._until.get(tenant, ()))
+
+    def retain(
+        self, tenant: TenantId, hashes: Sequence[BlockHash], until: float, max_blocks: int = 0
+    ) -> tuple[list[BlockHash], list[BlockHash]]:
+        """Retain the leading `hashes` of a prefix for `tenant`, as many as there is room for, until the time `until` at
+        least. `max_blocks`: what the tenant may retain; 0: no limit of its own.
+
+        Returns the hashes that nobody retained before, in their order, and those that nobody retains any more, last
+        ones of a prefix first.
+        """
+        mine, ends = self._until.setdefault(tenant, {}), self._ends.setdefault(tenant, [])
+        for place, block_hash in enumerate(hashes):
+            if mine.get(block_hash, until) < until:
+                mine[block_hash] = until
+                heapq.heappush(ends, (until, -place, block_hash))
+        fresh: list[BlockHash] = []
+        lost: list[BlockHash] = []
+        for place, block_hash in enumerate(hashes):
+            if block_hash in mine:
+                continue
+            if not self._make_room(tenant, until, max_blocks, lost):
+                break
+            mine[block_hash] = until
+            heapq.heappush(ends, (until, -place, block_hash))
+            self._num_blocks += 1
+            self._num_tenants[block_hash] += 1
+            if self._num_tenants[block_hash] == 1:
+                fresh.append(block_hash)
+        self._drop_empty(tenant)
+        return fresh, lost
+
+    def expire(self, now: float) -> list[BlockHash]:
+        """End the retentions whose time is over, and return the hashes that nobody retains any more, last ones of a
+        prefix first."""
+        lost: list[BlockHash] = []
+        for tenant in list(self._ends):
+            while (first := self._first(tenant)) is not None and first[0] <= now:
+                self._end(tenant, first[2], lost)
+            self._drop_empty(tenant)
+        return lost
+
+    def forget(self, block_hash: BlockHash) -> None:
+        """End all retentions of a hash whose content is gone."""
+        if self._num_tenants.pop(block_hash, 0):
+            for tenant, mine in list(self._until.items()):
+                if mine.pop(block_hash, None) is not None:
+                    self._num_blocks -= 1
+                    self._drop_empty(tenant)
+
+    def check(self) -> None:
+        """Raise AssertionError when the counts differ from the retentions."""
+        counted = Counter(block_hash for mine in self._until.values() for block_hash in mine)
+        assert counted == self._num_tenants and counted.total() == self._num_blocks <= self._max_blocks, repr(self)
+        for tenant, mine in self._until.items():
+            ends = {(until, block_hash) for until, _, block_hash in self._ends[tenant]}
+            assert mine and ends >= {(until, block_hash) for block_hash, until in mine.items()}, f"ends of {tenant}"
+
+    def __repr__(self) -> str:
+        return f"<{self._num_blocks} retained blocks of {len(self._until)} tenants>"
+
+    def _make_room(self, tenant: TenantId, until: float, max_blocks: int, lost: list[BlockHash]) -> bool:
+        """Return whether `tenant` may retain one more hash until `until`; end another retention for it where needed."""
+        loser = tenant
+        if not max_blocks or self.num_of(tenant) < max_blocks:
+            if self._num_blocks < self._max_blocks:
+                return True
+            most = max(self._until, key=self.num_of, default=tenant)
+            loser = most if self.num_of(most) > self.num_of(tenant) + 1 else tenant
+        first = self._first(loser)
+        if first is None or (loser is tenant and first[0] >= until):
+            return False
+        self._end(loser, first[2], lost)
+        if loser is not tenant:
+            self._drop_empty(loser)
+        return True
+
+    def _first(self, tenant: TenantId) -> tuple[float, int, BlockHash] | None:
+        """Return the end of a tenant's retention that ends first, of one prefix the last block."""
+        ends, mine = self._ends[tenant], self._until[tenant]
+        while ends and mine.get(ends[0][2]) != ends[0][0]:
+            heapq.heappop(ends)
+        return ends[0] if ends else None
+
+    def _end(self, tenant: TenantId, block_hash: BlockHash, lost: list[BlockHash]) -> None:
+        del self._until[tenant][block_hash]
+        self._num_blocks -= 1
+        self._num_tenants[block_hash] -= 1
+        if not self._num_tenants[block_hash]:
+            del self._num_tenants[block_hash]
+            lost.append(block_hash)
+
+    def _drop_empty(self, tenant: TenantId) -> None:
+        if not self._until[tenant]:
+            del self._until[tenant], self._ends[tenant]
