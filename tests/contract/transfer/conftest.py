@@ -69,7 +69,11 @@ class Peer:
     content: Bytes
 
     def signal(self, number: signal.Signals) -> None:
+        """Send a signal; after SIGSTOP wait until all threads have stopped, because a transport's own may still send
+        for a moment."""
         self.process.send_signal(number)
+        if number is signal.SIGSTOP:
+            os.waitpid(self.process.pid, os.WUNTRACED)
 
     def kill(self) -> None:
         """Leaves neither a process nor a pipe."""
