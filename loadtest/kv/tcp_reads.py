@@ -40,7 +40,7 @@ SOURCE = WorkerRef(WorkerId("source"), Incarnation(1), "127.0.0.1:1")
 
 
 class Offered(NamedTuple):
-    """What the reading process needs to connect."""
+    """Describe the process that is read, for the one that connects to it."""
 
     tcp: TransportPeer
     nixl: TransportPeer

@@ -24,7 +24,7 @@ _RDMA_OF_UCX = ("rc", "dc", "ud", "ib", "srd", "gga")
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank offers to its readers.
+    """Describe what one rank offers to its readers.
 
     `machine`: equal for two ranks that can read each other without a network. `has_rdma`: whether it has an RDMA port.
     `tcp`, `nixl`: metadata of its transports. `nixl_backend`: empty where it has no NIXL.
@@ -148,7 +148,11 @@ class AutoTransport:
         read = self._reads[handle]
         for part in list(read.open):
             transport, theirs = part
-            state = transport.poll(theirs)
+            try:
+                state = transport.poll(theirs)
+            except PeerError:
+                del self._reads[handle]  # nobody polls it again
+                raise
             if state is not ReadState.PENDING:
                 read.open.remove(part)
                 read.ended.append(state)

@@ -132,7 +132,7 @@ class TcpLink:
 
 
 class _ReaderConnection:
-    """One connection of a link, and its thread: it sends the requests of posted pieces and receives the answers.
+    """Send the requests of posted pieces over one connection of a link, and receive the answers, on a thread.
 
     `is_open`: the handshake has succeeded. `is_writing`: the thread may write to the pool. `num_waiting_bytes`: bytes
     of the pieces that have not ended. `changed`: guards these; it is notified when one of the first two changes."""

@@ -133,6 +133,16 @@ def test_a_self_test_needs_both(request: pytest.FixtureRequest, auto: AutoTransp
     assert auto.poll(handle) is (ReadState.DONE if broken is None else ReadState.FAILED)
 
 
+def test_an_error_of_a_transport_leaves_no_read_behind(auto: AutoTransport, nixl: ScriptedTransport) -> None:
+    auto.connect(CLOSE)
+    handle = auto.post_read(CLOSE, ONE)
+    (theirs,) = nixl.open
+    nixl.lose_track(theirs)
+    with pytest.raises(PeerError, match="in doubt"):
+        auto.poll(handle)
+    assert not auto._reads and not auto.disconnect(CLOSE), "its memory is in doubt until the transport says otherwise"
+
+
 def test_the_description_has_what_either_transport_needs(auto: AutoTransport) -> None:
     (rank,) = auto.describe(WorkerRef(WorkerId("w"), Incarnation(1), "127.0.0.1:1")).ranks
     described = msgspec.msgpack.decode(rank.metadata, type=Offer)
