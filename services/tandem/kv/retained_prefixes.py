@@ -67,7 +67,9 @@ class RetainedPrefixes:
             if self._num_tenants[block_hash] == 1:
                 fresh.append(block_hash)
         self._drop_empty(tenant)
-        return fresh, lost
+        # Another tenant may have lost a hash to make room for this one.
+        both = set(fresh).intersection(lost)
+        return [x for x in fresh if x not in both], [x for x in lost if x not in both]
 
     def expire(self, now: float) -> list[BlockHash]:
         """End the retentions whose time is over, and return the hashes that nobody retains any more, last ones of a

@@ -109,6 +109,14 @@ def test_parents_outlive_children_and_no_bound_is_exceeded(
             assert places == sorted(places, reverse=True)
 
 
+def test_a_block_that_passes_from_one_tenant_to_another_is_neither_new_nor_lost() -> None:
+    book = RetainedPrefixes(7)
+    book.retain(A, P[:1], 1.0)
+    book.retain(A, Q, 2.0)
+    assert book.retain(B, P[:1], 3.0) == ([], []) and P[0] in book
+    book.check()
+
+
 def publish(pool: BlockPool, hashes: list[BlockHash]) -> None:
     """Cache a prefix in fresh blocks, and let it go."""
     table = BlockTable()
