@@ -23,6 +23,9 @@ Adjust = Callable[[torch.Tensor, Sequence[int]], None]
 this step sampled before it. Forbidden tokens become -inf, but never all: it raises GrammarExhausted or ValueError when
 no token is allowed."""
 
+MAX_LOGIT = 1e300
+"""Greatest logit after penalties: a tiny repetition penalty would make it infinite, and its probability no number."""
+
 
 class GrammarExhausted(Exception):
     """Raised when the grammar allows no further token and there is no end token to sample: the output is complete."""
@@ -81,8 +84,11 @@ class LogitsProcessor:
         counted = self._count(seq, sampling.prompt if params.repetition_penalty != 1 else (), output)
         row, ids, counts = logits.numpy(), counted.ids, counted.counts
         values = row[ids]
-        values = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-        row[ids] = values - params.presence_penalty * (counts > 0) - params.frequency_penalty * counts
+        with np.errstate(over="ignore"):
+            values = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        row[ids] = (
+            np.minimum(values, MAX_LOGIT) - params.presence_penalty * (counts > 0) - params.frequency_penalty * counts
+        )
 
     def _count(self, seq: SeqId, prompt: tuple[int, ...], output: tuple[int, ...]) -> TokenCounts:
         counts = self._counts.get(seq)

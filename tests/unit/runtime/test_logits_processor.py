@@ -150,6 +150,14 @@ def test_a_sequence_id_that_is_reused_with_another_prompt() -> None:
         assert {i for i in range(_VOCAB) if row[i] != logits[i]} == set(prompt)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1.0])
+def test_the_least_repetition_penalty_repeats_a_token(temperature: float) -> None:
+    sampling = Sampling(_params(repetition_penalty=5e-324, temperature=temperature), 0, 0, _PROMPT, ())
+    rows = torch.stack([_logits(seed).abs() + 1 for seed in range(3)])
+    for row in range(3):
+        assert LogitRows(rows).sample(row, sampling, (), LogitsProcessor().adjust(_SEQ, sampling)).id in _PROMPT
+
+
 def test_guessed_rows_see_the_guesses_before_them() -> None:
     params = _params(temperature=0.0, presence_penalty=2.0, frequency_penalty=2.0)
     rows = torch.stack([_logits(seed) for seed in (4, 4, 4, 4)])
