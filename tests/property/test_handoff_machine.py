@@ -373,6 +373,8 @@ class HandoffMachine(RuleBasedStateMachine):
         if current == key:
             self.refuse(key)
             return
+        if key in self.progress and self.now - when >= MEMORY_S:
+            return  # the engine remembers jobs that have ended for longer, and does not accept them again
         try:
             ended, _ = self.leases.open(key, prefill_of(key).key, self.now)
         except TandemError:

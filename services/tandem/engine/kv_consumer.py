@@ -276,7 +276,9 @@ class KVConsumer:
         due."""
         effects: list[ConsumerEffect] = []
         for pull in list(self._pulls.values()):
-            if pull.lease_until is not None and now - pull.lease_until >= pull.timeout_s:
+            if pull.is_complete:
+                effects += self._arrive(pull, now)
+            elif pull.lease_until is not None and now - pull.lease_until >= pull.timeout_s:
                 effects += self._give_up(pull, ErrorKind.KV_LOST, "the source does not renew the lease", now)
             elif now - pull.progress_at >= pull.timeout_s or now >= pull.ends_at:
                 effects += self._overdue(pull, now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -174,6 +176,13 @@ def test_a_late_renewal_covers_the_time_before_it() -> None:
     assert book.tick(16.0) == [], "granted up to the moment at which the read ended, not beyond it"
     book.on_renewed((KEY,), 12.0, 10.0)
     assert kinds(book.tick(25.0)) == ["arrived"]
+
+
+def test_a_renewal_after_a_stall_longer_than_the_timeout_completes_the_pull() -> None:
+    book, read = reading(10.0)
+    book.read_done(read.read, 15.0)
+    book.on_renewed((KEY,), 35.0, 10.0)
+    assert book.next_deadline() == -math.inf and kinds(book.tick(36.0)) == ["arrived"]
 
 
 def test_a_renewal_counts_from_its_request_and_does_not_shorten() -> None:
