@@ -7,7 +7,6 @@ retains the leading blocks of a prefix, and those that end first are the last of
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Sequence
 
 from tandem.core.ids import BlockHash, TenantId
@@ -26,11 +25,11 @@ class RetainedPrefixes:
         self._until: dict[TenantId, dict[BlockHash, float]] = {}
         # By tenant: end, minus the place in its prefix, and hash. An entry whose end is not that of `_until` is stale.
         self._ends: dict[TenantId, list[tuple[float, int, BlockHash]]] = {}
-        self._num_tenants: Counter[BlockHash] = Counter()
+        self._tenants: dict[BlockHash, set[TenantId]] = {}
         self._num_blocks = 0
 
     def __contains__(self, block_hash: BlockHash) -> bool:
-        return block_hash in self._num_tenants
+        return block_hash in self._tenants
 
     def __len__(self) -> int:
         """Count the retained hashes, once for each tenant that retains them."""
@@ -63,10 +62,11 @@ class RetainedPrefixes:
             mine[block_hash] = until
             heapq.heappush(ends, (until, -place, block_hash))
             self._num_blocks += 1
-            self._num_tenants[block_hash] += 1
-            if self._num_tenants[block_hash] == 1:
+            tenants = self._tenants.setdefault(block_hash, set())
+            if not tenants:
                 fresh.append(block_hash)
-        self._drop_empty(tenant)
+            tenants.add(tenant)
+        self._tidy(tenant)
         # Another tenant may have lost a hash to make room for this one.
         both = set(fresh).intersection(lost)
         return [x for x in fresh if x not in both], [x for x in lost if x not in both]
@@ -78,22 +78,26 @@ class RetainedPrefixes:
         for tenant in list(self._ends):
             while (first := self._first(tenant)) is not None and first[0] <= now:
                 self._end(tenant, first[2], lost)
-            self._drop_empty(tenant)
+            self._tidy(tenant)
         return lost
 
     def forget(self, block_hash: BlockHash) -> None:
         """End all retentions of a hash whose content is gone."""
-        if self._num_tenants.pop(block_hash, 0):
-            for tenant, mine in list(self._until.items()):
-                if mine.pop(block_hash, None) is not None:
-                    self._num_blocks -= 1
-                    self._drop_empty(tenant)
+        for tenant in self._tenants.pop(block_hash, ()):
+            del self._until[tenant][block_hash]
+            self._num_blocks -= 1
+            self._tidy(tenant)
 
     def check(self) -> None:
         """Raise AssertionError when the counts differ from the retentions."""
-        counted = Counter(block_hash for mine in self._until.values() for block_hash in mine)
-        assert counted == self._num_tenants and counted.total() == self._num_blocks <= self._max_blocks, repr(self)
+        tenants: dict[BlockHash, set[TenantId]] = {}
         for tenant, mine in self._until.items():
+            for block_hash in mine:
+                tenants.setdefault(block_hash, set()).add(tenant)
+        assert tenants == self._tenants, "tenants of hashes differ"
+        assert sum(map(len, self._until.values())) == self._num_blocks <= self._max_blocks, repr(self)
+        for tenant, mine in self._until.items():
+            assert len(self._ends[tenant]) <= _most_ends(len(mine)), f"stale ends of {tenant}"
             ends = {(until, block_hash) for until, _, block_hash in self._ends[tenant]}
             assert mine and ends >= {(until, block_hash) for block_hash, until in mine.items()}, f"ends of {tenant}"
 
@@ -113,7 +117,7 @@ class RetainedPrefixes:
             return False
         self._end(loser, first[2], lost)
         if loser is not tenant:
-            self._drop_empty(loser)
+            self._tidy(loser)
         return True
 
     def _first(self, tenant: TenantId) -> tuple[float, int, BlockHash] | None:
@@ -126,11 +130,22 @@ class RetainedPrefixes:
     def _end(self, tenant: TenantId, block_hash: BlockHash, lost: list[BlockHash]) -> None:
         del self._until[tenant][block_hash]
         self._num_blocks -= 1
-        self._num_tenants[block_hash] -= 1
-        if not self._num_tenants[block_hash]:
-            del self._num_tenants[block_hash]
+        tenants = self._tenants[block_hash]
+        tenants.remove(tenant)
+        if not tenants:
+            del self._tenants[block_hash]
             lost.append(block_hash)
 
-    def _drop_empty(self, tenant: TenantId) -> None:
-        if not self._until[tenant]:
+    def _tidy(self, tenant: TenantId) -> None:
+        """Forget a tenant that retains nothing, and keep the ends of others from growing with each renewal."""
+        mine, ends = self._until[tenant], self._ends[tenant]
+        if not mine:
             del self._until[tenant], self._ends[tenant]
+        elif len(ends) > _most_ends(len(mine)):
+            ends[:] = {end for end in ends if mine.get(end[2]) == end[0]}
+            heapq.heapify(ends)
+
+
+def _most_ends(num_retained: int) -> int:
+    """Return how many ends a tenant with so many hashes may have, stale ones included."""
+    return 2 * num_retained + 64

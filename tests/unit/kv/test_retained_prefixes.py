@@ -117,6 +117,15 @@ def test_a_block_that_passes_from_one_tenant_to_another_is_neither_new_nor_lost(
     book.check()
 
 
+def test_renewals_take_no_memory() -> None:
+    book = RetainedPrefixes(7)
+    book.retain(A, Q[:1], 1.0)
+    for number in range(1000):
+        book.retain(A, P, 2.0 + number)
+    book.check()
+    assert sum(map(len, book._ends.values())) < 100
+
+
 def publish(pool: BlockPool, hashes: list[BlockHash]) -> None:
     """Cache a prefix in fresh blocks, and let it go."""
     table = BlockTable()
