@@ -62,10 +62,12 @@ class _PendingOutput:
 
 @dataclass(slots=True)
 class _Step:
-    """A launched plan: `part` is its pending work on the device, `results` and `digests` are known already."""
+    """A launched plan: `part` is its pending work on the device, `results` and `digests` are known already. `copied`
+    lies after the copies of a plan that computes nothing."""
 
     plan: StepPlan
     part: _PendingOutput | None = None
+    copied: StreamMark | None = None
     results: dict[SeqId, SliceResult] = field(default_factory=dict)
     digests: tuple[BlockDigest, ...] = ()
 
@@ -119,6 +121,8 @@ class AsyncExecutor(BaseExecutor):
                 self.cache.onload(plan.fills)
                 self.cache.copy(plan.copies)
                 self._begin(step, self._prepare(plan, step.results))
+                if step.part is None:
+                    step.copied = self._stream.mark()
             except Exception:
                 self._stream.mark().wait()
                 raise
@@ -132,6 +136,9 @@ class AsyncExecutor(BaseExecutor):
         if step.part is not None:
             results, step.digests = self._finish(step.part)
             step.results.update(results)
+        elif step.copied is not None:
+            # The blocks and the host memory of its copies are used anew once it is collected.
+            step.copied.wait()
         ordered = tuple(self._unbroken(piece, step.results[piece.seq]) for piece in step.plan.slices)
         self._logits_processor.retain(self._last.remember(ordered))
         return StepResult(step.plan.number, ordered, step.digests)

@@ -16,6 +16,7 @@ from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
 from tandem.engine.ports import DeviceLost
 from tandem.runtime.async_executor import AsyncExecutor
+from tandem.runtime.device_stream import StreamMark
 from tandem.runtime.input_batch import Batch, build_batch
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import read_model_config
@@ -315,6 +316,28 @@ def test_blocks_are_offloaded_and_onloaded_while_steps_overlap(model_dir: Path) 
     deep.launch(StepPlan(2, (_slice(3, right[:1], 7, _GREEDY, 1),), fills=back))
     deep.collect()
     assert _ids(deep.collect().slices[0]) == right[1:]
+
+
+def test_a_plan_that_only_copies_is_collected_once_its_copies_are_made(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = _load(model_dir, host_cache_memory=Bytes(1 << 13))
+    assert isinstance(deep, AsyncExecutor)
+    events: list[str] = []
+    monkeypatch.setattr(deep.cache, "offload", lambda copies: events.append("copied"))
+
+    class Mark(StreamMark):
+        def __init__(self) -> None:
+            events.append("marked")
+
+        def wait(self) -> None:
+            events.append("waited")
+
+    monkeypatch.setattr(deep._stream, "mark", Mark)
+    deep.launch(StepPlan(0, (), spills=((BlockId(1), HostSlot(0)),)))
+    assert events == ["copied", "marked"]
+    deep.collect()
+    assert events == ["copied", "marked", "waited"]
 
 
 def test_plans_may_be_larger_than_the_first_staging_memory(
