@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
@@ -21,6 +22,7 @@ from tandem.engine.effects import (
     Effect,
     FollowHandoff,
     JobEnded,
+    ReadFiles,
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
@@ -28,6 +30,7 @@ from tandem.engine.effects import (
     SendRemainderRequest,
     StartRead,
     TearDownPeer,
+    WriteFiles,
 )
 from tandem.engine.engine import Engine
 from tandem.engine.ports import Pipeline
@@ -42,6 +45,7 @@ from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_engine import TransferEngine
 from tandem.worker.engine.serial_pipeline import SerialPipeline
+from tandem.worker.kv.block_files import BlockFiles
 from tests.golden.guesses import Method, speculation
 from tests.golden.multi_rank_node import MultiRankCarrier
 
@@ -99,6 +103,8 @@ class Node:
         clock: Ticks,
         answers: Sequence[Sequence[int]],
         num_ranks: int = 1,
+        *,
+        keeps_files: bool = False,
     ) -> None:
         self.ref = WorkerRef(WorkerId(name), Incarnation(next(_lives)), f"{name}:0")
         self.executor = executor
@@ -109,7 +115,11 @@ class Node:
             enable_chunked_prefill=knobs.chunk is not None,
         )
         pool = BlockPool(
-            executor.num_blocks, executor.layout.block_size, num_host_slots=executor.num_host_slots, records_facts=True
+            executor.num_blocks,
+            executor.layout.block_size,
+            num_host_slots=executor.num_host_slots,
+            records_facts=True,
+            keeps_files=keeps_files,
         )
         guesses = speculation(knobs.speculation, answers)
         self.engine = Engine(
@@ -123,7 +133,7 @@ class Node:
         )
         self.pipeline: Pipeline = executor if isinstance(executor, AsyncExecutor) else SerialPipeline(executor)
         self.num_open = 0
-        self.num_spilled = self.num_filled = 0
+        self.num_spilled = self.num_filled = self.num_from_files = 0
         self.transport: Transport | MultiRankCarrier
         self.carrier: TransferEngine | MultiRankCarrier
         if num_ranks > 1:
@@ -159,7 +169,7 @@ class Outcome:
 
 class Cluster(AbstractContextManager["Cluster"]):
     """`prefill` and `decode` nodes, or one that is both. `hold` keeps KV from moving. `answers`: see `Spoiler`.
-    `num_ranks` of each node."""
+    `num_ranks` of each node. `files`: a directory of block files, which all nodes use; None: they keep none."""
 
     def __init__(
         self,
@@ -167,11 +177,14 @@ class Cluster(AbstractContextManager["Cluster"]):
         knobs: Knobs,
         answers: Sequence[Sequence[int]] = (),
         num_ranks: Sequence[int] = (1, 1, 1),
+        files: Path | None = None,
     ) -> None:
         self.knobs = knobs
         self.clock = Ticks()
+        layout = executors[0].layout
+        self.files = BlockFiles(files or Path(), layout.block_bytes, layout.group.heads, 1 << 30)
         self.nodes = [
-            Node(name, x, knobs, self.clock, answers, ranks)
+            Node(name, x, knobs, self.clock, answers, ranks, keeps_files=files is not None)
             for name, x, ranks in zip("pdx", executors, num_ranks, strict=False)
         ]
         self.producer, self.consumer = self.nodes[0], self.nodes[-1]
@@ -179,6 +192,9 @@ class Cluster(AbstractContextManager["Cluster"]):
         self.outcomes: dict[RequestId, Outcome] = {}
         self._by_ref = {node.ref: node for node in self.nodes}
         self._ids = itertools.count()
+        if files is not None:
+            for node in self.nodes:
+                node.engine.files_changed(*self.files.scan())
         if len(self.nodes) > 1:
             self.consumer.carrier.accept(ConnectPeer(self.producer.transport.describe(self.producer.ref)))
 
@@ -312,6 +328,8 @@ class Cluster(AbstractContextManager["Cluster"]):
                     self._send_to_source(node, effect)
                 case StartRead():
                     node.carrier.accept(effect)
+                case ReadFiles() | WriteFiles():
+                    self._use_files(node, effect)
                 case JobEnded():
                     pass
                 case TearDownPeer():
@@ -332,6 +350,22 @@ class Cluster(AbstractContextManager["Cluster"]):
             case RenewLeases(_, keys):
                 self._carry_out(producer, producer.engine.renew(keys, node.ref, now))
                 node.engine.renewed(keys, now, 10.0)
+
+    def _use_files(self, node: Node, effect: ReadFiles | WriteFiles) -> None:
+        """Read and write files at once, which both nodes share."""
+        cache, now = node.executor.cache, self.clock.now()
+        if isinstance(effect, WriteFiles):
+            for slot, block_hash in effect.writes:
+                (digests,) = cache.digest_host([slot])
+                changes = self.files.write(block_hash, cache.host_view(slot), digests)
+                for each in self.nodes:
+                    each.engine.files_changed(*changes)
+                self._carry_out(node, node.engine.file_written(slot, block_hash, now, is_done=True))
+            return
+        for block_hash, slot in zip(effect.hashes, effect.slots, strict=True):
+            assert self.files.read(block_hash, cache.host_view(slot)) == cache.digest_host([slot])[0]
+        node.num_from_files += len(effect.hashes)
+        self._carry_out(node, node.engine.files_read(effect.read, len(effect.hashes), 0.0, is_over=True))
 
     def _take(self, node: Node, event: JobEvent) -> None:
         """As a gateway would: tokens once, in order of index; the end is the one of the node that decodes."""

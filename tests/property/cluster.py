@@ -6,16 +6,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, KVReceived, PromptLogprobs, SampledToken, Token
-from tandem.core.ids import BlockId, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
+from tandem.core.ids import BlockHash, BlockId, HandoffId, HandoffKey, HostSlot, JobKey, RequestId, WorkerRef
 from tandem.core.request import GenerateJob, Job, RemotePrefix, Request, ResumeJob
 from tandem.engine.effects import (
     Effect,
     FollowHandoff,
     JobEnded,
+    ReadFiles,
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
@@ -23,6 +25,7 @@ from tandem.engine.effects import (
     SendRemainderRequest,
     StartRead,
     TearDownPeer,
+    WriteFiles,
 )
 from tandem.kv.handoff import RemotePrefixRequest
 from tandem.orchestration.commands import (
@@ -38,7 +41,7 @@ from tandem.orchestration.commands import (
 from tandem.orchestration.job_group import JobGroupPhase
 from tandem.orchestration.request_state import RequestState
 from tandem.routing.placement import Placement
-from tests.property.model import expected_output, expected_scores
+from tests.property.model import Cell, expected_output, expected_scores
 from tests.property.workers import Action, Agenda, Knobs, Link, Worker
 
 ROUND_S = 0.1
@@ -63,6 +66,8 @@ class Cluster:
         self.outcomes: dict[RequestId, Finished | TandemError] = {}
         self.hung: list[tuple[Worker, StartRead]] = []
         self.failures: list[Failed] = []
+        self.files: dict[BlockHash, list[Cell | None]] = {}
+        self.num_file_hits = 0
         self.num_pulled = 0
         self.num_remote_hit = 0
         self.num_prefix_fetches = 0
@@ -380,6 +385,8 @@ class Cluster:
                     self.execute_at_source(worker, effect)
                 case StartRead():
                     self.start_read(worker, effect)
+                case ReadFiles() | WriteFiles():
+                    self.use_files(worker, effect)
                 case TearDownPeer(source):
                     # The transport answers; only then is it known whether its reads have really ended.
                     proven = self.random.random() < 0.5
@@ -459,6 +466,50 @@ class Cluster:
     def renew(self, consumer: Worker, keys: tuple[HandoffKey, ...], sent_at: float) -> list[Effect]:
         consumer.engine.renewed(keys, sent_at, self.knobs.lease_s)
         return []
+
+    # ---- files
+
+    def use_files(self, worker: Worker, effect: ReadFiles | WriteFiles) -> None:
+        if isinstance(effect, ReadFiles):
+            self.read_files(worker, effect, 0)
+            return
+        for slot, block_hash in effect.writes:
+            self.agenda.after(self.delay(), partial(self.write_file, worker, slot, block_hash))
+
+    def write_file(self, worker: Worker, slot: HostSlot, block_hash: BlockHash) -> None:
+        """Write what the slot holds now, and let the other workers find the file later."""
+        is_done = not self.chance(self.knobs.lost_files)
+        if is_done:
+            self.files[block_hash] = list(worker.store.host[slot])
+        worker.inbox.append(lambda: self.end_write(worker, slot, block_hash, is_done))
+        for other in self.workers if is_done else ():
+            self.call(other.ref, lambda seen: seen.engine.files_changed([block_hash], []))
+
+    def end_write(self, worker: Worker, slot: HostSlot, block_hash: BlockHash, is_done: bool) -> None:
+        self.effects(worker, worker.engine.file_written(slot, block_hash, self.agenda.now, is_done=is_done))
+
+    def read_files(self, worker: Worker, order: ReadFiles, first: int) -> None:
+        """Read up to three blocks after a while, and go on with the rest."""
+
+        def arrive() -> None:
+            number = 0
+            for block_hash, slot in list(zip(order.hashes, order.slots, strict=True))[first : first + 3]:
+                if self.chance(self.knobs.lost_files):
+                    self.files.pop(block_hash, None)
+                if block_hash not in self.files:
+                    break
+                worker.store.host[slot] = list(self.files[block_hash])
+                number += 1
+            is_over = number < 3 or first + number == len(order.hashes)
+            self.num_file_hits += number
+            worker.inbox.append(lambda: self.take_files(worker, order, number, is_over))
+            if not is_over:
+                self.read_files(worker, order, first + number)
+
+        self.agenda.after(self.delay() * (8 if self.random.random() < self.knobs.slow_reads else 1), arrive)
+
+    def take_files(self, worker: Worker, order: ReadFiles, number: int, is_over: bool) -> None:
+        self.effects(worker, worker.engine.files_read(order.read, number, 0.01 * number, is_over=is_over))
 
     # ---- the transport
 

@@ -87,6 +87,7 @@ def shapes(**fixed: object) -> st.SearchStrategy[Knobs]:
         itl_s=st.sampled_from([0.0, 1e-9, 0.01]),
         plan_depth=st.sampled_from([1, 2]),
         right_guesses=st.sampled_from([None, 1.0, 0.6]),
+        files=st.booleans(),
         **{name: st.just(value) for name, value in fixed.items()},
     )
 
@@ -126,6 +127,7 @@ def run(seed: int, knobs: Knobs, specs: list[RequestSpec], rounds: int) -> Clust
         cancels=0.01,
         drains=0.01,
         prefix_fetches=0.5,
+        lost_files=0.05,
     ),
     specs=request_specs(3, 12),
 )
@@ -198,6 +200,21 @@ def test_without_faults_every_request_finishes(seed: int, knobs: Knobs, specs: l
     assert not cluster.failures, cluster.failures
     for outcome in cluster.outcomes.values():
         assert isinstance(outcome, Finished) or outcome.kind is ErrorKind.CONTEXT_LENGTH, outcome
+    check_silence(cluster)
+
+
+def test_a_prefix_is_read_from_files_also_by_other_workers() -> None:
+    """Prompts of which a pool holds one take turns, at one worker first and then at the other."""
+    knobs = Knobs(num_blocks=(10, 10), num_host_slots=12, budget=12, files=True, slow_reads=0.0)
+    cluster = Cluster(1, knobs)
+    for number in range(12):
+        place = number // 6
+        spec = RequestSpec(place, place, length=14, shared=0, max_tokens=2)
+        cluster.submit_request(replace(spec.request(number % 3), id=RequestId(f"q{number}")), place, place)
+        cluster.run(40)
+    check_all_finish(cluster)
+    assert cluster.num_file_hits > 0
+    assert cluster.workers[1].engine.books().num_file_hit_tokens > 0
     check_silence(cluster)
 
 

@@ -25,7 +25,8 @@ Action = Callable[[], None]
 class Knobs:
     """Faults are probabilities per occasion; `digests=False` leaves the lease alone to keep wrong KV out.
     `right_guesses` is the share of guesses that are right; None is no speculation. `prefix_fetches` is the share of
-    jobs that are to read a prefix from some worker, which may have none of it."""
+    jobs that are to read a prefix from some worker, which may have none of it. `files`: workers share block files.
+    `lost_files` is the share of reads, writes and files that fail or are gone."""
 
     num_blocks: tuple[int, ...] = (10, 10)
     num_host_slots: int = 0
@@ -51,6 +52,8 @@ class Knobs:
     cancels: float = 0.0
     drains: float = 0.0
     prefix_fetches: float = 0.0
+    files: bool = False
+    lost_files: float = 0.0
 
 
 class Agenda:
@@ -99,7 +102,9 @@ class Worker:
         handoff = HandoffConfig(
             lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s
         )
-        pool = BlockPool(knobs.num_blocks[index], knobs.block_size, num_host_slots=knobs.num_host_slots)
+        pool = BlockPool(
+            knobs.num_blocks[index], knobs.block_size, num_host_slots=knobs.num_host_slots, keeps_files=knobs.files
+        )
         guesses = speculation(lambda: self.engine._jobs, index + incarnation, knobs.right_guesses)
         self.engine = Engine(pool, limits, handoff, "model", plan_depth=knobs.plan_depth, speculation=guesses)
         self.store = KVStore(knobs.num_blocks[index], knobs.block_size, knobs.num_host_slots)

@@ -129,8 +129,15 @@ class EngineConfig:
     """Set the fraction of the KV pool that requests may protect from eviction by cache_control. 0 ignores it."""
     host_cache_memory: Bytes = Bytes(0)
     """Set the host memory, in bytes per rank, for KV blocks that are evicted from the pool and loaded again when a
-    prompt begins with them. 0 turns it off. It helps where GPU memory is scarce; on a CPU, raise engine.kv_cache_memory
-    instead."""
+    prompt begins with them. 0 turns it off, or means 1GiB with engine.file_cache_path. It helps where GPU memory is
+    scarce; on a CPU, raise engine.kv_cache_memory instead."""
+    file_cache_path: str = ""
+    """Keep KV blocks that are evicted from the pool in files below this directory, on a local disk or a file system
+    that several workers mount, and read them when a prompt begins with them, also after a restart. Who can read the
+    directory can read the KV of all tenants. Empty keeps none; it needs engine.tensor_parallel=1."""
+    file_cache_size: Bytes = Bytes(32 << 30)
+    """Limit the bytes of the files of one model below engine.file_cache_path. Beyond it the files that were used least
+    recently are deleted."""
     cuda_graphs: bool = True
     """Capture decode-only steps as CUDA graphs at startup, one per batch size, which shortens steps on a GPU. Turn it
     off to start faster or to save GPU memory."""

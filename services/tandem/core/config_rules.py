@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from tandem.core.config import Config
+from tandem.core.config import Config, EngineConfig
 from tandem.core.ray_worker_groups import read_groups
 
 _KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -31,6 +31,7 @@ def violations(config: Config) -> list[Violation]:
     return [
         *_model_violations(config),
         *_engine_violations(config),
+        *_cache_violations(config.engine),
         *_worker_violations(config),
         *_redis_violations(config),
         *_gateway_violations(config),
@@ -98,14 +99,21 @@ def _engine_violations(config: Config) -> Iterator[Violation]:
         yield "engine.block_size", "must be a power of two from 8 to 256, or 0 for the device's default"
     if config.model.device == "cuda" and engine.kernels != "auto":
         yield "engine.kernels", "must be auto where model.device is cuda, which always uses Triton kernels"
-    if engine.host_cache_memory and not engine.enable_prefix_caching:
-        yield "engine.host_cache_memory", "must be 0 while engine.enable_prefix_caching is false"
     if config.model.device == "cuda" and config.transfer.backend == "local":
         yield "transfer.backend", "must not be local where model.device is cuda, because local reads host memory only"
     if not set(config.transfer.nixl_backend_names) <= set(_NIXL_BACKENDS):
         yield "transfer.nixl_backends", f"must be one of {', '.join(_NIXL_BACKENDS)}, or several separated by commas"
     if speculative.ngram_max < speculative.ngram_min:
         yield "speculative.ngram_max", f"must be at least speculative.ngram_min ({speculative.ngram_min})"
+
+
+def _cache_violations(engine: EngineConfig) -> Iterator[Violation]:
+    if engine.host_cache_memory and not engine.enable_prefix_caching:
+        yield "engine.host_cache_memory", "must be 0 while engine.enable_prefix_caching is false"
+    if engine.file_cache_path and not engine.enable_prefix_caching:
+        yield "engine.file_cache_path", "must be empty while engine.enable_prefix_caching is false"
+    if engine.file_cache_path and engine.tensor_parallel > 1:
+        yield "engine.file_cache_path", "must be empty where engine.tensor_parallel is not 1"
 
 
 def _worker_violations(config: Config) -> Iterator[Violation]:

@@ -13,6 +13,8 @@ CPU_BLOCK_SIZE, CUDA_BLOCK_SIZE = 16, 64
 """Tokens. 64 on a GPU is not measured yet: a block is one transfer descriptor, which should hold at least 64 KiB even
 for small models."""
 CPU_KV_BYTES = 1 << 30
+FILES_HOST_BYTES = 1 << 30
+"""Host memory through which blocks go to files and come back, where engine.host_cache_memory does not say."""
 CPU_PLANS, CUDA_PLANS = 1, 2
 
 
@@ -32,6 +34,7 @@ def with_device_defaults(config: Config) -> Config:
         engine,
         block_size=engine.block_size or (CUDA_BLOCK_SIZE if is_cuda else CPU_BLOCK_SIZE),
         kv_cache_memory=engine.kv_cache_memory or Bytes(0 if is_cuda else CPU_KV_BYTES),
+        host_cache_memory=engine.host_cache_memory or Bytes(FILES_HOST_BYTES if engine.file_cache_path else 0),
         plan_depth=engine.plan_depth or (CUDA_PLANS if may_overlap else CPU_PLANS),
         num_threads=engine.num_threads or (1 if is_cuda else 0),
     )

@@ -146,8 +146,9 @@ class EngineStats:
     leaks.
 
     When the engine is idle, all are zero except `num_blocks`, `num_free_blocks`, `num_cached_blocks`, of which
-    `num_retained_blocks` are evicted last, and `num_host_blocks`, the blocks that are only in host memory, from which a
-    prefix-cache hit loads them.
+    `num_retained_blocks` are evicted last, `num_host_blocks`, the blocks that are only in host memory, from which a
+    prefix-cache hit loads them, `num_file_blocks`, the blocks that files hold, and `num_file_hit_tokens`, the tokens
+    whose KV was read from files since the start.
     `num_table_blocks`: blocks of sequences, once per sequence; `num_reading_blocks`: blocks into which KV is being
     read; `num_quarantined_blocks`: blocks held because a failed read may still write.
     """
@@ -164,3 +165,5 @@ class EngineStats:
     num_pulls: int = 0
     num_host_blocks: int = 0
     num_retained_blocks: int = 0
+    num_file_blocks: int = 0
+    num_file_hit_tokens: int = 0

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import JobEvent, SampledToken
-from tandem.core.ids import BlockId, HandoffKey, WorkerRef
+from tandem.core.ids import BlockHash, BlockId, HandoffKey, HostSlot, WorkerRef
 from tandem.core.request import Job
 from tandem.engine.job_timeline import JobTimes, PullTimes
 from tandem.kv.handoff import Announcement, BlockDigest, RemotePrefixRequest
+from tandem.kv.host_offload import FileWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,28 @@ class TearDownPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadFiles:
+    """Read blocks from files into host memory, in order, up to the first that cannot be read or fails its check;
+    progress and end are reported by `Engine.files_read`.
+
+    `read`: number of the order. `hashes`, `slots`: one entry per block. `before`: the hashes of the blocks before them
+    in their prefix, whose files are in use as well.
+    """
+
+    read: int
+    hashes: tuple[BlockHash, ...]
+    slots: tuple[HostSlot, ...]
+    before: tuple[BlockHash, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFiles:
+    """Write blocks of host memory to files; each is reported by `Engine.file_written`, whether or not it was."""
+
+    writes: tuple[FileWrite, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PullEnded:
     """Report to the engine that a pull is over; the driver never gets this effect.
 
@@ -143,6 +166,8 @@ Effect = (
     | RenewLeases
     | StartRead
     | TearDownPeer
+    | ReadFiles
+    | WriteFiles
     | JobEnded
 )
 """A `JobEvent` is to be sent to the job's gateway."""

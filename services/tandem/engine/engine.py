@@ -14,10 +14,11 @@ from itertools import chain
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, KVFact, PromptLogprobs, TokenRun
-from tandem.core.ids import HandoffKey, JobKey, WorkerRef
+from tandem.core.ids import BlockHash, HandoffKey, HostSlot, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
 from tandem.engine.effects import ConsumerEffect, Effect, JobEnded, PullEnded
+from tandem.engine.file_tier import FileProgress, FileTier
 from tandem.engine.job_events import ending, kv_received, pull_failure_event, tokens
 from tandem.engine.job_table import JobTable
 from tandem.engine.job_timeline import EndedChoice, JobTimeline, Outcome, dropped_choice, ended_choice
@@ -68,6 +69,7 @@ class Engine:
         self._scheduler = Scheduler(pool, limits, model_fingerprint, speculation)
         self._producer = KVProducer(pool, handoff.lease_s)
         self._consumer = KVConsumer(pool, handoff, block_bytes)
+        self._files = FileTier(pool)
         self._drain_migration = DrainMigration(self._scheduler.state, self._producer)
         self._jobs = JobTable()
         self._times = JobTimeline()
@@ -99,9 +101,7 @@ class Engine:
         effects += [effect for older in fenced for effect in self.cancel(older, now)]
         self._jobs.add(job)
         self._times.accepted(job, now)
-        effects += (
-            self._consumer.on_resume(job, now) if isinstance(job, ResumeJob) else self._fetch_remote_prefix(job, now)
-        )
+        effects += self._consumer.on_resume(job, now) if isinstance(job, ResumeJob) else self._fetch_prefix(job, now)
         return effects + [effect for key in tombstoned for effect in self.cancel(key, now)]
 
     def cancel(self, key: JobKey, now: float) -> list[Effect]:
@@ -185,7 +185,7 @@ class Engine:
                 effects += self._producer.on_chunk(progress.job, progress, now)
             effects += self._settle(progress, now)
         effects += self._producer.on_digests(result.number, result.digests, now)
-        return effects + self._apply(self._consumer.read_on(now), now)
+        return effects + self._apply(self._consumer.read_on(now), now) + self._files.writes(now)
 
     def run(self, limit: int) -> DecodeRun | None:
         """Return up to `limit` decode steps that `begin` would plan next, as long as all are decodes of the same
@@ -324,6 +324,25 @@ class Engine:
         """
         return self._apply(self._consumer.on_peer_lost(source, reason, proven=proven, now=now), now)
 
+    # ---- files
+
+    def files_read(self, read: int, num_blocks: int, seconds: float, *, is_over: bool) -> list[Effect]:
+        """Record that the next `num_blocks` blocks of a `ReadFiles` are in host memory and passed their check, which
+        took `seconds`. With `is_over` no further block arrives, and the jobs that waited for them start. `read`: its
+        number."""
+        return self._go_on(self._files.on_read(read, num_blocks, seconds, is_over=is_over))
+
+    def file_written(self, slot: HostSlot, block_hash: BlockHash, now: float, *, is_done: bool) -> list[Effect]:
+        """Record the end of the write of one block of a `WriteFiles`; `is_done`: a file holds it now."""
+        self._files.on_written(slot, block_hash, now, is_done=is_done)
+        return [*self._files.writes(now)]
+
+    def files_changed(self, added: Iterable[BlockHash], removed: Iterable[BlockHash]) -> None:
+        """Record which blocks files hold that they did not hold before, and which they hold no more."""
+        self._pool.note_files(added, removed)
+
+    # ---- events and ends
+
     def take_events(self) -> list[KVFact]:
         """Return and clear the stored, evicted and offloaded blocks since the last call, in order, for the prefix
         index.
@@ -348,8 +367,8 @@ class Engine:
     # ---- time
 
     def tick(self, now: float) -> list[Effect]:
-        """Enforce the deadlines of leases and pulls, and continue a drain; to be called several times per second even
-        when idle.
+        """Enforce the deadlines of leases, pulls and reads of files, and continue a drain; to be called several times a
+        second even when idle.
 
         A prefill whose lease has expired fails as KV_LOST.
         """
@@ -359,6 +378,8 @@ class Engine:
             if job is not None:
                 effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
         effects += self._migrate_or_requeue(now) + self._apply(self._consumer.on_tick(now), now)
+        self._start_waiting(self._files.on_tick(now))
+        effects += self._files.writes(now)
         self._jobs.forget(now)
         self._pool.end_retentions(now)
         return effects
@@ -371,7 +392,7 @@ class Engine:
         return (
             -math.inf
             if self._drain_migration.is_due
-            else min(self._producer.next_expiry(), self._consumer.next_deadline())
+            else min(self._producer.next_expiry(), self._consumer.next_deadline(), self._files.next_deadline())
         )
 
     # ---- state and statistics
@@ -391,6 +412,11 @@ class Engine:
         """Return whether the engine holds no job, no sequence, no lease and no read in flight, so that the worker may
         stop."""
         return not (len(self._jobs) or self._scheduler.num_sequences or len(self._producer) or self._consumer.num_reads)
+
+    @property
+    def is_using_files(self) -> bool:
+        """Return whether a block is being read from a file or written to one."""
+        return self._files.is_busy
 
     @property
     def num_live(self) -> int:
@@ -428,13 +454,15 @@ class Engine:
             num_pulls=len(self._consumer),
             num_host_blocks=pool.host.num_held,
             num_retained_blocks=pool.num_retained,
+            num_file_blocks=len(pool.host.in_files),
+            num_file_hit_tokens=self._files.num_read_tokens,
         )
 
     def check(self) -> None:
         """Compare all counters with a recount; raise AssertionError naming the first difference. For tests."""
         scheduler, producer, consumer = self._scheduler, self._producer, self._consumer
         scheduler.check()
-        copied, pinned = scheduler.copied_blocks(), scheduler.copied_slots()
+        copied, pinned = scheduler.copied_blocks(), chain(scheduler.copied_slots(), self._files.slots())
         self._pool.check(self._tables(), producer.blocks(), consumer.blocks(), copied, pinned)
         self._drain_migration.check()
         self._times.check(job.key for job in self._jobs)
@@ -444,9 +472,8 @@ class Engine:
         fetching = {
             job.key for job in self._jobs if self._scheduler.is_awaiting_prefix(self._jobs.live_keys(job.key)[0])
         }
-        assert fetching == {pull.job.key for pull in consumer if pull.is_prefix_fetch}, (
-            "remote prefixes and jobs differ"
-        )
+        remote = {pull.job.key for pull in consumer if pull.is_prefix_fetch}
+        assert fetching == remote | set(self._files.waiting_jobs()), "fetched prefixes and jobs differ"
 
     def __repr__(self) -> str:
         return f"<engine {len(self._jobs)} jobs, {len(self._producer)} leases, {self._scheduler!r}, {self._pool!r}>"
@@ -493,6 +520,7 @@ class Engine:
                 self._times.pulled(job.key, effect.times)
             else:
                 effects.append(effect)
+        self._files.drop(job.key)
         if isinstance(job, PrefillJob):
             effects += self._producer.withdraw(job.offer, kind, reason, now)
         return effects + self._drop(self._jobs.live_keys(job.key), now, kind, reason)
@@ -526,16 +554,28 @@ class Engine:
         received = kv_received(progress.parts[0].key, times)
         return [received, *self._settle(progress, now)]
 
-    def _fetch_remote_prefix(self, job: GenerateJob | PrefillJob, now: float) -> list[Effect]:
-        """Request the remote prefix for which an accepted job waits; let the job start if that is not possible."""
+    def _fetch_prefix(self, job: GenerateJob | PrefillJob, now: float) -> list[Effect]:
+        """Begin to fetch the prefix for which an accepted job waits: from another worker if that one has more of it
+        than files have, else from files. Let the job start if neither is possible."""
         hashes = self._scheduler.awaited_prefix(job.key)
         if not hashes:
             return []
         cost = self._scheduler.pacer.model.published
-        effects = self._consumer.on_remote_prefix(job, hashes, self._scheduler.demand(), cost, now)
-        if effects is None:
-            self._scheduler.on_prefix_ready(job.key)
-        return self._apply(effects or (), now)
+        num_filed = self._pool.count_reachable(hashes)
+        if num_filed < len(hashes):
+            pulled = self._consumer.on_remote_prefix(job, hashes, self._scheduler.demand(), cost, now)
+            if pulled is not None:
+                return self._apply(pulled, now)
+        return self._go_on(self._files.fetch(job.key, hashes[:num_filed], cost, now))
+
+    def _go_on(self, progress: FileProgress) -> list[Effect]:
+        self._start_waiting(progress.ready)
+        return [*progress.orders]
+
+    def _start_waiting(self, jobs: Iterable[JobKey]) -> None:
+        """Let jobs start that have waited for a read from files."""
+        for job in jobs:
+            self._scheduler.on_prefix_ready(self._jobs.live_keys(job)[0])
 
     def _tables(self) -> Iterator[BlockTable]:
         return chain(self._scheduler.tables(), self._consumer.prefix_tables(), self._producer.tables())

@@ -44,6 +44,7 @@ def build_engine(
         enable_prefix_caching=engine.enable_prefix_caching,
         num_host_slots=executor.num_host_slots if engine.enable_prefix_caching else 0,
         records_facts=records_facts,
+        keeps_files=bool(engine.file_cache_path),
         max_retained_blocks=int(engine.max_retained_fraction * executor.num_blocks),
     )
     limits = replace(engine_limits(config, max_model_len), vocab_size=executor.vocab_size)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from tandem.core.ids import HostSlot
 from tandem.kv.layout import KVLayout
 from tandem.sched.state.schedule_result import StepRecord
 from tandem.sched.state.step_plan import StepPlan, StepResult
@@ -56,6 +58,19 @@ class Pipeline(Protocol):
 
         Raises DeviceLost, or any other error that failed the plan as a whole; the plan then counts as collected.
         """
+        ...
+
+
+class HostBlocks(Protocol):
+    """Give access to the host memory that holds evicted blocks. Any thread may call it, for slots that no plan and no
+    other caller uses."""
+
+    def host_view(self, slot: HostSlot) -> memoryview:
+        """Return the bytes of a slot, to be read or written."""
+        ...
+
+    def digest_host(self, slots: Sequence[HostSlot]) -> list[tuple[int, ...]]:
+        """Return the digests of slots, one unsigned 64-bit number per KV head."""
         ...
 
 

@@ -19,12 +19,15 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
 
-from tandem.core.events import BlockEvicted, BlockStored, KVFact
+from tandem.core.events import BlockEvicted, BlockOffloaded, BlockStored, KVFact
 from tandem.core.ids import BlockHash, BlockId, HostSlot, TenantId
 from tandem.kv.cached_block_index import CachedBlockIndex
 from tandem.kv.free_list import FreeList
-from tandem.kv.host_offload import HostBlockPool, Offload, Onload
+from tandem.kv.host_offload import HostBlockPool, Offload, OffloadDecision, Onload
 from tandem.kv.retained_prefixes import RetainedPrefixes
+
+MAX_COPIED_AHEAD = 4
+"""Most blocks that one step copies to host memory only to have them written to files."""
 
 
 class Holder(Enum):
@@ -67,8 +70,8 @@ class BlockPool:
     `num_blocks`: blocks of the pool. `block_size`: tokens of a block. `records_facts`: collect KV events (blocks
     cached, offloaded, evicted) in a list, which the owner must empty regularly by `take_events`. `num_host_slots`:
     number of blocks for which host memory is reserved; 0 turns offloading off. `max_retained_blocks`: largest number of
-    blocks that `keep_cached` protects from reuse. Raises ValueError for a pool without blocks or a block without
-    tokens.
+    blocks that `keep_cached` protects from reuse. `keeps_files`: blocks of host memory are also kept in files. Raises
+    ValueError for a pool without blocks or a block without tokens.
 
     With host slots, `share`, `grow` and `make_exclusive` may queue copies between device and host memory. The plan of
     the next step must take these copies (`HostBlockPool.take_copies`), and the step must make them before it computes
@@ -86,13 +89,14 @@ class BlockPool:
         records_facts: bool = False,
         num_host_slots: int = 0,
         max_retained_blocks: int = 0,
+        keeps_files: bool = False,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks and tokens, got {num_blocks} x {block_size}")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.is_caching = enable_prefix_caching
-        self.host = HostBlockPool(num_host_slots)
+        self.host = HostBlockPool(num_host_slots, keeps_files=keeps_files)
         self._retained = RetainedPrefixes(max_retained_blocks)
         self._free = FreeList(_ids(num_blocks))
         # Number of holders of each kind, by block; a block without holders is in no dictionary.
@@ -102,6 +106,10 @@ class BlockPool:
         self._copies: dict[BlockId, int] = {}
         self._index = CachedBlockIndex()
         self._facts: list[KVFact] | None = [] if records_facts else None
+        # Blocks that stood before offloaded ones when these left device memory, and that files may not have.
+        self._unfiled: dict[BlockHash, None] = {}
+        # Blocks that an open plan copies ahead.
+        self._copied_ahead: set[BlockId] = set()
 
     @property
     def num_free(self) -> int:
@@ -144,6 +152,71 @@ class BlockPool:
             if block_hash not in self._index and block_hash not in self.host:
                 return i
         return len(hashes)
+
+    def count_reachable(self, hashes: Sequence[BlockHash]) -> int:
+        """Count the leading `hashes` whose blocks are cached or, behind the cached ones, in files."""
+        for i in range(self.count_hits(hashes), len(hashes)):
+            if hashes[i] not in self.host.in_files:
+                return i
+        return len(hashes)
+
+    def note_files(self, added: Iterable[BlockHash], removed: Iterable[BlockHash]) -> None:
+        """Record which blocks files hold that they did not hold before, and which they hold no more."""
+        self.host.in_files.update(added)
+        self.host.in_files.difference_update(removed)
+
+    def reserve_slots(self, hashes: Sequence[BlockHash], first: int) -> list[HostSlot]:
+        """Return host slots for the blocks `hashes[first:]` that will be read from files, in order; fewer where host
+        memory has no room for all, since it keeps the blocks before them. `admit` ends the reservation."""
+        slots, decision = self.host.reserve(len(hashes) - first, hashes[:first])
+        self._carry_out(decision)
+        return slots
+
+    def admit(self, hashes: Sequence[BlockHash], slots: Sequence[HostSlot]) -> None:
+        """Cache the last blocks of the prefix `hashes`, whose content was read into reserved `slots`. Blocks that were
+        cached meanwhile, and all where a block before them is not cached any more, are dropped with their slots."""
+        first = len(hashes) - len(slots)
+        is_chained = self.count_hits(hashes[:first]) == first
+        fresh: dict[BlockHash, HostSlot] = {}
+        for block_hash, slot in zip(hashes[first:], slots, strict=True):
+            if is_chained and block_hash not in self._index and block_hash not in self.host:
+                fresh[block_hash] = slot
+            else:
+                self.host.unpin([slot])
+        self.host.admit(fresh, hashes)
+        if self._facts is not None:
+            for i, block_hash in enumerate(hashes[first:], first):
+                if block_hash in fresh:
+                    self._facts += [BlockStored(block_hash, hashes[i - 1] if i else None), BlockOffloaded(block_hash)]
+
+    def copy_ahead(self) -> None:
+        """Queue copies to host memory of the blocks before those that were offloaded, as far as neither host memory nor
+        files have them, so that files hold prefixes from their first block on.
+
+        To be called where the plan takes the copies, which then come before all that later plans write. The blocks get
+        no holder, because the order in which blocks become free decides the order in which they are reused.
+        """
+        num_copied = 0
+        while self._unfiled and num_copied < MAX_COPIED_AHEAD:
+            block_hash, _ = self._unfiled.popitem()
+            block = self._index.newest(block_hash)
+            if block is None or not self.host.needs_file(block_hash):
+                continue
+            decision = self.host.copy_ahead(block_hash, block)
+            if decision is None:
+                self._unfiled[block_hash] = None
+                return
+            self._carry_out(decision)
+            self._copied_ahead.add(block)
+            parent = self._index.parent_of(block)
+            if parent is not None:
+                self._unfiled[parent] = None
+            num_copied += 1
+
+    @property
+    def has_copies(self) -> bool:
+        """Return whether the next plan may make copies between device and host memory."""
+        return self.host.has_copies or len(self._unfiled) > 0
 
     def cached(self, hashes: Iterable[BlockHash]) -> tuple[BlockId, ...]:
         """Return the device blocks that hold the leading `hashes`, up to the first hash that device memory lacks. Of
@@ -286,7 +359,7 @@ class BlockPool:
     def is_copied(self, blocks: Iterable[BlockId]) -> bool:
         """Return whether a copy that is not finished still reads from any of `blocks`; such a block must not be
         written."""
-        return not self._copies.keys().isdisjoint(blocks)
+        return not self._copies.keys().isdisjoint(blocks) or not self._copied_ahead.isdisjoint(blocks)
 
     def drop(self, blocks: Sequence[BlockId], holder: Holder) -> None:
         """Remove one holder of kind `holder` from each of `blocks`, the same blocks as in an earlier `retain`, and free
@@ -296,10 +369,11 @@ class BlockPool:
     def end_copies(self, spills: Sequence[Offload], fills: Sequence[Onload]) -> None:
         """Release the blocks and host slots that the copies of a step held, once the engine has committed the step.
 
-        `spills`: its copies from device to host memory, which held a block and a slot each. `fills`: its copies from
-        host to device memory, which held a slot each.
+        `spills`: its copies from device to host memory, which held a slot and, unless made ahead, a block each.
+        `fills`: its copies from host to device memory, which held a slot each.
         """
-        self.drop([block for block, _ in spills], Holder.COPY)
+        self.drop([block for block, _ in spills if block not in self._copied_ahead], Holder.COPY)
+        self._copied_ahead.difference_update(block for block, _ in spills)
         self.host.end_copies(spills, fills)
 
     def take_events(self) -> list[KVFact]:
@@ -321,11 +395,12 @@ class BlockPool:
         """Recount all holders from what their owners report, and raise AssertionError naming the first difference.
 
         `tables`: all block tables in use. `leased`, `read`, `copied`: each block once for each lease, read or open copy
-        that holds it. `pinned`: each host slot once for each copy that uses it in a step that is not committed yet.
+        that holds it. `pinned`: each host slot once for each copy that uses it in a step that is not committed yet, and
+        for each open read or write of a file.
         """
         claimed = {"tables": Counter(b for table in tables for b in table._blocks)}
         claimed |= {"leases": Counter(leased), "reads": Counter(read)}
-        claimed["copies"] = Counter([*copied, *self.host.blocks_to_spill()])
+        claimed["copies"] = Counter([*copied, *self.host.blocks_to_spill()]) - Counter(self._copied_ahead)
         books = {"tables": self._tables, "leases": self._leases, "reads": self._reads, "copies": self._copies}
         for kind, counted in books.items():
             for block in counted.keys() | claimed[kind].keys():
@@ -412,6 +487,7 @@ class BlockPool:
             return
         block_hash, parent = evicted
         self._retained.forget(block_hash)
+        self._unfiled.pop(block_hash, None)
         if not self.host.num_slots:
             if self._facts is not None:
                 self._facts.append(BlockEvicted(block_hash))
@@ -419,6 +495,12 @@ class BlockPool:
         decision = self.host.keep(block_hash, parent, block)
         if decision.is_copied:
             self._copies[block] = self._copies.get(block, 0) + 1
+        self._carry_out(decision)
+        if self.host.keeps_files and parent is not None and self.host.needs_file(parent):
+            self._unfiled[parent] = None
+
+    def _carry_out(self, decision: OffloadDecision) -> None:
+        """Release the blocks whose queued copies to host memory were cancelled, and record the evictions."""
         self._let_go(decision.dropped, self._copies)
         if self._facts is not None:
             self._facts += decision.facts

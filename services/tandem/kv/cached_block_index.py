@@ -56,6 +56,10 @@ class CachedBlockIndex:
     def hash_of(self, block: BlockId) -> BlockHash | None:
         return self._hashes[block]
 
+    def parent_of(self, block: BlockId) -> BlockHash | None:
+        """Return the hash of the block before a cached block in its prefix, None for a first block."""
+        return self._parents[block]
+
     def is_cached(self, block: BlockId) -> bool:
         return self._hashes[block] is not None
 

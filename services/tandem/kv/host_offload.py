@@ -8,12 +8,15 @@ hash that has been sole for longest.
 A cached block implies its parents over both memories. Device memory evicts a child before its parent (`kv.block_pool`),
 so a hash becomes sole later than all its sole children, and the hash that has been sole for longest has no sole
 children.
+
+Files may hold blocks too (`engine.file_tier`): they are written from host slots and read into host slots, so that only
+these two memories hold what a prefix hit uses.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tandem.core.events import BlockEvicted, BlockOffloaded, KVFact
@@ -23,6 +26,8 @@ Offload = tuple[BlockId, HostSlot]
 """Copy the content of a device block to a host slot."""
 Onload = tuple[HostSlot, BlockId]
 """Copy the content of a host slot to a device block."""
+FileWrite = tuple[HostSlot, BlockHash]
+"""Write the content of a host slot, which is that of a block with this hash, to a file."""
 
 
 class OffloadDecision(NamedTuple):
@@ -44,15 +49,21 @@ class HostBlockPool:
     Copies collect until the plan of the next step takes them by `take_copies`. A step makes all its offloads (`spills`,
     device to host) before any onload (`fills`, host to device). A slot that a step copies from or to is not written by
     a later step until `end_copies` for the first.
+
+    `keeps_files`: collect the blocks that should be written to files, for `take_writes`. `in_files`: the hashes of the
+    blocks that files hold as far as this worker knows; the owner of the files updates it.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, keeps_files: bool = False) -> None:
         if num_slots < 0:
             raise ValueError(f"{num_slots} host slots")
         self.num_slots = num_slots
+        self.in_files: set[BlockHash] = set()
+        self.keeps_files = keeps_files
         self._num_used = 0
         self._free: list[HostSlot] = []
         self._slots: dict[BlockHash, HostSlot] = {}
+        self._hash_of: dict[HostSlot, BlockHash] = {}
         # Sole hashes with their parents, and spare hashes, each in the order in which they became sole or spare.
         self._sole: OrderedDict[BlockHash, BlockHash | None] = OrderedDict()
         self._spare: OrderedDict[BlockHash, None] = OrderedDict()
@@ -61,10 +72,12 @@ class HostBlockPool:
         # Copies that the next plan is to make.
         self._spills: dict[HostSlot, BlockId] = {}
         self._fills: list[Onload] = []
-        # Number of copies that use a slot: all copies of open plans, and the queued fills. `_unnamed` holds pinned
-        # slots without a hash, which become free when their last copy ends.
+        # Number of uses of a slot: all copies of open plans, the queued fills, and open reads and writes of files.
+        # `_unnamed` holds pinned slots without a hash, which become free when their last use ends.
         self._pins: Counter[HostSlot] = Counter()
         self._unnamed: set[HostSlot] = set()
+        # Filled slots whose content no file holds yet, oldest first.
+        self._unwritten: OrderedDict[HostSlot, None] = OrderedDict()
 
     @property
     def num_held(self) -> int:
@@ -91,10 +104,26 @@ class HostBlockPool:
         slot, dropped = self._make_room(facts)
         if slot is None:
             return self._lose(block_hash)
-        self._slots[block_hash] = slot
+        self._name(slot, block_hash)
         self._spills[slot] = block
         self._add_sole(block_hash, parent)
         facts.append(BlockOffloaded(block_hash))
+        return OffloadDecision(facts, True, dropped)
+
+    def needs_file(self, block_hash: BlockHash) -> bool:
+        """Return whether neither a file nor a slot has the content of `block_hash`."""
+        return block_hash not in self.in_files and block_hash not in self._slots
+
+    def copy_ahead(self, block_hash: BlockHash, block: BlockId) -> OffloadDecision | None:
+        """Queue a copy of `block`, which stays in device memory and `needs_file`, so that it can be written to a file;
+        return None where no slot is free but those of blocks that are only here and in no file."""
+        facts: list[KVFact] = []
+        slot, dropped = self._make_room(facts, only_filed=True)
+        if slot is None:
+            return None
+        self._name(slot, block_hash)
+        self._spills[slot] = block
+        self._spare[block_hash] = None
         return OffloadDecision(facts, True, dropped)
 
     def stored(self, block_hash: BlockHash) -> None:
@@ -134,13 +163,75 @@ class HostBlockPool:
     def end_copies(self, spills: Iterable[Offload], fills: Iterable[Onload]) -> None:
         """Allow reuse of the host slots that the offloads (`spills`) and onloads (`fills`) of a step used, because the
         step has ended."""
-        for slot in [*(slot for _, slot in spills), *(slot for slot, _ in fills)]:
+        filled = [slot for _, slot in spills]
+        if self.keeps_files:
+            self._unwritten.update(dict.fromkeys(slot for slot in filled if slot in self._hash_of))
+        self.unpin([*filled, *(slot for slot, _ in fills)])
+
+    def unpin(self, slots: Iterable[HostSlot]) -> None:
+        """End one use of each of `slots`, which may be reused once no use is left."""
+        for slot in slots:
             self._pins[slot] -= 1
             if not self._pins[slot]:
                 del self._pins[slot]
                 if slot in self._unnamed:
                     self._unnamed.remove(slot)
                     self._free.append(slot)
+
+    def take_writes(self, most: int) -> tuple[FileWrite, ...]:
+        """Return up to `most` blocks that should be written to files, oldest first, and protect their slots from reuse
+        until `unpin`."""
+        writes: list[FileWrite] = []
+        while self._unwritten and len(writes) < most:
+            slot, _ = self._unwritten.popitem(last=False)
+            if self._hash_of[slot] not in self.in_files:
+                writes.append((slot, self._hash_of[slot]))
+        self._pins.update(slot for slot, _ in writes)
+        return tuple(writes)
+
+    def reserve(self, number: int, prefix: Sequence[BlockHash]) -> tuple[list[HostSlot], OffloadDecision]:
+        """Return up to `number` slots for blocks that will be read from files, protected from reuse until `admit` or
+        `unpin`, and what the caller must do for the blocks that were evicted. Blocks of `prefix`, which stand before
+        them, are not evicted."""
+        for block_hash in reversed(prefix):
+            if block_hash in self._sole:
+                self._sole.move_to_end(block_hash)
+        facts: list[KVFact] = []
+        dropped: list[BlockId] = []
+        slots: list[HostSlot] = []
+        kept = frozenset(prefix)
+        while len(slots) < number:
+            slot, lost = self._make_room(facts, kept)
+            if slot is None:
+                break
+            dropped += lost
+            slots.append(slot)
+            self._unnamed.add(slot)
+            self._pins[slot] += 1
+        return slots, OffloadDecision(facts, dropped=tuple(dropped))
+
+    def write_later(self, slot: HostSlot, block_hash: BlockHash) -> None:
+        """Note that a file could not be written for a block whose slot may have been reused since."""
+        if self._hash_of.get(slot) == block_hash:
+            self._unwritten[slot] = None
+
+    def admit(self, slots: Mapping[BlockHash, HostSlot], chain: Sequence[BlockHash]) -> None:
+        """Record that reserved slots hold the content of the hashes in `slots` now; no device block and no other slot
+        holds it.
+
+        `chain`: a whole prefix up to the last of these hashes, from its first block on; its blocks are evicted after
+        all others from now on.
+        """
+        for i in range(len(chain) - 1, -1, -1):
+            block_hash = chain[i]
+            slot = slots.get(block_hash)
+            if slot is not None:
+                self._unnamed.remove(slot)
+                self._name(slot, block_hash)
+                self._add_sole(block_hash, chain[i - 1] if i else None)
+                self.unpin([slot])
+            elif block_hash in self._sole:
+                self._sole.move_to_end(block_hash)
 
     @property
     def has_copies(self) -> bool:
@@ -160,7 +251,7 @@ class HostBlockPool:
         """Recount slots, their copies and the parents of hashes, and raise AssertionError naming the first difference.
 
         `device`: all hashes that device memory holds. `pinned`: each slot once for each copy that uses it in a step
-        that is not committed yet.
+        that is not committed yet, and for each open read or write of a file.
         """
         slots, free = list(self._slots.values()), set(self._free)
         assert self._slots.keys() == self._sole.keys() | self._spare.keys(), (
@@ -176,6 +267,8 @@ class HostBlockPool:
         assert self._pins == Counter([*pinned, *(slot for slot, _ in self._fills)]), f"pins are {self._pins}"
         assert self._unnamed <= self._pins.keys() and free.isdisjoint(self._pins), "a slot is free and copied"
         assert set(self._spills) <= set(slots), "an offload goes to a slot without a hash"
+        assert self._hash_of == {slot: name for name, slot in self._slots.items()}, "slots and hashes differ"
+        assert self._unwritten.keys() <= self._hash_of.keys(), "a slot without a hash is to be written to a file"
         children: dict[BlockHash, set[BlockHash]] = {}
         later = set(device)
         for block_hash, parent in reversed(self._sole.items()):
@@ -188,10 +281,13 @@ class HostBlockPool:
     def __repr__(self) -> str:
         return f"<host pool {self.num_slots} slots: {len(self._sole)} sole, {len(self._spare)} spare>"
 
-    def _make_room(self, facts: list[KVFact]) -> tuple[HostSlot | None, tuple[BlockId, ...]]:
+    def _make_room(
+        self, facts: list[KVFact], kept: Collection[BlockHash] = (), *, only_filed: bool = False
+    ) -> tuple[HostSlot | None, tuple[BlockId, ...]]:
         """Return an empty slot, and the block whose queued offload to that slot was cancelled, if any.
 
-        The slot is None while open plans use every slot. Evictions that make room are appended to `facts`.
+        The slot is None while all slots are in use or have `kept` hashes or, with `only_filed`, blocks that neither
+        device memory nor a file has. Evictions that make room are appended to `facts`.
         """
         if self._free:
             return self._free.pop(), ()
@@ -199,7 +295,9 @@ class HostBlockPool:
             self._num_used += 1
             return HostSlot(self._num_used - 1), ()
         block_hash = self._oldest()
-        if block_hash is None:
+        if block_hash is None or block_hash in kept:
+            return None, ()
+        if only_filed and block_hash in self._sole and block_hash not in self.in_files:
             return None, ()
         if block_hash in self._spare:
             del self._spare[block_hash]
@@ -210,13 +308,21 @@ class HostBlockPool:
         return self._free.pop(), dropped
 
     def _oldest(self) -> BlockHash | None:
-        """Return the hash whose slot is reused next, or None while open plans use the slots; its own offload may still
-        be queued."""
-        for hashes in (self._spare, self._sole):
-            block_hash = next(iter(hashes), None)
-            if block_hash is not None and self._slots[block_hash] not in self._pins:
+        """Return the hash whose slot is reused next, or None while the slots are in use; its own offload may still be
+        queued. Skipped are slots in use, spare ones that are about to be copied ahead, and sole ones of which a sole
+        child was skipped."""
+        for block_hash in self._spare:
+            slot = self._slots[block_hash]
+            if slot not in self._pins and slot not in self._spills:
+                return block_hash
+        for block_hash in self._sole:
+            if block_hash not in self._children and self._slots[block_hash] not in self._pins:
                 return block_hash
         return None
+
+    def _name(self, slot: HostSlot, block_hash: BlockHash) -> None:
+        self._slots[block_hash] = slot
+        self._hash_of[slot] = block_hash
 
     def _lose(self, block_hash: BlockHash) -> OffloadDecision:
         """Evict a hash and the sole hashes that follow it in their chains, each before its parent."""
@@ -232,6 +338,8 @@ class HostBlockPool:
     def _vacate(self, block_hash: BlockHash) -> tuple[BlockId, ...]:
         """Remove a hash from its slot; return the block whose queued offload to that slot was cancelled, if any."""
         slot = self._slots.pop(block_hash)
+        del self._hash_of[slot]
+        self._unwritten.pop(slot, None)
         (self._unnamed.add if slot in self._pins else self._free.append)(slot)
         block = self._spills.pop(slot, None)
         return () if block is None else (block,)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import BlockId
+from tandem.core.ids import BlockId, HostSlot
 from tandem.kv.host_offload import Offload, Onload
 from tandem.kv.layout import KVLayout, KVRegion
 from tandem.runtime.device import torch_dtype
@@ -101,6 +101,17 @@ class KVCache:
         On a GPU the copies are asynchronous, in order on the current stream."""
         for slot, block in copies:
             self.pool[block].copy_(self.host[slot], non_blocking=True)
+
+    def host_view(self, slot: HostSlot) -> memoryview:
+        """Return the bytes of a host slot, to be read or written while no copy uses the slot."""
+        content = self.host[slot].view(torch.uint8).numpy()
+        return memoryview(content.data).cast("B")
+
+    def digest_host(self, slots: Sequence[HostSlot]) -> list[tuple[int, ...]]:
+        """Return the digests of host slots, one unsigned 64-bit number per KV head, as if each were the first block of
+        a prompt; on any thread."""
+        digest = self._block_digest if self.pool.device.type == "cpu" else block_digest
+        return unsigned(digest(self.host, torch.tensor(slots), torch.zeros(len(slots), dtype=torch.int64)))
 
     def fill_trial_blocks(self) -> list[tuple[int, ...]]:
         """Write the trial blocks, which other workers read to measure bandwidth, and return their digests.

@@ -75,7 +75,7 @@ class Scheduler:
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         # Hash the prompt now, rather than between two steps or between a hand-off and the first read of its blocks.
         seq.reusable(self.pool.block_size)
-        self._await_remote_prefix(seq)
+        self._await_prefix(seq)
         if not seq.is_pull:
             check_backlog(seq, self.pool, self.backlog())
         self._num_arrived += job.num_choices
@@ -106,25 +106,25 @@ class Scheduler:
         self.state.by_key[key].may_start = True
 
     def awaited_prefix(self, key: JobKey) -> Many[BlockHash]:
-        """Return the block hashes of the remote prefix for which a new job waits; empty where it waits for none.
+        """Return the block hashes of the prefix for which a new job waits; empty where it waits for none.
 
         A job waits for it until `on_prefix_ready`.
         """
         seq = self.state.by_key[key]
-        return seq.reusable(self.pool.block_size)[: seq.num_remote_prefix_blocks]
+        return seq.reusable(self.pool.block_size)[: seq.num_awaited_blocks]
 
     def is_awaiting_prefix(self, key: JobKey) -> bool:
-        """Return whether a job waits for its remote prefix. `key` names any choice of the job."""
-        return self.state.by_key[key].num_remote_prefix_blocks > 0
+        """Return whether a job waits for a prefix. `key` names any choice of the job."""
+        return self.state.by_key[key].num_awaited_blocks > 0
 
     def on_prefix_ready(self, key: JobKey) -> None:
-        """Let a job start that waited for its remote prefix, whether or not the prefix could be fetched.
+        """Let a job start that waited for a prefix, whether or not the prefix could be fetched.
 
         The job computes what is not in the prefix cache.
         """
         seq = self.state.by_key[key]
         seq.may_start = True
-        seq.num_remote_prefix_blocks = 0
+        seq.num_awaited_blocks = 0
 
     def kv_arrived(
         self, key: JobKey, first_tokens: tuple[SampledToken, ...], num_cached: int, num_computed: int
@@ -201,7 +201,7 @@ class Scheduler:
         Changes nothing. The result is void after any other call that changes the scheduler.
         """
         state = self.state
-        if state.open_plans or self.pool.host.has_copies or self.speculation is not None:
+        if state.open_plans or self.pool.has_copies or self.speculation is not None:
             return None
         if state.num_free_seats > 0 and any(seq.may_start for seq in state.waiting):
             return None
@@ -307,19 +307,23 @@ class Scheduler:
         most = request.max_retained_tokens and max(1, request.max_retained_tokens // block_size)
         self.pool.keep_cached(request.tenant, hashes, now + request.retain_s, most)
 
-    def _await_remote_prefix(self, seq: Sequence) -> None:
-        """Mark a new sequence that has a remote prefix to fetch: it may not start until `on_prefix_ready`, and until
-        then its prefix counts as cached."""
-        prefix = None if isinstance(seq.job, ResumeJob) else seq.job.prefix
-        if prefix is None or not self.pool.is_caching:
+    def _await_prefix(self, seq: Sequence) -> None:
+        """Mark a new sequence of whose prefix more can be fetched, from another worker or from files, than is cached
+        here: it may not start until `on_prefix_ready`, and until then that prefix counts as cached."""
+        if isinstance(seq.job, ResumeJob) or not self.pool.is_caching:
             return
-        hashes = seq.reusable(self.pool.block_size)[: min(prefix.num_blocks, MAX_REMOTE_PREFIX_BLOCKS)]
+        prefix = seq.job.prefix
+        hashes = seq.reusable(self.pool.block_size)
+        num_remote = 0 if prefix is None else min(prefix.num_blocks, MAX_REMOTE_PREFIX_BLOCKS)
+        num_filed = self.pool.count_reachable(hashes) if self.pool.host.in_files else 0
+        hashes = hashes[: max(num_remote, num_filed)]
         if self.pool.count_hits(hashes) < len(hashes):
             seq.may_start = False
-            seq.num_remote_prefix_blocks = len(hashes)
+            seq.num_awaited_blocks = len(hashes)
 
     def _open_plan(self, builder: PlanBuilder, prefix_blocks: Many[PrefixBlock]) -> StepPlan | None:
         """Turn a builder into an open plan; None where there is nothing to compute, copy or digest."""
+        self.pool.copy_ahead()
         spills, fills = self.pool.host.take_copies()
         number = self.state.num_plans
         digests = () if builder.slices else tuple(prefix_blocks[: builder.num_digests_left])

@@ -23,6 +23,7 @@ from tandem.engine.effects import (
     Effect,
     FollowHandoff,
     JobEnded,
+    ReadFiles,
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
@@ -30,6 +31,7 @@ from tandem.engine.effects import (
     SendRemainderRequest,
     StartRead,
     TearDownPeer,
+    WriteFiles,
 )
 from tandem.engine.factory import build_engine, engine_limits
 from tandem.engine.step_log import StepLogHead, step_settings
@@ -49,6 +51,8 @@ from tandem.worker.gateways.grammar_preparation import GrammarPreparation
 from tandem.worker.gateways.kv_event_publisher import compose_publisher
 from tandem.worker.gateways.outbox import WatchSessions
 from tandem.worker.gateways.service import WorkerService
+from tandem.worker.kv.block_files import FORMAT, BlockFiles
+from tandem.worker.kv.file_cache import FileCache
 from tandem.worker.kv.handoff_service import HandoffService
 from tandem.worker.kv.producer_session import ProducerSessions, SessionContext
 from tandem.worker.kv.transfer_client import TransferClient
@@ -140,6 +144,7 @@ class Worker:
             digests=config.handoff.digests,
         )
         lease_s = config.handoff.lease_s
+        self._file_cache = _file_cache(config, model, self._driver, clock)
         self._producers = ProducerSessions(
             SessionContext(identity, trust, clock, self._driver.post, self._transfer_client, lease_s)
         )
@@ -186,6 +191,8 @@ class Worker:
         if self._rank_group is not None:
             self._rank_group.watch(self._driver.fail_device)
         self._driver.start()
+        if self._file_cache is not None:
+            self._file_cache.start()
         # Wait for the engine's first snapshot, so that no load report of a worker without blocks goes out.
         await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, [])))
         self._descriptor.metrics_address = await asyncio.to_thread(self._telemetry.open)
@@ -245,6 +252,8 @@ class Worker:
         if not await asyncio.to_thread(self._driver.stop, self._config.worker.step_stall_s):
             message = "worker %s stops without its engine, whose step has not ended within %g s (worker.step_stall_s)"
             _log.error(message, self.me, self._config.worker.step_stall_s)
+        if self._file_cache is not None and not await asyncio.to_thread(self._file_cache.stop, FLUSH_S):
+            _log.error("worker %s stops while a block file is being read or written", self.me)
         writer = self._step_writer
         if writer is not None and not await asyncio.to_thread(writer.close, THREAD_S):
             _log.error("the last lines of the step log are lost: they were not written within %g s", THREAD_S)
@@ -301,6 +310,9 @@ class Worker:
                 self._transfer_client.start_read(effect)
             elif isinstance(effect, TearDownPeer):
                 self._transfer_client.tear_down(effect.source, effect.reason)
+            elif isinstance(effect, ReadFiles | WriteFiles):
+                assert self._file_cache is not None, "files are used without engine.file_cache_path"
+                self._file_cache.submit(effect)
             else:
                 others.append(effect)
         self._post_event(EngineReported(others, snapshot))
@@ -415,6 +427,21 @@ class Worker:
             await Heartbeat(registry, record, self._descriptor.set_role).run()
         finally:
             await registry.close()
+
+
+def _file_cache(config: Config, model: WorkerModel, driver: EngineDriver, clock: Clock) -> FileCache | None:
+    """Return the cache of block files, below one directory for each model and format; None if it is off. Raises
+    TandemError for a limit that is smaller than one file."""
+    engine, pool = config.engine, model.pool
+    if not engine.file_cache_path or model.host is None:
+        return None
+    directory = Path(engine.file_cache_path) / f"{model.fingerprint}-{FORMAT}"
+    try:
+        files = BlockFiles(directory, pool.region.block_bytes, pool.layout.group.heads, engine.file_cache_size)
+    except ValueError as error:
+        message = f"engine.file_cache_size is too small: {error}"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="engine.file_cache_size") from None
+    return FileCache(files, model.host, driver.post, clock)
 
 
 def _step_writer(config: Config, model: WorkerModel, me: WorkerRef) -> StepWriter | None:

@@ -153,5 +153,6 @@ def test_the_gauges_of_the_prefix_index() -> None:
     assert named["tandem.prefix.index.reachable"] == 1
     assert named["tandem.prefix.index.blocks"] == named["tandem.prefix.index.workers"] == 0
     prefixes = {instrument.name for instrument in all_instruments() if instrument.name.startswith("tandem.prefix.")}
-    worker_s = {"tandem.prefix.queried_tokens", "tandem.prefix.hit_tokens", "tandem.prefix.remote_hit_tokens"}
+    of_workers = ("queried_tokens", "hit_tokens", "remote_hit_tokens", "file_hit_tokens")
+    worker_s = {f"tandem.prefix.{name}" for name in of_workers}
     assert {*named} == prefixes - worker_s

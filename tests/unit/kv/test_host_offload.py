@@ -123,3 +123,49 @@ def test_a_block_that_is_copied_out_is_held_until_then() -> None:
     assert pool.num_free == pool.num_free_at_once == 1
     with pytest.raises(AssertionError, match="block 0 is free"):
         pool.retain([block(0)], Holder.READ)
+
+
+def test_a_slot_that_is_written_to_a_file_is_skipped_and_so_is_its_parent() -> None:
+    """B, the child of A, is the oldest: as long as its slot is in use, A cannot go either, but C can."""
+    pool = HostBlockPool(3, keeps_files=True)
+    for name, parent in ((B, A), (A, None), (C, None)):
+        pool.keep(name, parent, block(1))
+    pool.end_copies(*pool.take_copies())
+    ((slot, name),) = pool.take_writes(1)
+    assert name == B
+    assert pool.keep(D, None, block(2)).facts == [BlockEvicted(C), BlockOffloaded(D)]
+    pool.unpin([slot])
+    pool.end_copies(*pool.take_copies())
+    pool.check((), ())
+    assert [written for _, written in pool.take_writes(9)] == [A, D], "C went before it was written"
+
+
+def test_blocks_read_from_files_go_after_their_children_and_keep_the_blocks_before_them() -> None:
+    pool = BlockPool(3, 1, records_facts=True, num_host_slots=3)
+    hold(pool.host, A, D)
+    slots = pool.reserve_slots([A, B, C], 1)
+    assert len(slots) == 2 and A in pool.host and D not in pool.host
+    assert pool.take_events() == [BlockEvicted(D)]
+    pool.admit([A, B], slots[:1])
+    pool.admit([A, B, C], slots[1:])
+    assert pool.take_events() == [BlockStored(B, A), BlockOffloaded(B), BlockStored(C, B), BlockOffloaded(C)]
+    assert list(pool.host._sole) == [C, B, A] and pool.count_hits([A, B, C]) == 3
+    pool.check((), (), ())
+
+
+def test_blocks_read_from_files_are_dropped_without_the_block_before_them() -> None:
+    pool = BlockPool(3, 1, num_host_slots=3)
+    slots = pool.reserve_slots([A, B], 0)
+    pool.admit([A, B, C, D], slots[:1])
+    assert pool.count_hits([A]) == 0 and pool.host.num_held == 0
+    pool.admit([A], slots[1:])
+    pool.check((), (), ())
+    assert pool.count_hits([A, B]) == 1
+
+
+def test_files_reach_as_far_as_they_hold_every_block() -> None:
+    pool = BlockPool(3, 1, num_host_slots=3)
+    pool.host.in_files.update((A, B, D))
+    assert pool.count_reachable([A, B, C, D]) == 2
+    hold(pool.host, A)
+    assert pool.count_reachable([A, B, C, D]) == 2 and pool.count_reachable([C]) == 0

@@ -83,6 +83,7 @@ class Nodes:
         self,
         *,
         num_blocks: int = 512,
+        num_host_slots: int = 0,
         fingerprint: str = "f00d",
         engine: EngineConfig | None = None,
         handoff: HandoffConfig | None = None,
@@ -91,7 +92,7 @@ class Nodes:
         cluster: ClusterConfig | None = None,
         transfer: TransferConfig | None = None,
     ) -> Node:
-        model, executor = fake_model(num_blocks, fingerprint)
+        model, executor = fake_model(num_blocks, fingerprint, num_host_slots)
         transports: list[HeldTransport] = []
 
         def open_transport(config: Config, pool: MemoryPool, agent: str) -> HeldTransport:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId
+from tandem.core.ids import BlockId, HostSlot
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
@@ -36,11 +36,16 @@ def continuation(prompt: Sequence[int], num: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-class FakeExecutor:
-    """`pool[block]` holds, per slot, the token id and the position; `memory` the blocks of trials behind it too.
-    `before_step` is called on the engine's thread."""
+def _digest(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
-    def __init__(self, num_blocks: int) -> None:
+
+class FakeExecutor:
+    """`pool[block]` holds, per slot, the token id and the position; `memory` the blocks of trials behind it too, and
+    `host` what was offloaded. `before_step` is called on the engine's thread."""
+
+    def __init__(self, num_blocks: int, num_host_slots: int = 0) -> None:
+        self.host = np.zeros((num_host_slots, _PLANES, BLOCK_SIZE), np.int64)
         self.memory = np.zeros((num_blocks + 2 * NUM_TRIAL_BLOCKS, _PLANES, BLOCK_SIZE), np.int64)
         self.pool = self.memory[:num_blocks]
         for number in range(NUM_TRIAL_BLOCKS):
@@ -58,7 +63,7 @@ class FakeExecutor:
 
     @property
     def num_host_slots(self) -> int:
-        return 0
+        return len(self.host)
 
     @property
     def vocab_size(self) -> int:
@@ -66,15 +71,24 @@ class FakeExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.before_step(plan)
+        for block, slot in plan.spills:
+            self.host[slot] = self.pool[block]
+        for slot, block in plan.fills:
+            self.pool[block] = self.host[slot]
         digests = tuple(BlockDigest(block, (self._digest(block, place),)) for block, place in plan.digests)
         return StepResult(plan.number, tuple(self._run(piece) for piece in plan.slices), digests)
 
     def digest(self, blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
         return [(self._digest(block, index),) for block, index in zip(blocks, logical, strict=True)]
 
+    def host_view(self, slot: HostSlot) -> memoryview:
+        return memoryview(self.host[slot]).cast("B")
+
+    def digest_host(self, slots: Sequence[HostSlot]) -> list[tuple[int, ...]]:
+        return [(_digest(self.host[slot].tobytes()),) for slot in slots]
+
     def _digest(self, block: int, logical: int) -> int:
-        content = self.memory[block].tobytes() + logical.to_bytes(8, "little")
-        return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+        return _digest(self.memory[block].tobytes() + logical.to_bytes(8, "little"))
 
     def _run(self, piece: ScheduledSlice) -> SliceResult:
         tokens = (self._last[piece.seq],) if piece.chained else piece.tokens
@@ -96,8 +110,10 @@ class FakeExecutor:
         return SliceResult(piece.seq, sampled, digests, scores=scores)
 
 
-def fake_model(num_blocks: int = 64, fingerprint: str = "f00d") -> tuple[WorkerModel, FakeExecutor]:
-    executor = FakeExecutor(num_blocks)
+def fake_model(
+    num_blocks: int = 64, fingerprint: str = "f00d", num_host_slots: int = 0
+) -> tuple[WorkerModel, FakeExecutor]:
+    executor = FakeExecutor(num_blocks, num_host_slots)
     address = executor.pool.ctypes.data
     model = WorkerModel(
         name=MODEL,
@@ -112,5 +128,6 @@ def fake_model(num_blocks: int = 64, fingerprint: str = "f00d") -> tuple[WorkerM
         fingerprint=fingerprint,
         max_model_len=1000,
         bundle=TokenizerBundle(b"{}", "", "{}", "{}"),
+        host=executor,
     )
     return model, executor

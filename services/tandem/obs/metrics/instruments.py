@@ -352,7 +352,7 @@ KV_BLOCKS = gauge(
     " are evicted last, once for each tenant that asked for it. `promised` blocks"
     " are free and reserved for requests on their way. `leased` blocks are offered to other workers, and reads write to"
     " `reading` ones. `quarantined` blocks wait for proof that no transfer writes to them. `host` blocks are in host"
-    " memory, outside the pool.",
+    " memory, outside the pool. `file` blocks are in files, which other workers may share.",
     "state",
 )
 KV_UNUSED = gauge(
@@ -372,6 +372,9 @@ PREFIX_REMOTE_HIT_TOKENS = counter(
     "tandem.prefix.remote_hit_tokens",
     "{token}",
     "Counts the prompt tokens whose KV was read from another worker's cache instead of computed.",
+)
+PREFIX_FILE_HIT_TOKENS = counter(
+    "tandem.prefix.file_hit_tokens", "{token}", "Counts the prompt tokens whose KV was read from files."
 )
 
 # ---- transfer: worker

@@ -47,12 +47,12 @@ class Backlog:
 def num_queued(seq: Sequence, block_size: int) -> int:
     """Count the known tokens of a sequence that still need prefill on this worker; 0 for a decode.
 
-    Not counted are tokens whose KV is computed, planned or probably in the prefix cache, and those of a remote prefix
-    that is being fetched. A `ResumeJob` whose producer has not begun to offer KV counts as 0.
+    Not counted are tokens whose KV is computed, planned or probably in the prefix cache, and those of a prefix that
+    is being fetched. A `ResumeJob` whose producer has not begun to offer KV counts as 0.
     """
-    if not (seq.may_start or seq.num_remote_prefix_blocks) or seq.num_remaining <= 1:
+    if not (seq.may_start or seq.num_awaited_blocks) or seq.num_remaining <= 1:
         return 0
-    hits = max(seq.num_hits_seen, seq.num_remote_prefix_blocks) * block_size if seq.status is Status.WAITING else 0
+    hits = max(seq.num_hits_seen, seq.num_awaited_blocks) * block_size if seq.status is Status.WAITING else 0
     return max(1, seq.num_remaining - hits)
 
 

@@ -61,7 +61,7 @@ class Sequence:
     - `num_cached`: tokens that were prefix-cache hits; `num_digested`: leading blocks whose checksums are computed or
       planned.
     - `order`: position in the queues. `table`: its KV blocks. `num_open_plans`: open plans that contain it.
-    - `may_start`: False while a `ResumeJob` waits for its producer, and any other job for its remote prefix.
+    - `may_start`: False while a `ResumeJob` waits for its producer, and any other job for a prefix.
     """
 
     def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int, arrived_at: float = 0.0) -> None:
@@ -92,10 +92,10 @@ class Sequence:
         # Leading blocks that were in the prefix cache at the last lookup; an estimate, since blocks may be evicted.
         self.num_hits_seen = 0
         self.was_started = False
-        # False while a ResumeJob waits for its producer, and while any other job waits for a remote prefix.
+        # False while a ResumeJob waits for its producer, and while any other job waits for a prefix.
         self.may_start = not isinstance(job, ResumeJob)
-        # Leading blocks that will be in the prefix cache once the remote prefix was fetched; 0: nothing to fetch.
-        self.num_remote_prefix_blocks = 0
+        # Leading blocks that will be in the prefix cache once a prefix was fetched; 0: nothing to fetch.
+        self.num_awaited_blocks = 0
         # State of speculation, created with the first guess.
         self.adaptive_draft: AdaptiveDraft | None = None
         self._root = root

@@ -384,7 +384,7 @@ class TokenizerBundle(_message.Message):
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., generation_config_json: _Optional[str] = ..., special_tokens_json: _Optional[str] = ...) -> None: ...
 
 class Books(_message.Message):
-    __slots__ = ("num_blocks", "num_free_blocks", "num_cached_blocks", "num_table_blocks", "num_leased_blocks", "num_reading_blocks", "num_quarantined_blocks", "num_sequences", "num_leases", "num_pulls", "num_host_blocks", "num_retained_blocks")
+    __slots__ = ("num_blocks", "num_free_blocks", "num_cached_blocks", "num_table_blocks", "num_leased_blocks", "num_reading_blocks", "num_quarantined_blocks", "num_sequences", "num_leases", "num_pulls", "num_host_blocks", "num_retained_blocks", "num_file_blocks", "num_file_hit_tokens")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +397,8 @@ class Books(_message.Message):
     NUM_PULLS_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_RETAINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FILE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FILE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
@@ -409,7 +411,9 @@ class Books(_message.Message):
     num_pulls: int
     num_host_blocks: int
     num_retained_blocks: int
-    def __init__(self, num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_table_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reading_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pulls: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_retained_blocks: _Optional[int] = ...) -> None: ...
+    num_file_blocks: int
+    num_file_hit_tokens: int
+    def __init__(self, num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_table_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reading_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pulls: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_retained_blocks: _Optional[int] = ..., num_file_blocks: _Optional[int] = ..., num_file_hit_tokens: _Optional[int] = ...) -> None: ...
 
 class Topology(_message.Message):
     __slots__ = ("host", "rack", "zone")

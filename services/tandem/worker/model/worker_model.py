@@ -10,7 +10,7 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Config
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.grammar import Grammar
-from tandem.engine.ports import Executor, Pipeline
+from tandem.engine.ports import Executor, HostBlocks, Pipeline
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.device import num_compute_threads
 from tandem.runtime.model_loader import load_model
@@ -42,7 +42,7 @@ class WorkerModel:
     `max_model_len`: most tokens of a sequence. `bundle`: tokenizer files. `aliases`: further names of the model.
     `prepare`: compiles a grammar before its job starts, on any thread, without raising. `is_prepared`: returns whether
     it is compiled. `rank_group`: the other ranks, if any. `trial_digests`: for each of the pool's probe blocks, one
-    number per KV head of the model.
+    number per KV head of the model. `host`: the host memory for evicted blocks, for files.
     """
 
     name: str
@@ -58,6 +58,7 @@ class WorkerModel:
     is_prepared: Callable[[Grammar], bool] = _has_nothing_to_prepare
     rank_group: RankGroup | None = None
     trial_digests: tuple[tuple[int, ...], ...] = ()
+    host: HostBlocks | None = None
 
 
 def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerModel:
@@ -92,4 +93,5 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
         aliases=tuple(aliases),
         rank_group=rank_group,
         trial_digests=tuple(cache.fill_trial_blocks()),
+        host=cache,
     )

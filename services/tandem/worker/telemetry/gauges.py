@@ -81,6 +81,7 @@ def watch_worker(metrics: Metrics, sources: MetricSources, info: Values, block_s
         on.DRAFTED_TOKENS: lambda: sources.snapshot().load.num_drafted_tokens,
         on.ACCEPTED_TOKENS: lambda: sources.snapshot().load.num_accepted_tokens,
         on.PREFIX_REMOTE_HIT_TOKENS: lambda: sources.snapshot().load.num_remote_hit_tokens,
+        on.PREFIX_FILE_HIT_TOKENS: lambda: sources.books().num_file_hit_tokens,
         on.GENERATED_TOKENS: lambda: sources.snapshot().num_generated,
     }
     for instrument, read in single.items():
@@ -114,6 +115,7 @@ def _blocks(books: EngineStats, num_reserved: int) -> Mapping[Values, float]:
         ("reading",): books.num_reading_blocks,
         ("quarantined",): books.num_quarantined_blocks,
         ("host",): books.num_host_blocks,
+        ("file",): books.num_file_blocks,
     }
 
 
