@@ -47,14 +47,24 @@ class Rig:
     """Two workers, a network between them, and an actor that submits requests."""
 
     def __init__(
-        self, bandwidth: float = 1e9, max_run: int = 64, num_blocks: int = 2000, num_host_blocks: int = 0
+        self,
+        bandwidth: float = 1e9,
+        max_run: int = 64,
+        num_blocks: int = 2000,
+        num_host_blocks: int = 0,
+        num_files: int = 0,
     ) -> None:
         self.agenda = SimEventQueue()
         fabric = Fabric(self.agenda, READ_LATENCY_S)
         self.network = Network(self.agenda, fabric, LATENCY_S, SimIndex(self.agenda, 0.05))
         self.ears = Ears(lambda: self.agenda.now)
+        block_bytes = SMOLLM_135M.layout(16).block_bytes
         config = Config(
-            engine=EngineConfig(host_cache_memory=Bytes(num_host_blocks * SMOLLM_135M.layout(16).block_bytes)),
+            engine=EngineConfig(
+                host_cache_memory=Bytes(num_host_blocks * block_bytes),
+                file_cache_path="shared" if num_files else "",
+                file_cache_size=Bytes(num_files * block_bytes),
+            ),
             worker=WorkerConfig(queue_horizon_ms=1e6),  # no gateway in which jobs could wait
         )
         spec = slow_spec(bandwidth=bandwidth, max_run=max_run, num_blocks=num_blocks, config=config, host_bandwidth=1e9)
@@ -106,6 +116,19 @@ def test_reading_takes_what_the_link_takes_and_then_there_is_little_to_compute()
     assert rig.workers[0].engine.load().num_remote_hit_tokens == 0
 
 
+@pytest.mark.parametrize(("num_files", "expected"), [(1000, 1600), (100, 0)])
+def test_the_other_worker_finds_files_after_a_while(num_files: int, expected: int) -> None:
+    """Prompts that push each other out of a small pool and host memory; 100 files are those of the last prompt only."""
+    rig = Rig(num_blocks=110, num_host_blocks=110, num_files=num_files)
+    for i, (at_s, length) in enumerate([(0.0, 1605), (10.0, 1505), (20.0, 1405), (30.0, 1305)]):
+        rig.submit(at_s, 0, f"a{i}", length, 1)
+    rig.submit(100.0, 1, "b", 1605, 1)
+    rig.run()
+    _, end = rig.first("b", Finished)
+    assert isinstance(end, Finished) and end.num_cached_tokens == expected
+    assert rig.workers[1].engine.books().num_file_hit_tokens == expected
+
+
 def test_a_link_that_is_slower_than_computing_costs_no_more_than_as_much_again() -> None:
     rig = Rig(bandwidth=1e6)
     rig.submit(0.0, 0, "a", 805, 1)
@@ -142,6 +165,7 @@ def test_looking_ahead_changes_nothing(num_blocks: int) -> None:
     bandwidth=st.sampled_from([1e6, 1e8, 1e10]),
     num_blocks=st.sampled_from([120, 300]),
     num_host_blocks=st.sampled_from([0, 50, 500]),
+    num_files=st.sampled_from([0, 0, 100, 1000]),
     jobs=st.lists(
         st.tuples(
             st.floats(0.0, 20.0),
@@ -155,12 +179,16 @@ def test_looking_ahead_changes_nothing(num_blocks: int) -> None:
     ),
 )
 def test_whatever_is_fetched_all_end_and_looking_ahead_changes_nothing(
-    bandwidth: float, num_blocks: int, num_host_blocks: int, jobs: list[tuple[float, int, int, int, int]]
+    bandwidth: float,
+    num_blocks: int,
+    num_host_blocks: int,
+    num_files: int,
+    jobs: list[tuple[float, int, int, int, int]],
 ) -> None:
     """Also from a worker that has nothing, or from itself."""
     seen = []
     for max_run in (1, 64):
-        rig = Rig(bandwidth, max_run, num_blocks, num_host_blocks)
+        rig = Rig(bandwidth, max_run, num_blocks, num_host_blocks, num_files)
         for i, (at_s, worker, num_prompt, max_tokens, source) in enumerate(jobs):
             rig.submit(at_s, worker, f"j{i}", num_prompt, max_tokens, source)
         rig.run()

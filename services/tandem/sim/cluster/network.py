@@ -19,6 +19,7 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import (
     Effect,
     FollowHandoff,
+    ReadFiles,
     ReleaseHandoff,
     RenewLeases,
     SendAnnouncement,
@@ -26,10 +27,12 @@ from tandem.engine.effects import (
     SendRemainderRequest,
     StartRead,
     TearDownPeer,
+    WriteFiles,
 )
 from tandem.engine.engine import Engine
 from tandem.orchestration.commands import CancelJob, ReleaseLease
 from tandem.sim.cluster.fabric import Fabric
+from tandem.sim.cluster.files import SimFiles
 from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.prefix_index import SimIndex
 from tandem.sim.cluster.worker import Command, SimWorker
@@ -74,6 +77,7 @@ class Network:
         self._latency_s = latency_s
         self.index = index
         self._workers: dict[WorkerRef, SimWorker] = {}
+        self._files = SimFiles(agenda, self._workers)
         self._listeners: tuple[Listener, ...] = ()
         self._cut: dict[Link, deque[tuple[Action, Actor, Actor]]] = {}
 
@@ -86,6 +90,7 @@ class Network:
     def add(self, worker: SimWorker) -> None:
         """Add a worker that can be reached from now on."""
         self._workers[worker.ref] = worker
+        self._files.add(worker)
         self._fabric.add(worker.ref, worker.spec.bandwidth, worker.party)
 
     @property
@@ -185,6 +190,8 @@ class Network:
                 self._read(worker, effect)
             case TearDownPeer(source):
                 self._tear_down(worker, source)
+            case ReadFiles() | WriteFiles():
+                self._files.carry_out(worker, effect)
             case _:
                 pass
 

@@ -39,6 +39,9 @@ time."""
 FINGERPRINT = "simulated"
 """Fingerprint of the one model that all workers serve."""
 
+FILE_BANDWIDTH = 3e9
+"""Bytes per second of one NVMe disk of a server, or of a file system over a network of 25 Gbit/s."""
+
 Command = Callable[[Engine, float], Sequence[Effect]]
 Answer = Callable[[TandemError | None, WorkerLoad], None]
 
@@ -54,6 +57,7 @@ class WorkerSpec:
     - `residuals`: random factors on `step_time`, picked by seed.
     - `price_per_hour`: of one worker; 0 when it is not set.
     - `host_bandwidth`: bytes per second between its memory and the host's; the settings give the host memory's size.
+    - `file_bandwidth`: bytes per second of reads, and of writes, of engine.file_cache_path.
     - `max_run`: the most steps to compute ahead of the clock, which does not change the result; 1: each step is planned
       by itself.
     """
@@ -68,6 +72,7 @@ class WorkerSpec:
     residuals: Residuals = NONE
     price_per_hour: float = 0.0
     host_bandwidth: float = math.inf
+    file_bandwidth: float = FILE_BANDWIDTH
     max_run: int = 64
 
     @classmethod
@@ -130,7 +135,8 @@ class SimWorker:
             worker=name,
             residuals=spec.residuals,
             host=SimHostMemory(
-                spec.config.engine.host_cache_memory // block_bytes, copy_s=block_bytes / spec.host_bandwidth
+                with_device_defaults(spec.config).engine.host_cache_memory // block_bytes,
+                copy_s=block_bytes / spec.host_bandwidth,
             ),
         )
         max_model_len = spec.config.engine.max_model_len or spec.num_blocks * spec.layout.block_size
