@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.core.errors import TandemError
+from tandem.transfer.connection_server import SILENT_S, tune
 from tandem.transfer.pool_access import PoolAccess
 from tandem.transfer.socket_memory import shut
 from tandem.transfer.tcp_handshake import ConnectionSecurity, greet_source, start_tls
-from tandem.transfer.tcp_source import SILENT_S, tune
 
 if TYPE_CHECKING:
     from tandem.transfer.socket_memory import Spans

@@ -28,7 +28,7 @@ from tandem.core.config import ClusterConfig
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer import tcp_source
+from tandem.transfer import connection_server, tcp_source
 from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.socket_memory import receive_bytes, shut
 from tandem.transfer.tcp_handshake import ConnectionSecurity, HandshakeRefused, greet_source
@@ -242,8 +242,8 @@ def test_another_program_at_the_address_is_no_source() -> None:
 
 
 def test_connections_that_prove_nothing_make_room_for_others(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_source, "HANDSHAKE_S", 600.0)
-    monkeypatch.setattr(tcp_source, "MAX_UNPROVEN", 8)
+    monkeypatch.setattr(connection_server, "HANDSHAKE_S", 600.0)
+    monkeypatch.setattr(connection_server, "MAX_UNPROVEN", 8)
     source, _ = opened()
     reader, _ = opened("reader")
     idle = [socket.create_connection(("127.0.0.1", source._source.port), 10.0) for _ in range(8)]
@@ -311,7 +311,7 @@ def is_over(state: ReadState) -> bool:
 def test_a_self_test_notices_that_no_connection_is_accepted(opened: Open) -> None:
     source, _ = opened()
     assert Rig.until(partial(source.poll, source.post_self_test()), is_over) is ReadState.DONE
-    shut(source._source._listener)
+    shut(source._source._server._listener)
     with pytest.raises(PeerError, match="cannot read its own memory"):
         Rig.until(partial(source.poll, source.post_self_test()), is_over)
 
