@@ -44,6 +44,9 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
     require_free_port(resolved.config.gateway)
     require_auth_if_public(resolved)
     require_tls_files(resolved.config.gateway)
+    if resolved.config.engine.nnodes > 1:
+        message = "engine.nnodes must be 1 with `tandem serve`, which starts all workers on this machine"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="engine.nnodes")
     code = enter_own_session()
     if code is not None:
         return code

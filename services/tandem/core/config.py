@@ -20,6 +20,7 @@ MAX_FLOAT = float_info.max
 Count = Annotated[int, Meta(ge=0)]
 PositiveCount = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
+KnownPort = Annotated[int, Meta(ge=1, le=65535)]
 OptionalPort = Annotated[int, Meta(ge=-1, le=65535)]
 NonNegative = Annotated[float, Meta(ge=0, le=MAX_FLOAT)]
 Positive = Annotated[float, Meta(gt=0, le=MAX_FLOAT)]
@@ -109,6 +110,16 @@ class EngineConfig:
     tensor_parallel: PositiveCount = 1
     """Split the model of one worker over this number of ranks. Each rank is a process, with a GPU of its own where
     model.device is cuda."""
+    nnodes: PositiveCount = 1
+    """Divide the ranks of one worker evenly among this number of machines. Start `tandem worker` on each of them with
+    its own engine.node_rank; under Ray the ranks may then be on several machines."""
+    node_rank: Count = 0
+    """Set the number of this machine among the engine.nnodes machines of its worker, from 0. The program on machine 0
+    is the worker; those on the others run further ranks of it."""
+    master_addr: str = ""
+    """Set the host name or address of machine 0, to which the other machines of the worker connect."""
+    master_port: KnownPort = 29501
+    """Set the TCP port on which machine 0 accepts the ranks of the worker's other machines, while it starts."""
     enable_chunked_prefill: bool = True
     """Split long prompts over several steps, so that running requests keep producing tokens meanwhile. When off, each
     prompt is computed in one step, even beyond engine.max_num_batched_tokens."""
@@ -151,6 +162,16 @@ class EngineConfig:
     """Choose the implementation of the model's kernels on a CPU. auto uses the compiled C++ kernels where a compiler,
     the data type and the model's sizes allow, else reference, which is plain torch; a GPU always uses its Triton
     kernels and needs auto."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Return the number of ranks on each machine of the worker."""
+        return self.tensor_parallel // self.nnodes
+
+    @property
+    def node_ranks(self) -> range:
+        """Return the numbers of the ranks on this machine."""
+        return range(self.node_rank * self.ranks_per_node, (self.node_rank + 1) * self.ranks_per_node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from tandem.core.addresses import is_loopback
 from tandem.core.config import Config, EngineConfig
 from tandem.core.ray_worker_groups import read_groups
 
@@ -32,6 +33,7 @@ def violations(config: Config) -> list[Violation]:
         *_model_violations(config),
         *_engine_violations(config),
         *_cache_violations(config.engine),
+        *_node_violations(config),
         *_worker_violations(config),
         *_redis_violations(config),
         *_gateway_violations(config),
@@ -114,6 +116,21 @@ def _cache_violations(engine: EngineConfig) -> Iterator[Violation]:
         yield "engine.file_cache_path", "must be empty while engine.enable_prefix_caching is false"
     if engine.file_cache_path and engine.tensor_parallel > 1:
         yield "engine.file_cache_path", "must be empty where engine.tensor_parallel is not 1"
+
+
+def _node_violations(config: Config) -> Iterator[Violation]:
+    engine = config.engine
+    if engine.tensor_parallel % engine.nnodes:
+        yield "engine.nnodes", f"must divide engine.tensor_parallel ({engine.tensor_parallel}) without a rest"
+    if engine.node_rank >= engine.nnodes:
+        yield "engine.node_rank", f"must be less than engine.nnodes ({engine.nnodes}), because the first machine is 0"
+    if engine.node_rank and not engine.master_addr:
+        yield "engine.master_addr", "must name machine 0 where engine.node_rank is more than 0"
+    is_far = bool(engine.master_addr) and not is_loopback(engine.master_addr)
+    if engine.nnodes > 1 and is_far and is_loopback(config.worker.host):
+        yield "worker.host", "must be an address that the worker's other machines reach, as engine.master_addr is"
+    if engine.nnodes > 1 and config.transfer.backend == "local":
+        yield "transfer.backend", "must not be local where engine.nnodes is more than 1"
 
 
 def _worker_violations(config: Config) -> Iterator[Violation]:

@@ -31,7 +31,15 @@ _OTHER = {
     "planner.groups": "prefill=fast,decode=wide:2",
     "worker.advertise_address": "elsewhere:50051",
     "transfer.nixl_backends": "LIBFABRIC",
+    "engine.nnodes": "2",
+    "engine.node_rank": "1",
 }
+_NODES = {"engine.tensor_parallel": "2", "engine.nnodes": "2", "engine.master_addr": "127.0.0.1"}
+_WITH = {
+    "engine.nnodes": {"engine.tensor_parallel": "2"},
+    "engine.node_rank": _NODES,
+}
+"""Settings without which another value of a setting is invalid."""
 
 
 def other_value(setting: Setting) -> str:
@@ -53,16 +61,20 @@ def config_printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Confi
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.key)
 def test_every_setting_has_flags_that_change_it_alone(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+    others = _WITH.get(setting.key, {})
+    beside = [word for key, value in others.items() for word in (flags_of()[key][0], value)]
     for flag in flags_of()[setting.key]:
         if setting.type is bool:
             given = [f"--no-{flag[2:]}" if setting.default else flag]
             expected: Any = not setting.default
         else:
             given = [flag, other_value(setting)]
-            expected = value_of(build([("expected", {setting.key: given[1]})]), setting.key)
-        changed = config_printed(capsys, *given)
+            expected = value_of(build([("expected", {setting.key: given[1], **others})]), setting.key)
+        changed = config_printed(capsys, *given, *beside)
         assert value_of(changed, setting.key) == expected != setting.default
-        assert [s.key for s in settings() if value_of(changed, s.key) != s.default] == [setting.key]
+        assert [s.key for s in settings() if value_of(changed, s.key) != s.default and s.key not in others] == [
+            setting.key
+        ]
 
 
 def test_flags_beat_the_environment_and_that_beats_the_file(

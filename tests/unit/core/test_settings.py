@@ -144,6 +144,13 @@ def test_malformed_layers_are_refused() -> None:
             {"model.device": "cuda", "model.batch_invariant": True, "engine.tensor_parallel": 4},
             "model.batch_invariant",
         ),
+        ({"engine.tensor_parallel": 3, "engine.nnodes": 2}, "engine.nnodes"),
+        ({"engine.nnodes": 2}, "engine.nnodes"),
+        ({"engine.node_rank": 1, "engine.master_addr": "a"}, "engine.node_rank"),
+        ({"engine.tensor_parallel": 4, "engine.nnodes": 2, "engine.node_rank": 1}, "engine.master_addr"),
+        ({"engine.tensor_parallel": 2, "engine.nnodes": 2, "transfer.backend": "local"}, "transfer.backend"),
+        ({"engine.tensor_parallel": 2, "engine.nnodes": 2, "engine.master_addr": "10.0.0.4"}, "worker.host"),
+        ({"engine.master_port": 0}, "engine.master_port"),
         ({"model.device": "cuda", "model.dtype": "float64"}, "model.dtype"),
         ({"model.device": "cuda", "engine.kernels": "reference"}, "engine.kernels"),
         ({"model.device": "cuda", "transfer.backend": "local"}, "transfer.backend"),
@@ -291,3 +298,9 @@ def test_impossible_speculation_is_refused() -> None:
     for name in ("num_tokens", "max_batch_tokens", "ngram_min"):
         assert refusal(("flags", {f"speculative.{name}": 0})).param == f"speculative.{name}"
     assert flags_of()["speculative.method"] == ("--speculative-method",)
+
+
+def test_ranks_are_divided_among_machines() -> None:
+    engine = EngineConfig(tensor_parallel=8, nnodes=2, node_rank=1)
+    assert engine.ranks_per_node == 4 and engine.node_ranks == range(4, 8)
+    assert EngineConfig(tensor_parallel=3).node_ranks == range(3)
