@@ -25,8 +25,8 @@ doubted doubts manner manners want wants wanted aftermath chronicle hindsight lo
 attestor attested come comes came mover movers desk desks roster rosters drafter drafters
 """
 RETIRED = frozenset(_WORDS.split())
-ALLOWED = frozenset({"draw", "DrawFn", "tell", "SSLWantReadError"})
-"""hypothesis' `data.draw` and `DrawFn`, `file.tell`, an exception of `ssl`."""
+ALLOWED = frozenset({"draw", "DrawFn", "tell", "SSLWantReadError", "SSLWantWriteError"})
+"""hypothesis' `data.draw` and `DrawFn`, `file.tell`, exceptions of `ssl`."""
 LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 
 

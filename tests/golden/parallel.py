@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,8 @@ from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import load_executor, load_follower
 from tandem.runtime.parallel.shard import Shard
-from tandem.runtime.parallel.torch_group import join_group
+from tandem.runtime.parallel.shared_store import SharedStore
+from tandem.runtime.parallel.torch_group import TorchGroup
 from tandem.runtime.ranks.follower import Follower
 from tandem.runtime.ranks.rank_context import RankContext
 
@@ -25,26 +27,40 @@ TIMEOUT_S = 60.0
 Wrap = Callable[[Callable[[RankCommand], None]], Callable[[RankCommand], None]]
 
 
+def linked_stores(size: int) -> list[SharedStore]:
+    """Stores that share their entries."""
+    stores = [SharedStore() for _ in range(size)]
+
+    def publish(own: SharedStore, key: str, value: bytes) -> None:
+        for store in stores:
+            if store is not own:
+                store.receive(key, value)
+
+    for store in stores:
+        store.publish = partial(publish, store)
+    return stores
+
+
 @contextmanager
 def ranked_executor(
     directory: Path,
-    rendezvous: Path,
     model: ModelConfig,
     engine: EngineConfig,
     wrap: Wrap = lambda carry_out: carry_out,
     timeout_s: float = TIMEOUT_S,
 ) -> Iterator[TorchExecutor]:
-    """An executor on `engine.tensor_parallel` ranks that meet in an empty directory. `wrap` is put around what the
-    followers do with a command."""
+    """An executor on `engine.tensor_parallel` ranks. `wrap` is put around what the followers do with a command."""
     size = engine.tensor_parallel
     inboxes: list[queue.SimpleQueue[RankCommand | None]] = [queue.SimpleQueue() for _ in range(size - 1)]
     failures: list[BaseException] = []
+    stores = linked_stores(size)
+
+    def join(rank: int) -> TorchGroup:
+        return TorchGroup(stores[rank], Shard(rank, size), torch.device("cpu"), timeout_s)
 
     def follow(rank: int) -> None:
         try:
-            place = RankContext(
-                shard := Shard(rank, size), join_group(rendezvous, shard, torch.device("cpu"), timeout_s)
-            )
+            place = RankContext(Shard(rank, size), join(rank))
             follower: Follower = load_follower(model, engine, place)
             carry_out = wrap(follower.carry_out)
             while (command := inboxes[rank - 1].get()) is not None:
@@ -60,8 +76,7 @@ def ranked_executor(
     for thread in threads:
         thread.start()
     try:
-        group = join_group(rendezvous, Shard(0, size), torch.device("cpu"), timeout_s)
-        place = RankContext(Shard(0, size), group, send_command)
+        place = RankContext(Shard(0, size), join(0), send_command)
         yield load_executor(directory, read_model_config(directory), model, engine, rank_context=place)
     finally:
         for inbox in inboxes:

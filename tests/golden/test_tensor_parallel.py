@@ -6,7 +6,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ def _ranks_take_turns() -> Iterator[None]:
 
 
 @pytest.fixture
-def ranked(tmp_path: Path) -> Ranked:
+def ranked() -> Ranked:
     """`ranked(reference, size)`: an executor on so many ranks; `options` as `ranked_executor` takes them."""
 
     def make(reference: Reference, size: int, **options: Any) -> AbstractContextManager[TorchExecutor]:
@@ -53,7 +52,7 @@ def ranked(tmp_path: Path) -> Ranked:
             num_threads=1,
         )
         model = ModelConfig(id=str(reference.directory), dtype=reference.dtype, cache_dir=reference.cache_dir)
-        return ranked_executor(reference.directory, tmp_path, model, engine, **options)
+        return ranked_executor(reference.directory, model, engine, **options)
 
     return make
 
@@ -78,7 +77,7 @@ def test_two_ranks_give_the_tokens_of_the_reference(tiny: TinyModels, ranked: Ra
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_two_ranks_on_devices_that_compute_by_themselves(
-    tiny: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     """The next step is begun while one runs, and ids of chained slices are known on the first rank's device alone."""
     stand_in_for_a_gpu(monkeypatch, 4 << 30)
@@ -91,7 +90,7 @@ def test_two_ranks_on_devices_that_compute_by_themselves(
     dtype = reference.dtype
     model = ModelConfig(id=str(reference.directory), dtype=dtype, device="cuda", cache_dir=reference.cache_dir)
     expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
-    with ranked_executor(reference.directory, tmp_path, model, engine) as executor:
+    with ranked_executor(reference.directory, model, engine) as executor:
         assert isinstance(executor, AsyncExecutor) and executor.num_blocks == _BLOCKS
         assert generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
         prompt = tuple(_prompts((16,))[0])

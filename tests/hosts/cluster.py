@@ -6,7 +6,7 @@ import json
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +41,8 @@ class Hosts:
     flags: tuple[str, ...]
 
     def complete(self, salt: int, *, length: int = 300, max_tokens: int = 24, split: bool = True) -> dict[str, Any]:
-        """Return the reply to a request with reasons, and its path and status under keys of their own."""
-        url = f"{(self.gateway if split else self.whole).url}/v1/completions"
-        body, headers = completion(length, salt, max_tokens), {"x-tandem-explain": "1"}
-        answer = httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S, trust_env=False)
-        reply: dict[str, Any] = answer.json()
-        return reply | {"status": answer.status_code, "path": answer.headers.get("x-tandem-path", "")}
+        """Return what `complete` does, from the gateway that splits requests or from the other one."""
+        return complete(self.gateway if split else self.whole, completion(length, salt, max_tokens))
 
     def text(self, salt: int, **options: Any) -> str:
         reply = self.complete(salt, **options)
@@ -71,19 +67,35 @@ class Hosts:
 
     def tandem(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of an operator on the gateway's host."""
-        command = (*self.network["gate"].within, sys.executable, "-m", "tandem.cli", *words, *self.flags)
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        return tandem(self.network["gate"], *words, *self.flags)
+
+
+def complete(gateway: Gateway, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the reply to a request with reasons, and its path and status under keys of their own."""
+    url, headers = f"{gateway.url}/v1/completions", {"x-tandem-explain": "1"}
+    answer = httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S, trust_env=False)
+    reply: dict[str, Any] = answer.json()
+    return reply | {"status": answer.status_code, "path": answer.headers.get("x-tandem-path", "")}
+
+
+def tandem(network: Network, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of an operator on a host."""
+    command = (*network.within, sys.executable, "-m", "tandem.cli", *words)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 @contextmanager
-def running_hosts(directory: Path, model: Path | str, *settings: str) -> Iterator[Hosts]:
-    """Make the hosts, start a cluster with `settings` on them, and yield it once it serves. Raises NoNamespaces."""
+def empty_hosts(
+    directory: Path, model: Path | str, names: Sequence[str], *settings: str, with_relay: str = ""
+) -> Iterator[tuple[dict[str, Network], Cluster, tuple[str, ...]]]:
+    """Make the hosts `names`, start Redis on the first of them, and yield the networks, an empty cluster with
+    `settings`, and the flags by which programs find it. Raises NoNamespaces."""
     with ExitStack() as stack:
-        network = dict(zip(HOSTS, stack.enter_context(networks(*HOSTS, with_relay="b")), strict=True))
+        network = dict(zip(names, stack.enter_context(networks(*names, with_relay=with_relay)), strict=True))
         secret = directory / "secret"
         secret.write_text(secrets.token_hex(32))
         stack.enter_context(patch.object(Worker, "trust", PeerAuth("test", SecretFile(secret))))
-        data, password = network["data"], secrets.token_hex(16)
+        data, password = network[names[0]], secrets.token_hex(16)
         options = ("--port", "6379", "--bind", data.address, "--requirepass", password, "--save", "")
         redis = spawn(*data.within, str(find_program()), *options, stdout=subprocess.DEVNULL, cwd=directory)
         stack.callback(redis.wait)
@@ -91,11 +103,18 @@ def running_hosts(directory: Path, model: Path | str, *settings: str) -> Iterato
         flags = ("--secret-file", str(secret))
         url = f"redis://:{password}@{data.address}:6379"
         programs = stack.enter_context(cluster(directory, url, model, *settings))
+        yield network, programs, (*flags, "--redis-url", url)
+
+
+@contextmanager
+def running_hosts(directory: Path, model: Path | str, *settings: str) -> Iterator[Hosts]:
+    """Make the hosts, start a cluster with `settings` on them, and yield it once it serves. Raises NoNamespaces."""
+    with empty_hosts(directory, model, HOSTS, *settings, with_relay="b") as (network, programs, flags):
         gate = network["gate"]
         listen = ("--host", gate.address, *flags)
         gateway = programs.gateway("gateway", *listen, within=gate.within)
         whole = programs.gateway("whole", *listen, "--disaggregation", "off", within=gate.within)
-        made = Hosts(network, programs, gateway, whole, {}, (*flags, "--redis-url", url))
+        made = Hosts(network, programs, gateway, whole, {}, flags)
         for host, pool in (("a", "prefill"), ("b", "decode"), ("c", "decode")):
             made.start_worker(host, pool)
         for program in programs.programs:

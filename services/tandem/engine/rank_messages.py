@@ -1,12 +1,14 @@
 """Define the messages between the first rank of a tensor-parallel executor and the other ranks, as frozen values.
 
+A rank begins with RankReady, which the first rank answers by StartJoining once all ranks are ready, or by RankRefused.
 Numbers that are already on a device are not part of the messages: the ranks exchange them directly, see `Forward` and
 `Logits`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockId, WorkerRef
@@ -103,18 +105,48 @@ AgentCommand = StartTransfer | StopTransfer | Command
 
 
 @dataclass(frozen=True, slots=True)
+class StartJoining:
+    """Join the process group of the ranks: all of them are ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRefused:
+    """End, because the first rank cannot work with this one. Answers RankReady."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEntry:
+    """Set an entry of the store through which ranks find each other. Any rank sends it to the first one, which passes
+    it on to all others."""
+
+    key: str
+    value: bytes
+
+
+GroupCommand = StartJoining | RankRefused | StoreEntry
+"""Commands by which ranks form a group, before the first command to the model."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankReady:
-    """Report that the process of rank `rank` has started and is about to connect to the other ranks."""
+    """Report that the process of rank `rank` has started and is about to connect to the other ranks.
+
+    `settings`: what must be equal for all ranks, by name.
+    """
 
     rank: int
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """Report that a rank has loaded its part of the weights and accepts commands; its pool has room for `num_blocks`
-    blocks."""
+    blocks. `weights`: digest of the files that it has loaded; empty where another rank of its machine reports it."""
 
     num_blocks: int
+    weights: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,4 +164,4 @@ class RankRegistered:
     peer: TransportPeer
 
 
-RankEvent = RankReady | Loaded | RankRegistered | RankFailed | Event
+RankEvent = RankReady | StoreEntry | Loaded | RankRegistered | RankFailed | Event

@@ -87,7 +87,7 @@ class CudaStream(DeviceStream):
 
 
 def open_cuda(rank: int = 0) -> torch.device:
-    """Make the GPU of tensor-parallel rank `rank` the current device of this process, and return it.
+    """Make the GPU of a rank the current device of this process, and return it. `rank`: its number on this machine.
 
     `device.rank_device` chooses the GPU. Matrix products in float32 are computed without TF32 from then on. Raises
     TandemError when no GPU is visible or torch was built without CUDA."""

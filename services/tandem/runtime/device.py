@@ -33,7 +33,7 @@ def num_compute_threads(requested: int) -> int:
 
 
 def rank_device(device: str, rank: int) -> torch.device:
-    """Return the torch device of tensor-parallel rank `rank`: the CPU, or the visible GPU with the rank's number.
+    """Return the torch device of a rank: the CPU, or the visible GPU with the rank's number on this machine.
 
     If fewer GPUs are visible, for example because each rank's process sees only its own, it is the last visible one.
     `device` is "cpu" or "cuda"."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,15 @@ def check_parallel(model: ModelConfig, engine: EngineConfig) -> None:
     if engine.kernels == "compiled":
         message = "engine.tensor_parallel must be 1 with engine.kernels=compiled, which run in one rank only"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="kernels")
+
+
+def files_digest(model: ModelConfig) -> str:
+    """Return the hexadecimal digest of the model's files that every rank reads: the weights, and the sizes in its
+    config.json. Raises TandemError as `load_model` does."""
+    cache_dir = cache_root(model.cache_dir)
+    directory = resolve_model(model.id, cache_dir)
+    content = f"{weights_digest(directory, cache_dir)} {read_model_config(directory)}"
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def load_model(model: ModelConfig, engine: EngineConfig, rank_context: RankContext | None = None) -> LoadedModel:
@@ -167,7 +177,7 @@ def _load_rank(
 
     All ranks load concurrently and agree on the smallest number of blocks."""
     shard, followers = rank_context.shard, rank_context.followers
-    torch.set_num_threads(max(1, num_compute_threads(engine.num_threads) // shard.size))
+    torch.set_num_threads(max(1, num_compute_threads(engine.num_threads) // engine.ranks_per_node))
     with open_weights(directory, torch_dtype(model.dtype)) as checkpoint:
         decoder = Decoder(config, checkpoint, model.quantization, shard=shard, communicator=rank_context.communicator)
     cache = kv_sizing.allocate_cache(layout_of(config, model, engine), engine, rank_context)

@@ -44,7 +44,7 @@ def load_cuda(
 
     Raises TandemError when there is no usable GPU, its kernels are missing, or its memory is too small.
     """
-    device = open_cuda(rank_context.shard.rank)
+    device = open_cuda(rank_context.shard.rank % engine.ranks_per_node)
     with _explained_out_of_memory(device):
         decoder, cache, kernels, stream = _load(device, directory, config, model, engine, rank_context)
         executor = compose_executor(decoder, cache, kernels, stream, engine, grammars, rank_context.followers)
@@ -59,7 +59,7 @@ def load_cuda_follower(
     """Load the model's part of a tensor-parallel rank other than the first on its GPU, and return its command executor.
 
     Raises TandemError as `load_cuda` does."""
-    device = open_cuda(rank_context.shard.rank)
+    device = open_cuda(rank_context.shard.rank % engine.ranks_per_node)
     with _explained_out_of_memory(device):
         decoder, cache, _, stream = _load(device, directory, config, model, engine, rank_context)
         local, _ = _graphed(decoder, cache, stream, engine)

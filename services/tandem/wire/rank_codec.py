@@ -1,7 +1,7 @@
 """Encode the messages between a worker's first rank and its other ranks as MessagePack.
 
-Ranks of one worker always run one version of Tandem, so the messages need no schema of their own: a message is the name
-of its class and the fields of that dataclass, which msgspec checks by their types.
+Ranks of one worker run one version of Tandem, which their first message proves, so the messages need no schema of their
+own: a message is the name of its class and the fields of that dataclass, which msgspec checks by their types.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
-from tandem.engine.rank_messages import AgentCommand, RankCommand, RankEvent
+from tandem.engine.rank_messages import AgentCommand, GroupCommand, RankCommand, RankEvent
 
 T = TypeVar("T")
 
@@ -36,5 +36,7 @@ class MessageCodec(Generic[T]):
         return found
 
 
-RANK_COMMANDS: MessageCodec[RankCommand | AgentCommand] = MessageCodec(RankCommand | AgentCommand)
+RANK_COMMANDS: MessageCodec[RankCommand | AgentCommand | GroupCommand] = MessageCodec(
+    RankCommand | AgentCommand | GroupCommand
+)
 RANK_EVENTS: MessageCodec[RankEvent] = MessageCodec(RankEvent)

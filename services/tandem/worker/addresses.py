@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 
@@ -33,6 +34,13 @@ def advertised_address(
     if is_wildcard(host):
         host = environ.get(POD_IP) or default_address(host)
     return f"{format_host(host)}:{port}"
+
+
+def own_host(config: WorkerConfig) -> str:
+    """Return the host name or address at which other machines reach this one: that of the address which a worker with
+    these settings advertises. Raises TandemError(INVALID_REQUEST) as `default_route_address`."""
+    address = advertised_address(config, 0, os.environ, default_route_address)
+    return address.rpartition(":")[0].strip("[]")
 
 
 def default_route_address(wildcard: str) -> str:

@@ -99,5 +99,5 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: Transport
         transport_kind=config.transfer.backend,
         aliases=model.aliases,
         topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
-        machine=machine_identity(),
+        machine=machine_identity() if config.engine.nnodes == 1 else "",
     )

@@ -19,6 +19,7 @@ import uvloop
 
 from tandem.core.config import Config
 from tandem.core.errors import TandemError
+from tandem.worker.node import run_node
 
 if TYPE_CHECKING:
     from tandem.worker.model.worker_model import WorkerModel
@@ -32,7 +33,11 @@ _log = logging.getLogger("tandem.worker")
 
 def run(config: Config) -> int:
     """Load the model and serve until a signal arrives. Returns the exit status of the process: 0 after SIGTERM or
-    SIGINT, 1 after a failure, which was logged."""
+    SIGINT, 1 after a failure, which was logged.
+
+    On a machine other than the worker's first it runs the ranks there instead."""
+    if config.engine.node_rank > 0:
+        return run_node(config)
     prepare_process()
     _log.info("importing torch")
     # Imported after prepare_process, because the model's libraries read the environment on import.

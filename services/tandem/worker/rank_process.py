@@ -1,7 +1,8 @@
 """Run the process of a rank other than the first: load its part of the model and execute the first rank's commands.
 
-`python -m tandem.worker.rank_process DIRECTORY RANK`, with settings in the environment. The process lives as long as
-the first rank holds its socket. A step that waits for ranks that have ended is aborted with the process.
+`python -m tandem.worker.rank_process ADDRESS RANK`, with settings in the environment. The process lives as long as the
+first rank and its connection, and as its parent. A step that waits for ranks that have ended is aborted with the
+process.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ import contextlib
 import logging
 import os
 import queue
-import shutil
 import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
@@ -27,16 +26,21 @@ from tandem.engine.rank_messages import (
     RankEvent,
     RankFailed,
     RankReady,
+    RankRefused,
     RankRegistered,
+    StartJoining,
     StartTransfer,
+    StoreEntry,
 )
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.obs.logs.logging_setup import set_up_logging
 from tandem.transfer.interface import KVTransfer
 from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
 from tandem.worker.main import prepare_process
-from tandem.worker.ranks.rank_channel import RankChannel, connect
+from tandem.worker.ranks.rank_channel import RankChannel
+from tandem.worker.ranks.rank_listener import connect, remove_socket
 from tandem.worker.ranks.remote_transfer import carry_out
+from tandem.worker.ranks.shared_settings import shared_settings
 
 OpenRankTransfer = Callable[[WorkerRef], tuple[KVTransfer, TransportPeer]]
 """Function that opens the KV transfer of this rank for a worker, and returns it with what other workers need to read
@@ -51,32 +55,40 @@ too."""
 _log = logging.getLogger("tandem.rank")
 
 
-def run(config: Config, directory: Path, rank: int) -> int:
+def run(config: Config, address: str, rank: int, has_parent_ended: threading.Event | None = None) -> int:
     """Load this rank's part of the model and execute the first rank's commands until the first rank ends.
 
-    Returns the exit status: 0 at the end of the first rank, 1 when this rank failed. `directory`: where the first
-    rank's socket is. `rank`: number of this rank, from 1.
+    Returns the exit status: 0 at the end of the first rank, 1 when this rank failed. `address`: where the first rank
+    listens, see `worker.ranks.rank_listener`. `rank`: number of this rank, from 1. `has_parent_ended`: set when this
+    process is to end.
     """
     prepare_process()
     set_up_logging(config.telemetry, "tandem-worker", f"{config.worker.id}-rank-{rank}" if config.worker.id else "")
     # Imported after prepare_process, because the model's libraries read the environment on import, and before
     # connecting, because the other ranks wait only for a limited time from then on.
-    from tandem.worker.model.rank_model import load_rank_model
+    from tandem.runtime.parallel.shared_store import SharedStore
+    from tandem.worker.model.rank_model import load_rank_model, own_files_digest
     from tandem.worker.model.rank_transfer import open_rank_transfer
 
+    has_parent_ended = has_parent_ended or threading.Event()
     try:
-        channel = connect(directory, config.worker.step_stall_s)
-    except OSError as error:
-        _log.error("rank %d cannot connect to the first rank: %s", rank, error)
+        channel = RankChannel(connect(address, config, has_parent_ended), config.worker.step_stall_s)
+    except TandemError as error:
+        _log.error("rank %d ends: %s", rank, error.message)
         return 1
+    threading.Thread(target=_end_with_parent, args=(has_parent_ended, channel), name="tandem-end", daemon=True).start()
     has_ended = threading.Event()
-    inbox = _CommandReader(channel, directory, has_ended)
+    store = SharedStore()
+    store.publish = lambda key, value: _send_event(channel, StoreEntry(key, value))
+    inbox = _CommandReader(channel, address, store.receive, has_ended)
     try:
-        _send_event(channel, RankReady(rank))
+        _send_event(channel, RankReady(rank, shared_settings(config)))
         inbox.start()
-        follower = load_rank_model(config, directory, rank)
+        if not inbox.wait_joining():
+            return 1
+        follower = load_rank_model(config, store, rank)
         inbox.openers.put(partial(open_rank_transfer, config, follower.cache, rank, partial(_send_event, channel)))
-        _send_event(channel, Loaded(follower.cache.num_blocks))
+        _send_event(channel, Loaded(follower.cache.num_blocks, own_files_digest(config, rank)))
         while (command := inbox.commands.get()) is not None:
             follower.carry_out(command)
         return 0
@@ -92,21 +104,38 @@ def run(config: Config, directory: Path, rank: int) -> int:
     return 1
 
 
+def _end_with_parent(has_parent_ended: threading.Event, channel: RankChannel) -> None:
+    has_parent_ended.wait()
+    channel.close()
+
+
 class _CommandReader:
     """Receive the first rank's commands on a thread of its own and queue them by receiver.
 
     When the connection ends, the process has `END_S` seconds until `has_ended`, and is killed otherwise.
     """
 
-    def __init__(self, channel: RankChannel, directory: Path, has_ended: threading.Event) -> None:
+    def __init__(
+        self,
+        channel: RankChannel,
+        address: str,
+        on_entry: Callable[[str, bytes], None],
+        has_ended: threading.Event,
+    ) -> None:
         self.channel = channel
         self.commands: queue.SimpleQueue[RankCommand | None] = queue.SimpleQueue()
         self.openers: queue.SimpleQueue[OpenRankTransfer] = queue.SimpleQueue()
-        self._directory = directory
+        self._address = address
+        self._on_entry = on_entry
         self._has_ended = has_ended
+        self._joining: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="tandem-line", daemon=True).start()
+
+    def wait_joining(self) -> bool:
+        """Wait until all ranks are ready to join the process group. Returns False where the connection ends before."""
+        return self._joining.get()
 
     def _run(self) -> None:
         try:
@@ -117,8 +146,9 @@ class _CommandReader:
         except Exception as failure:
             _log.exception("this rank ends, because the first rank sent an invalid message")
             _send_event(self.channel, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
-        # The first rank removes the directory too, unless it was killed.
-        shutil.rmtree(self._directory, ignore_errors=True)
+        # The first rank removes the socket too, unless it was killed.
+        remove_socket(self._address)
+        self._joining.put(False)
         self.commands.put(None)
         if not self._has_ended.wait(END_S):
             os._exit(1)
@@ -130,6 +160,12 @@ class _CommandReader:
                 command = RANK_COMMANDS.decode(message)
                 if isinstance(command, RankCommand):
                     self.commands.put(command)
+                elif isinstance(command, StartJoining):
+                    self._joining.put(True)
+                elif isinstance(command, StoreEntry):
+                    self._on_entry(command.key, command.value)
+                elif isinstance(command, RankRefused):
+                    raise TandemError(ErrorKind.INVALID_REQUEST, f"the first rank refuses it: {command.message}")
                 elif isinstance(command, StartTransfer):
                     assert transfer is None, "the transfer is opened once"
                     transfer, peer = self.openers.get()(command.worker)
@@ -150,7 +186,17 @@ def _send_event(channel: RankChannel, event: RankEvent) -> None:
 
 
 def main() -> int:
-    return run(build([("environment", from_environment(os.environ))]), Path(sys.argv[1]), int(sys.argv[2]))
+    has_parent_ended = threading.Event()
+
+    def wait_for_parent() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(sys.stdin.fileno(), 1):
+                pass
+        has_parent_ended.set()
+
+    threading.Thread(target=wait_for_parent, name="tandem-parent", daemon=True).start()
+    config = build([("environment", from_environment(os.environ))])
+    return run(config, sys.argv[1], int(sys.argv[2]), has_parent_ended)
 
 
 if __name__ == "__main__":

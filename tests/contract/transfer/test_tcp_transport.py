@@ -34,7 +34,7 @@ from tandem.transfer.socket_memory import receive_bytes, shut
 from tandem.transfer.tcp_handshake import ConnectionSecurity, HandshakeRefused, greet_source
 from tandem.transfer.tcp_source import request_blocks, request_test
 from tandem.transfer.tcp_transport import TcpTransport
-from tandem.worker.model.rank_transfer import connection_security
+from tandem.worker.connection_security import connection_security
 from tests.certificates import Authority
 from tests.contract.transfer.conftest import Bytes, Peer, Rig, spawn_peer
 from tests.memory_pools import memory_pool

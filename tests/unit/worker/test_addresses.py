@@ -11,7 +11,7 @@ from tandem.core.addresses import is_wildcard
 from tandem.core.config import ClusterConfig, WorkerConfig
 from tandem.core.errors import TandemError
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.worker.addresses import advertised_address, default_route_address
+from tandem.worker.addresses import advertised_address, default_route_address, own_host
 from tests.unit.worker.conftest import Nodes
 
 OWN = {"0.0.0.0": "10.0.0.9", "::": "fd00::9"}
@@ -35,6 +35,17 @@ OWN = {"0.0.0.0": "10.0.0.9", "::": "fd00::9"}
 def test_the_advertised_address(host: str, address: str, pod_ip: str, expected: str) -> None:
     config = WorkerConfig(host=host, advertise_address=address)
     assert advertised_address(config, 7, {"POD_IP": pod_ip} if pod_ip else {}, OWN.__getitem__) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "expected"),
+    [("10.0.0.4", "", "10.0.0.4"), ("::1", "", "::1"), ("0.0.0.0", "proxy:0", "proxy"), ("::", "", "10.1.2.3")],
+)
+def test_the_host_at_which_others_reach_this_one(
+    host: str, address: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_IP", "10.1.2.3")
+    assert own_host(WorkerConfig(host=host, advertise_address=address)) == expected
 
 
 def test_the_machines_own_address_can_be_advertised() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.core.config import Config, WorkerConfig
+from tandem.core.config import Config, EngineConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.worker.addresses import own_host
+from tandem.worker.ranks.ray_rank import _Rank
 from tandem.worker.serve.application import build
 from tandem.worker.serve.deployment import STOP_MARGIN_S, WorkerReplica, _advertise_address, pool_application
 from tandem.worker.serve.pool_spec import PoolSpec, full_layer
@@ -59,6 +61,25 @@ def test_ranks_share_a_machine_and_the_first_has_the_pools_resource() -> None:
     assert first == {"CPU": 1, "GPU": 1, "tandem-decode": 0.5} and rest == [{"CPU": 1, "GPU": 1}] * 3
     assert replica.placement_group_strategy == "STRICT_PACK"
     assert made.ray_actor_options == {"num_cpus": 1, "num_gpus": 1.0, "resources": {"tandem-decode": 0.5}}
+
+
+def test_ranks_of_several_machines_are_packed_where_there_is_room() -> None:
+    made = deployment(pool="decode", settings={"engine.tensor_parallel": 4, "engine.nnodes": 2})
+    replica = made._replica_config
+    assert replica.placement_group_strategy == "PACK" and len(replica.placement_group_bundles) == 4
+
+
+@pytest.mark.parametrize("nnodes", [1, 2])
+def test_an_actor_on_another_machine_advertises_its_own_address(nnodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.9")
+    given = list[tuple[Config, str, int]]()
+    monkeypatch.setattr("tandem.worker.rank_process.run", lambda *arguments: given.append(arguments) or 0)
+    engine = EngineConfig(tensor_parallel=2, nnodes=nnodes)
+    config = Config(engine=engine, worker=WorkerConfig(host="0.0.0.0", advertise_address="10.0.0.1:7"))
+    assert _Rank().follow(config, "10.0.0.1:5", 1) == 0
+    ((used, address, rank),) = given
+    assert (address, rank) == ("10.0.0.1:5", 1)
+    assert own_host(used.worker) == ("10.0.0.1" if nnodes == 1 else "10.0.0.9")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +175,7 @@ def test_a_worker_on_every_address_advertises_one_that_others_reach(
 ) -> None:
     """Ray's own address is loopback under `tandem serve`."""
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: of_ray)
-    monkeypatch.setattr("tandem.worker.serve.deployment.default_route_address", lambda wildcard: "203.0.113.5")
+    monkeypatch.setattr("tandem.worker.ranks.ray_rank.default_route_address", lambda wildcard: "203.0.113.5")
     assert _advertise_address(WorkerConfig(host="0.0.0.0", port=7)) == f"{advertised}:7"
 
 

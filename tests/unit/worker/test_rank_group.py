@@ -1,42 +1,57 @@
-"""Test the leader's side of a rank group: commands, start, and every way in which a rank is lost. The ranks are
-threads that follow the protocol of the real program.
+"""Test the leader's side of a rank group: commands, start, and every way in which a rank is lost, over a Unix socket
+and over TCP. The ranks are threads that follow the protocol of the real program.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tandem.core.config import ClusterConfig, Config, EngineConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.engine.rank_messages import (
     AgentCommand,
     ClearBlocks,
     Forward,
+    GroupCommand,
     Loaded,
     Logits,
     RankCommand,
     RankEvent,
     RankFailed,
     RankReady,
+    RankRefused,
     RankRegistered,
     RanksLost,
+    StartJoining,
     StartTransfer,
+    StoreEntry,
 )
 from tandem.engine.transfer_messages import Cancel, Event, SelfTest, SelfTestDone, TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
-from tandem.worker.ranks.rank_channel import RankChannel, connect, private_directory
-from tandem.worker.ranks.rank_group import RankGroup
+from tandem.worker.ranks.rank_channel import RankChannel
+from tandem.worker.ranks.rank_group import Launch, RankGroup
+from tandem.worker.ranks.rank_listener import Listen, connect, listen_on_network, listen_on_socket
+from tests.certificates import Authority
 
 PATIENCE_S = 20.0
 WORKER = WorkerRef(WorkerId("w"), Incarnation(7), "127.0.0.1:1")
 LAYOUT = KVLayout(16, (KVGroup(3, 2, 32, "float32"),))
+
+
+SETTINGS = {"version": "1", "engine.tensor_parallel": "3"}
 
 
 class Rank:
@@ -46,6 +61,7 @@ class Rank:
         self.how = how
         self.stops = 0
         self.received: list[RankCommand | AgentCommand] = []
+        self.forming: list[GroupCommand] = []
         self.line: RankChannel | None = None
         self.is_gone = threading.Event()
 
@@ -55,16 +71,28 @@ class Rank:
     def stop(self, timeout_s: float) -> None:
         self.stops += 1
 
-    def follow(self, directory: Path, rank: int, *messages: RankEvent | bytes, listens: bool = True) -> None:
-        self.line = connect(directory, 5.0)
+    def follow(
+        self,
+        address: str,
+        rank: int,
+        *messages: RankEvent | bytes,
+        config: Config,
+        settings: dict[str, str],
+        listens: bool = True,
+    ) -> None:
+        self.line = RankChannel(connect(address, config, threading.Event()), 5.0)
 
         def run() -> None:
             assert self.line is not None
             with suppress(OSError):  # its leader may have given up by then
-                for event in (RankReady(rank), *messages):
+                for event in (RankReady(rank, settings), *messages):
                     self.line.send(event if isinstance(event, bytes) else RANK_EVENTS.encode(event))
             while listens and (message := self.line.receive()) is not None:
-                self.received.append(RANK_COMMANDS.decode(message))
+                command = RANK_COMMANDS.decode(message)
+                if isinstance(command, GroupCommand):
+                    self.forming.append(command)
+                else:
+                    self.received.append(command)
             if listens:
                 self.line.close()
             self.is_gone.set()
@@ -73,28 +101,58 @@ class Rank:
 
 
 class Rig:
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    """Make rank groups that listen as `listen` does, with ranks that connect with the settings `config`."""
+
+    def __init__(self, listen: Listen, config: Config) -> None:
+        self.listen = listen
+        self.config = config
+        self.address = ""
         self.ranks: list[Rank] = []
         self.messages: tuple[RankEvent | bytes, ...] = (Loaded(7),)
+        self.settings = dict(SETTINGS)
         self.listens = True
+        self.entries: list[tuple[str, bytes]] = []
 
-    def launch(self, directory: Path, rank: int) -> Rank:
-        assert directory == self.directory and rank == len(self.ranks) + 1
+    def launch(self, address: str, rank: int) -> Rank:
+        self.address = address
+        assert rank == len(self.ranks) + 1
         self.ranks.append(Rank())
-        self.ranks[-1].follow(directory, rank, *self.messages, listens=self.listens)
+        self.follow(self.ranks[-1], address, rank)
         return self.ranks[-1]
 
-    def rank_group(self, size: int, timeout_s: float = 5.0) -> RankGroup:
-        return RankGroup(self.directory, size, self.launch, timeout_s)
+    def follow(self, follower: Rank, address: str, rank: int) -> None:
+        follower.follow(address, rank, *self.messages, config=self.config, settings=self.settings, listens=self.listens)
+
+    def rank_group(
+        self, size: int, timeout_s: float = 5.0, launch: Launch | None = None, start_s: float = PATIENCE_S
+    ) -> RankGroup:
+        return RankGroup(
+            self.listen,
+            size,
+            launch or self.launch,
+            timeout_s,
+            on_entry=lambda key, value: self.entries.append((key, value)),
+            settings=SETTINGS,
+            start_s=start_s,
+        )
 
 
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    directory = private_directory()
-    assert directory.stat().st_mode & 0o777 == 0o700
-    yield Rig(directory)
-    assert not directory.exists(), "whatever happened, the directory is gone"
+@pytest.fixture(params=["unix", "tcp", "tls"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    if request.param == "unix":
+        with tempfile.TemporaryDirectory(prefix="tp-") as short:
+            monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+            monkeypatch.setattr(tempfile, "tempdir", short)
+            yield Rig(listen_on_socket, Config())
+            assert os.listdir(short) == [], "whatever happened, the directory is gone"
+        return
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 64)
+    cluster = Authority(tmp_path / "ca").issue("member") if request.param == "tls" else ClusterConfig()
+    cluster = replace(cluster, secret_file=str(secret))
+    engine = replace(EngineConfig(), master_port=0)
+    config = Config(engine=engine, worker=WorkerConfig(host="127.0.0.1"), cluster=cluster)
+    yield Rig(partial(listen_on_network, config), config)
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -112,6 +170,7 @@ def test_all_ranks_receive_all_commands_in_order(rig: Rig) -> None:
         rank_group.send_command(command)
     until(lambda: all(len(rank.received) == len(commands) for rank in rig.ranks))
     assert all(rank.received == commands for rank in rig.ranks) and rank_group.num_blocks == [7, 7]
+    assert all(rank.forming == [StartJoining()] for rank in rig.ranks)
     lost: list[str] = []
     rank_group.watch(lost.append)
     rank_group.close()
@@ -153,43 +212,107 @@ def test_the_transport_of_each_rank_is_reported_in_order(rig: Rig) -> None:
 
 def test_a_rank_that_cannot_open_its_transport_reports_the_reason(rig: Rig) -> None:
     rig.messages = (Loaded(7), RankFailed(ErrorKind.UNSUPPORTED, "there is no NIXL"))
-    rank_group = rig.rank_group(2)
-    with pytest.raises(TandemError, match="rank 1: there is no NIXL") as caught:
+    with (
+        pytest.raises(TandemError, match="rank 1: there is no NIXL") as caught,
+        closing(rig.rank_group(2)) as rank_group,
+    ):
         rank_group.open_transfers(WORKER)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
+
+
+def test_the_entries_of_each_rank_reach_all_others(rig: Rig) -> None:
+    rank_group = rig.rank_group(3)
+    rank_group.publish("0", b"\xff\0")
+    line = rig.ranks[1].line
+    assert line is not None
+    line.send(RANK_EVENTS.encode(StoreEntry("2", b"two")))
+    until(lambda: len(rig.ranks[0].forming) == 3 and rig.entries and len(rig.ranks[1].forming) == 2)
+    assert rig.ranks[0].forming[1:] == [StoreEntry("0", b"\xff\0"), StoreEntry("2", b"two")]
+    assert rig.ranks[1].forming[1:] == [StoreEntry("0", b"\xff\0")] and rig.entries == [("2", b"two")]
     rank_group.close()
 
 
 def test_a_rank_that_does_not_start_is_named_and_the_others_are_stopped(rig: Rig) -> None:
     dead = Rank("its process ended with 3")
 
-    def launch(directory: Path, rank: int) -> Rank:
-        if rank == 1:
-            return rig.launch(directory, rank)
-        return dead
+    def launch(address: str, rank: int) -> Rank:
+        return rig.launch(address, rank) if rank == 1 else dead
 
     with pytest.raises(TandemError, match="rank 2 did not start: its process ended with 3"):
-        RankGroup(rig.directory, 3, launch, 5.0)
+        rig.rank_group(3, launch=launch)
     assert rig.ranks[0].is_gone.wait(PATIENCE_S) and (rig.ranks[0].stops, dead.stops) == (1, 1)
 
 
+def test_ranks_that_nobody_starts_are_missed(rig: Rig) -> None:
+    with pytest.raises(TandemError, match=r"ranks \[1, 2\] did not start within 0.1 s"):
+        rig.rank_group(3, launch=lambda address, rank: Rank(), start_s=0.1)
+
+
 def test_two_ranks_of_one_number_are_refused(rig: Rig) -> None:
-    def launch(directory: Path, rank: int) -> Rank:
+    made: list[Rank] = []
+
+    def launch(address: str, rank: int) -> Rank:
+        made.append(Rank())
+        rig.follow(made[-1], address, 1)
+        return made[-1]
+
+    with pytest.raises(TandemError, match="two processes claim to be rank 1") as caught:
+        rig.rank_group(3, launch=launch)
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+    assert all(rank.is_gone.wait(PATIENCE_S) for rank in made)
+    (refused,) = (command for rank in made for command in rank.forming)
+    assert isinstance(refused, RankRefused) and "each machine needs its own engine.node_rank" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({**SETTINGS, "version": "2"}, "version=2 instead of version=1"),
+        ({"version": "1"}, "engine.tensor_parallel= instead of engine.tensor_parallel=3"),
+        ({**SETTINGS, "new": "x"}, "new=x instead of new="),
+    ],
+)
+def test_a_rank_with_other_settings_is_refused_on_both_sides(rig: Rig, settings: dict[str, str], reason: str) -> None:
+    rig.settings = settings
+    with pytest.raises(TandemError, match=reason) as caught:
+        rig.rank_group(2)
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+    assert rig.ranks[0].is_gone.wait(PATIENCE_S)
+    (refused,) = rig.ranks[0].forming
+    assert isinstance(refused, RankRefused) and reason in refused.message
+
+
+def test_a_rank_with_other_files_is_refused_on_both_sides(rig: Rig) -> None:
+    rig.messages = (Loaded(7, "abc"),)
+    rank_group = rig.rank_group(2)
+    rank_group.wait_loaded()
+    rank_group.require_weights("abc")
+    with pytest.raises(TandemError, match="rank 1 has loaded another model"):
+        rank_group.require_weights("def")
+    until(lambda: len(rig.ranks[0].forming) == 2)
+    assert isinstance(rig.ranks[0].forming[1], RankRefused)
+    rank_group.close()
+
+
+@pytest.mark.parametrize("number", [0, -1, 2])
+def test_a_rank_that_the_worker_does_not_have_is_refused(rig: Rig, number: int) -> None:
+    def launch(address: str, rank: int) -> Rank:
         stranger = Rank()
-        stranger.follow(directory, 1)
+        rig.follow(stranger, address, number)
         return stranger
 
-    with pytest.raises(TandemError, match=r"first message is RankReady\(rank=1\)"):
-        RankGroup(rig.directory, 3, launch, 5.0)
+    with pytest.raises(TandemError, match=f"rank {number} is none of this worker's 2 ranks"):
+        rig.rank_group(2, launch=launch)
 
 
 def test_a_rank_that_fails_while_loading_reports_the_reason(rig: Rig) -> None:
     rig.messages = (RankFailed(ErrorKind.UNSUPPORTED, "no tensor a.weight"),)
-    rank_group = rig.rank_group(2)
-    with pytest.raises(TandemError, match=r"rank 1: no tensor a\.weight") as caught:
+    with (
+        pytest.raises(TandemError, match=r"rank 1: no tensor a\.weight") as caught,
+        closing(rig.rank_group(2)) as rank_group,
+    ):
         rank_group.wait_loaded()
     assert caught.value.kind is ErrorKind.UNSUPPORTED
-    rank_group.close()
 
 
 @pytest.mark.parametrize(
@@ -242,7 +365,8 @@ def test_a_rank_that_reads_no_transfer_commands_is_lost(rig: Rig) -> None:
     rank_group, lost = rig.rank_group(2, timeout_s=0.1), list[str]()
     rank_group.wait_loaded()
     rank_group.watch(lost.append)
-    for id in range(100_000):
+    rank_group._channels[1]._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+    for id in range(1_000_000):
         rank_group.send_to_transfer(1, Cancel(id))
         if lost:
             break

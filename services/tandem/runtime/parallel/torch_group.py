@@ -1,8 +1,8 @@
 """Implement `Communicator` with torch.distributed: gloo for CPU tensors, NCCL for CUDA tensors.
 
 Process groups are created without torch's process-wide default group, so that one process can have several. Ranks
-rendezvous through a file in a directory that only their user can enter, and connect over the loopback interface,
-because neither library authenticates its peers. Only numbers are exchanged, nothing is unpickled.
+exchange their addresses through a store that the caller gives. Neither library authenticates or encrypts the
+connections over which it then moves numbers. Only numbers are exchanged, nothing is unpickled.
 
 The NCCL path is untested: it needs as many GPUs as ranks.
 """
@@ -10,7 +10,10 @@ The NCCL path is untested: it needs as many GPUs as ranks.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -23,9 +26,9 @@ from torch.distributed.distributed_c10d import Store
 from tandem.runtime.parallel.communicator import CollectiveFailed, Communicator
 from tandem.runtime.parallel.shard import Shard
 
-RENDEZVOUS = "rendezvous"
-"""Name of the rendezvous file."""
-_LOOPBACK = "lo"
+LOOPBACK = "127.0.0.1"
+_GET_ADDRESS = 0x8915
+"""SIOCGIFADDR of Linux, see netdevice(7)."""
 
 
 class TorchGroup(Communicator):
@@ -34,15 +37,21 @@ class TorchGroup(Communicator):
     On a CPU each collective blocks until it is done. On a GPU only `least` blocks: the other collectives run behind the
     current stream's earlier work and before its later work."""
 
-    def __init__(self, store: Store, shard: Shard, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, shard: Shard, device: torch.device, timeout_s: float, host: str = LOOPBACK
+    ) -> None:
         """Join the group and wait for the other ranks. Raises CollectiveFailed when they do not join in time.
 
-        `timeout_s` is also the longest that a collective waits for a rank."""
+        `store`: of this group alone, where all ranks see each other's entries. `timeout_s`: also the longest that a
+        collective waits for a rank. `host`: address of this machine at which the other ranks reach this one."""
         self.rank = shard.rank
         self.size = shard.size
         self._device = device
+        self._store = store  # its methods are called from C++, which does not keep the Python object alive
+        before = _open_sockets()
         make = _nccl if device.type == "cuda" else _gloo
-        self._group = _guarded(lambda: make(store, shard, timeout_s))
+        self._group = _guarded(lambda: make(store, shard, timeout_s, host))
+        self._sockets = _open_sockets().keys() - before.keys()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
@@ -78,6 +87,13 @@ class TorchGroup(Communicator):
     def abort(self) -> None:
         with contextlib.suppress(Exception):
             self._group.abort()
+        # gloo has no abort, but what waits for a connection fails when it ends. The end of its listener would end the
+        # process: a listener has no peer, which raises OSError here.
+        for name, number in _open_sockets().items():
+            if name in self._sockets:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                    connection.getpeername()
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _wait(self, begin: Callable[[], Any]) -> None:
         """Start a collective and wait for it; on CUDA the current stream waits, not the caller."""
@@ -87,26 +103,49 @@ class TorchGroup(Communicator):
         return f"TorchGroup(rank {self.rank} of {self.size}, {self._device})"
 
 
-def join_group(directory: Path, shard: Shard, device: torch.device, timeout_s: float) -> TorchGroup:
-    """Join the process group whose ranks find each other through a file in `directory`, and wait for all of them.
-
-    `directory` must be used for one group only. `timeout_s`: longest wait for a rank, here and in each later
-    collective. Raises CollectiveFailed when a rank does not join in time."""
-    for library in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", _LOOPBACK)
-    store = dist.FileStore(str(directory / RENDEZVOUS), shard.size)  # type: ignore[attr-defined]
-    store.set_timeout(timedelta(seconds=timeout_s))
-    return TorchGroup(store, shard, device, timeout_s)
+def _gloo(store: Store, shard: Shard, timeout_s: float, host: str) -> Any:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=timeout_s)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    return dist.ProcessGroupGloo(store, shard.rank, shard.size, options)
 
 
-def _gloo(store: Store, shard: Shard, timeout_s: float) -> Any:
-    return dist.ProcessGroupGloo(store, shard.rank, shard.size, timedelta(seconds=timeout_s))
-
-
-def _nccl(store: Store, shard: Shard, timeout_s: float) -> Any:
+def _nccl(store: Store, shard: Shard, timeout_s: float, host: str) -> Any:
+    """Join a group of NCCL, which finds its address by the name of an interface in the environment. A name that the
+    user has set stays; NCCL chooses where none has the address of `host`."""
+    interface = interface_of(host)
+    if interface is not None:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     return dist.ProcessGroupNCCL(store, shard.rank, shard.size, options)
+
+
+def interface_of(host: str) -> str | None:
+    """Return the name of the network interface of this machine that has the IPv4 address of `host`; None if none
+    has."""
+    try:
+        address = socket.inet_aton(socket.gethostbyname(host))
+    except OSError:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                found = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()))
+                if found[20:24] == address:
+                    return name
+    return None
+
+
+def _open_sockets() -> dict[str, int]:
+    """Return the file descriptors of this process's sockets, by a name that no later socket has."""
+    found: dict[str, int] = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            name = os.readlink(entry)
+            if name.startswith("socket:"):
+                found[name] = int(entry.name)
+    return found
 
 
 def _guarded(call: Callable[[], Any]) -> Any:

@@ -8,11 +8,12 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
+from tandem.core.addresses import format_host
 from tandem.core.clock import Clock, SystemClock
-from tandem.core.config import ClusterConfig, Config
+from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.engine.transfer_messages import Event, TransportPeer
@@ -23,11 +24,10 @@ from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
-from tandem.transfer.tcp_handshake import ConnectionSecurity
 from tandem.transfer.tcp_transport import TcpTransport
 from tandem.transfer.transfer_thread import TransferThread
-from tandem.wire.secret_file import SecretFile
-from tandem.wire.tls import TlsFiles
+from tandem.worker.addresses import own_host
+from tandem.worker.connection_security import connection_security
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.ranks.remote_transfer import RemoteTransfer
 
@@ -80,33 +80,21 @@ def _working(nixl: NixlTransport) -> NixlTransport:
     raise TandemError(ErrorKind.UNSUPPORTED, f"NIXL moves no bytes of its own memory: {problem}")
 
 
-def connection_security(config: ClusterConfig, clock: Clock) -> ConnectionSecurity:
-    """Return how the settings of the cluster protect TCP connections of KV. Raises TandemError where a file cannot be
-    used."""
-    secret = SecretFile(Path(config.secret_file)) if config.secret_file else None
-    tls = TlsFiles.of_cluster(config) if config.has_tls else None
-    unprotected = ConnectionSecurity()
-    return ConnectionSecurity(
-        secrets=unprotected.secrets if secret is None else lambda: secret.current(clock.now()),
-        accept=unprotected.accept if tls is None else partial(tls.wrap, is_server=True),
-        connect=unprotected.connect if tls is None else partial(tls.wrap, is_server=False),
-    )
-
-
 def open_rank_transfer(
     config: Config, cache: KVCache, rank: int, on_event: OnEvent, worker: WorkerRef
 ) -> tuple[KVTransfer, TransportPeer]:
     """Open the KV transfer of a rank other than the first, for the memory in `cache`.
 
     Returns the transfer, already started, which executes the first rank's commands, and the description by which other
-    workers read this rank. `on_event`: receives the transfer's events. `worker`: the worker of the rank.
-    Raises TandemError when this machine does not support the transport.
+    workers read this rank, at the address of this machine. `on_event`: receives the transfer's events. `worker`: the
+    worker of the rank. Raises TandemError when this machine does not support the transport.
     """
     pool = MemoryPool(cache.region, cache.layout, keepalive=cache)
     transport = open_transport(config, pool, agent_name(worker.id, worker.incarnation, rank))
     transfer = TransferThread(transport, cache.digest_here, on_event, SystemClock())
     transfer.start()
-    return transfer, transport.describe(worker)
+    here = replace(worker, address=f"{format_host(own_host(config.worker))}:0")
+    return transfer, replace(transport.describe(here), worker=worker)
 
 
 def open_transfer(transport: Transport, model: WorkerModel, on_event: OnEvent, clock: Clock) -> KVTransfer:

@@ -28,7 +28,7 @@ class WorkerInfo:
     `pool`: label by which routers choose jobs, see `WorkerDescriptor.role`. `fingerprint`, `bundle_digest`:
     hexadecimal; the bundle has the tokenizer's files. `max_model_len`: most tokens of a sequence. `transport`: how
     other workers read this one's KV. `transport_kind`: the value of transfer.backend. `aliases`: further names of
-    the model. `machine`: from `transfer.process_identity.machine_identity`.
+    the model. `machine`: from `transfer.process_identity.machine_identity`; empty for a worker over several.
     """
 
     me: WorkerRef

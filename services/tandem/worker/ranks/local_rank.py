@@ -1,4 +1,4 @@
-"""Start a rank as a child process of the first rank."""
+"""Start a rank as a child process: of the first rank, or of the program that runs the ranks of another machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from tandem.core.config import Config, value_of
 from tandem.core.settings import settings
+from tandem.worker.ranks.rank_group import RankProcess
 
 _EXCLUDED_SETTINGS = frozenset({"redis.url"})
 """Settings that are not passed on, because a rank does not use them and they may contain a password."""
@@ -18,11 +18,11 @@ _EXCLUDED_SETTINGS = frozenset({"redis.url"})
 class RankChild:
     """Child process of rank number `rank`, started by the constructor.
 
-    The child gets all settings by environment variables and logs where the parent logs; `directory` has the first
-    rank's socket.
+    The child gets all settings by environment variables and logs where the parent logs. It connects to the first rank
+    at `address`, and ends when its standard input does, which is a pipe of its parent.
     """
 
-    def __init__(self, config: Config, directory: Path, rank: int) -> None:
+    def __init__(self, config: Config, address: str, rank: int) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_REDIS__")}
         environment |= {
             setting.env: str(value_of(config, setting.key))
@@ -30,9 +30,9 @@ class RankChild:
             if setting.key not in _EXCLUDED_SETTINGS
         }
         self._process = subprocess.Popen(
-            (sys.executable, "-m", "tandem.worker.rank_process", str(directory), str(rank)),
+            (sys.executable, "-m", "tandem.worker.rank_process", address, str(rank)),
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=sys.stderr.fileno(),  # the parent's stdout carries only its ready line
             start_new_session=True,  # Ctrl-C in the terminal is for the parent, which ends its ranks in order
         )
@@ -41,7 +41,13 @@ class RankChild:
         code = self._process.poll()
         return None if code is None else f"its process ended with {code}"
 
+    def end(self) -> None:
+        """Let the process end; does not wait for it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
     def stop(self, timeout_s: float) -> None:
+        self.end()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -49,6 +55,21 @@ class RankChild:
             self._process.wait()
 
 
-def launch_children(config: Config) -> Callable[[Path, int], RankChild]:
-    """Return a `worker.ranks.rank_group.Launch` that starts each rank as a child process of this one."""
-    return lambda directory, rank: RankChild(config, directory, rank)
+class RemoteRank:
+    """Rank that the program on another machine starts: it is lost when its connection is."""
+
+    def ended(self) -> str | None:
+        return None
+
+    def stop(self, timeout_s: float) -> None:
+        """Do nothing: the rank ends when its connection does."""
+
+
+def launch_children(config: Config) -> Callable[[str, int], RankProcess]:
+    """Return a `worker.ranks.rank_group.Launch` that starts each rank of this machine as a child process, and leaves
+    those of other machines to the programs there."""
+
+    def launch(address: str, rank: int) -> RankProcess:
+        return RankChild(config, address, rank) if rank in config.engine.node_ranks else RemoteRank()
+
+    return launch

@@ -1,29 +1,22 @@
-"""Exchange messages between two ranks of one worker over a Unix socket.
+"""Exchange messages between two ranks of one worker over a connected socket.
 
-The socket is in a directory that only its user can enter, so messages are not signed: a process that can connect could
-control either rank anyway. Ranks of one worker share a machine, because their GPUs' links require it. Sending needs no
-other thread and no event loop, since every step waits for it.
+Sending needs no other thread and no event loop, since every step waits for it. Messages are not signed: the connection
+is that of a process which was accepted, see `worker.ranks.rank_listener`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import select
 import socket
+import ssl
 import struct
-import tempfile
 import threading
-from pathlib import Path
 
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.transfer.socket_memory import shut
 
-SOCKET = "leader.sock"
-"""File name of the socket."""
 MAX_BYTES = 64 << 20
 """Largest accepted message, in bytes."""
-_PREFIX = "tandem-ranks-"
-_MAX_SOCKET_PATH = 100
-"""Longest socket path, in bytes; the kernel allows 107, some systems 103."""
 _LENGTH = struct.Struct(">I")
 _TIMEVAL = struct.Struct("@ll")
 
@@ -38,13 +31,16 @@ class RankChannel:
         timeout = _TIMEVAL.pack(int(whole), int(part * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         self._connection = connection
+        self._stream: _TlsStream | socket.socket = connection
+        if isinstance(connection, ssl.SSLSocket):
+            self._stream = _TlsStream(connection, send_timeout_s)
         self._lock = threading.Lock()
 
     def send(self, message: bytes) -> None:
         """Send one message, and block until the kernel has taken it. Raises OSError when the other rank has ended, or
         does not read within the timeout."""
         with self._lock:
-            self._connection.sendall(_LENGTH.pack(len(message)) + message)
+            self._stream.sendall(_LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
         """Wait for the next message and return it; None when the connection has ended. Raises ValueError for a message
@@ -64,7 +60,7 @@ class RankChannel:
         """Read `num_bytes` bytes; None when the connection ends before."""
         read = bytearray()
         while len(read) < num_bytes:
-            piece = self._connection.recv(num_bytes - len(read))
+            piece = self._stream.recv(num_bytes - len(read))
             if not piece:
                 return None
             read += piece
@@ -73,38 +69,52 @@ class RankChannel:
     def close(self) -> None:
         """Close the connection for both ends, so that `receive` returns None on either side. May be called from any
         thread; does not raise."""
+        shut(self._connection)
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
+            self._stream.close()
 
 
-def private_directory() -> Path:
-    """Create a directory for the socket of one worker's ranks, with mode 0700 and a path short enough for a socket, and
-    return it. Raises TandemError when no parent directory with a short path can be written."""
-    room = _MAX_SOCKET_PATH - len(f"/{_PREFIX}12345678/{SOCKET}")
-    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        if parent and len(os.fsencode(parent)) <= room and os.access(parent, os.W_OK | os.X_OK):
-            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    message = "engine.tensor_parallel needs a writable directory with a short path for a socket: set TMPDIR to one"
-    raise TandemError(ErrorKind.UNSUPPORTED, message, param="engine.tensor_parallel")
+class _TlsStream:
+    """Receive from a TLS connection on one thread while another sends, of which OpenSSL itself allows one at a time."""
 
+    def __init__(self, connection: ssl.SSLSocket, send_timeout_s: float) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._number = connection.fileno()
+        self._send_timeout_ms = int(send_timeout_s * 1000)
+        self._lock = threading.Lock()
 
-def listen(directory: Path, num_ranks: int) -> socket.socket:
-    """Bind the Unix socket in `directory`, to which up to `num_ranks` ranks connect, and return it listening; does not
-    wait for a connection. Raises OSError when the socket exists."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(directory / SOCKET))
-    listener.listen(num_ranks)
-    return listener
+    def recv(self, num_bytes: int) -> bytes:
+        while True:
+            with self._lock:
+                try:
+                    return self._connection.recv(num_bytes)
+                except ssl.SSLWantReadError:
+                    event = select.POLLIN
+                except ssl.SSLWantWriteError:
+                    event = select.POLLOUT
+            self._wait(event, None)
 
+    def sendall(self, content: bytes) -> None:
+        rest = memoryview(content)
+        while rest:
+            with self._lock:
+                try:
+                    rest = rest[self._connection.send(rest) :]
+                    continue
+                except ssl.SSLWantWriteError:
+                    event = select.POLLOUT
+                except ssl.SSLWantReadError:
+                    event = select.POLLIN
+            if not self._wait(event, self._send_timeout_ms):
+                raise BlockingIOError("the other side does not read")
 
-def connect(directory: Path, send_timeout_s: float) -> RankChannel:
-    """Connect to the first rank, whose socket is in `directory`, and return the channel. Raises OSError when nothing
-    listens there. `send_timeout_s`: as in `RankChannel`."""
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(str(directory / SOCKET))
-    except OSError:
-        connection.close()
-        raise
-    return RankChannel(connection, send_timeout_s)
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def _wait(self, event: int, timeout_ms: int | None) -> bool:
+        """Return whether the connection can go on, or has ended, within the timeout."""
+        poll = select.poll()
+        poll.register(self._number, event)
+        return bool(poll.poll(timeout_ms))

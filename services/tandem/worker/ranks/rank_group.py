@@ -1,36 +1,41 @@
 """Own the other ranks of a worker, each a process of its own, on behalf of the first rank.
 
 If one rank ends, reports a failure, or sends an invalid message, the whole group counts as lost, since the state of the
-remaining ranks is unknown. The end of a process closes its socket, so no call waits for a rank that has ended.
+remaining ranks is unknown. The end of a process closes its socket, so no call waits for a rank that has ended; that of
+a machine is noticed by TCP within `transfer.connection_server.SILENT_S`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import socket
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.engine.rank_messages import (
+    AgentCommand,
+    GroupCommand,
     Loaded,
     RankCommand,
     RankEvent,
     RankFailed,
     RankReady,
+    RankRefused,
     RankRegistered,
     RanksLost,
+    StartJoining,
     StartTransfer,
     StopTransfer,
+    StoreEntry,
 )
 from tandem.engine.transfer_messages import Command, Event, TransportPeer
 from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
-from tandem.worker.ranks.rank_channel import RankChannel, listen
+from tandem.worker.ranks.rank_channel import RankChannel
+from tandem.worker.ranks.rank_listener import Listen
 
 START_S = 120.0
 """Seconds for a process to start, import its libraries and report."""
@@ -54,9 +59,11 @@ class RankProcess(Protocol):
         ...
 
 
-Launch = Callable[[Path, int], RankProcess]
-"""Signature of a launcher: `launch(directory, rank)` starts the process of that rank, which connects to the socket in
-the directory."""
+Launch = Callable[[str, int], RankProcess]
+"""Signature of a launcher: `launch(address, rank)` starts the process of that rank, which connects to the address of
+the group's listener."""
+OnEntry = Callable[[str, bytes], None]
+"""Function that receives an entry, key and value, of the store through which ranks find each other."""
 
 
 class RankGroup:
@@ -67,15 +74,30 @@ class RankGroup:
     its part of the model.
     """
 
-    def __init__(self, directory: Path, size: int, launch: Launch, send_timeout_s: float) -> None:
-        """Start the ranks with `launch`, and wait until each is about to join the process group. Raises TandemError
-        when one does not start, after all have ended.
+    def __init__(
+        self,
+        listen: Listen,
+        size: int,
+        launch: Launch,
+        send_timeout_s: float,
+        *,
+        on_entry: OnEntry,
+        settings: Mapping[str, str],
+        start_s: float = START_S,
+    ) -> None:
+        """Start the ranks with `launch`, wait until all are ready, and let them join the process group. Raises
+        TandemError when one does not start, after all have ended.
 
-        `directory`: where the ranks' socket is created; the group removes the directory when it is closed.
-        `send_timeout_s`: seconds that a send waits for a rank that does not read.
+        `listen`: opens the listener to which the ranks connect. `send_timeout_s`: seconds that a send waits for a rank
+        that does not read. `on_entry`: receives what other ranks publish, on one thread per rank. `settings`: what
+        every rank must have too. `start_s`: seconds for all ranks to start.
         """
-        self.directory = directory
         self.num_blocks: list[int] = []
+        self._size = size
+        self._send_timeout_s = send_timeout_s
+        self._on_entry = on_entry
+        self._settings = settings
+        self._weights: dict[int, str] = {}
         self._peers: dict[int, TransportPeer] = {}
         self._changed = threading.Condition()
         self._lost: TandemError | None = None
@@ -84,16 +106,16 @@ class RankGroup:
         self._on_transfer_event: Callable[[int, Event], None] | None = None
         self._channels: dict[int, RankChannel] = {}
         self._processes: list[RankProcess] = []
+        self._listener = listen(self._serve)
         try:
-            with contextlib.closing(listen(directory, size - 1)) as listener:
-                for rank in range(1, size):
-                    self._processes.append(launch(directory, rank))
-                self._gather(listener, size, send_timeout_s)
+            for rank in range(1, size):
+                self._processes.append(launch(self._listener.address, rank))
+            self._gather(start_s)
+            self._listener.stop_accepting()
         except BaseException:
             self.close()
             raise
-        for rank, channel in self._channels.items():
-            threading.Thread(target=self._listen, args=(rank, channel), name=f"tandem-rank-{rank}", daemon=True).start()
+        self._send_to_all(StartJoining())
 
     def __repr__(self) -> str:
         return f"<rank group of {len(self._channels)}: {self._lost or ('closed' if self._is_closed else 'well')}>"
@@ -105,6 +127,20 @@ class RankGroup:
             self._changed.wait_for(lambda: self._lost is not None or len(self.num_blocks) == len(self._channels))
             if self._lost is not None:
                 raise self._lost
+
+    def require_weights(self, digest: str) -> None:
+        """Check that the ranks of other machines have loaded the files with this digest. Raises TandemError, after such
+        a rank was refused, when one has not."""
+        for rank, weights in self._weights.items():
+            if weights not in ("", digest):
+                message = f"rank {rank} has loaded another model than the first rank: compare the files of model.id"
+                self._refuse(self._channels[rank], message)
+                raise TandemError(ErrorKind.INVALID_REQUEST, message, param="model.id")
+
+    def publish(self, key: str, value: bytes) -> None:
+        """Pass an entry of the first rank's store on to all other ranks. Does not raise: a lost rank is reported to the
+        functions passed to `watch`."""
+        self._send_to_all(StoreEntry(key, value))
 
     def reason(self, wait_s: float) -> TandemError | None:
         """Return the error for which a rank was lost; None if no rank was lost.
@@ -145,10 +181,7 @@ class RankGroup:
 
         `worker`: this worker. May be called once. Raises TandemError when a rank fails.
         """
-        data = RANK_COMMANDS.encode(StartTransfer(worker))
-        for rank in self._channels:
-            with contextlib.suppress(RanksLost):  # raised below, for all
-                self._send(rank, data)
+        self._send_to_all(StartTransfer(worker))
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None or len(self._peers) == len(self._channels))
             if self._lost is not None:
@@ -175,41 +208,86 @@ class RankGroup:
             self._is_closed = True
         for channel in self._channels.values():
             channel.close()
-        # The socket is gone, so a process that has not connected yet fails to and ends.
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._listener.close()
         for process in self._processes:
             process.stop(END_S)
 
     # ---- inside
 
-    def _gather(self, listener: socket.socket, size: int, send_timeout_s: float) -> None:
-        listener.settimeout(POLL_S)
-        for _ in range(int(START_S / POLL_S)):
-            with contextlib.suppress(TimeoutError):
-                self._accept(RankChannel(listener.accept()[0], send_timeout_s), size)
-            if len(self._channels) == size - 1:
-                return
+    def _gather(self, start_s: float) -> None:
+        for _ in range(int(start_s / POLL_S)):
+            with self._changed:
+                self._changed.wait_for(lambda: self._lost is not None or self._is_complete, POLL_S)
+                if self._lost is not None:
+                    raise self._lost
+                if self._is_complete:
+                    return
             for rank, process in enumerate(self._processes, 1):
                 if rank not in self._channels and (reason := process.ended()) is not None:
                     raise TandemError(
                         ErrorKind.INTERNAL,
                         f"tensor-parallel rank {rank} did not start: {reason}; the worker's log says more",
                     )
-        missing = sorted(set(range(1, size)) - self._channels.keys())
-        raise TandemError(ErrorKind.INTERNAL, f"tensor-parallel ranks {missing} did not start within {START_S:g} s")
+        missing = sorted(set(range(1, self._size)) - self._channels.keys())
+        raise TandemError(ErrorKind.INTERNAL, f"tensor-parallel ranks {missing} did not start within {start_s:g} s")
 
-    def _accept(self, channel: RankChannel, size: int) -> None:
-        """Accept a connection whose first message is RankReady. The directory's permissions authenticate the
-        process."""
-        message = channel.receive()
-        event = None if message is None else RANK_EVENTS.decode(message)
-        if not isinstance(event, RankReady) or event.rank in self._channels or not 0 < event.rank < size:
+    @property
+    def _is_complete(self) -> bool:
+        return len(self._channels) == self._size - 1
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Receive the messages of one rank, on a thread of its own, until the rank is lost or closed."""
+        channel = RankChannel(connection, self._send_timeout_s)
+        try:
+            rank = self._admit(channel)
+            if rank is not None:
+                self._listen(rank, channel)
+        finally:
             channel.close()
-            raise TandemError(ErrorKind.INTERNAL, f"a rank's first message is {event}")
-        self._channels[event.rank] = channel
+
+    def _admit(self, channel: RankChannel) -> int | None:
+        """Accept a connection whose first message is a fitting RankReady, and return the rank. Any other message ends
+        the group, since its ranks cannot all start; None is returned then, and for a connection that has ended."""
+        try:
+            message = channel.receive()
+            if message is None:
+                return None
+            event = RANK_EVENTS.decode(message)
+        except ValueError as error:
+            self._lose(TandemError(ErrorKind.INTERNAL, f"a rank's first message is invalid: {error}"))
+            return None
+        with self._changed:
+            if self._lost is not None or self._is_closed:
+                return None
+            problem = self._problem_of(event)
+            if problem is None and isinstance(event, RankReady):
+                self._channels[event.rank] = channel
+                self._changed.notify_all()
+                return event.rank
+        assert problem is not None
+        self._refuse(channel, problem)
+        self._lose(TandemError(ErrorKind.INVALID_REQUEST, problem))
+        return None
+
+    def _problem_of(self, event: RankEvent) -> str | None:
+        """Return why a rank whose first message is `event` does not belong to this group; None if it does."""
+        if not isinstance(event, RankReady):
+            return f"a rank's first message is {type(event).__name__}"
+        if not 0 < event.rank < self._size:
+            return f"rank {event.rank} is none of this worker's {self._size} ranks: compare engine.tensor_parallel"
+        if event.rank in self._channels:
+            return f"two processes claim to be rank {event.rank}: each machine needs its own engine.node_rank"
+        names = self._settings.keys() | event.settings.keys()
+        different = sorted(name for name in names if event.settings.get(name) != self._settings.get(name))
+        if different:
+            ours, theirs = (
+                ", ".join(f"{name}={side.get(name, '')}" for name in different)
+                for side in (self._settings, event.settings)
+            )
+            return f"rank {event.rank} has other settings than the first rank: {theirs} instead of {ours}"
+        return None
 
     def _listen(self, rank: int, channel: RankChannel) -> None:
-        """Receive the messages of one rank, on a thread of its own, until the rank is lost or closed."""
         error = TandemError(ErrorKind.WORKER_LOST, f"tensor-parallel rank {rank} is gone: its process has ended")
         try:
             while (message := channel.receive()) is not None:
@@ -227,7 +305,14 @@ class RankGroup:
         if isinstance(event, Loaded):
             with self._changed:
                 self.num_blocks.append(event.num_blocks)
+                self._weights[rank] = event.weights
                 self._changed.notify_all()
+        elif isinstance(event, StoreEntry):
+            self._on_entry(event.key, event.value)
+            for other in self.ranks:
+                if other != rank:
+                    with contextlib.suppress(RanksLost):
+                        self._send(other, RANK_COMMANDS.encode(event))
         elif isinstance(event, RankRegistered):
             with self._changed:
                 self._peers[rank] = event.peer
@@ -236,6 +321,17 @@ class RankGroup:
             self._on_transfer_event(rank, event)
         else:
             raise ValueError(f"unexpected {type(event).__name__}")
+
+    def _send_to_all(self, command: AgentCommand | GroupCommand) -> None:
+        """Send a command to every rank. Does not raise: a lost rank is reported by other means."""
+        data = RANK_COMMANDS.encode(command)
+        for rank in self._channels:
+            with contextlib.suppress(RanksLost):
+                self._send(rank, data)
+
+    def _refuse(self, channel: RankChannel, problem: str) -> None:
+        with contextlib.suppress(OSError):
+            channel.send(RANK_COMMANDS.encode(RankRefused(problem)))
 
     def _send(self, rank: int, data: bytes) -> None:
         """Send bytes to one rank. Raises RanksLost.

@@ -1,20 +1,22 @@
 """Run a rank as a Ray actor in the placement group of its replica.
 
-All bundles of a group are on one machine, where ranks communicate; see `worker.ranks.rank_channel`.
+All bundles of a group are on one machine, unless engine.nnodes is more than 1.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from tandem.core.addresses import format_host, is_loopback
 from tandem.core.config import Config
+from tandem.worker.addresses import default_route_address
 
 SLOT: dict[str, float] = {"CPU": 1}
 """Ray resources of one rank: a scheduling slot, which does not limit the rank to one core."""
@@ -25,11 +27,21 @@ def slot(config: Config) -> dict[str, float]:
     return SLOT | {"GPU": 1} if config.model.device == "cuda" else dict(SLOT)
 
 
+def node_address(wildcard: str) -> str:
+    """Return this machine's address in Ray's network, or on the default route where that network is loopback, as under
+    `tandem serve`. `wildcard`: as in `default_route_address`."""
+    address = str(ray.util.get_node_ip_address())
+    return default_route_address(wildcard) if is_loopback(address) else address
+
+
 class _Rank:
-    def follow(self, config: Config, directory: str, rank: int) -> int:
+    def follow(self, config: Config, address: str, rank: int) -> int:
         from tandem.worker.rank_process import run
 
-        return run(config, Path(directory), rank)
+        if config.engine.nnodes > 1:
+            own = f"{format_host(node_address(config.worker.host))}:0"
+            config = replace(config, worker=replace(config.worker, advertise_address=own))
+        return run(config, address, rank)
 
 
 class RankActor:
@@ -39,13 +51,13 @@ class RankActor:
     crash.
     """
 
-    def __init__(self, config: Config, group: PlacementGroup, directory: Path, rank: int) -> None:
+    def __init__(self, config: Config, group: PlacementGroup, address: str, rank: int) -> None:
         resources = slot(config)
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
         remote: Any = ray.remote(_Rank)
         options = {"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0)}
         self._actor = remote.options(scheduling_strategy=strategy, **options).remote()
-        self._end = self._actor.follow.remote(config, str(directory), rank)
+        self._end = self._actor.follow.remote(config, address, rank)
 
     def ended(self) -> str | None:
         if not ray.wait([self._end], timeout=0)[0]:
@@ -61,8 +73,8 @@ class RankActor:
             ray.kill(self._actor)
 
 
-def launch_actors(config: Config) -> Callable[[Path, int], RankActor]:
+def launch_actors(config: Config) -> Callable[[str, int], RankActor]:
     """Return a `worker.ranks.rank_group.Launch` that starts each rank as a Ray actor; called in a replica whose
     placement group has a bundle per rank."""
     group = ray.util.get_current_placement_group()
-    return lambda directory, rank: RankActor(config, group, directory, rank)
+    return lambda address, rank: RankActor(config, group, address, rank)

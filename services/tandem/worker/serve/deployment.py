@@ -13,16 +13,14 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray import serve
 
-from tandem.core.addresses import is_loopback
 from tandem.core.config import Config, TelemetryConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.obs.logs.logging_setup import set_up_logging
-from tandem.worker.addresses import advertised_address, default_route_address
+from tandem.worker.addresses import advertised_address
 from tandem.worker.main import prepare_process, settle_process
-from tandem.worker.ranks.ray_rank import SLOT, launch_actors, slot
+from tandem.worker.ranks.ray_rank import SLOT, launch_actors, node_address, slot
 from tandem.worker.serve.pool_spec import PoolSpec
 
 if TYPE_CHECKING:
@@ -77,24 +75,19 @@ class WorkerReplica:
 
 
 def _replica_config(config: Config) -> Config:
-    """Add the settings of this replica: a unique worker name, and its address in Ray's network. Raises TandemError."""
+    """Add the settings of this replica: a unique worker name, its address in Ray's network, and any free port for ranks
+    on other machines, which learn it from the replica. Raises TandemError."""
     if not config.redis.url:
         message = "redis.url is empty: gateways find workers in Redis (TANDEM_REDIS__URL in the environment of the pod)"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
     unique = serve.get_replica_context().replica_id.unique_id
     name = f"{config.worker.id or socket.gethostname()}-{unique}"
-    return replace(config, worker=replace(config.worker, id=name, advertise_address=_advertise_address(config.worker)))
+    worker = replace(config.worker, id=name, advertise_address=_advertise_address(config.worker))
+    return replace(config, worker=worker, engine=replace(config.engine, master_port=0))
 
 
 def _advertise_address(worker: WorkerConfig) -> str:
-    return advertised_address(worker, worker.port, os.environ, _node_address)
-
-
-def _node_address(wildcard: str) -> str:
-    """Return this machine's address in Ray's network, or on the default route where that network is loopback, as under
-    `tandem serve`."""
-    address = str(ray.util.get_node_ip_address())
-    return default_route_address(wildcard) if is_loopback(address) else address
+    return advertised_address(worker, worker.port, os.environ, node_address)
 
 
 def _log_with_serve(telemetry: TelemetryConfig, worker: str) -> None:
@@ -107,7 +100,7 @@ def _log_with_serve(telemetry: TelemetryConfig, worker: str) -> None:
 
 def _placement_options(config: Config, pool: PoolSpec, num_gpus: float) -> dict[str, Any]:
     """Return the Ray options that place a replica: resources for one rank, or a placement group with a bundle per rank,
-    all on one machine."""
+    all on one machine, or on as few as possible where engine.nnodes allows several."""
     own = {"num_cpus": SLOT["CPU"], "num_gpus": num_gpus, "resources": dict(pool.resources)}
     if config.engine.tensor_parallel == 1:
         return {"ray_actor_options": own}
@@ -116,7 +109,7 @@ def _placement_options(config: Config, pool: PoolSpec, num_gpus: float) -> dict[
     return {
         "ray_actor_options": own,
         "placement_group_bundles": bundles,
-        "placement_group_strategy": "STRICT_PACK",
+        "placement_group_strategy": "STRICT_PACK" if config.engine.nnodes == 1 else "PACK",
     }
 
 
