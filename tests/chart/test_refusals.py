@@ -32,6 +32,7 @@ BY_SCHEMA: list[Case] = [
     ({"image": {"gateway": {"tag": "latest"}}}, "image.gateway.tag"),
     ({"image": {"worker": {"digest": "sha256:abc"}}}, "image.worker.digest"),
     ({"engine": {"tensor_parallel": 2}}, "engine: Additional property tensor_parallel is not allowed"),
+    ({"engine": {"nnodes": 2}}, "engine: Additional property nnodes is not allowed"),
     ({"engine": {"max_num_seqs": 0}}, "engine.max_num_seqs"),
     ({"engine": {"kv_cache_memory": "lots"}}, "engine.kv_cache_memory"),
     ({"slo": {"ttft_ms": -1}}, "slo.ttft_ms: Must be greater than or equal to 0"),

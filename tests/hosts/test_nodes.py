@@ -64,15 +64,14 @@ class Nodes:
 
     def give_roles(self, *, wide: str, one: str) -> None:
         """Set the roles of both workers, and wait until a request is handed over accordingly."""
-        for worker, role in (("wide", wide), ("one", one)):
-            done = tandem(self.network["gate"], "role", worker, role, *self.flags)
-            assert done.returncode == 0, done.stderr
         expected = {wide: "wide", one: "one"}
 
         def is_split() -> bool:
+            for role, worker in expected.items():
+                tandem(self.network["gate"], "role", worker, role, *self.flags)
             reply = self.reply(0, 50)
             reasons = reasons_of(reply)
-            return reply["path"] == "remote" and {role: reasons[role] for role in expected} == expected
+            return reply["path"] == "remote" and {role: reasons.get(role) for role in expected} == expected
 
         until(is_split, "hand-offs")
 
@@ -115,7 +114,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             pytest.skip(f"no network namespaces here: {reason}")
         gate, alone = network["gate"], network["one"]
         gateway = programs.gateway("gateway", "--host", gate.address, *flags, within=gate.within)
-        one = programs.worker("one", "decode", "--worker-host", alone.address, *flags, within=alone.within)
+        one = programs.worker("one", "mixed", "--worker-host", alone.address, *flags, within=alone.within)
         for program in (gateway, one):
             program.wait_ready()
         made = Nodes(network, programs, gateway, one, flags, {})

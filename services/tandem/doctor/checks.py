@@ -24,6 +24,7 @@ from tandem.doctor import (
     kubernetes,
     listen_ports,
     model,
+    nodes,
     pairs,
     rdma,
     redis_server,
@@ -98,6 +99,7 @@ def list_checks(
             lambda: advertised_address.check_advertised(config.worker, system.environ, dependencies.worker_address),
             part="worker",
         ),
+        Check("nodes", lambda: nodes.check_nodes(config), part="worker"),
         Check("guard", lambda: auth.check_guard(dependencies.check_worker_auth, resolved), part="worker"),
         Check(
             "open-files", lambda: host_limits.judge_open_files(limits, config.gateway.max_connections), part="gateway"

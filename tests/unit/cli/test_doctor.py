@@ -15,8 +15,8 @@ from tests.ports import free_port
 _numbers = itertools.count()
 COLOUR = "\x1b["
 QUICK = (
-    "versions,settings,cpu,gpu,rdma,memlock,shared-memory,ports,advertise-address,guard,open-files,tenants,secret,tls,redis,"
-    "workers,gateway,clock,pod,rbac"
+    "versions,settings,cpu,gpu,rdma,memlock,shared-memory,ports,advertise-address,nodes,guard,open-files,tenants,secret,tls,"
+    "redis,workers,gateway,clock,pod,rbac"
 )
 """All checks except the slow ones: `model` loads the model, `ucx` moves bytes between two processes."""
 

@@ -48,7 +48,7 @@ async def test_checks_of_parts_that_are_not_installed_are_skipped(tmp_path: Path
     for parts in ({"gateway"}, {"worker"}):
         examined = await run_checks([c for c in checkup(tmp_path, parts) if c.name != "ucx"], SystemClock())
         found[parts.pop()] = {f.check: f for one in examined for f in one.findings}
-    for name in ("cpu", "gpu", "rdma", "memlock", "shared-memory", "model", "advertise-address", "guard"):
+    for name in ("cpu", "gpu", "rdma", "memlock", "shared-memory", "model", "advertise-address", "nodes", "guard"):
         assert found["gateway"][name].found == "tandem[worker] is not installed: none runs here"
         assert "not installed: none runs" not in found["worker"][name].found
     for name in ("open-files", "tenants"):

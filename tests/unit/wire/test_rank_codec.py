@@ -19,16 +19,20 @@ from tandem.engine.rank_messages import (
     DigestBlocks,
     FillBlocks,
     Forward,
+    GroupCommand,
     Loaded,
     Logits,
     RankCommand,
     RankEvent,
     RankFailed,
     RankReady,
+    RankRefused,
     RankRegistered,
     SpillBlocks,
+    StartJoining,
     StartTransfer,
     StopTransfer,
+    StoreEntry,
 )
 from tandem.engine.transfer_messages import (
     Cancel,
@@ -57,7 +61,10 @@ WORKER = WorkerRef(WorkerId("w"), Incarnation(7), "127.0.0.1:1")
 LAYOUT = KVLayout(16, (KVGroup(3, 4, 32, "float32"),))
 REGION = KVRegion(1 << 20, 10, LAYOUT.block_bytes // 2, 2, 4)
 PEER = TransportPeer(WORKER, LAYOUT, (TransportRank("w.7.1", b"where", REGION),))
-COMMANDS: list[RankCommand | AgentCommand] = [
+COMMANDS: list[RankCommand | AgentCommand | GroupCommand] = [
+    StartJoining(),
+    RankRefused("other settings"),
+    StoreEntry("0/1", b"\xff\0"),
     SpillBlocks(((BlockId(0), HostSlot(5)), (BlockId(1), HostSlot(6)))),
     FillBlocks(((HostSlot(5), BlockId(0)),)),
     CopyBlocks(((BlockId(2), BlockId(3)),)),
@@ -69,15 +76,16 @@ COMMANDS: list[RankCommand | AgentCommand] = [
     StartTransfer(WORKER),
 ]
 EVENTS: list[RankEvent] = [
-    RankReady(1),
-    Loaded(0),
+    RankReady(1, {"version": "1"}),
+    StoreEntry("", b""),
+    Loaded(0, "ab"),
     RankFailed(ErrorKind.MODEL_NOT_FOUND, "no"),
     RankRegistered(PEER),
 ]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: type(c).__name__)
-def test_rank_commands(command: RankCommand | AgentCommand) -> None:
+def test_rank_commands(command: RankCommand | AgentCommand | GroupCommand) -> None:
     assert RANK_COMMANDS.decode(RANK_COMMANDS.encode(command)) == command
 
 

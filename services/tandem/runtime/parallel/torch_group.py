@@ -48,6 +48,7 @@ class TorchGroup(Communicator):
         self.size = shard.size
         self._device = device
         self._store = store  # its methods are called from C++, which does not keep the Python object alive
+        self._store.set_timeout(timedelta(seconds=timeout_s))
         before = _open_sockets()
         make = _nccl if device.type == "cuda" else _gloo
         self._group = _guarded(lambda: make(store, shard, timeout_s, host))
@@ -82,6 +83,7 @@ class TorchGroup(Communicator):
 
     def bound(self, timeout_s: float) -> None:
         """Set how many seconds a later collective waits at most for a rank before it fails."""
+        self._store.set_timeout(timedelta(seconds=timeout_s))  # NCCL connects at the first collective
         self._group.set_timeout(timedelta(seconds=timeout_s))
 
     def abort(self) -> None:

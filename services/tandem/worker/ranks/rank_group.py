@@ -288,7 +288,7 @@ class RankGroup:
         return None
 
     def _listen(self, rank: int, channel: RankChannel) -> None:
-        error = TandemError(ErrorKind.WORKER_LOST, f"tensor-parallel rank {rank} is gone: its process has ended")
+        error = TandemError(ErrorKind.WORKER_LOST, f"tensor-parallel rank {rank} is gone: its connection has ended")
         try:
             while (message := channel.receive()) is not None:
                 event = RANK_EVENTS.decode(message)
