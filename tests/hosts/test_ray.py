@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,9 @@ RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-g
 class RayNode:
     """Own the processes of Ray on one host."""
 
-    def __init__(self, network: Network, log: Path, environment: dict[str, str], *words: str) -> None:
+    def __init__(self, network: Network, log: Path, environment: dict[str, str], num_cpus: int, *words: str) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("TANDEM_", "RAY_"))}
-        room = ("--num-cpus", "3", "--object-store-memory", str(100 << 20))
+        room = ("--num-cpus", str(num_cpus), "--object-store-memory", str(100 << 20))
         command = (*network.within, *RAY, "--node-ip-address", network.address, *room, *words)
         self._log = log
         with log.open("wb") as output:
@@ -96,9 +96,10 @@ class RayHosts:
         return "\n".join((httpx.get(self.api, timeout=PATIENCE_S, trust_env=False).text, str(self.complete(0)), *ends))
 
 
-@pytest.fixture(scope="module")
-def ray_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
-    directory = tmp_path_factory.mktemp("ray")
+@contextmanager
+def running_ray(directory: Path, num_cpus: int = 3, prefill: dict[str, Any] | None = None) -> Iterator[RayHosts]:
+    """Start a Ray cluster whose hosts but the first have `num_cpus` CPUs each, with engine settings `prefill` of the
+    prefill worker, and yield it once it serves. Skips the test where there are no network namespaces."""
     with ExitStack() as stack:
         try:
             network = dict(zip(HOSTS, stack.enter_context(networks(*HOSTS)), strict=True))
@@ -122,7 +123,8 @@ def ray_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
         nodes: dict[str, RayNode] = {}
 
         def start(host: str, *words: str) -> None:
-            nodes[host] = RayNode(network[host], directory / f"{host}.log", environment, *words)
+            room = 3 if host == "head" else num_cpus
+            nodes[host] = RayNode(network[host], directory / f"{host}.log", environment, room, *words)
             stack.callback(nodes[host].kill)
             nodes[host].wait_joined()  # several that start at once time out on two cores
 
@@ -133,12 +135,18 @@ def ray_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
         for host, pool in POOLS.items():
             start(host, "--address", f"{head.address}:6379", "--resources", f'{{"tandem-{pool}": 1}}')
         model = make_model(directory / "tiny")
-        deploy(api, model)
+        deploy(api, model, prefill or {})
         programs = stack.enter_context(cluster(directory, url, model, "--secret-file", str(secret)))
         gateway = programs.gateway("gateway", "--host", head.address, within=head.within)
         gateway.wait_ready()
         made = RayHosts(network, nodes, gateway, api, directory)
         made.wait_split()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ray_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
+    with running_ray(tmp_path_factory.mktemp("ray")) as made:
         yield made
 
 
@@ -149,13 +157,15 @@ def answers(api: str) -> bool:
         return False
 
 
-def deploy(api: str, model: Path) -> None:
-    """Deploy the applications of the document with the test's model."""
+def deploy(api: str, model: Path, prefill: dict[str, Any]) -> None:
+    """Deploy the applications of the document with the test's model; `prefill`: engine settings of that pool."""
     document = yaml.safe_load((ROOT / "deploy/ray/applications.yaml").read_text())
     for application in document["applications"]:
         settings = application["args"]["settings"]
-        settings["model"] = {"id": str(model), "served_name": "tiny"}
+        settings["model"] = {"id": str(model), "served_name": "tiny", "dtype": "float64"}
         settings["engine"] = {"num_threads": 1, "kv_cache_memory": "32MiB"}
+        if application["args"]["pool"] == "prefill":
+            settings["engine"] |= prefill
         settings["transfer"] = {"backend": "tcp"}
     answer = httpx.put(api, json=document, timeout=PATIENCE_S, trust_env=False)
     assert answer.status_code == 200, answer.text

@@ -354,6 +354,6 @@ class RankGroup:
             self._lost = error
             watchers = tuple(self._watchers)
             self._changed.notify_all()
-        _log.error("the worker stops, because it lost a rank: %s", error.message)
+        _log.error("the worker stops, because its ranks are not complete: %s", error.message)
         for on_lost in watchers:
             on_lost(error.message)

@@ -59,7 +59,7 @@ def test_ranks_join_and_sum() -> None:
     assert all(torch.equal(total, torch.full((2,), 6.0)) for total in sums) and least == [8, 8, 8]
 
 
-def test_a_rank_that_does_not_come_is_not_waited_for_ever() -> None:
+def test_the_wait_for_a_rank_that_is_missing_is_bounded() -> None:
     store = linked_stores(2)[0]
     with pytest.raises(CollectiveFailed):
         TorchGroup(store, Shard(0, 2), CPU, 0.2)
