@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from google.protobuf.message import DecodeError
 
 from tandem.core.bundle import TokenizerBundle
@@ -105,8 +107,11 @@ def _read_watch(data: bytes) -> None:
         decode_step_cost(update.step_cost)
     for report in update.links:
         decode_link(report)
-    events = decode_update(update)
-    assert repr(set(map(repr, decode_update(encode_update(events))))) == repr(set(map(repr, events)))
+    # Several runs of one job become one, which says of its first token only how many tokens were cached.
+    events = [
+        replace(event, num_cached_tokens=None) if isinstance(event, Token) else event for event in decode_update(update)
+    ]
+    assert set(map(repr, decode_update(encode_update(events)))) == set(map(repr, events))
 
 
 def _read_description(data: bytes) -> None:
