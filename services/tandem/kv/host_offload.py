@@ -31,7 +31,7 @@ FileWrite = tuple[HostSlot, BlockHash]
 
 
 class OffloadDecision(NamedTuple):
-    """What happens to a cached block that device memory evicts.
+    """Hold what the pool has to do after host memory has made room for blocks.
 
     `facts`: the KV events to report. `is_copied`: the next step copies the block to host memory. `dropped`: blocks
     whose earlier queued offload was cancelled to free its slot.

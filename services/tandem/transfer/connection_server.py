@@ -50,8 +50,10 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the other side of a TCP connection must prove: that it knows the key of `nonce`, as `security` has it.
-    `silent_s`: as in `tune`."""
+    """Require of the other side of a TCP connection that it knows the key of `nonce`.
+
+    `security`: has the cluster's secrets, and TLS where that is configured. `silent_s`: as in `tune`.
+    """
 
     nonce: bytes
     security: ConnectionSecurity
