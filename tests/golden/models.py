@@ -170,9 +170,12 @@ class Reference:
         grammars: GrammarMasks | None = None,
         num_host_slots: int = 0,
         on_device: bool = False,
+        device: Literal["cpu", "cuda"] = "cpu",
+        batch_invariant: bool = False,
+        max_num_seqs: int = 8,
     ) -> AnyExecutor:
-        """Ours, of the same directory and dtype, with as many threads as torch has. `on_device`: the one of GPUs, with
-        reference kernels."""
+        """Ours, of the same directory and dtype, with as many threads as torch has. `on_device`: the one of GPUs, on
+        the CPU with reference kernels. `device` "cuda": the one of GPUs, on one, with graphs up to `max_num_seqs`."""
         config = read_model_config(self.directory)
         layout = KVLayout(block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, self.dtype),))
         engine = EngineConfig(
@@ -180,10 +183,18 @@ class Reference:
             kv_cache_memory=Bytes(num_blocks * layout.block_bytes),
             host_cache_memory=Bytes(num_host_slots * layout.block_bytes),
             num_threads=torch.get_num_threads(),
+            max_num_seqs=max_num_seqs,
             kernels="reference" if on_device else kernels,
-            plan_depth=2 if on_device else 1,
+            plan_depth=2 if on_device or device == "cuda" else 1,
         )
-        model = ModelConfig(dtype=self.dtype, quantization=quantization, compact=compact, cache_dir=self.cache_dir)
+        model = ModelConfig(
+            dtype=self.dtype,
+            quantization=quantization,
+            compact=compact,
+            cache_dir=self.cache_dir,
+            device=device,
+            batch_invariant=batch_invariant,
+        )
         return load_executor(self.directory, config, model, engine, grammars)
 
 
