@@ -1,10 +1,11 @@
 """Find the fastest tile sizes of the attention kernels on this GPU; the kernels' tables are not changed.
 
-    python -m tandem_kernels.bench.autotune [--kernels decode,chunk] [--head-dim 128] [--budget-s 480] [--json FILE]
+    python -m tandem_kernels.bench.autotune [--kernels decode,chunk] [--head-dim 128] [--jobs 12] [--budget-s 480]
 
-Tile sizes are installed in the kernel's table in turn and run the same cases; tile sizes that are slow in one case do
-not run the later ones. A result that differs from that of the table's own tile sizes is an error, and the exit code is
-1. Without a GPU, `TRITON_INTERPRET=1 python -m tandem_kernels.bench.autotune --device cpu --tiny` is a smoke test.
+With --jobs, processes compile all tile sizes into Triton's cache first. Tile sizes are installed in the kernel's table
+in turn and run the same cases; tile sizes that are slow in one case do not run the later ones. A result that differs
+from that of the table's own tile sizes is an error, and the exit code is 1. Without a GPU, `TRITON_INTERPRET=1 python
+-m tandem_kernels.bench.autotune --device cpu --tiny` is a smoke test.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,8 @@ _FIRST_SHARE = 0.7
 _SLOW_FACTOR = 1.15
 """Factor on the fastest time of a case; slower tile sizes do not run the later cases."""
 _SHOWN = 6
+_COMPILE_BYTES = 1 << 30
+"""Largest KV pool of a process that compiles."""
 
 
 @dataclass(slots=True)
@@ -143,6 +147,34 @@ def run_search(search: TileSearch, bench: Bench, ends_at: float, log: Callable[[
         log(f"{search.kernel} {case.name}: {best * 1e6:,.1f} us, the fastest of {len(running)}")
 
 
+def compile_entries(jobs: Sequence[_CompileJob], num_processes: int) -> None:
+    """Compile tile sizes in several processes, so that a search finds them in Triton's cache on disk."""
+    with get_context("spawn").Pool(num_processes) as pool:
+        for _ in pool.imap_unordered(_compile, jobs):
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class _CompileJob:
+    """Some entries, by index, of the search for a kernel's tile sizes at a head size."""
+
+    kernel: str
+    head_dim: int
+    indices: range
+
+
+def _compile(job: _CompileJob) -> None:
+    """Run the first case once with each of a job's entries, over a pool of few layers, because processes share the
+    device's memory."""
+    bench = _bench(torch.device("cuda"), job.head_dim)
+    bench = replace(bench, grid=replace(bench.grid, case_bytes=_COMPILE_BYTES))
+    search = build_search(job.kernel, bench.grid, SIZES[job.kernel])
+    work = search.cases[0].build(bench)
+    for entry in (search.entries[i] for i in job.indices):
+        with search.installed(entry.tiles), torch.inference_mode(), suppress(Exception):
+            work.run()  # the search reports what fails
+
+
 def _time_case(search: TileSearch, case: BenchCase, bench: Bench, ends_at: float) -> None:
     """Check and time one case with every remaining entry."""
     work = case.build(bench)
@@ -204,6 +236,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--kernels", default="decode,chunk", metavar="NAME,...", help="(default: %(default)s)")
     parser.add_argument("--head-dim", type=int, choices=sorted(_SHAPES), default=128, help="(default: %(default)s)")
     parser.add_argument("--budget-s", type=float, default=480.0, help="for all of it (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="compile in N processes before (GPU only)")
     parser.add_argument("--tiny", action="store_true", help="toy sizes and two tiles, for a CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     args = parser.parse_args(argv)
@@ -216,6 +249,16 @@ def main(argv: Sequence[str]) -> int:
     facts = describe(bench.device, " ".join(["python -m tandem_kernels.bench.autotune", *argv]))
     searches = [build_search(name, bench.grid, _sizes(name, args.tiny)) for name in kernels]
     ends_at = bench.stopwatch.now() + args.budget_s
+    if args.jobs:
+        compile_entries(
+            [
+                _CompileJob(search.kernel, args.head_dim, range(start, len(search.entries), args.jobs))
+                for search in searches
+                for start in range(args.jobs)
+            ],
+            args.jobs,
+        )
+        _log(f"compiled {args.budget_s - (ends_at - bench.stopwatch.now()):.0f} s after the start")
     for number, search in enumerate(searches):
         now = bench.stopwatch.now()
         run_search(search, bench, now + (ends_at - now) / (len(searches) - number), _log)
@@ -231,15 +274,17 @@ def main(argv: Sequence[str]) -> int:
 
 def _open(device: torch.device, args: argparse.Namespace) -> Bench:
     if args.tiny:
-        grid, memory = replace(TINY, cached=(0,)), 1 << 30
-    else:
-        grid = replace(
-            FULL, shapes=(_SHAPES[args.head_dim],), batches=(32, 256, 1), contexts=(8 * KIB, KIB),
-            chunks=(2 * KIB, 8 * KIB), cached=(8 * KIB, 0),
-        )  # fmt: skip
-        memory = torch.cuda.get_device_properties(device).total_memory
-    stopwatch = CudaStopwatch(device, 0.1) if device.type == "cuda" else HostStopwatch(0.0)
-    return Bench(device, triton_kernels(), stopwatch, grid, memory)
+        return Bench(device, triton_kernels(), HostStopwatch(0.0), replace(TINY, cached=(0,)), 1 << 30)
+    return _bench(device, args.head_dim)
+
+
+def _bench(device: torch.device, head_dim: int) -> Bench:
+    grid = replace(
+        FULL, shapes=(_SHAPES[head_dim],), batches=(32, 256, 1), contexts=(8 * KIB, KIB),
+        chunks=(2 * KIB, 8 * KIB), cached=(8 * KIB, 0),
+    )  # fmt: skip
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return Bench(device, triton_kernels(), CudaStopwatch(device, 0.1), grid, memory)
 
 
 def _sizes(kernel: str, tiny: bool) -> dict[str, tuple[int, ...]]:
