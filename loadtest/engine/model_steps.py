@@ -52,7 +52,13 @@ SIZES = {
 }
 _GRAPHS = "cuda_graphs"
 """The engine's setting, where it has one."""
+KernelTimes = dict[str, tuple[float, float]]
+"""Launches and seconds per step of each kernel, by its name."""
 _CHUNK_STEPS = 6
+_PROFILED = 4
+"""Steps of a case that are profiled."""
+_SHOWN = 12
+"""Kernels of a step that a table names."""
 _SETTLING = 3
 """Steps before those that count.
 
@@ -82,16 +88,25 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelStepsReport:
-    """All rows of a run; `rates` are the machine's bytes and operations per second."""
+    """All rows of a run.
+
+    `rates` are the machine's bytes and operations per second, `kernels` the kernels' times of each profiled case."""
 
     machine: dict[str, str]
     rates: Rates
     rows: list[StepRow]
     left_out: dict[str, str]
+    kernels: dict[str, KernelTimes]
 
     def to_json(self) -> dict[str, Any]:
         rows = [asdict(row) | {"share": row.share, "tokens_s": row.num_tokens / row.median_s} for row in self.rows]
-        return {"machine": self.machine, "rates": asdict(self.rates), "rows": rows, "left_out": self.left_out}
+        return {
+            "machine": self.machine,
+            "rates": asdict(self.rates),
+            "rows": rows,
+            "left_out": self.left_out,
+            "kernels": self.kernels,
+        }
 
     def to_markdown(self) -> str:
         heads = ("step", "way", "floor ms", "median ms", "p10 to p90", "of the floor", "steps/s", "tokens/s")
@@ -113,7 +128,18 @@ class ModelStepsReport:
         }
         lines = [*(f"- {name}: {value}" for name, value in facts.items()), "", table(heads, rows)]
         lines += [f"- left out: {name}: {why}" for name, why in self.left_out.items()]
+        lines += [_kernel_table(name, kernels) for name, kernels in self.kernels.items()]
         return "\n".join([*lines, ""])
+
+
+def _kernel_table(name: str, kernels: KernelTimes) -> str:
+    """Format the longest kernels of a step of a case; the last row sums up the others."""
+    longest = sorted(kernels.items(), key=lambda item: -item[1][1])
+    rows = [(kernel[:80], f"{count:g}", f"{seconds * 1e3:.3f}") for kernel, (count, seconds) in longest[:_SHOWN]]
+    others = [times for _, times in longest[_SHOWN:]]
+    rows.append(("others", f"{sum(t[0] for t in others):g}", f"{sum(t[1] for t in others) * 1e3:.3f}"))
+    total = sum(seconds for _, seconds in kernels.values())
+    return "\n".join(["", table((f"{name}: {total * 1e3:.3f} ms of kernels", "launches", "ms"), rows)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -146,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-gib", type=float, default=0.0, help="KV pool; 0: 2 on a CPU, all there is on a GPU")
     parser.add_argument("--graphs", choices=("both", "on", "off"), default="both", help="on a GPU")
     parser.add_argument("--batch-invariant", action="store_true", help="with the kernels of model.batch_invariant")
+    parser.add_argument("--profile", action="store_true", help="add the time of each kernel of a step, on a GPU")
     parser.add_argument("--threads", type=int, default=0, help="on a CPU; 0: all cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser
@@ -178,16 +205,17 @@ def run(args: argparse.Namespace, command: str, clock: Clock) -> ModelStepsRepor
     machine = describe(device, command) | {"model": f"{model.id}, {model.dtype}"}
     rows: list[StepRow] = []
     left_out: dict[str, str] = {}
+    kernels: dict[str, KernelTimes] | None = {} if args.profile and device.type == "cuda" else None
     for mode, settings in _modes(args, engine):
         executor = _load(directory, config, model, settings)
         machine[f"executor, {mode}"] = repr(executor)
         measured = cases if mode != "eager" else [case for case in cases if isinstance(case, Decode)]
-        rows += Measurement(executor, config, mode, rates, args.steps, clock).rows(measured, left_out)
+        rows += Measurement(executor, config, mode, rates, args.steps, clock, kernels).rows(measured, left_out)
         del executor
         _give_back(device)
     if device.type == "cuda":
         machine["clocks after (SM, memory, degrees C, power)"] = clocks()
-    return ModelStepsReport(machine, rates, rows, left_out)
+    return ModelStepsReport(machine, rates, rows, left_out, kernels or {})
 
 
 def _give_back(device: torch.device) -> None:
@@ -255,7 +283,8 @@ def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: En
 class Measurement:
     """State that all cases of one executor share.
 
-    `steps` is the number of measured decode steps.
+    `steps` is the number of measured decode steps. `kernels` receives the times of the kernels of each case; with None
+    nothing is profiled.
     """
 
     executor: ModelExecutor
@@ -264,6 +293,7 @@ class Measurement:
     rates: Rates
     steps: int
     clock: Clock
+    kernels: dict[str, KernelTimes] | None = None
 
     def rows(self, cases: Sequence[StepCase], left_out: dict[str, str]) -> Iterator[StepRow]:
         """Measure the cases that fit, and yield a row for each; `left_out` receives the reasons for the others."""
@@ -272,6 +302,9 @@ class Measurement:
             count = _SETTLING + (self.steps if isinstance(case, Decode) else _CHUNK_STEPS) + 1
             try:
                 yield self._row(case, number, count)
+                number += count
+                if self.kernels is not None:
+                    self.kernels[f"{case} ({self.mode})"] = self._profile(case, number)
             except Unfit as reason:
                 left_out[f"{case} ({self.mode})"] = str(reason)
             number += count
@@ -290,6 +323,20 @@ class Measurement:
         row = StepRow(str(case), self.mode, statistics.median(seconds), low, high, floor, case.num_tokens, len(seconds))
         sys.stderr.write(f"{row.median_s * 1e3:10.3f} ms {row.share:6.1%} of the floor  {case} ({self.mode})\n")
         return row
+
+    def _profile(self, case: StepCase, number: int) -> KernelTimes:
+        """Profile a few steps of a case and return the launches and seconds of each kernel per step."""
+        executor = self.executor
+        tables = tables_of(case, _PROFILED, executor.layout, executor.num_blocks)
+        plans = plans_of(case, number, _PROFILED, tables, executor.vocab_size)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            time_steps(executor, plans, self.clock)
+            torch.cuda.synchronize()
+        return {
+            event.key: (event.count / _PROFILED, event.self_device_time_total / 1e6 / _PROFILED)
+            for event in profiler.key_averages()
+            if event.self_device_time_total
+        }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure the hand-off of real prompts between two real workers and print a table.
 
-    python -m loadtest.kv.handoff [--transport nixl|local] [--tokens 128,512] [--repeats 3] [--json FILE]
+    python -m loadtest.kv.handoff [--device cuda] [--transport nixl|local] [--tokens 128,512] [--repeats 3]
 
 Each prompt is sent in the order of the design: `ResumeJob` to the decode worker, then `PrefillJob` to the prefill
 worker. The clock starts before the first of them. No prompt shares a block with another one, so that no cache hits.
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -31,7 +32,6 @@ from tandem.core.events import Finished, KVReceived, Token
 from tandem.core.ids import HandoffId, RequestId
 from tandem.core.request import PrefillJob, Request, ResumeJob, SamplingParams
 
-BLOCK_SIZE = with_device_defaults(Config()).engine.block_size
 VOCABULARY = 32_000
 """Every served model has at least as many tokens."""
 MIB = 1 << 20
@@ -84,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest.kv.handoff", description="Measure prefill, transfer and overlap.")
     parser.add_argument("--model", default=ModelConfig().id, help="as for tandem serve (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="two workers share the GPU 0")
+    parser.add_argument("--kv-cache-memory", default="", metavar="SIZE", help="of each worker, by device if not given")
     parser.add_argument("--transport", choices=("nixl", "tcp", "local"), default="nixl")
     parser.add_argument("--tokens", type=_counts, default=(128, 512, 1024, 2048, 4096), metavar="N,N,...")
     parser.add_argument("--budget", type=int, default=512, help="tokens of a chunk (default: %(default)s)")
@@ -105,20 +107,28 @@ async def _measure(args: argparse.Namespace, clock: Clock) -> list[HandoffTimes]
             _print(f"starting a {pool} worker ...\n")
             worker = await stack.enter_async_context(running_worker(pool, _flags(args), logs / pool))
             clients.append(await stack.enter_async_context(WorkerClient(worker, clock)))
-        meter = _Meter(producer=clients[0], consumer=clients[1], clock=clock, budget=args.budget)
+        meter = _Meter(clients[0], clients[1], clock, args.budget, block_size(args.device))
         _print("warming up ...\n")
         await meter.hand_over(args.budget)
         return [await _medians(meter, count, args.repeats) for count in args.tokens]
 
 
+def block_size(device: Literal["cpu", "cuda"]) -> int:
+    """Return the tokens of a block of a worker on a device."""
+    return with_device_defaults(Config(model=ModelConfig(device=device))).engine.block_size
+
+
 def _flags(args: argparse.Namespace) -> list[str]:
     flags = {
         "--model": args.model,
+        "--device": args.device,
         "--transfer-backend": args.transport,
         "--max-num-batched-tokens": args.budget,
         "--num-threads": args.threads,
-        "--block-size": BLOCK_SIZE,
+        "--block-size": block_size(args.device),
     }
+    if args.kv_cache_memory:
+        flags["--kv-cache-memory"] = args.kv_cache_memory
     return [str(part) for pair in flags.items() for part in pair]
 
 
@@ -138,6 +148,7 @@ class _Meter:
     consumer: WorkerClient
     clock: Clock
     budget: int
+    block_size: int
 
     async def hand_over(self, count: int) -> HandoffTimes:
         """Hand one prompt of `count` tokens over and wait until both of its jobs have ended."""
@@ -169,7 +180,7 @@ class _Meter:
     def _limit_blocks(self, count: int) -> int:
         """Return the blocks of the last chunk and one more, at most those of the prompt."""
         last_chunk = (count - 1) % self.budget + 1
-        return min(-(-last_chunk // BLOCK_SIZE) + 1, -(-count // BLOCK_SIZE))
+        return min(-(-last_chunk // self.block_size) + 1, -(-count // self.block_size))
 
 
 _numbers = itertools.count(1)
