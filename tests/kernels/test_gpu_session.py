@@ -79,12 +79,12 @@ def test_its_tests_need_nothing_that_only_servers_need(tests: str) -> None:
 
 @pytest.mark.nightly
 def test_without_a_gpu_nothing_passes(tmp_path: Path) -> None:
-    done = _run(str(tmp_path), "tests", "serve", SESSION_DEVICE="cuda", CUDA_VISIBLE_DEVICES="")
+    done = _run(str(tmp_path), "right", "serve", SESSION_DEVICE="cuda", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1 and "no GPU" in done.stderr and not any(tmp_path.iterdir())
 
 
 def test_wrong_arguments_print_the_usage() -> None:
-    assert _run("--help").returncode == 0 and "Six calls" in _run("--help").stdout
+    assert _run("--help").returncode == 0 and "three calls" in _run("--help").stdout
     for arguments in ((), ("folder",)):
         done = _run(*arguments)
         assert done.returncode == 2 and "usage:" in done.stderr and not done.stdout
