@@ -107,9 +107,10 @@ def _read_watch(data: bytes) -> None:
         decode_step_cost(update.step_cost)
     for report in update.links:
         decode_link(report)
-    # Several runs of one job become one, which says of its first token only how many tokens were cached.
+    # Several runs of one job become one, which says of its first token only how many were cached and how long it took.
     events = [
-        replace(event, num_cached_tokens=None) if isinstance(event, Token) else event for event in decode_update(update)
+        replace(event, num_cached_tokens=None, stages=None) if isinstance(event, Token) else event
+        for event in decode_update(update)
     ]
     assert set(map(repr, decode_update(encode_update(events)))) == set(map(repr, events))
 
