@@ -81,6 +81,17 @@ block_digest(pool, block_ids, block_indices, *, head_start=0) -> int64 [n, G]
     of 8. Heads are numbered from `head_start` on, the model's index of the pool's first head, so that digests are equal
     under different tensor-parallel splits.
 
+route(logits, bias, routing) -> (experts int64 [T, K], weights [T, K])
+    Chooses K of E experts for each row of `logits` `[T, E]`, in ascending order, with their weights. Scores are the
+    softmax or the sigmoid of the logits, in float32. The K greatest of `scores + bias` are chosen (`bias` float32 `[E]`
+    or None), of the groups of adjacent experts whose two greatest sum up to most where `routing` has groups. Weights
+    are the chosen scores without the bias, divided by their sum where that is asked for, times `scaling`, rounded to
+    the dtype of the logits. Where scores are the softmax of the chosen, the greatest logits are chosen.
+
+mix_experts(x, experts, weights, gate_up, down) -> like x
+    `x` is `[T, in]`, `gate_up` `[E, 2 * I, in]`, `down` `[E, in, I]`: for each row the sum, over its chosen experts in
+    ascending order, of `weight * (down[e] @ silu_mul(gate_up[e] @ row))`. Each product is rounded as `linear` does.
+
 sample(logits, rows) -> int64 [R]
     Samples one token from each row of `logits` `[R, V]` with the parameters `SamplingRows`; -1 for a row with a number
     that is not finite. Temperature 0 takes the greatest logit. Any other temperature is computed in float64 with
@@ -94,6 +105,7 @@ sample(logits, rows) -> int64 [R]
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -174,6 +186,21 @@ class AttentionBatch:
     @property
     def num_sequences(self) -> int:
         return self.context_lens.numel()
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the logits of a router become choice and weights of experts, see `route`.
+
+    `num_chosen`: experts of a row. `is_normalised`: their weights sum up to `scaling`. `num_groups`, of which
+    `num_chosen_groups` may be chosen from: 1 where there are no groups."""
+
+    num_chosen: int
+    scores: Literal["softmax", "sigmoid", "softmax of chosen"] = "softmax"
+    is_normalised: bool = False
+    scaling: float = 1.0
+    num_groups: int = 1
+    num_chosen_groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from tandem_kernels import reference
-from tandem_kernels.contract import AttentionBatch, HeadNorms, LayerKV, SamplingRows
+from tandem_kernels.contract import AttentionBatch, HeadNorms, LayerKV, Routing, SamplingRows
 
 
 class KernelsUnavailable(Exception):
@@ -44,6 +45,8 @@ class Kernels:
     rope_cache_write: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor, HeadNorms | None, LayerKV, torch.Tensor], torch.Tensor
     ]
+    route: Callable[[torch.Tensor, torch.Tensor | None, Routing], tuple[torch.Tensor, torch.Tensor]]
+    mix_experts: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     paged_attention: Callable[[torch.Tensor, LayerKV, AttentionBatch, float], torch.Tensor]
     pack_blocks: Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
     unpack_blocks: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], None]
@@ -59,6 +62,8 @@ REFERENCE = Kernels(
     silu_mul=reference.silu_mul,
     rope_tables=reference.rope_tables,
     rope_cache_write=reference.rope_cache_write,
+    route=reference.route,
+    mix_experts=partial(reference.mix_experts, linear=F.linear, silu_mul=reference.silu_mul),
     paged_attention=reference.paged_attention,
     pack_blocks=reference.pack_blocks,
     unpack_blocks=reference.unpack_blocks,

@@ -37,8 +37,9 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.model_catalog import RANDOM_PREFIX
+from tandem.runtime.architectures.spec import DecoderSpec
 from tandem.runtime.device import num_compute_threads, torch_dtype
-from tandem.runtime.model_config import DecoderConfig, read_model_config
+from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_store import cache_root, resolve_model
 from tandem_kernels.bench.environment import clocks, describe
 from tandem_kernels.bench.grid import QUICK
@@ -264,7 +265,7 @@ def _modes(args: argparse.Namespace, engine: EngineConfig) -> Iterator[tuple[str
             yield mode, replace(engine, **graphs)
 
 
-def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> ModelExecutor:
+def _load(directory: Path, config: DecoderSpec, model: ModelConfig, engine: EngineConfig) -> ModelExecutor:
     """Load a model with random KV in its pool. Raises TandemError, also where the model is on another device than
     requested."""
     from tandem.runtime.model_loader import load_executor  # brings what only serving needs
@@ -288,7 +289,7 @@ class Measurement:
     """
 
     executor: ModelExecutor
-    config: DecoderConfig
+    config: DecoderSpec
     mode: str
     rates: Rates
     steps: int

@@ -33,9 +33,9 @@ from tandem.worker.gateways.outbox import WatchSessions
 from tandem.worker.model.worker_model import WorkerModel
 
 if TYPE_CHECKING:
+    from tandem.runtime.architectures.spec import DecoderSpec
     from tandem.runtime.input_batch import Batch
     from tandem.runtime.kv_cache import KVCache
-    from tandem.runtime.model_config import DecoderConfig
     from tandem.runtime.models.causal import CausalModel
 
 _GATEWAY = GatewayId("loadtest")
@@ -52,7 +52,7 @@ class TimedModel:
         self._inside_s = 0.0
 
     @property
-    def config(self) -> DecoderConfig:
+    def config(self) -> DecoderSpec:
         return self._model.config
 
     @property

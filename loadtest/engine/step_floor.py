@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.runtime.model_config import DecoderConfig
+from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, ExpertsMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,31 @@ def chunk_work(rows: int, cached: int) -> StepWork:
     return StepWork(rows=rows, sampled=0, context=cached + rows, pairs=rows * cached + rows * (rows + 1) // 2)
 
 
-def floor_s(config: DecoderConfig, item_bytes: int, token_bytes: int, rates: Rates, work: StepWork) -> float:
+def floor_s(config: DecoderSpec, item_bytes: int, token_bytes: int, rates: Rates, work: StepWork) -> float:
     """Return the least seconds of a step with this work at these rates.
 
     A weight has `item_bytes` bytes; a token's KV in all layers has `token_bytes` bytes.
     """
     heads = (config.heads + config.kv_heads) * config.head_dim
-    layers = config.layers * config.hidden_size * (2 * heads + 3 * config.intermediate_size)
+    attention = 2 * config.num_layers * heads
+    used = config.hidden_size * (attention + 3 * sum(layer.mlp.active_inner for layer in config.layers))
+    read = config.hidden_size * (attention + 3 * sum(_read_inner(layer.mlp, work.rows) for layer in config.layers))
     head = config.hidden_size * config.vocab_size
-    pair_flops = 4 * config.layers * config.heads * config.head_dim
+    pair_flops = 4 * config.num_layers * config.heads * config.head_dim
     return (
-        _longer(layers * item_bytes, 2 * layers * work.rows, rates)
+        _longer(read * item_bytes, 2 * used * work.rows, rates)
         + (_longer(head * item_bytes, 2 * head * work.sampled, rates) if work.sampled else 0.0)
         + _longer(work.context * token_bytes, pair_flops * work.pairs, rates)
     )
 
 
-def _longer(num_bytes: int, flops: int, rates: Rates) -> float:
+def _read_inner(mlp: DenseMlp | ExpertsMlp, rows: int) -> float:
+    """Return the width of an MLP whose weights a step reads; of experts those that are expected to be chosen."""
+    if isinstance(mlp, DenseMlp):
+        return mlp.inner
+    untouched = (1 - mlp.routing.num_chosen / mlp.count) ** rows
+    return (1 - untouched) * mlp.count * mlp.inner + mlp.shared_inner
+
+
+def _longer(num_bytes: float, flops: int, rates: Rates) -> float:
     return max(num_bytes / rates.memory, flops / rates.matrix)

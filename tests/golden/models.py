@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,12 +19,23 @@ from typing import Any, Literal
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Glm4Config,
+    Glm4MoeConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
     LlamaConfig,
     LogitsProcessorList,
     MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    OlmoeConfig,
+    Phi3Config,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
@@ -81,7 +93,7 @@ _LLAMA3 = {
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 
-TINY: dict[str, Callable[[], PretrainedConfig]] = {
+TINY_FIRST: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
     "llama-yarn": lambda: LlamaConfig(**_SHAPE, rope_parameters=_YARN, attention_bias=True, mlp_bias=True),
     "llama-linear": lambda: LlamaConfig(**_SHAPE, rope_parameters=_LINEAR, tie_word_embeddings=True),
@@ -90,6 +102,39 @@ TINY: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=32),
 }
+"""Tiny models whose full product of knobs `make nightly` takes."""
+
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_MULTIPLIERS: dict[str, Any] = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+
+TINY_FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
+    "smollm3": lambda: SmolLM3Config(**_SHAPE, no_rope_layer_interval=3),
+    "olmo2": lambda: Olmo2Config(**_SHAPE),
+    "granite": lambda: GraniteConfig(**_SHAPE, **_MULTIPLIERS),
+    "phi3": lambda: Phi3Config(**_SHAPE | {"pad_token_id": 0}, partial_rotary_factor=0.75),
+    "glm4": lambda: Glm4Config(**_SHAPE, head_dim=16, partial_rotary_factor=0.5, attention_bias=True),
+    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4),
+    "qwen2-moe": lambda: Qwen2MoeConfig(
+        **_SHAPE, **_EXPERTS, num_experts=6, shared_expert_intermediate_size=80, decoder_sparse_step=2
+    ),
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **_SHAPE, **_EXPERTS, head_dim=32, num_experts=8, norm_topk_prob=True, mlp_only_layers=[0]
+    ),
+    "olmoe": lambda: OlmoeConfig(**_SHAPE, num_experts=8, num_experts_per_tok=3),
+    "granitemoe": lambda: GraniteMoeConfig(**_SHAPE, **_MULTIPLIERS, num_local_experts=4, num_experts_per_tok=2),
+    "glm4-moe": lambda: Glm4MoeConfig(
+        **_SHAPE, **_EXPERTS, head_dim=16, n_routed_experts=8, n_group=4, topk_group=2, routed_scaling_factor=1.5,
+        use_qk_norm=True,
+    ),
+}  # fmt: skip
+"""Tiny models of the other families."""
+
+TINY = TINY_FIRST | TINY_FAMILIES
 
 
 @dataclass(frozen=True)
@@ -177,7 +222,7 @@ class Reference:
         """Ours, of the same directory and dtype, with as many threads as torch has. `on_device`: the one of GPUs, on
         the CPU with reference kernels. `device` "cuda": the one of GPUs, on one, with graphs up to `max_num_seqs`."""
         config = read_model_config(self.directory)
-        layout = KVLayout(block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, self.dtype),))
+        layout = KVLayout(block_size, (KVGroup(config.num_layers, config.kv_heads, config.head_dim, self.dtype),))
         engine = EngineConfig(
             block_size=block_size,
             kv_cache_memory=Bytes(num_blocks * layout.block_bytes),
@@ -200,7 +245,8 @@ class Reference:
 
 def make_tiny(name: str, directory: Path, dtype: str) -> Reference:
     """Write the tiny model `name` to `directory` and load it back with transformers."""
-    return make_random(TINY[name](), 1 + sorted(TINY).index(name), directory, dtype)
+    seed = 1 + sorted(TINY_FIRST).index(name) if name in TINY_FIRST else zlib.crc32(name.encode())
+    return make_random(TINY[name](), seed, directory, dtype)
 
 
 def make_wide(directory: Path, dtype: str) -> Reference:
@@ -216,6 +262,10 @@ def make_random(config: PretrainedConfig, seed: int, directory: Path, dtype: str
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             _randomise(parameter_name, parameter)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                # As many bits as float32 adds to a score without rounding much away.
+                buffer.copy_(torch.randn(buffer.shape).mul_(4).round_().div_(16))
     model.to(getattr(torch, dtype)).save_pretrained(directory)
     return Reference(directory, dtype, str(directory / "cache"))
 
@@ -229,7 +279,7 @@ def real_model() -> Reference:
 
 def _load(directory: Path, dtype: str) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        directory, dtype=getattr(torch, dtype), attn_implementation="sdpa", experts_implementation="eager"
     )
     return model.eval()
 
@@ -243,7 +293,7 @@ def _randomise(name: str, parameter: torch.Tensor) -> None:
     elif "embed_tokens" in name:
         parameter.normal_(0.0, 1.0)
     else:
-        parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5)
+        parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
 
 
 @dataclass(frozen=True, slots=True)

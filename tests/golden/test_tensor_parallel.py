@@ -67,7 +67,7 @@ def _prompts(lengths: Sequence[int] = (1, 16, 40)) -> list[list[int]]:
     return [[source.randrange(TINY_VOCAB) for _ in range(length)] for length in lengths]
 
 
-@pytest.mark.parametrize("name", sorted(TINY))
+@pytest.mark.parametrize("name", sorted(name for name in TINY if not name.startswith("olmo")))
 def test_two_ranks_give_the_tokens_of_the_reference(tiny: TinyModels, ranked: Ranked, name: str) -> None:
     reference = tiny(name, "float64")
     expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()]

@@ -64,9 +64,10 @@ def test_tokens_are_identical_in_float64_over_the_product(tiny: TinyModels) -> N
         _check(tiny, *case)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_types_follow_transformers(tiny: TinyModels, dtype: str) -> None:
-    reference = tiny("qwen3", dtype)
+def test_half_types_follow_transformers(tiny: TinyModels, name: str, dtype: str) -> None:
+    reference = tiny(name, dtype)
     tokens = _prompts()[-1]
     theirs = reference.logits(tokens).float()
     ours = teacher_forced(reference.executor(), tokens).float()

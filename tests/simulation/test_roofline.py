@@ -42,12 +42,46 @@ def test_weights_and_kv_have_the_known_sizes() -> None:
     assert LLAMA_8B.layer_weights == pytest.approx(6.979e9, rel=1e-3)
     assert LLAMA_8B.head_weights == pytest.approx(0.525e9, rel=1e-3)
     assert LLAMA_8B.layout(1).token_bytes == 131_072
-    totals = {LLAMA_8B: 8.03e9, LLAMA_70B: 70.6e9, QWEN_8B: 8.19e9, QWEN_32B: 32.8e9, SMOLLM_135M: 134.5e6}
+    moe = {"mixtral-8x7b": 46.7e9, "qwen3-30b-a3b": 30.5e9, "qwen3-235b-a22b": 235.1e9, "glm-4.5-air": 106.9e9}
+    totals = {SHAPES[name]: total for name, total in moe.items()}
+    totals |= {LLAMA_8B: 8.03e9, LLAMA_70B: 70.6e9, QWEN_8B: 8.19e9, QWEN_32B: 32.8e9, SMOLLM_135M: 134.5e6}
     for shape, num_weights in totals.items():
         assert shape.weight_bytes() / 2 == pytest.approx(num_weights, rel=5e-3), shape.name
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("name", "active"), [("mixtral-8x7b", 12.9e9), ("qwen3-30b-a3b", 3.35e9), ("qwen3-235b-a22b", 22.1e9)]
+)
+def test_a_token_passes_through_the_known_number_of_weights(name: str, active: float) -> None:
+    shape = SHAPES[name]
+    assert shape.active_weights + 2 * shape.head_weights == pytest.approx(active, rel=1e-2)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_touch() -> None:
+    shape = SHAPES["qwen3-30b-a3b"]
+    one = Roofline(shape, H200)
+    read_s = 2 / (H200.memory_bandwidth * one.efficiency.memory)
+    alone = (shape.common_weights + shape.expert_weights / 16 + shape.head_weights) * read_s
+    assert one.seconds(StepFeatures(num_decode_seqs=1)) == pytest.approx(alone)
+    # Of 128 experts, eight for each of 32 tokens: 1 - (120 / 128) ** 32 of them.
+    touched = 0.8732 * shape.expert_weights
+    many = (shape.common_weights + touched + shape.head_weights) * read_s
+    assert one.seconds(StepFeatures(num_decode_seqs=32)) == pytest.approx(many, rel=1e-3)
+
+
+def test_a_model_that_does_not_fit_is_said_to_need_more() -> None:
+    mixtral, large = SHAPES["mixtral-8x7b"], SHAPES["qwen3-235b-a22b"]
+    with pytest.raises(ValueError, match=r"mixtral-8x7b in bf16 does not fit into 1 x h100: it needs 2"):
+        Roofline(mixtral, HARDWARE["h100"]).num_blocks(16)
+    assert Roofline(mixtral, HARDWARE["h100"], weights="fp8").num_blocks(16) > 0
+    with pytest.raises(ValueError, match=r"its 4 KV heads allow no more than 4$"):
+        Roofline(large, HARDWARE["h100"], degree=4).num_blocks(16)
+
+
+_DENSE = [shape for shape in SHAPES.values() if not shape.expert_layers]
+
+
+@pytest.mark.parametrize("shape", _DENSE, ids=lambda s: s.name)
 @pytest.mark.parametrize("hardware", HARDWARE.values(), ids=lambda h: h.name)
 def test_the_coefficients_lie_between_the_floor_and_twice_the_floor(shape: ModelShape, hardware: Hardware) -> None:
     one = Roofline(shape, hardware, efficiency=Efficiency(overhead_s=1e-4))

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem_kernels.contract import AttentionBatch
+from tandem_kernels.contract import AttentionBatch, Routing
 from tandem_kernels.native.library import (
     CDecoder,
+    CExperts,
     CLayer,
     CMatrix,
+    CRouting,
     CShape,
     CStep,
     Team,
@@ -25,20 +27,24 @@ from tandem_kernels.native.library import (
     rows_of,
 )
 
-_MULTIPLES = {"inner": 16, "head_dim": 8}
+_INNER_MULTIPLE, _HEAD_MULTIPLE = 16, 8
 """Required divisors: gate and up columns are interleaved in groups of 16, heads are read in vectors of 8."""
+_SCORES = ("softmax", "sigmoid", "softmax of chosen")
+"""Names of scores in the order of `Scores` in experts.hpp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
     """Sizes of a decoder model.
 
-    `hidden`: width of a row. `inner`: width of the MLP. `heads`, `kv_heads`: number of query and of KV heads. `eps`: of
-    all norms. `attention_scale`: factor on attention scores before the softmax.
+    `hidden`: width of a row. `inners`: widths of the layers' MLPs. `heads`, `kv_heads`: number of query and of KV
+    heads. `eps`: of all norms. `attention_scale`: factor on attention scores before the softmax. `has_row_norms`: norms
+    of queries and keys are of all heads of a row together. The last three multiply embeddings and what is added to a
+    row, and divide logits.
     """
 
     hidden: int
-    inner: int
+    inners: frozenset[int]
     heads: int
     kv_heads: int
     head_dim: int
@@ -46,6 +52,10 @@ class DecoderShape:
     vocab: int
     eps: float
     attention_scale: float
+    has_row_norms: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +73,58 @@ class PackedLinear:
     scales: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedLayer:
-    """Packed weights of one layer. `query_norm` and `key_norm` are `[head_dim]`, None if the model has none."""
+@dataclass(frozen=True, slots=True)
+class PackedMlp:
+    """Packed weights of a gated MLP of width `inner`."""
 
-    attention_norm: torch.Tensor
-    qkv: PackedLinear
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
-    output: PackedLinear
-    mlp_norm: torch.Tensor
+    inner: int
     gate_up: PackedLinear
     down: PackedLinear
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedExperts:
+    """Packed weights of a mixture of `count` experts of width `inner`.
+
+    `gate_up` and `down` are the matrices of all experts below each other, each padded to whole panels. `choice_bias` is
+    `[count]`, `shared_gate` `[hidden]`; None if there is none, like `shared`, which every row passes through.
+    """
+
+    count: int
+    inner: int
+    routing: Routing
+    router: PackedLinear
+    choice_bias: torch.Tensor | None
+    gate_up: PackedLinear
+    down: PackedLinear
+    shared: PackedMlp | None
+    shared_gate: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLayer:
+    """Packed weights of one layer. A norm that is None does not exist; `query_norm` and `key_norm` are `[head_dim]`, or
+    have all heads. `has_rope`: queries and keys are rotated."""
+
+    has_rope: bool
+    attention_norm: torch.Tensor | None
+    qkv: PackedLinear
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    output: PackedLinear
+    after_attention_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor | None
+    mlp: PackedMlp | PackedExperts
+    after_mlp_norm: torch.Tensor | None
+
+
 def unsupported(shape: DecoderShape) -> str | None:
     """Return why the compiled decoder does not support this shape; None if it does."""
-    for name, multiple in _MULTIPLES.items():
-        if getattr(shape, name) % multiple:
-            return f"{name}={getattr(shape, name)} is no multiple of {multiple}"
+    for inner in sorted(shape.inners):
+        if inner % _INNER_MULTIPLE:
+            return f"inner={inner} is no multiple of {_INNER_MULTIPLE}"
+    if shape.head_dim % _HEAD_MULTIPLE:
+        return f"head_dim={shape.head_dim} is no multiple of {_HEAD_MULTIPLE}"
     return None
 
 
@@ -173,8 +216,8 @@ class CompiledDecoder:
 
 def _shape(shape: DecoderShape) -> CShape:
     return CShape(
-        shape.hidden, shape.inner, shape.heads, shape.kv_heads, shape.head_dim, shape.layers, shape.vocab,
-        shape.eps, shape.attention_scale,
+        shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.layers, shape.vocab, shape.has_row_norms,
+        shape.eps, shape.attention_scale, shape.embedding_multiplier, shape.residual_multiplier, shape.logits_divisor,
     )  # fmt: skip
 
 
@@ -183,13 +226,43 @@ def _linear(weights: PackedLinear) -> CMatrix:
 
 
 def _layer(layer: PackedLayer) -> CLayer:
+    dense = layer.mlp if isinstance(layer.mlp, PackedMlp) else None
     return CLayer(
+        layer.has_rope,
         address(layer.attention_norm),
         _linear(layer.qkv),
         address(layer.query_norm),
         address(layer.key_norm),
         _linear(layer.output),
+        address(layer.after_attention_norm),
         address(layer.mlp_norm),
-        _linear(layer.gate_up),
-        _linear(layer.down),
+        dense.inner if dense else 0,
+        _linear(dense.gate_up) if dense else CMatrix(),
+        _linear(dense.down) if dense else CMatrix(),
+        _experts(layer.mlp) if isinstance(layer.mlp, PackedExperts) else CExperts(),
+        address(layer.after_mlp_norm),
+    )
+
+
+def _experts(experts: PackedExperts) -> CExperts:
+    routing, shared = experts.routing, experts.shared
+    return CExperts(
+        experts.count,
+        experts.inner,
+        CRouting(
+            routing.num_chosen,
+            _SCORES.index(routing.scores),
+            routing.is_normalised,
+            routing.scaling,
+            routing.num_groups,
+            routing.num_chosen_groups,
+        ),
+        _linear(experts.router),
+        address(experts.choice_bias),
+        _linear(experts.gate_up),
+        _linear(experts.down),
+        shared.inner if shared else 0,
+        _linear(shared.gate_up) if shared else CMatrix(),
+        _linear(shared.down) if shared else CMatrix(),
+        address(experts.shared_gate),
     )

@@ -57,9 +57,42 @@ class CShape(Structure):
     """Sizes of a model as the C struct `Shape` of decoder.hpp."""
 
     _fields_ = (
-        *((name, c_int) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim", "layers", "vocab")),
-        ("eps", c_float),
-        ("attention_scale", c_float),
+        *((name, c_int) for name in ("hidden", "heads", "kv_heads", "head_dim", "layers", "vocab", "has_row_norms")),
+        *(
+            (name, c_float)
+            for name in ("eps", "attention_scale", "embedding_multiplier", "residual_multiplier", "logits_divisor")
+        ),
+    )
+
+
+class CRouting(Structure):
+    """A routing as the C struct `Routing` of experts.hpp."""
+
+    _fields_ = (
+        ("num_chosen", c_int),
+        ("scores", c_int),
+        ("is_normalised", c_int),
+        ("scaling", c_float),
+        ("num_groups", c_int),
+        ("num_chosen_groups", c_int),
+    )
+
+
+class CExperts(Structure):
+    """A mixture of experts as the C struct `Experts` of experts.hpp. A `count` of 0: the layer's MLP is dense."""
+
+    _fields_ = (
+        ("count", c_int),
+        ("inner", c_int),
+        ("routing", CRouting),
+        ("router", CMatrix),
+        ("choice_bias", c_void_p),
+        ("gate_up", CMatrix),
+        ("down", CMatrix),
+        ("shared_inner", c_int),
+        ("shared_gate_up", CMatrix),
+        ("shared_down", CMatrix),
+        ("shared_gate", c_void_p),
     )
 
 
@@ -67,14 +100,19 @@ class CLayer(Structure):
     """Weights of one layer as the C struct `Layer` of decoder.hpp."""
 
     _fields_ = (
+        ("has_rope", c_int),
         ("attention_norm", c_void_p),
         ("qkv", CMatrix),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
         ("output", CMatrix),
+        ("after_attention_norm", c_void_p),
         ("mlp_norm", c_void_p),
+        ("inner", c_int),
         ("gate_up", CMatrix),
         ("down", CMatrix),
+        ("experts", CExperts),
+        ("after_mlp_norm", c_void_p),
     )
 
 

@@ -7,6 +7,7 @@ decoder, `philox` the random numbers of sampling. Read `attention` and `cache` f
 from tandem_kernels.reference.attention import paged_attention
 from tandem_kernels.reference.blocks import block_digest, pack_blocks, unpack_blocks
 from tandem_kernels.reference.cache import cache_write
+from tandem_kernels.reference.experts import mix_experts, route
 from tandem_kernels.reference.norm import add_rms_norm, rms_norm, silu_mul
 from tandem_kernels.reference.rope import rope, rope_cache_write, rope_tables
 from tandem_kernels.reference.sample import sample
@@ -15,12 +16,14 @@ __all__ = [
     "add_rms_norm",
     "block_digest",
     "cache_write",
+    "mix_experts",
     "pack_blocks",
     "paged_attention",
     "rms_norm",
     "rope",
     "rope_cache_write",
     "rope_tables",
+    "route",
     "sample",
     "silu_mul",
     "unpack_blocks",

@@ -8,6 +8,7 @@ each. Read `attention` first.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch.nn.functional as F
 
@@ -31,6 +32,9 @@ KERNELS = Kernels(
     # Plain torch runs on any device; it is called once per step and does not synchronise with the host.
     rope_tables=reference.rope_tables,
     rope_cache_write=rope_cache_write,
+    # They wait for the host, so a model with experts is not captured in a graph.
+    route=reference.route,
+    mix_experts=partial(reference.mix_experts, linear=F.linear, silu_mul=silu_mul),
     paged_attention=paged_attention,
     pack_blocks=pack_blocks,
     unpack_blocks=unpack_blocks,
@@ -38,5 +42,11 @@ KERNELS = Kernels(
     sample=sample,
 )
 
-BATCH_INVARIANT = replace(KERNELS, name="triton, batch-invariant", linear=linear, paged_attention=row_attention)
+BATCH_INVARIANT = replace(
+    KERNELS,
+    name="triton, batch-invariant",
+    linear=linear,
+    mix_experts=partial(reference.mix_experts, linear=linear, silu_mul=silu_mul),
+    paged_attention=row_attention,
+)
 """Kernels that are all batch-invariant as the contract defines it; those shared with `KERNELS` are so already."""

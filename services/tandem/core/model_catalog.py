@@ -58,6 +58,27 @@ def _qwen3(sizes: tuple[int, ...]) -> dict[str, Any]:
     return _decoder("qwen3", sizes, 40_960, 1e-6, False, {"rope_type": "default", "rope_theta": 1_000_000.0})
 
 
+def _qwen3_moe(sizes: tuple[int, ...], expert_inner: int) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
+    return _decoder("qwen3_moe", sizes, 40_960, 1e-6, False, rope) | {
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": expert_inner,
+        "norm_topk_prob": True,
+    }
+
+
+_MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_GLM_AIR = {
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1408,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+}
+
 RANDOM_PREFIX = "random:"
 """Start of a model id that asks for the shape of a published model with random weights."""
 
@@ -75,6 +96,36 @@ PUBLISHED: Mapping[str, ModelSpec] = {
     "qwen3-32b": ModelSpec(
         _qwen3((64, 5120, 64, 8, 128, 25600, 151936)),
         "config.json of T-pro-it-2.0, a Qwen3-32B; its vocabulary is Qwen/Qwen3-32B's",
+    ),
+    "mixtral-8x7b": ModelSpec(
+        _decoder(
+            "mixtral",
+            (32, 4096, 32, 8, 128, 14336, 32000),
+            32_768,
+            1e-5,
+            False,
+            {"rope_type": "default", "rope_theta": 1_000_000.0},
+        )
+        | _MIXTRAL,
+        "config.json of mistralai/Mixtral-8x7B-v0.1",
+    ),
+    "qwen3-30b-a3b": ModelSpec(
+        _qwen3_moe((48, 2048, 32, 4, 128, 6144, 151936), 768), "config.json of Qwen/Qwen3-30B-A3B"
+    ),
+    "qwen3-235b-a22b": ModelSpec(
+        _qwen3_moe((94, 4096, 64, 4, 128, 12288, 151936), 1536), "config.json of Qwen/Qwen3-235B-A22B"
+    ),
+    "glm-4.5-air": ModelSpec(
+        _decoder(
+            "glm4_moe",
+            (46, 4096, 96, 8, 128, 10944, 151552),
+            131_072,
+            1e-5,
+            False,
+            {"rope_type": "default", "rope_theta": 1_000_000.0},
+        )
+        | _GLM_AIR,
+        "config.json of zai-org/GLM-4.5-Air, without its layer that predicts a second token",
     ),
     "smollm2-135m": ModelSpec(
         _decoder(

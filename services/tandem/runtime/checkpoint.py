@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.runtime.architectures.stored_format import StoredFormat
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -45,8 +46,17 @@ class Checkpoint:
     The caller takes every tensor exactly once with `take` and then calls `finish`, which raises if a tensor is left
     over. As a context manager it closes the files at exit."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
-        """Open the files. `take` converts tensors to `dtype` on `device`. Raises TandemError for an unreadable file."""
+    def __init__(
+        self,
+        directory: Path,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        stored: StoredFormat | None = None,
+    ) -> None:
+        """Open the files. `take` converts tensors to `dtype` on `device`.
+
+        `stored`: format of matrices that have scales. Raises TandemError for an unreadable file."""
+        self._stored = stored
         self._dtype = dtype
         self._device = device
         self._stack = ExitStack()
@@ -69,14 +79,21 @@ class Checkpoint:
         return name in self._handles
 
     def take(
-        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: range | None = None,
+        columns: range | None = None,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """Read the tensor `name`, or the given `rows` and `columns` of it, in the checkpoint's dtype and on its device.
 
-        `shape` is the expected shape of the whole tensor. Raises TandemError when the tensor is missing, was taken
-        before, has another shape or is not stored in floating point."""
+        `shape` is the expected shape of the whole tensor. `dtype`: read it in this one instead. Raises TandemError when
+        the tensor is missing, was taken before, has another shape or is not stored in floating point."""
         if name not in self._handles:
             raise _broken(f"the weights have no tensor {name}, which config.json requires: download the model again")
+        if self._stored is not None and name + self._stored.scale in self._handles:
+            return self._restored(self._stored, name, shape, rows, columns)
         handle = self._handles.pop(name)
         stored = handle.get_slice(name)
         if tuple(stored.get_shape()) != shape:
@@ -89,13 +106,35 @@ class Checkpoint:
             raise _broken(
                 f"tensor {name} is stored as {tensor.dtype}; supported are float64, float32, bfloat16 and float16"
             )
-        return tensor.to(self._device, self._dtype)
+        return tensor.to(self._device, dtype or self._dtype)
 
-    def drop(self, suffix: str) -> None:
-        """Ignore the tensors not taken yet whose names end with `suffix`, so that `finish` does not report them.
+    def _restored(
+        self, stored: StoredFormat, name: str, shape: tuple[int, ...], rows: range | None, columns: range | None
+    ) -> torch.Tensor:
+        """Read a matrix that has scales. Only the rows and columns asked for are returned; the whole is restored."""
+        matrix, scale = (self._handles.pop(each).get_tensor(each) for each in (name, name + stored.scale))
+        if tuple(matrix.shape) != shape:
+            raise _broken(f"tensor {name} has shape {list(matrix.shape)}, expected {list(shape)} from config.json")
+        if matrix.dtype != torch.float8_e4m3fn:
+            raise _broken(f"tensor {name} is stored as {matrix.dtype}, and {stored.name} has float8_e4m3fn")
+        if not scale.to(torch.float32).isfinite().all():
+            raise _broken(f"tensor {name}{stored.scale} has scales that are not finite numbers")
+        try:
+            whole = stored.restore(matrix, scale, self._dtype)
+        except ValueError as error:
+            raise _broken(f"tensor {name}: {error}") from None
+        return _part(whole, rows, columns).to(self._device)
+
+    def drop(self, suffix: str, prefix: str = "") -> None:
+        """Ignore the tensors not taken yet whose names start with `prefix` and end with `suffix`, so that `finish` does
+        not report them.
 
         For tensors that the model does not need, for example because they duplicate another one."""
-        self._handles = {name: handle for name, handle in self._handles.items() if not name.endswith(suffix)}
+        self._handles = {
+            name: handle
+            for name, handle in self._handles.items()
+            if not (name.startswith(prefix) and name.endswith(suffix))
+        }
 
     def finish(self) -> None:
         """Check that every tensor was taken or dropped.

@@ -15,8 +15,8 @@ from pathlib import Path
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import ModelConfig
 from tandem.kv.layout import KVLayout, ModelFingerprint
+from tandem.runtime.architectures.spec import DecoderSpec
 from tandem.runtime.checkpoint import weight_files
-from tandem.runtime.model_config import DecoderConfig
 
 DIGEST_FILE = "weights.digest"
 _CHUNK_BYTES = 1 << 22
@@ -24,7 +24,7 @@ _CHUNK_BYTES = 1 << 22
 
 def model_fingerprint(
     weights_digest: str,
-    config: DecoderConfig,
+    config: DecoderSpec,
     model: ModelConfig,
     bundle: TokenizerBundle,
     layout: KVLayout,

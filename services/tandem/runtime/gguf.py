@@ -17,9 +17,11 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from safetensors.torch import save_file
 
 from tandem.core.errors import TandemError
+from tandem.runtime.architectures.refusal import unsupported
+from tandem.runtime.architectures.spec import RopeConfig
 from tandem.runtime.checkpoint import SINGLE_FILE
 from tandem.runtime.gguf_tokenizer import tokenizer_files
-from tandem.runtime.model_config import RopeConfig, parse_model_config, unsupported
+from tandem.runtime.model_config import parse_model_config
 from tandem.runtime.rope_frequencies import inverse_frequencies
 
 Progress = Callable[[str], None]

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from tandem.runtime.model_config import unsupported
+from tandem.runtime.architectures.refusal import unsupported
 
 _CONTROL, _USER_DEFINED = 3, 4
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.config import EngineConfig
-from tandem.runtime.model_config import DecoderConfig
+from tandem.runtime.architectures.spec import DecoderSpec
 from tandem_kernels.contract import SCRATCH_BYTES
 
 CONTEXT_BYTES = 768 << 20
@@ -39,13 +39,13 @@ class GpuMemory:
         return min(remaining, self.free - self.step)
 
 
-def step_bytes(config: DecoderConfig, engine: EngineConfig, item_bytes: int) -> int:
+def step_bytes(config: DecoderSpec, engine: EngineConfig, item_bytes: int) -> int:
     """Estimate the temporary memory of the largest step in bytes: activations, logits and kernel scratch memory.
 
     `item_bytes`: bytes of one activation. Sampling computes in float64, with up to two copies of the logits."""
     num_rows = max(engine.max_num_batched_tokens, engine.max_num_seqs)
     heads = (2 * config.heads + 2 * config.kv_heads) * config.head_dim
-    row = (4 * config.hidden_size + heads + 3 * config.intermediate_size) * item_bytes
+    row = (4 * config.hidden_size + heads + 3 * config.active_inner) * item_bytes
     logits = engine.max_num_seqs * config.vocab_size * (2 * item_bytes + 2 * _FLOAT64)
     # Graphs keep the scratch memory that was allocated during their capture.
     return int(SLACK * (num_rows * row + logits)) + SCRATCH_BYTES * (1 + engine.cuda_graphs)

@@ -8,7 +8,7 @@ of the head's. The head has smaller groups because its errors affect every token
 from __future__ import annotations
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.runtime.model_config import DecoderConfig
+from tandem.runtime.architectures.spec import DecoderSpec
 from tandem_kernels.reference.linear_int8 import GROUP, weight_group
 
 _LAYER_GROUP, _HEAD_GROUP = 192, 32
@@ -24,12 +24,13 @@ def head_group(hidden: int) -> int:
     return weight_group(hidden, _HEAD_GROUP)
 
 
-def check_int8(config: DecoderConfig, dtype: str) -> None:
+def check_int8(config: DecoderSpec, dtype: str) -> None:
     """Check that a model can run with int8 weights.
 
     Raises TandemError when `dtype` is not float32 or a size in `config` is no multiple of the quantization group."""
-    widths = {"hidden": config.hidden_size, "heads": config.heads * config.head_dim, "inner": config.intermediate_size}
-    reason = None
+    widths = {"hidden": config.hidden_size, "heads": config.heads * config.head_dim}
+    widths |= {f"inner of layer {index}": layer.mlp.inner for index, layer in enumerate(config.layers)}
+    reason = "does not round experts: set --quantization none" if config.has_experts else None
     if dtype != "float32":
         reason = f"computes in float32, and model.dtype is {dtype}: set --dtype float32"
     for name, width in widths.items():

@@ -5,21 +5,21 @@ from __future__ import annotations
 from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.kv.layout import KVGroup, KVLayout
+from tandem.runtime.architectures.spec import DecoderSpec
 from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.ranks.leader import RankedCache
 from tandem.runtime.ranks.rank_context import RankContext
 from tandem_kernels.dispatch import BlockDigestOp
 from tandem_kernels.reference import block_digest as reference_digest
 
 
-def layout_of(config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> KVLayout:
+def layout_of(config: DecoderSpec, model: ModelConfig, engine: EngineConfig) -> KVLayout:
     """Return the layout of the model's KV blocks.
 
     `model` and `engine` must have been completed by `with_device_defaults`."""
     dtype = model.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-    return KVLayout(engine.block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, dtype),))
+    return KVLayout(engine.block_size, (KVGroup(config.num_layers, config.kv_heads, config.head_dim, dtype),))
 
 
 def num_blocks(layout: KVLayout, num_bytes: int, setting: str) -> int:

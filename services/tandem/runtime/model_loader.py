@@ -15,6 +15,7 @@ from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.kv.layout import ModelFingerprint
 from tandem.runtime import kv_sizing
+from tandem.runtime.architectures.spec import DecoderSpec
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.cuda_stream import arithmetic as cuda_arithmetic
@@ -26,7 +27,7 @@ from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.int8 import check_int8
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.kv_sizing import layout_of
-from tandem.runtime.model_config import DecoderConfig, read_model_config
+from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader_cuda import compose_executor, load_cuda, load_cuda_follower
 from tandem.runtime.model_store import cache_root, resolve_model
 from tandem.runtime.models.causal import CausalModel
@@ -118,7 +119,7 @@ def _arithmetic(model: ModelConfig, engine: EngineConfig) -> str:
 
 def load_executor(
     directory: Path,
-    config: DecoderConfig,
+    config: DecoderSpec,
     model: ModelConfig,
     engine: EngineConfig,
     grammars: LlguidanceMasks | None = None,
@@ -171,7 +172,7 @@ def load_follower(model: ModelConfig, engine: EngineConfig, rank_context: RankCo
 
 
 def _load_rank(
-    directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, rank_context: RankContext
+    directory: Path, config: DecoderSpec, model: ModelConfig, engine: EngineConfig, rank_context: RankContext
 ) -> tuple[CausalModel, KVCache]:
     """Load one CPU rank's part of the weights and of the KV pool for the reference kernels.
 
@@ -195,12 +196,12 @@ def _compose(model: CausalModel, cache: KVCache, engine: EngineConfig, grammars:
     return TorchExecutor(model, cache, _longest(cache, model.config, engine), grammars)
 
 
-def _longest(cache: KVCache, config: DecoderConfig, engine: EngineConfig) -> int:
+def _longest(cache: KVCache, config: DecoderSpec, engine: EngineConfig) -> int:
     """Return the longest request in tokens. Raises TandemError when `engine.max_model_len` exceeds it."""
     return kv_sizing.max_model_len(engine.max_model_len, config.max_length, cache.num_blocks * engine.block_size)
 
 
-def _grammars(bundle: TokenizerBundle, config: DecoderConfig) -> LlguidanceMasks | None:
+def _grammars(bundle: TokenizerBundle, config: DecoderSpec) -> LlguidanceMasks | None:
     """Build the grammar masks of a tokenizer; None, with a warning, if llguidance does not support the tokenizer.
 
     Such a model still serves all requests without a grammar."""
@@ -211,7 +212,7 @@ def _grammars(bundle: TokenizerBundle, config: DecoderConfig) -> LlguidanceMasks
         return None
 
 
-def _why_reference(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> str | None:
+def _why_reference(directory: Path, config: DecoderSpec, model: ModelConfig, engine: EngineConfig) -> str | None:
     """Return why the compiled kernels are not used; None when they are.
 
     Raises TandemError when `engine.kernels` requires them and they cannot be used."""
@@ -236,14 +237,16 @@ def _why_reference(directory: Path, config: DecoderConfig, model: ModelConfig, e
     return reason
 
 
-def _load_compiled(directory: Path, config: DecoderConfig, model: ModelConfig, num_threads: int) -> CompiledModel:
+def _load_compiled(directory: Path, config: DecoderSpec, model: ModelConfig, num_threads: int) -> CompiledModel:
     cache_dir = cache_root(model.cache_dir)
     digest = weights_digest(directory, cache_dir)
     dtype = torch_dtype(model.dtype)
     packing = Packing.EXACT if model.compact else Packing.FLOAT
     if model.quantization == "int8":
         packing = Packing.INT8
-    weights = packed_weights(lambda: Checkpoint(directory, dtype), config, packing, digest, cache_dir)
+    weights = packed_weights(
+        lambda: Checkpoint(directory, dtype, stored=config.stored), config, packing, digest, cache_dir
+    )
     num_mib = sum(tensor.nbytes for tensor in weights.values()) >> 20
     _log.info("the worker holds %d MiB of weights, packed as %s", num_mib, packing)
     return CompiledModel(config, weights, packing, native.Team(num_threads))

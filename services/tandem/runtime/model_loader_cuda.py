@@ -11,6 +11,7 @@ import torch
 
 from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.runtime.architectures.spec import DecoderSpec
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.cuda_graphs import GraphedModel, ladder
 from tandem.runtime.cuda_stream import CudaStream, device_kernels, open_cuda, require_float8
@@ -20,7 +21,6 @@ from tandem.runtime.gpu_memory import GpuMemory, step_bytes
 from tandem.runtime.grammar_masks import GrammarMasks
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.kv_sizing import allocate_cache, layout_of, max_model_len
-from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.random_weights import open_weights
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 def load_cuda(
     directory: Path,
-    config: DecoderConfig,
+    config: DecoderSpec,
     model: ModelConfig,
     engine: EngineConfig,
     grammars: GrammarMasks | None,
@@ -54,7 +54,7 @@ def load_cuda(
 
 
 def load_cuda_follower(
-    directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, rank_context: RankContext
+    directory: Path, config: DecoderSpec, model: ModelConfig, engine: EngineConfig, rank_context: RankContext
 ) -> Follower:
     """Load the model's part of a tensor-parallel rank other than the first on its GPU, and return its command executor.
 
@@ -84,7 +84,7 @@ def _explained_out_of_memory(device: torch.device) -> Iterator[None]:
 def _load(
     device: torch.device,
     directory: Path,
-    config: DecoderConfig,
+    config: DecoderSpec,
     model: ModelConfig,
     engine: EngineConfig,
     rank_context: RankContext,
@@ -139,12 +139,13 @@ def _graphed(model: CausalModel, cache: KVCache, stream: DeviceStream, engine: E
     """Return the model, with CUDA graphs of its decode steps if configured, and the longest request in tokens."""
     block_size = cache.layout.block_size
     longest = max_model_len(engine.max_model_len, model.config.max_length, cache.num_blocks * block_size)
-    if engine.cuda_graphs:
+    # Mixtures of experts wait for the host, which a graph cannot.
+    if engine.cuda_graphs and not model.config.has_experts:
         model = GraphedModel(model, cache, stream, ladder(engine.max_num_seqs), -(-longest // block_size))
     return model, longest
 
 
-def _pool_bytes(device: torch.device, config: DecoderConfig, engine: EngineConfig, dtype: torch.dtype) -> int:
+def _pool_bytes(device: torch.device, config: DecoderSpec, engine: EngineConfig, dtype: torch.dtype) -> int:
     """Return the bytes for the KV pool under `engine.gpu_memory_utilization`. Raises TandemError if none are left."""
     free, total = torch.cuda.mem_get_info(device)
     memory = GpuMemory(total, free, torch.cuda.memory_reserved(device), step_bytes(config, engine, dtype.itemsize))

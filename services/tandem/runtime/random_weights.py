@@ -23,7 +23,7 @@ FORMAT = 1
 
 _CHUNK = 1 << 24
 """Weights generated at once; each takes an intermediate word of 8 bytes."""
-_TO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
+_TO_RESIDUAL = ("o_proj.weight", "down_proj.weight", ".w2.weight")
 # SplitMix64 of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -61,14 +61,19 @@ class RandomWeights:
         """Do nothing, because no file is open."""
 
     def take(
-        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: range | None = None,
+        columns: range | None = None,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """Generate the tensor `name` of shape `shape`, and return it or the given `rows` and `columns` of it.
 
         Unlike `Checkpoint.take` it may be called again for the same name, and raises nothing."""
         height = range(shape[0]) if rows is None else rows
         if len(shape) == 1:
-            return torch.ones(len(height), dtype=self._dtype, device=self._device)
+            return torch.ones(len(height), dtype=dtype or self._dtype, device=self._device)
         matrix = self._generate(name, shape, height)
         return matrix if columns is None else matrix[:, columns.start : columns.stop].contiguous()
 
@@ -85,7 +90,7 @@ class RandomWeights:
             part.copy_(_uniform(key, before + start, part.numel(), self._device).mul_(math.sqrt(3 * variance)))
         return matrix
 
-    def drop(self, suffix: str) -> None:
+    def drop(self, suffix: str, prefix: str = "") -> None:
         """Do nothing: `Checkpoint.drop` ignores stored tensors, and here none are stored."""
 
     def finish(self) -> None:
@@ -102,8 +107,8 @@ def open_weights(directory: Path, dtype: torch.dtype, device: torch.device | str
     Raises TandemError when a checkpoint file is missing or cannot be read."""
     if is_random(directory):
         seed = int(json.loads((directory / MARKER).read_text(encoding="ascii"))["seed"])
-        return RandomWeights(seed, read_model_config(directory).layers, dtype, device)
-    return Checkpoint(directory, dtype, device)
+        return RandomWeights(seed, read_model_config(directory).num_layers, dtype, device)
+    return Checkpoint(directory, dtype, device, read_model_config(directory).stored)
 
 
 def _key(seed: int, name: str) -> int:

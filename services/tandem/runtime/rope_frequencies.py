@@ -10,13 +10,37 @@ import math
 
 import torch
 
-from tandem.runtime.model_config import RopeConfig
+from tandem.runtime.architectures.spec import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
     """Return the inverse frequencies of rotary embeddings, and the factor to multiply cosines and sines by.
 
-    The frequencies are float32 `[head_dim / 2]`, in radians per token."""
+    The frequencies are float32 `[head_dim / 2]`, in radians per token. Where only a part of a head is rotated, those of
+    the other components are zeros: `rope_order` says where these are."""
+    rotary_dim = rope.rotary_dim or head_dim
+    found, scale = _frequencies(rope, rotary_dim)
+    return torch.nn.functional.pad(found, (0, (head_dim - rotary_dim) // 2)), scale
+
+
+def rope_order(rope: RopeConfig, head_dim: int) -> torch.Tensor | None:
+    """Return the order of a head's components in which component i is rotated with component i + head_dim / 2.
+
+    The result lists components of the checkpoint; None: it has that order. Products of queries and keys do not depend
+    on the order, if both have the same."""
+    rotary_dim, half = rope.rotary_dim or head_dim, head_dim // 2
+    if rotary_dim == head_dim and not rope.is_interleaved:
+        return None
+    rotated = torch.arange(rotary_dim)
+    pairs = rotated.view(-1, 2).T if rope.is_interleaved else rotated.view(2, -1)
+    rest = torch.arange(rotary_dim, head_dim).view(2, -1)
+    order = torch.cat((pairs, rest), dim=1)
+    assert order.shape == (2, half)
+    return order.flatten()
+
+
+def _frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+    """Return the frequencies of `head_dim` components that are all rotated, and the scale."""
     if rope.kind == "yarn":
         return _yarn(rope, head_dim)
     plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))

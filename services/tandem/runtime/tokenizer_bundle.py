@@ -11,12 +11,13 @@ from tokenizers import Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.runtime.model_config import DecoderConfig, token_ids
+from tandem.runtime.architectures.fields import token_ids
+from tandem.runtime.architectures.spec import DecoderSpec
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
-def read_bundle(directory: Path, config: DecoderConfig) -> TokenizerBundle:
+def read_bundle(directory: Path, config: DecoderSpec) -> TokenizerBundle:
     """Read tokenizer, chat template, generation config and special tokens of a model directory.
 
     Raises TandemError when tokenizer.json is missing, or a file is not valid JSON or not a usable tokenizer.
@@ -68,7 +69,7 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str:
 
 
 def _special_tokens(
-    tokenizer: Tokenizer, settings: Mapping[str, Any], generation: Mapping[str, Any], config: DecoderConfig
+    tokenizer: Tokenizer, settings: Mapping[str, Any], generation: Mapping[str, Any], config: DecoderSpec
 ) -> dict[str, Any]:
     texts = {name: text for name in _NAMES if (text := _text(settings.get(name))) is not None}
     ends = config.eos_token_ids | token_ids(generation.get("eos_token_id"))

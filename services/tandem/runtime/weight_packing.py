@@ -10,11 +10,11 @@ from enum import StrEnum
 
 import torch
 
+from tandem.runtime.architectures.spec import DecoderSpec
 from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.int8 import head_group, layer_group
-from tandem.runtime.layer_tensors import Named, read_layer
-from tandem.runtime.model_config import DecoderConfig
-from tandem_kernels.native.pack import gate_up_rows, pack_linear
+from tandem.runtime.layer_tensors import Named, drop_unused, read_layer
+from tandem_kernels.native.pack import PANEL, gate_up_rows, pack_linear
 from tandem_kernels.native.pack_int4 import pack_exact, pack_fours
 from tandem_kernels.native.pack_int8 import pack_linear_int8
 
@@ -30,19 +30,23 @@ class Packing(StrEnum):
     INT8 = "int8"
 
 
-def pack(config: DecoderConfig, checkpoint: Checkpoint, packing: Packing) -> Named:
+def pack(config: DecoderSpec, checkpoint: Checkpoint, packing: Packing) -> Named:
     """Yield all packed tensors of a model as (name, tensor).
 
     Each tensor is taken from the checkpoint when the iterator reaches it. Raises TandemError when a tensor is missing
     or of the wrong shape.
     """
     table = (config.vocab_size, config.hidden_size)
-    checkpoint.drop(".rotary_emb.inv_freq")
-    for i in range(config.layers):
+    drop_unused(config, checkpoint)
+    for i in range(config.num_layers):
         for name, tensor in read_layer(config, checkpoint, i):
-            is_matrix = tensor.dim() > 1
-            if name in ("gate_up", "gate_up.bias"):
-                tensor = gate_up_rows(*tensor.view(2, config.intermediate_size, -1))
+            is_matrix = len(tensor) > 1 and tensor.dim() > 1
+            if name in ("gate_up", "gate_up.bias", "shared_gate_up"):
+                tensor = _interleaved(tensor)
+            elif name == "expert_gate_up":
+                tensor = torch.cat([_interleaved(expert) for expert in tensor])
+            elif name == "expert_down":
+                tensor = torch.nn.functional.pad(tensor, (0, 0, 0, -tensor.shape[1] % PANEL)).flatten(0, 1)
             if is_matrix:
                 yield from _matrix(f"layers.{i}.{name}", tensor, packing)
             else:
@@ -56,6 +60,12 @@ def pack(config: DecoderConfig, checkpoint: Checkpoint, packing: Packing) -> Nam
         yield "embeddings", embeddings
         head = checkpoint.take("lm_head.weight", table)
     yield from _matrix("head", head, packing, head_group)
+
+
+def _interleaved(gate_up: torch.Tensor) -> torch.Tensor:
+    """Interleave the rows of gate and up, which are the two halves of a matrix or of its biases."""
+    gate, up = gate_up.chunk(2)
+    return gate_up_rows(gate.reshape(len(gate), -1), up.reshape(len(up), -1))
 
 
 def _matrix(name: str, weight: torch.Tensor, packing: Packing, group: Callable[[int], int] = layer_group) -> Named:

@@ -118,7 +118,7 @@ def _load(
     directory: Path, dtype: torch.dtype, plane: str, kernels: Kernels, device: torch.device
 ) -> tuple[Decoder, KVCache]:
     config = read_model_config(directory)
-    layout = KVLayout(_BLOCK_SIZE, (KVGroup(config.layers, config.kv_heads, config.head_dim, plane),))
+    layout = KVLayout(_BLOCK_SIZE, (KVGroup(config.num_layers, config.kv_heads, config.head_dim, plane),))
     with Checkpoint(directory, dtype, device) as checkpoint:
         return Decoder(config, checkpoint, kernels=kernels), KVCache(
             layout, _BLOCKS, kernels.block_digest, aside=_stream(device)

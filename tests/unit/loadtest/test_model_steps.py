@@ -228,5 +228,5 @@ def _on_the_cpu(cache: Path) -> TorchExecutor:
     directory = resolve_model("random:tiny", cache)
     weights = open_weights(directory, torch.float32)
     config = read_model_config(directory)
-    layout = KVLayout(16, (KVGroup(config.layers, config.kv_heads, config.head_dim, "float32"),))
+    layout = KVLayout(16, (KVGroup(config.num_layers, config.kv_heads, config.head_dim, "float32"),))
     return TorchExecutor(Decoder(config, weights), KVCache(layout, 4), 50)

@@ -116,7 +116,7 @@ def test_weights_are_read_back_unchanged(tmp_path: Path) -> None:
 
 def test_configuration(tmp_path: Path) -> None:
     config = read_model_config(_convert(_write(tmp_path / "m.gguf")))
-    assert (config.layers, config.heads, config.kv_heads, config.head_dim) == (2, 4, 2, 8)
+    assert (config.num_layers, config.heads, config.kv_heads, config.head_dim) == (2, 4, 2, 8)
     assert (config.rms_norm_eps, config.rope.theta, config.max_length) == (1e-5, 100000.0, 128)
     assert (config.eos_token_ids, config.bos_token_id, config.tied_embeddings) == (frozenset({1}), 0, False)
 

@@ -45,7 +45,7 @@ def test_every_published_shape_is_a_model_that_we_compute(name: str, tmp_path: P
     directory = resolve_model(f"random:{name}", tmp_path)
     config = read_model_config(directory)
     assert config.vocab_size == PUBLISHED[name].config["vocab_size"]
-    assert config.qk_norm == name.startswith("qwen3")
+    assert (config.query_key_norm == "head") == name.startswith("qwen3")
     assert not list(directory.glob("*.safetensors"))
 
 

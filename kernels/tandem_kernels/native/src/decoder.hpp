@@ -1,4 +1,4 @@
-// Runs the forward pass of a Llama-family decoder over paged KV, all layers in one run of a team. A decoder owns the
+// Runs the forward pass of a decoder over paged KV, all layers in one run of a team. A decoder owns the
 // buffers between operators, but not the weights.
 //
 // The reference is `tandem.runtime.models.decoder`. All lanes execute the same sequence of operators; a barrier
@@ -12,6 +12,7 @@
 
 #include "attention.hpp"
 #include "coded.hpp"
+#include "experts.hpp"
 #include "linear.hpp"
 #include "linear_int8.hpp"
 #include "rows.hpp"
@@ -19,20 +20,27 @@
 
 namespace tandem {
 
+// Multipliers of 1 change nothing. `has_row_norms`: queries are normalised over all heads of a row together, like keys.
 struct Shape {
-    int hidden, inner, heads, kv_heads, head_dim, layers, vocab;
-    float eps, attention_scale;
+    int hidden, heads, kv_heads, head_dim, layers, vocab, has_row_norms;
+    float eps, attention_scale, embedding_multiplier, residual_multiplier, logits_divisor;
 };
 
+// A norm that is null does not exist; the `after` ones are of what attention and MLP add to a row.
 struct Layer {
+    int has_rope;
     const float* attention_norm;
     Matrix qkv;
-    const float* query_norm;  // null if the model has no head norms, like key_norm
+    const float* query_norm;
     const float* key_norm;
     Matrix output;
+    const float* after_attention_norm;
     const float* mlp_norm;
+    int inner;  // of a dense MLP, like the next two
     Matrix gate_up;
     Matrix down;
+    Experts experts;
+    const float* after_mlp_norm;
 };
 
 // Rows of one step. `positions` are indices into `cos` and `sin`, `[max_position, head_dim / 2]`.
@@ -124,19 +132,32 @@ class Decoder final : public AnyDecoder {
     // `embeddings` are [vocab, hidden], null if they are the head's weights; all weights must outlive this object.
     Decoder(const Shape& shape, std::vector<Layer> layers, const float* norm, const Matrix& head,
             const float* embeddings)
-        : shape_(shape), layers_(std::move(layers)), norm_(norm), head_(head), embeddings_(embeddings) {}
+        : shape_(shape),
+          layers_(std::move(layers)),
+          norm_(norm),
+          head_(head),
+          embeddings_(embeddings),
+          widths_(widths_of(shape_, layers_)) {}
 
     void forward(Team& team, const Step& step, float* hidden) override {
         const std::size_t rows = step.num_rows;
         const Shape& s = shape_;
+        const Widths w = widths_;
         const Work work{
             .normed = normed_.at_least(rows * s.hidden),
             .qkv = qkv_.at_least(rows * qkv_width()),
             .mixed = mixed_.at_least(rows * s.heads * s.head_dim),
-            .inner = inner_.at_least(rows * s.inner),
+            .inner = inner_.at_least(rows * w.inner),
             .scratch = scratch_.at_least(team.size() * scratch_stride(step.pool)),
+            .added = added_.at_least(rows * w.added),
+            .logits = logits_.at_least(rows * w.experts),
+            .weights = weights_.at_least(rows * w.chosen),
+            .gathered = gathered_.at_least(rows * w.chosen * s.hidden),
+            .expert_inner = expert_inner_.at_least(rows * w.expert_inner),
+            .parts = parts_.at_least(rows * w.chosen * s.hidden),
+            .chosen = chosen_.at_least(rows * w.chosen),
         };
-        input_.reserve(rows, std::max({s.hidden, s.inner, s.heads * s.head_dim}));
+        input_.reserve(rows, std::max({s.hidden, w.inner, s.heads * s.head_dim}));
         team.run([&](Lane& lane) {
             lane.share(step.num_rows, kRowGrain, [&](int begin, int end) {
                 for (int r = begin; r < end; ++r) embed(step.tokens[r], hidden + std::size_t(r) * s.hidden);
@@ -153,11 +174,21 @@ class Decoder final : public AnyDecoder {
             normalise(lane, hidden, num_rows, norm_, normed);
             lane.wait();
             input_.multiply(lane, normed, num_rows, head_, out, shape_.vocab, Into::kStore);
+            if (shape_.logits_divisor == 1.0f) return;
+            lane.wait();
+            lane.share(num_rows, 1, [&](int begin, int end) {
+                float* row = out + std::size_t(begin) * shape_.vocab;
+                for (std::size_t i = 0; i < std::size_t(end - begin) * shape_.vocab; ++i) row[i] /= shape_.logits_divisor;
+            });
         });
     }
 
     std::size_t buffer_bytes() const override {
-        return normed_.bytes() + qkv_.bytes() + mixed_.bytes() + inner_.bytes() + scratch_.bytes() + input_.bytes();
+        std::size_t total = input_.bytes() + chosen_.bytes();
+        for (const auto* buffer : {&normed_, &qkv_, &mixed_, &inner_, &scratch_, &added_, &logits_, &weights_,
+                                   &gathered_, &expert_inner_, &parts_})
+            total += buffer->bytes();
+        return total;
     }
 
   private:
@@ -165,13 +196,37 @@ class Decoder final : public AnyDecoder {
 
     struct Work {
         float *normed, *qkv, *mixed, *inner, *scratch;
+        float *added, *logits, *weights, *gathered, *expert_inner, *parts;
+        int* chosen;
     };
+
+    // Floats per row of buffers whose widths depend on the layers.
+    struct Widths {
+        int inner = 0, added = 0, experts = 0, chosen = 0, expert_inner = 0;
+    };
+
+    static Widths widths_of(const Shape& shape, const std::vector<Layer>& layers) {
+        Widths w;
+        bool adds_in_place = shape.residual_multiplier == 1.0f;
+        for (const Layer& layer : layers) {
+            const Experts& e = layer.experts;
+            w.inner = std::max({w.inner, layer.inner, e.shared_inner});
+            w.experts = std::max(w.experts, e.count);
+            w.chosen = std::max(w.chosen, e.count ? e.routing.num_chosen : 0);
+            w.expert_inner = std::max(w.expert_inner, e.count ? e.routing.num_chosen * e.inner : 0);
+            adds_in_place = adds_in_place && !e.count && !layer.after_attention_norm && !layer.after_mlp_norm;
+        }
+        w.added = adds_in_place ? 0 : shape.hidden;
+        return w;
+    }
 
     void embed(std::int64_t token, float* out) const {
         if (embeddings_)
             copy_row(embeddings_ + token * shape_.hidden, shape_.hidden, out);
         else
             embed_row(head_, token, out);
+        if (shape_.embedding_multiplier != 1.0f)
+            for (int i = 0; i < shape_.hidden; ++i) out[i] *= shape_.embedding_multiplier;
     }
 
     int qkv_width() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
@@ -185,48 +240,133 @@ class Decoder final : public AnyDecoder {
         const Shape& s = shape_;
         const Layer& layer = layers_[index];
         const int rows = step.num_rows;
-        normalise(lane, x, rows, layer.attention_norm, work.normed);
+        const float* in = normalise(lane, x, rows, layer.attention_norm, work.normed);
         lane.wait();
-        input_.multiply(lane, work.normed, rows, layer.qkv, work.qkv, qkv_width(), Into::kStore);
+        input_.multiply(lane, in, rows, layer.qkv, work.qkv, qkv_width(), Into::kStore);
         lane.wait();
         place(lane, step, layer, index, work.qkv);
         lane.wait();
         attention(lane, work.qkv, qkv_width(), step.pool, index, step.sequences, s.heads, s.attention_scale,
                   work.mixed, s.heads * s.head_dim, work.scratch + lane.rank() * scratch_stride(step.pool));
         lane.wait();
-        add_product(lane, work.mixed, rows, layer.output, x);
-        normalise(lane, x, rows, layer.mlp_norm, work.normed);
+        add_product(lane, work.mixed, rows, layer.output, layer.after_attention_norm, work.added, x);
+        in = normalise(lane, x, rows, layer.mlp_norm, work.normed);
         lane.wait();
-        input_.multiply(lane, work.normed, rows, layer.gate_up, work.inner, s.inner, Into::kSwiGlu);
+        if (layer.experts.count) {
+            add_experts(lane, in, rows, layer, work, x);
+            return;
+        }
+        input_.multiply(lane, in, rows, layer.gate_up, work.inner, layer.inner, Into::kSwiGlu);
         lane.wait();
-        add_product(lane, work.inner, rows, layer.down, x);
+        add_product(lane, work.inner, rows, layer.down, layer.after_mlp_norm, work.added, x);
     }
 
-    // Computes x += in * W^T, with a barrier at the end.
-    void add_product(Lane& lane, const float* in, int rows, const Matrix& weights, float* x) {
+    // Adds the mixture of each row's experts to it, with a barrier at the end.
+    void add_experts(Lane& lane, const float* in, int rows, const Layer& layer, const Work& work, float* x) {
+        const Experts& e = layer.experts;
+        const int chosen = e.routing.num_chosen, hidden = shape_.hidden, places = rows * chosen;
+        linear(lane, in, hidden, rows, e.router, work.logits, e.count, Into::kStore);
+        lane.wait();
+        Router router(e.routing, e.count, e.choice_bias);
+        lane.share(rows, kRowGrain, [&](int begin, int end) {
+            for (std::size_t r = begin; r < std::size_t(end); ++r)
+                router.choose(work.logits + r * e.count, work.chosen + r * chosen, work.weights + r * chosen);
+        });
+        lane.wait();
+        if (lane.rank() == 0) places_.sort(work.chosen, places, e.count);
+        lane.wait();
+        lane.share(places, kRowGrain, [&](int begin, int end) {
+            for (std::size_t p = begin; p < std::size_t(end); ++p)
+                copy_row(in + std::size_t(places_.source(p) / chosen) * hidden, hidden, work.gathered + p * hidden);
+        });
+        if (e.shared_inner)
+            linear(lane, in, hidden, rows, e.shared_gate_up, work.inner, e.shared_inner, Into::kSwiGlu);
+        lane.wait();
+        places_.multiply(lane, work.gathered, e.gate_up, 2 * e.inner, work.expert_inner, e.inner, Into::kSwiGlu);
+        lane.wait();
+        places_.multiply(lane, work.expert_inner, e.down, hidden, work.parts, hidden, Into::kStore);
+        if (e.shared_inner)
+            linear(lane, work.inner, e.shared_inner, rows, e.shared_down, work.added, hidden, Into::kStore);
+        lane.wait();
+        lane.share(rows, kRowGrain, [&](int begin, int end) {
+            for (int r = begin; r < end; ++r) {
+                float* added = work.added + std::size_t(r) * hidden;
+                mix(e, in + std::size_t(r) * hidden, r, work, added);
+                add_row(added, layer.after_mlp_norm, x + std::size_t(r) * hidden);
+            }
+        });
+        lane.wait();
+    }
+
+    // Adds up what a row's experts returned, in ascending order, and then what all rows pass through, which `added`
+    // holds before.
+    void mix(const Experts& e, const float* in, int row, const Work& work, float* added) const {
+        const int chosen = e.routing.num_chosen, hidden = shape_.hidden;
+        float gate = e.shared_inner ? 1.0f : 0.0f;
+        if (e.shared_gate) {
+            float sum = 0.0f;
+            for (int i = 0; i < hidden; ++i) sum = std::fma(in[i], e.shared_gate[i], sum);
+            gate = 1.0f / (1.0f + std::exp(-sum));
+        }
+        const float* weights = work.weights + std::size_t(row) * chosen;
+        const float* first = work.parts + std::size_t(places_.place(row * chosen)) * hidden;
+        for (int i = 0; i < hidden; ++i) {
+            const float shared = e.shared_inner ? gate * added[i] : 0.0f;
+            float sum = weights[0] * first[i];
+            for (int c = 1; c < chosen; ++c)
+                sum += weights[c] * work.parts[std::size_t(places_.place(row * chosen + c)) * hidden + i];
+            added[i] = sum + shared;
+        }
+    }
+
+    // Computes x += multiplier * norm(added) of one row; overwrites `added`.
+    void add_row(float* added, const float* norm, float* x) const {
+        const int hidden = shape_.hidden;
+        if (norm) rms_norm(added, norm, shape_.eps, hidden, added);
+        for (int i = 0; i < hidden; ++i) x[i] += shape_.residual_multiplier * added[i];
+    }
+
+    // Computes x += multiplier * norm(in * W^T), with a barrier at the end; `added` holds the product meanwhile.
+    void add_product(Lane& lane, const float* in, int rows, const Matrix& weights, const float* norm, float* added,
+                     float* x) {
         if constexpr (!Input::kIsPlain) {
             lane.share(rows, kRowGrain, [&](int begin, int end) {
                 for (int r = begin; r < end; ++r) input_.prepare(in + std::size_t(r) * weights.k, weights.k, r);
             });
             lane.wait();
         }
-        input_.multiply(lane, in, rows, weights, x, shape_.hidden, Into::kAdd);
+        const int hidden = shape_.hidden;
+        if (!norm && shape_.residual_multiplier == 1.0f) {
+            input_.multiply(lane, in, rows, weights, x, hidden, Into::kAdd);
+            lane.wait();
+            return;
+        }
+        input_.multiply(lane, in, rows, weights, added, hidden, Into::kStore);
+        lane.wait();
+        lane.share(rows, kRowGrain, [&](int begin, int end) {
+            for (std::size_t r = begin; r < std::size_t(end); ++r) add_row(added + r * hidden, norm, x + r * hidden);
+        });
         lane.wait();
     }
 
-    // Normalises rows and prepares them as the input of a product.
-    void normalise(Lane& lane, const float* x, int rows, const float* weight, float* out) {
+    // Normalises rows and prepares them as the input of a product; returns that input, which is `x` without a norm.
+    const float* normalise(Lane& lane, const float* x, int rows, const float* weight, float* out) {
         const int width = shape_.hidden;
         lane.share(rows, kRowGrain, [&](int begin, int end) {
             for (int r = begin; r < end; ++r) {
-                float* row = out + std::size_t(r) * width;
-                rms_norm(x + std::size_t(r) * width, weight, shape_.eps, width, row);
+                const float* row = x + std::size_t(r) * width;
+                if (weight) {
+                    float* normed = out + std::size_t(r) * width;
+                    rms_norm(row, weight, shape_.eps, width, normed);
+                    row = normed;
+                }
                 input_.prepare(row, width, r);
             }
         });
+        return weight ? out : x;
     }
 
-    // Normalises (if the model has head norms) and rotates queries in place, and writes keys and values to the pool.
+    // Normalises and rotates queries in place, and writes keys and values to the pool.
     void place(Lane& lane, const Step& step, const Layer& layer, int index, float* qkv) {
         const Shape& s = shape_;
         const int dim = s.head_dim;
@@ -235,13 +375,21 @@ class Decoder final : public AnyDecoder {
                 float* row = qkv + std::size_t(r) * qkv_width();
                 const float* cos = step.cos + step.positions[r] * (dim / 2);
                 const float* sin = step.sin + step.positions[r] * (dim / 2);
+                if (s.has_row_norms) {
+                    float* keys = row + std::size_t(s.heads) * dim;
+                    rms_norm(row, layer.query_norm, s.eps, s.heads * dim, row);
+                    rms_norm(keys, layer.key_norm, s.eps, s.kv_heads * dim, keys);
+                }
                 for (int h = 0; h < s.heads + s.kv_heads; ++h) {
                     float* head = row + std::size_t(h) * dim;
                     const bool is_key = h >= s.heads;
                     const float* norm = is_key ? layer.key_norm : layer.query_norm;
-                    if (norm) rms_norm(head, norm, s.eps, dim, head);
-                    rotate(head, cos, sin, dim,
-                           is_key ? pool_row(step.pool, step.slots[r], h - s.heads, index, 0) : head);
+                    float* out = is_key ? pool_row(step.pool, step.slots[r], h - s.heads, index, 0) : head;
+                    if (norm && !s.has_row_norms) rms_norm(head, norm, s.eps, dim, head);
+                    if (layer.has_rope)
+                        rotate(head, cos, sin, dim, out);
+                    else if (is_key)
+                        copy_row(head, dim, out);
                 }
                 for (int g = 0; g < s.kv_heads; ++g)
                     copy_row(row + std::size_t(s.heads + s.kv_heads + g) * dim, dim,
@@ -255,7 +403,11 @@ class Decoder final : public AnyDecoder {
     const float* const norm_;
     const Matrix head_;
     const float* const embeddings_;
+    const Widths widths_;
     Buffer<float> normed_, qkv_, mixed_, inner_, scratch_;
+    Buffer<float> added_, logits_, weights_, gathered_, expert_inner_, parts_;
+    Buffer<int> chosen_;
+    Places places_;
     Input input_;
 };
 

@@ -6,16 +6,16 @@ from typing import Protocol
 
 import torch
 
+from tandem.runtime.architectures.spec import DecoderSpec
 from tandem.runtime.input_batch import Batch
 from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.model_config import DecoderConfig
 
 
 class CausalModel(Protocol):
     """Causal language model over paged KV: it holds the weights, and the caller passes the KV cache to each call."""
 
     @property
-    def config(self) -> DecoderConfig: ...
+    def config(self) -> DecoderSpec: ...
 
     @property
     def dtype(self) -> torch.dtype: ...

@@ -1,4 +1,4 @@
-"""Run the Llama family on the compiled CPU kernels, with float32 or int8 weights.
+"""Run models on the compiled CPU kernels, with float32 or int8 weights.
 
 `tandem.runtime.models.decoder` is the reference: rows agree with it up to the order of sums. Results are also
 batch-invariant: a row has the same bits whatever other rows share its step, because the kernels keep one order of
@@ -13,16 +13,24 @@ from pathlib import Path
 
 import torch
 
+from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, ExpertsMlp
 from tandem.runtime.atomic_dir import build_once
 from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.input_batch import Batch
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.mmap_tensors import read_tensors, write_tensors
-from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.rope_frequencies import inverse_frequencies
 from tandem.runtime.weight_packing import Packing, pack
-from tandem_kernels.native.decoder import CompiledDecoder, DecoderShape, PackedLayer, PackedLinear
+from tandem_kernels.native.decoder import (
+    CompiledDecoder,
+    DecoderShape,
+    PackedExperts,
+    PackedLayer,
+    PackedLinear,
+    PackedMlp,
+)
 from tandem_kernels.native.library import Team
+from tandem_kernels.native.pack import PANEL
 from tandem_kernels.reference import rope_tables
 
 _log = logging.getLogger(__name__)
@@ -32,19 +40,17 @@ _FORMAT = 4
 
 
 class CompiledModel:
-    """Llama-family model in float32 on the compiled CPU kernels; implements `runtime.models.causal.CausalModel`.
+    """Model in float32 on the compiled CPU kernels; implements `runtime.models.causal.CausalModel`.
 
     `packing`: storage format of the weights. `team`: the kernels' threads."""
 
-    def __init__(
-        self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], packing: Packing, team: Team
-    ) -> None:
+    def __init__(self, config: DecoderSpec, weights: Mapping[str, torch.Tensor], packing: Packing, team: Team) -> None:
         """Build the decoder. `weights` are those that `packed_weights` returns for `packing`."""
         self.config = config
         self.dtype = torch.float32
         self._decoder = CompiledDecoder(
             shape_of(config),
-            [_layer(config, weights, f"layers.{i}.") for i in range(config.layers)],
+            [_layer(config, weights, i) for i in range(config.num_layers)],
             weights["norm"],
             _linear(weights, "head", config.vocab_size, config.hidden_size),
             weights.get("embeddings"),
@@ -78,23 +84,29 @@ class CompiledModel:
         return f"CompiledModel({self._decoder!r})"
 
 
-def shape_of(config: DecoderConfig) -> DecoderShape:
+def shape_of(config: DecoderSpec) -> DecoderShape:
     """Return the sizes of a model in the form that the compiled kernels take."""
+    mixtures = [layer.mlp for layer in config.layers if isinstance(layer.mlp, ExpertsMlp)]
+    inners = {layer.mlp.inner for layer in config.layers} | {mlp.shared_inner for mlp in mixtures}
     return DecoderShape(
         hidden=config.hidden_size,
-        inner=config.intermediate_size,
+        inners=frozenset(inners),
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
-        layers=config.layers,
+        layers=config.num_layers,
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
-        attention_scale=config.head_dim**-0.5,
+        attention_scale=config.attention_scale,
+        has_row_norms=config.query_key_norm == "row",
+        embedding_multiplier=config.embedding_multiplier,
+        residual_multiplier=config.residual_multiplier,
+        logits_divisor=config.logits_divisor,
     )
 
 
 def packed_weights(
-    open_checkpoint: Callable[[], Checkpoint], config: DecoderConfig, packing: Packing, digest: str, cache_dir: Path
+    open_checkpoint: Callable[[], Checkpoint], config: DecoderSpec, packing: Packing, digest: str, cache_dir: Path
 ) -> Mapping[str, torch.Tensor]:
     """Return the memory-mapped tensors of a model in the format of the compiled kernels.
 
@@ -111,18 +123,45 @@ def packed_weights(
     return read_tensors(build_once(cache_dir / "packed" / f"{digest[:32]}-{packing}-{_FORMAT}", build))
 
 
-def _layer(config: DecoderConfig, weights: Mapping[str, torch.Tensor], prefix: str) -> PackedLayer:
+def _layer(config: DecoderSpec, weights: Mapping[str, torch.Tensor], index: int) -> PackedLayer:
+    prefix, layer = f"layers.{index}.", config.layers[index]
     hidden, query = config.hidden_size, config.heads * config.head_dim
     kv = config.kv_heads * config.head_dim
+    packed: PackedMlp | PackedExperts
+    if isinstance(layer.mlp, DenseMlp):
+        packed = _mlp(weights, prefix, layer.mlp.inner, hidden)
+    else:
+        packed = _experts(weights, prefix, layer.mlp, hidden)
     return PackedLayer(
-        attention_norm=weights[f"{prefix}attention_norm"],
+        has_rope=layer.has_rope,
+        attention_norm=weights.get(f"{prefix}attention_norm"),
         qkv=_linear(weights, f"{prefix}qkv", query + 2 * kv, hidden),
         query_norm=weights.get(f"{prefix}query_norm"),
         key_norm=weights.get(f"{prefix}key_norm"),
         output=_linear(weights, f"{prefix}output", hidden, query),
-        mlp_norm=weights[f"{prefix}mlp_norm"],
-        gate_up=_linear(weights, f"{prefix}gate_up", 2 * config.intermediate_size, hidden),
-        down=_linear(weights, f"{prefix}down", hidden, config.intermediate_size),
+        after_attention_norm=weights.get(f"{prefix}after_attention_norm"),
+        mlp_norm=weights.get(f"{prefix}mlp_norm"),
+        mlp=packed,
+        after_mlp_norm=weights.get(f"{prefix}after_mlp_norm"),
+    )
+
+
+def _mlp(weights: Mapping[str, torch.Tensor], prefix: str, inner: int, hidden: int) -> PackedMlp:
+    gate_up = _linear(weights, f"{prefix}gate_up", 2 * inner, hidden)
+    return PackedMlp(inner, gate_up, _linear(weights, f"{prefix}down", hidden, inner))
+
+
+def _experts(weights: Mapping[str, torch.Tensor], prefix: str, mlp: ExpertsMlp, hidden: int) -> PackedExperts:
+    return PackedExperts(
+        count=mlp.count,
+        inner=mlp.inner,
+        routing=mlp.routing,
+        router=_linear(weights, f"{prefix}router", mlp.count, hidden),
+        choice_bias=weights.get(f"{prefix}choice_bias"),
+        gate_up=_linear(weights, f"{prefix}expert_gate_up", mlp.count * 2 * mlp.inner, hidden),
+        down=_linear(weights, f"{prefix}expert_down", mlp.count * -(-hidden // PANEL) * PANEL, mlp.inner),
+        shared=_mlp(weights, f"{prefix}shared_", mlp.shared_inner, hidden) if mlp.shared_inner else None,
+        shared_gate=weights.get(f"{prefix}shared_gate"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Run the forward pass of the Llama family on any set of kernels, whole or as one tensor-parallel rank.
+"""Run the forward pass of any `DecoderSpec` on any set of kernels, whole or as one tensor-parallel rank.
 
 Operations and casts are in the order of the checkpoints' reference implementation (transformers), so that rows agree
 up to the order of sums inside a matrix product. Projections that read the same input are one matrix.
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, LayerSpec
 from tandem.runtime.input_batch import Batch
 from tandem.runtime.int8 import head_group, layer_group
 from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.layer_tensors import read_layer
-from tandem.runtime.model_config import DecoderConfig
+from tandem.runtime.layer_tensors import drop_unused, read_layer
 from tandem.runtime.parallel.communicator import ALONE, Communicator
 from tandem.runtime.parallel.shard import WHOLE, Shard
 from tandem.runtime.random_weights import WeightSource
 from tandem.runtime.rope_frequencies import inverse_frequencies
-from tandem_kernels.contract import HeadNorms
+from tandem_kernels.contract import HeadNorms, Routing
 from tandem_kernels.dispatch import REFERENCE, Kernels, Product
 from tandem_kernels.reference.int4 import Codes, find_codes, linear_codes
 from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
@@ -82,24 +82,65 @@ AnyLinear = Linear | Int8Linear | Int4Linear
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """Weights of one decoder layer.
+class GatedMlp:
+    """MLP of every row: `gate_up` computes its gate and up projections side by side, `down` projects back to them."""
 
-    `attention_norm`, `mlp_norm`: norms before attention and MLP. `qkv` computes query, key and value heads side by
-    side, `gate_up` the MLP's gate and up projections side by side. `output` and `down` project attention and MLP back
-    to hidden rows. `head_norms`: norms of query and key heads; None if the model has none."""
-
-    attention_norm: torch.Tensor
-    qkv: AnyLinear
-    head_norms: HeadNorms | None
-    output: AnyLinear
-    mlp_norm: torch.Tensor
     gate_up: AnyLinear
     down: AnyLinear
 
+    def __call__(self, rows: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        return self.down(kernels.silu_mul(self.gate_up(rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMlp:
+    """Mixture of experts. `router`: in the rows' dtype or in float32. `gate_up`, `down`: of all experts, see
+    `contract.mix_experts`. `shared`: MLP of every row, or None; `shared_gate` `[1, hidden]`: its result is multiplied
+    by the sigmoid of a product with the row."""
+
+    routing: Routing
+    router: torch.Tensor
+    choice_bias: torch.Tensor | None
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    shared: GatedMlp | None
+    shared_gate: torch.Tensor | None
+
+    def __call__(self, rows: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        logits = kernels.linear(rows.to(self.router.dtype), self.router, None)
+        experts, weights = kernels.route(logits, self.choice_bias, self.routing)
+        mixed = kernels.mix_experts(rows, experts, weights, self.gate_up, self.down)
+        if self.shared is None:
+            return mixed
+        shared = self.shared(rows, kernels)
+        if self.shared_gate is not None:
+            shared = torch.sigmoid(kernels.linear(rows, self.shared_gate, None)) * shared
+        return mixed + shared
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one decoder layer.
+
+    `attention_norm`, `mlp_norm`: norms before attention and MLP, `after_attention_norm`, `after_mlp_norm`: those of
+    their results; None where there is none. `qkv` computes query, key and value heads side by side; `output` projects
+    attention back to hidden rows. `head_norms`: norms of each query and key head, `row_norms`: of all heads of a row
+    together; None if the model has none."""
+
+    has_rope: bool
+    attention_norm: torch.Tensor | None
+    qkv: AnyLinear
+    row_norms: HeadNorms | None
+    head_norms: HeadNorms | None
+    output: AnyLinear
+    after_attention_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor | None
+    mlp: GatedMlp | ExpertMlp
+    after_mlp_norm: torch.Tensor | None
+
 
 class Decoder:
-    """Llama-family model in any floating-point type on any set of kernels.
+    """Decoder of any specification in any floating-point type on any set of kernels.
 
     Implements `runtime.models.causal.CausalModel`. `config` is the whole model's. With tensor parallelism the decoder
     holds the weights of its `shard`, the caches passed to it hold the shard's KV heads, and all ranks must call
@@ -107,7 +148,7 @@ class Decoder:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        config: DecoderSpec,
         checkpoint: WeightSource,
         quantization: str = "none",
         kernels: Kernels = REFERENCE,
@@ -120,7 +161,6 @@ class Decoder:
         self._shard = shard
         self._communicator = communicator
         self.config = config
-        self._scale = config.head_dim**-0.5
         inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
         self._ids = shard.vocab(config.vocab_size)
         self._embeddings = self._take_table(checkpoint, "model.embed_tokens.weight")
@@ -128,11 +168,11 @@ class Decoder:
         self._inv_freq = inv_freq.to(self._embeddings.device)
         product = None if is_int8 else kernels.linear
         self._layers = tuple(
-            _make_layer(dict(read_layer(config, checkpoint, i, shard)), product, config.rms_norm_eps)
-            for i in range(config.layers)
+            _make_layer(config, layer, dict(read_layer(config, checkpoint, i, shard)), product)
+            for i, layer in enumerate(config.layers)
         )
         self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
-        checkpoint.drop(".rotary_emb.inv_freq")
+        drop_unused(config, checkpoint)
         if config.tied_embeddings:
             checkpoint.drop("lm_head.weight")
             head = self._embeddings
@@ -151,19 +191,31 @@ class Decoder:
 
         Attention reads the sequences' earlier KV from `cache`; the KV of the batch's T rows is written there. With
         tensor parallelism it raises CollectiveFailed when another rank fails."""
-        kernels, eps, all_reduce = self._kernels, self.config.rms_norm_eps, self._communicator.all_reduce
+        kernels, config, all_reduce = self._kernels, self.config, self._communicator.all_reduce
         x = self._embed(batch.tokens)
-        cos, sin = kernels.rope_tables(batch.positions, self._inv_freq, self._rope_scale, x.dtype)
-        rows = kernels.rms_norm(x, self._layers[0].attention_norm, eps)
-        for layer, following, kv in zip(self._layers, (*self._layers[1:], None), cache.layers, strict=True):
-            query = kernels.rope_cache_write(layer.qkv(rows), cos, sin, layer.head_norms, kv, batch.slots)
-            mixed = kernels.paged_attention(query, kv, batch.attention, self._scale)
-            rows, x = kernels.add_rms_norm(all_reduce(layer.output(mixed.flatten(1))), x, layer.mlp_norm, eps)
-            out = all_reduce(layer.down(kernels.silu_mul(layer.gate_up(rows))))
-            if following is None:
-                return x + out
-            rows, x = kernels.add_rms_norm(out, x, following.attention_norm, eps)
-        raise AssertionError("a decoder has layers")
+        if config.embedding_multiplier != 1:
+            x = x * config.embedding_multiplier
+        tables = kernels.rope_tables(batch.positions, self._inv_freq, self._rope_scale, x.dtype)
+        # Angles of zero leave queries and keys as they are.
+        identity = tables
+        if not all(layer.has_rope for layer in config.layers):
+            identity = kernels.rope_tables(batch.positions, torch.zeros_like(self._inv_freq), 1.0, x.dtype)
+        first = self._layers[0].attention_norm
+        rows = x if first is None else kernels.rms_norm(x, first, config.rms_norm_eps)
+        for index, (layer, kv) in enumerate(zip(self._layers, cache.layers, strict=True), start=1):
+            qkv = layer.qkv(rows)
+            if layer.row_norms is not None:
+                qkv = _normalised(qkv, layer.row_norms, kernels)
+            cos, sin = tables if layer.has_rope else identity
+            query = kernels.rope_cache_write(qkv, cos, sin, layer.head_norms, kv, batch.slots)
+            mixed = kernels.paged_attention(query, kv, batch.attention, config.attention_scale)
+            out = all_reduce(layer.output(mixed.flatten(1)))
+            rows, x = self._add(out, x, layer.after_attention_norm, layer.mlp_norm)
+            out = all_reduce(layer.mlp(rows, kernels))
+            is_last = index == len(self._layers)
+            following = None if is_last else self._layers[index].attention_norm
+            rows, x = self._add(out, x, layer.after_mlp_norm, following)
+        return x
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -173,10 +225,29 @@ class Decoder:
         first rank returns the logits of the whole vocabulary, each other rank only those of its part."""
         hidden = self._communicator.broadcast(hidden)
         logits = self._head(self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps))
+        if self.config.logits_divisor != 1:
+            logits = logits / self.config.logits_divisor
         if self._shard.is_whole:
             return logits
         parts = self._communicator.gather(logits)
         return logits if parts is None else torch.cat(parts, 1)[:, : self.config.vocab_size]
+
+    def _add(
+        self, out: torch.Tensor, x: torch.Tensor, after: torch.Tensor | None, following: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add what attention or an MLP returned to the hidden rows; return the rows for what follows, and the sum.
+
+        `after`: norm of what is added. `following`: norm of the sum for what follows, which reads the sum itself where
+        that is None."""
+        config, kernels = self.config, self._kernels
+        if after is not None:
+            out = kernels.rms_norm(out, after, config.rms_norm_eps)
+        if config.residual_multiplier != 1:
+            out = out * config.residual_multiplier
+        if following is not None:
+            return kernels.add_rms_norm(out, x, following, config.rms_norm_eps)
+        total = x + out
+        return total, total
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the embeddings of tokens, `[T, hidden]`.
@@ -198,7 +269,9 @@ class Decoder:
         return table if len(table) == num_rows else F.pad(table, (0, 0, 0, num_rows - len(table)))
 
 
-def _make_layer(tensors: Mapping[str, torch.Tensor], product: Product | None, eps: float) -> Layer:
+def _make_layer(
+    config: DecoderSpec, spec: LayerSpec, tensors: Mapping[str, torch.Tensor], product: Product | None
+) -> Layer:
     """Build a layer from what `read_layer` yields, with matrices in floating point, quantised if `product` is None."""
 
     def linear(name: str) -> AnyLinear:
@@ -207,16 +280,43 @@ def _make_layer(tensors: Mapping[str, torch.Tensor], product: Product | None, ep
             return _quantised(weight, bias, layer_group(weight.shape[1]))[0]
         return Linear(product, weight, bias)
 
-    has_head_norms = "query_norm" in tensors
+    norms = None
+    if config.query_key_norm != "none":
+        norms = HeadNorms(tensors["query_norm"], tensors["key_norm"], config.rms_norm_eps)
+    if isinstance(spec.mlp, DenseMlp):
+        mlp: GatedMlp | ExpertMlp = GatedMlp(linear("gate_up"), linear("down"))
+    else:
+        mlp = ExpertMlp(
+            routing=spec.mlp.routing,
+            router=tensors["router"],
+            choice_bias=tensors.get("choice_bias"),
+            gate_up=tensors["expert_gate_up"],
+            down=tensors["expert_down"],
+            shared=GatedMlp(linear("shared_gate_up"), linear("shared_down")) if spec.mlp.shared_inner else None,
+            shared_gate=tensors.get("shared_gate"),
+        )
     return Layer(
-        attention_norm=tensors["attention_norm"],
+        has_rope=spec.has_rope,
+        attention_norm=tensors.get("attention_norm"),
         qkv=linear("qkv"),
-        head_norms=HeadNorms(tensors["query_norm"], tensors["key_norm"], eps) if has_head_norms else None,
+        row_norms=norms if config.query_key_norm == "row" else None,
+        head_norms=norms if config.query_key_norm == "head" else None,
         output=linear("output"),
-        mlp_norm=tensors["mlp_norm"],
-        gate_up=linear("gate_up"),
-        down=linear("down"),
+        after_attention_norm=tensors.get("after_attention_norm"),
+        mlp_norm=tensors.get("mlp_norm"),
+        mlp=mlp,
+        after_mlp_norm=tensors.get("after_mlp_norm"),
     )
+
+
+def _normalised(qkv: torch.Tensor, norms: HeadNorms, kernels: Kernels) -> torch.Tensor:
+    """Return `qkv` with all query heads of a row normalised together, and all its key heads."""
+    query, key = len(norms.query), len(norms.key)
+    normed = (
+        kernels.rms_norm(qkv[:, :query].contiguous(), norms.query, norms.eps),
+        kernels.rms_norm(qkv[:, query : query + key].contiguous(), norms.key, norms.eps),
+    )
+    return torch.cat((*normed, qkv[:, query + key :]), dim=1)
 
 
 def _quantised(weight: torch.Tensor, bias: torch.Tensor | None, group: int) -> tuple[AnyLinear, torch.Tensor]:

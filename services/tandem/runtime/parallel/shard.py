@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.runtime.model_config import DecoderConfig
+from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,19 @@ class Shard:
 WHOLE = Shard()
 
 
-def require_divisible(config: DecoderConfig, size: int) -> None:
+def require_divisible(config: DecoderSpec, size: int) -> None:
     """Check that a model can be split over `size` ranks.
 
     Raises TandemError that names the size in `config` that is no multiple of it."""
-    parts = {
-        "num_key_value_heads": config.kv_heads,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.intermediate_size,
-    }
-    for name, number in parts.items():
+    if size > 1 and config.query_key_norm == "row":
+        message = f"engine.tensor_parallel must be 1 for {config.model_type}: it normalises all heads of a row together"
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param="tensor_parallel")
+    parts = [("num_key_value_heads", config.kv_heads), ("num_attention_heads", config.heads)]
+    for layer in config.layers:
+        parts.append(("intermediate_size", layer.mlp.inner))
+        if isinstance(layer.mlp, ExpertsMlp):
+            parts.append(("shared_expert_intermediate_size", layer.mlp.shared_inner))
+    for name, number in parts:
         if number % size:
             message = f"engine.tensor_parallel={size} must divide the model's {name}={number}"
             raise TandemError(ErrorKind.UNSUPPORTED, message, param="tensor_parallel")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tandem.core.model_catalog import PUBLISHED
 from tandem.kv.layout import KVGroup, KVLayout
@@ -15,10 +16,12 @@ DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes of a dense decoder with gated feed-forward layers and grouped-query attention.
+    """Sizes of a decoder with gated feed-forward layers, dense or mixtures of experts, and grouped-query attention.
 
-    `is_tied`: embedding and head are one matrix; both stay in bf16 where the layers are in fp8. `provenance`: the
-    source of the sizes. Weights of norms and biases are left out: they are under 0.01 % of all weights.
+    `feed_forward`: width of a dense layer. `expert_layers` layers have `experts` experts of width `expert_inner`, of
+    which each token passes through `chosen`, and one of width `shared_inner` that all pass through. `is_tied`:
+    embedding and head are one matrix; both stay in bf16 where the layers are in fp8. `provenance`: the source of the
+    sizes. Weights of norms and biases are left out: they are under 0.01 % of all weights.
     """
 
     name: str
@@ -31,19 +34,45 @@ class ModelShape:
     vocabulary: int
     is_tied: bool
     provenance: str
+    expert_layers: int = 0
+    experts: int = 1
+    chosen: int = 1
+    expert_inner: int = 0
+    shared_inner: int = 0
+
+    @property
+    def common_weights(self) -> int:
+        """Count the weights of all layers that every token passes through."""
+        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
+        dense = (self.layers - self.expert_layers) * self.feed_forward
+        router = self.expert_layers * self.hidden * self.experts if self.expert_layers else 0
+        return self.layers * attention + 3 * self.hidden * (dense + self.expert_layers * self.shared_inner) + router
+
+    @property
+    def expert_weights(self) -> int:
+        """Count the weights of all experts of all layers, of which a token passes through some."""
+        return 3 * self.hidden * self.expert_layers * self.experts * self.expert_inner
 
     @property
     def layer_weights(self) -> int:
         """Count the weights of all layers."""
-        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
-        return self.layers * (attention + 3 * self.hidden * self.feed_forward)
+        return self.common_weights + self.expert_weights
+
+    @property
+    def active_weights(self) -> int:
+        """Count the weights of all layers that one token passes through."""
+        return self.common_weights + self.expert_weights * self.chosen // self.experts
+
+    def touched(self, num_tokens: int) -> float:
+        """Return the expected share of experts that some of `num_tokens` tokens pass through, if all are as likely."""
+        return 1 - (1 - self.chosen / self.experts) ** num_tokens
 
     @property
     def head_weights(self) -> int:
         return self.hidden * self.vocabulary
 
     def step_bytes(self, weights: Precision = "bf16") -> int:
-        """Return the bytes of weights that every step reads: all layers and the head."""
+        """Return the bytes of weights that a large step reads: all layers and the head."""
         return BYTES[weights] * self.layer_weights + BYTES["bf16"] * self.head_weights
 
     def weight_bytes(self, weights: Precision = "bf16") -> int:
@@ -71,10 +100,27 @@ def _shape(name: str) -> ModelShape:
         kv_heads=config["num_key_value_heads"],
         head_dim=config["head_dim"],
         feed_forward=config["intermediate_size"],
+        **_experts(config),
         vocabulary=config["vocab_size"],
         is_tied=config["tie_word_embeddings"],
         provenance=published.provenance,
     )
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the fields of a shape that belong to experts; none for a dense model."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    count = next((config[name] for name in names if name in config), 0)
+    if not count:
+        return {}
+    inner = config.get("moe_intermediate_size", config["intermediate_size"])
+    return {
+        "expert_layers": config["num_hidden_layers"] - config.get("first_k_dense_replace", 0),
+        "experts": count,
+        "chosen": config["num_experts_per_tok"],
+        "expert_inner": inner,
+        "shared_inner": inner * config.get("n_shared_experts", 0),
+    }
 
 
 SHAPES = {name: _shape(name) for name in PUBLISHED}

@@ -2,7 +2,8 @@
 
 Matrix products take the larger of the time to read their weights and the time to multiply. Attention is added to that:
 decodes read the KV of their context, prompts multiply. Left out are activations, norms, the earlier KV that a prompt
-chunk reads, and the head's product for the last token of each prompt.
+chunk reads, and the head's product for the last token of each prompt. Of a mixture of experts a step reads those that
+its tokens are expected to touch, if all are as likely; real routers are less even and touch fewer.
 """
 
 from __future__ import annotations
@@ -78,21 +79,33 @@ class Roofline:
 
     def timer(self) -> Callable[[StepFeatures], float]:
         """Return a function equal to `seconds` in which everything that does not depend on the step is precomputed."""
-        return partial(_seconds, self.cost(), self._sum_s, self._extra_s)
+        return partial(_seconds, self.cost(), self._sum_s, self._extra_s, self._untouched_s)
+
+    def _untouched_s(self, num_tokens: int) -> float:
+        """Return the seconds of reading the experts that a step of so many tokens is expected not to touch."""
+        shape = self.shape
+        if not shape.expert_layers:
+            return 0.0
+        return (1 - shape.touched(num_tokens)) * shape.expert_weights * BYTES[self.weights] * self._read_s
+
+    @property
+    def _read_s(self) -> float:
+        """Return the seconds of reading a byte, by all accelerators together."""
+        return 1 / (self.degree * self.hardware.memory_bandwidth * self.efficiency.memory)
 
     def cost(self) -> StepCost:
         """Return a linear step cost as the initial calibration of a scheduler.
 
-        Its prediction lies between `seconds` and twice `seconds`, and is close to it where either reading or
-        multiplying is negligible."""
+        Its prediction lies between `seconds` and, for a dense model, twice `seconds`, and is close to it where either
+        reading or multiplying is negligible. Of a mixture of experts it reads all experts in each step."""
         shape, compute_units = self.shape, self.degree * self.efficiency.compute
         bf16 = 1 / (compute_units * self.hardware.flops)
         layers = bf16 if self.weights == "bf16" else 1 / (compute_units * self.hardware.fp8_flops)
-        read = 1 / (self.degree * self.hardware.memory_bandwidth * self.efficiency.memory)
+        read = self._read_s
         return StepCost(
             base_s=shape.step_bytes(self.weights) * read + self._extra_s,
-            prefill_token_s=2 * shape.layer_weights * layers + self._sum_s,
-            decode_seq_s=2 * shape.layer_weights * layers + 2 * shape.head_weights * bf16 + self._sum_s,
+            prefill_token_s=2 * shape.active_weights * layers + self._sum_s,
+            decode_seq_s=2 * shape.active_weights * layers + 2 * shape.head_weights * bf16 + self._sum_s,
             decode_context_s=self.layout(1).token_bytes * read,
             prefill_pair_s=shape.attention_pair_flops * bf16,
         )
@@ -102,12 +115,21 @@ class Roofline:
 
     def num_blocks(self, block_size: int, memory_share: float = 0.9) -> int:
         """Return how many KV blocks fit beside the weights into `memory_share` of the memory. Raises ValueError when no
-        block fits."""
-        room = self.degree * self.hardware.memory_bytes * memory_share - self.shape.weight_bytes(self.weights)
-        number = int(room // self.layout(block_size).block_bytes)
+        block fits, which says how many accelerators would hold the model."""
+        number = self._num_blocks(self.degree, block_size, memory_share)
         if number < 1:
-            raise ValueError(f"{self.shape.name} does not fit into {self.degree} x {self.hardware.name}")
+            shape, name = self.shape, self.hardware.name
+            degrees = [n for n in range(1, shape.kv_heads + 1) if shape.kv_heads % n == 0 == shape.heads % n]
+            enough = next((n for n in degrees if self._num_blocks(n, block_size, memory_share) > 0), None)
+            needed = (
+                f"it needs {enough}" if enough else f"its {shape.kv_heads} KV heads allow no more than {degrees[-1]}"
+            )
+            raise ValueError(f"{shape.name} in {self.weights} does not fit into {self.degree} x {name}: {needed}")
         return number
+
+    def _num_blocks(self, degree: int, block_size: int, memory_share: float) -> int:
+        room = degree * self.hardware.memory_bytes * memory_share - self.shape.weight_bytes(self.weights)
+        return int(room // self.layout(block_size).block_bytes)
 
     @property
     def _sum_s(self) -> float:
@@ -123,11 +145,14 @@ class Roofline:
         return self.efficiency.overhead_s + sums * self.efficiency.sum_s
 
 
-def _seconds(cost: StepCost, sum_s: float, extra_s: float, step: StepFeatures) -> float:
+def _seconds(
+    cost: StepCost, sum_s: float, extra_s: float, untouched_s: Callable[[int], float], step: StepFeatures
+) -> float:
     products = cost.prefill_token_s * step.num_prefill_tokens + cost.decode_seq_s * step.num_decode_seqs
     sums = sum_s * (step.num_prefill_tokens + step.num_decode_seqs)
     attention = cost.decode_context_s * step.decode_context + cost.prefill_pair_s * step.num_prefill_pairs
-    return extra_s + max(cost.base_s - extra_s, products - sums) + sums + attention
+    reading = cost.base_s - extra_s - untouched_s(step.num_prefill_tokens + step.num_decode_seqs)
+    return extra_s + max(reading, products - sums) + sums + attention
 
 
 @dataclass(frozen=True, slots=True)

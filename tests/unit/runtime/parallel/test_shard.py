@@ -10,10 +10,12 @@ import torch
 
 from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.runtime.architectures.spec import DenseMlp, ExpertsMlp, LayerSpec
 from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.model_config import parse_model_config
 from tandem.runtime.model_loader import check_parallel
 from tandem.runtime.parallel.shard import Shard, require_divisible
+from tandem_kernels.contract import Routing
 from tests.unit.runtime.conftest import CONFIG, tensors
 
 
@@ -34,12 +36,17 @@ def test_parts_are_equal_and_in_order() -> None:
 
 
 def test_numbers_that_do_not_divide_are_named() -> None:
-    config = replace(parse_model_config(CONFIG), heads=12, kv_heads=6, intermediate_size=9)
+    config = replace(parse_model_config(CONFIG), heads=12, kv_heads=6, layers=(LayerSpec(DenseMlp(9)),))
     require_divisible(config, 3)
     for size, message in ((2, "intermediate_size=9"), (12, "num_key_value_heads=6"), (4, "num_key_value_heads=6")):
         with pytest.raises(TandemError, match=f"tensor_parallel={size}.*{message}") as caught:
             require_divisible(config, size)
         assert caught.value.kind is ErrorKind.UNSUPPORTED and caught.value.param == "tensor_parallel"
+    experts = ExpertsMlp(count=4, inner=8, routing=Routing(2), shared_inner=6)
+    with pytest.raises(TandemError, match="shared_expert_intermediate_size=6"):
+        require_divisible(replace(config, heads=8, kv_heads=4, layers=(LayerSpec(experts),)), 4)
+    with pytest.raises(TandemError, match="all heads of a row together"):
+        require_divisible(replace(config, query_key_norm="row"), 3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,213 @@
+"""Read the fields of a config.json, and refuse those that are set and that nothing has read.
+
+A field that is silently ignored would give wrong tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.runtime.architectures.refusal import Json, unsupported
+from tandem.runtime.architectures.spec import RopeConfig
+
+_ACTIVATIONS = ("silu", "swish")
+# Fields for training, metadata or other programs: no effect on logits.
+_HARMLESS = frozenset(
+    {
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "attn_pdrop",
+        "decoder_start_token_id",
+        "dtype",
+        "embd_pdrop",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "pad_token_id",
+        "pretraining_tp",
+        "resid_pdrop",
+        "return_dict",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "sep_token_id",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unk_token_id",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
+)
+# Values at which a field that no family reads has no effect.
+_NEUTRAL: dict[str, Any] = {
+    "attention_multiplier": 1.0,
+    "chunk_size_feed_forward": 0,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "num_experts": 0,
+    "num_local_experts": 0,
+    "partial_rotary_factor": 1.0,
+    "residual_multiplier": 1.0,
+}
+_ROPE_OPTIONAL = frozenset(
+    {
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    }
+)
+_ROPE_KEYS = {
+    "default": frozenset[str](),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "yarn": _ROPE_OPTIONAL | {"factor"},
+}
+_DEFAULT_THETA = 10_000.0
+
+
+def token_ids(value: Any) -> frozenset[int]:
+    """Return the token ids in a field such as `eos_token_id` as a set; empty for None.
+
+    `value` is an id, a list of ids or None."""
+    if value is None:
+        return frozenset()
+    return frozenset(value) if isinstance(value, list) else frozenset({int(value)})
+
+
+class Fields:
+    """Fields of one config.json. Each method that returns a field's value marks it as read."""
+
+    def __init__(self, raw: Json) -> None:
+        self._raw = raw
+        self._read: set[str] = set()
+        self.model_type: str = raw["model_type"]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field's value, or the default where it is missing; null counts as a value."""
+        self._read.add(name)
+        return self._raw.get(name, default)
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Return a positive number; null counts as missing. Raises TandemError for any other value."""
+        value = self.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise unsupported(f"{name}={self._raw.get(name)!r} (a positive number is needed)")
+        return value
+
+    def size_of_any(self, *names: str) -> int:
+        """Return the positive number of the first of these names that is set. Raises TandemError if none is."""
+        values = [self.size(name) for name in names if self.get(name) is not None]
+        return values[0] if values else self.size(names[0])
+
+    def number(self, name: str, default: float) -> float:
+        value = self.get(name)
+        return float(default if value is None else value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.get(name)
+        return default if value is None else bool(value)
+
+    def require_silu(self) -> None:
+        """Raise TandemError unless the activation is SiLU."""
+        if (name := self.get("hidden_act", "silu")) not in _ACTIVATIONS:
+            raise unsupported(f"hidden_act={name!r}")
+
+    def refuse_window(self, default: int | None = None) -> None:
+        """Raise TandemError if attention has a window shorter than the longest sequence.
+
+        `default`: the window of models without the field."""
+        for kind in self.get("layer_types") or []:
+            if kind != "full_attention":
+                raise unsupported(f"layer_types contains {kind!r}")
+        if self.get("use_sliding_window"):
+            raise unsupported(f"use_sliding_window in a {self.model_type} model")
+        window = self.get("sliding_window", default)
+        if window is not None and window < self.size("max_position_embeddings"):
+            raise unsupported(f"sliding_window={window}")
+
+    def refuse_window_of_last_layers(self) -> None:
+        """Raise TandemError if some layers of a Qwen have a window.
+
+        Their first `max_window_layers` layers have full attention, and the others a window if that is switched on."""
+        types = self.get("layer_types") or []
+        for kind in types:
+            if kind != "full_attention":
+                raise unsupported(f"layer_types contains {kind!r}")
+        self.get("sliding_window")
+        is_on, num_full = self.get("use_sliding_window"), self.get("max_window_layers", 28)
+        if is_on and not types and num_full < self.size("num_hidden_layers"):
+            raise unsupported("use_sliding_window=True")
+
+    def rope(
+        self,
+        head_dim: int,
+        *,
+        partial: float | None = None,
+        is_interleaved: bool = False,
+        theta: float = _DEFAULT_THETA,
+    ) -> RopeConfig:
+        """Parse either spelling: `rope_parameters`, or the older `rope_theta` with `rope_scaling`.
+
+        `partial`: fraction of a head that is rotated where no field says it; None: of this family's models always all.
+        `theta`: base of the frequencies where no field says it."""
+        length = self.size("max_position_embeddings")
+        stated, scaling = self.get("rope_parameters"), self.get("rope_scaling")
+        fields = dict(stated or scaling or {})
+        legacy_kind = fields.pop("type", None)
+        kind = fields.pop("rope_type", None) or legacy_kind or "default"
+        if kind not in _ROPE_KEYS:
+            raise unsupported(f"rope type {kind!r} (known: {', '.join(_ROPE_KEYS)})")
+        stated_theta = self.get("rope_theta")
+        theta = float(fields.pop("rope_theta", None) or stated_theta or theta)
+        rotary_dim = self._rotary_dim(fields.pop("partial_rotary_factor", None), partial, head_dim)
+        known = _ROPE_KEYS[kind]
+        values = {k: v for k, v in fields.items() if v is not None and (k in known or not _is_unset(v))}
+        for name in sorted(values.keys() - known):
+            raise unsupported(f"{name}={values[name]!r} of rope type {kind!r}")
+        for name in sorted(known - values.keys() - _ROPE_OPTIONAL):
+            raise unsupported(f"rope type {kind!r} without {name}")
+        original = self.get("original_max_position_embeddings")
+        if "original_max_position_embeddings" in known:
+            original = original or values.pop("original_max_position_embeddings", None)
+            values.pop("original_max_position_embeddings", None)
+            values["original_length"] = original or length
+        if rotary_dim is not None and kind == "yarn":
+            raise unsupported("rope type 'yarn' that rotates a part of a head")
+        return RopeConfig(theta=theta, kind=kind, rotary_dim=rotary_dim, is_interleaved=is_interleaved, **values)
+
+    def _rotary_dim(self, in_rope: Any, default: float | None, head_dim: int) -> int | None:
+        stated = self.get("partial_rotary_factor")
+        factor = float(next((value for value in (in_rope, stated, default) if value is not None), 1.0))
+        dim = int(head_dim * factor)
+        if not 0 < dim <= head_dim or dim % 2:
+            raise unsupported(f"partial_rotary_factor={factor} of heads of {head_dim}")
+        if dim < head_dim and default is None:
+            raise unsupported(f"partial_rotary_factor={factor} in a {self.model_type} model")
+        return dim if dim < head_dim else None
+
+    def finish(self) -> None:
+        """Raise TandemError for the first field that is set, not harmless, and was not read."""
+        for name, value in self._raw.items():
+            if name in self._read or name in _HARMLESS or _is_unset(value):
+                continue
+            if name in _NEUTRAL and value == _NEUTRAL[name]:
+                continue
+            raise unsupported(f"{name}={value!r}")
+
+
+def _is_unset(value: Any) -> bool:
+    """Return whether a value is None, False or an empty container; the number 0 counts as set."""
+    return value is None or value is False or value in ("", [], {})

@@ -1,0 +1,16 @@
+"""Phi-3, whose projections of one input are one matrix in the checkpoint too."""
+
+from __future__ import annotations
+
+from tandem.runtime.architectures.dense import head_dim_of, llama_like
+from tandem.runtime.architectures.fields import Fields
+from tandem.runtime.architectures.spec import DecoderSpec, WeightNames
+
+_NAMES = WeightNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+_EPS = 1e-5
+
+
+def phi3(fields: Fields) -> DecoderSpec:
+    fields.refuse_window()
+    rope = fields.rope(head_dim_of(fields), partial=1.0)
+    return llama_like(fields, rope=rope, rms_norm_eps=fields.number("rms_norm_eps", _EPS), names=_NAMES)

@@ -1,0 +1,69 @@
+"""Test the table of docs/models.md against the code, with the smallest config.json of each family."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tandem.core.errors import TandemError
+from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp
+from tandem.runtime.architectures.table import FAMILIES
+from tandem.runtime.model_config import parse_model_config
+from tandem.runtime.models.compiled import shape_of
+from tandem.runtime.parallel.shard import require_divisible
+from tandem_kernels.native.decoder import unsupported
+
+_PAGE = (Path(__file__).resolve().parents[3] / "docs/models.md").read_text()
+_ROWS = re.findall(r"^\| `(\w+)` \|[^|]+\| ([^|]+) \| (\w+) \|$", _PAGE, re.M)
+_SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {"num_experts": 4, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": {"num_experts": 4},
+    "olmoe": {"num_experts": 4},
+    "granitemoe": {"num_local_experts": 4},
+    "glm4_moe": {"n_routed_experts": 4, "n_shared_experts": 1},
+}
+_OF_EXPERTS = ("num_experts_per_tok", "moe_intermediate_size")
+
+
+def _smallest(model_type: str) -> DecoderSpec:
+    sizes = {"model_type": model_type, **_SIZES, **_EXPERTS.get(model_type, {})}
+    if model_type not in _EXPERTS:
+        sizes = {name: value for name, value in sizes.items() if name not in _OF_EXPERTS}
+    if model_type in ("mixtral", "olmoe", "granitemoe"):
+        del sizes["moe_intermediate_size"]
+    if model_type == "mistral":
+        sizes["sliding_window"] = None
+    return parse_model_config(sizes)
+
+
+def test_the_table_lists_every_family_and_what_it_says_is_so() -> None:
+    assert [name for name, *_ in _ROWS] == list(FAMILIES)
+    for name, mlp, parallel in _ROWS:
+        spec = _smallest(name)
+        assert spec.has_experts == mlp.startswith("experts"), name
+        mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, ExpertsMlp)]
+        assert any(mixture.shared_inner for mixture in mixtures) == ("shared" in mlp), name
+        assert unsupported(shape_of(spec)) is None, name
+        assert _splits(spec) == (parallel == "yes"), name
+
+
+def _splits(spec: DecoderSpec) -> bool:
+    try:
+        require_divisible(spec, 2)
+    except TandemError:
+        return False
+    return True
