@@ -189,7 +189,7 @@ class AttentionBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class ExpertRouting:
     """How the logits of a router become choice and weights of experts, see `route`.
 
     `num_chosen`: experts of a row. `is_normalised`: their weights sum up to `scaling`. `num_groups`, of which

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem_kernels import reference
-from tandem_kernels.contract import AttentionBatch, HeadNorms, LayerKV, Routing, SamplingRows
+from tandem_kernels.contract import AttentionBatch, ExpertRouting, HeadNorms, LayerKV, SamplingRows
 
 
 class KernelsUnavailable(Exception):
@@ -45,7 +45,7 @@ class Kernels:
     rope_cache_write: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor, HeadNorms | None, LayerKV, torch.Tensor], torch.Tensor
     ]
-    route: Callable[[torch.Tensor, torch.Tensor | None, Routing], tuple[torch.Tensor, torch.Tensor]]
+    route: Callable[[torch.Tensor, torch.Tensor | None, ExpertRouting], tuple[torch.Tensor, torch.Tensor]]
     mix_experts: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     paged_attention: Callable[[torch.Tensor, LayerKV, AttentionBatch, float], torch.Tensor]
     pack_blocks: Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tandem_kernels.contract import Routing
+from tandem_kernels.contract import ExpertRouting
 from tandem_kernels.dispatch import REFERENCE
 
 _ROUTINGS = {
-    "softmax": Routing(3),
-    "normalised": Routing(3, is_normalised=True),
-    "softmax of chosen": Routing(2, scores="softmax of chosen"),
-    "sigmoid": Routing(2, scores="sigmoid", is_normalised=True, scaling=2.5),
-    "groups": Routing(3, scores="sigmoid", is_normalised=True, num_groups=4, num_chosen_groups=2),
+    "softmax": ExpertRouting(3),
+    "normalised": ExpertRouting(3, is_normalised=True),
+    "softmax of chosen": ExpertRouting(2, scores="softmax of chosen"),
+    "sigmoid": ExpertRouting(2, scores="sigmoid", is_normalised=True, scaling=2.5),
+    "groups": ExpertRouting(3, scores="sigmoid", is_normalised=True, num_groups=4, num_chosen_groups=2),
 }
 
 
-def _plain(logits: Sequence[float], bias: Sequence[float] | None, routing: Routing) -> dict[int, float]:
+def _plain(logits: Sequence[float], bias: Sequence[float] | None, routing: ExpertRouting) -> dict[int, float]:
     """Weights by expert, as `contract.route` defines them."""
     experts = range(len(logits))
     powers = [math.exp(logit) for logit in logits]
@@ -59,7 +59,9 @@ def test_a_mixture_is_the_weighted_sum_of_each_row_s_experts() -> None:
     x, gate_up, down = (
         torch.randn(*shape, generator=source, dtype=torch.float64) for shape in ((17, 10), (6, 14, 10), (6, 10, 7))
     )
-    experts, weights = REFERENCE.route(torch.randn(17, 6, generator=source, dtype=torch.float64), None, Routing(3))
+    experts, weights = REFERENCE.route(
+        torch.randn(17, 6, generator=source, dtype=torch.float64), None, ExpertRouting(3)
+    )
     got = REFERENCE.mix_experts(x, experts, weights, gate_up, down)
     for i, row in enumerate(x):
         expected = torch.zeros(10, dtype=torch.float64)

@@ -69,7 +69,7 @@ def test_a_step_reads_the_experts_that_its_tokens_touch() -> None:
     assert one.seconds(StepFeatures(num_decode_seqs=32)) == pytest.approx(many, rel=1e-3)
 
 
-def test_a_model_that_does_not_fit_is_said_to_need_more() -> None:
+def test_the_error_names_how_many_accelerators_a_model_needs() -> None:
     mixtral, large = SHAPES["mixtral-8x7b"], SHAPES["qwen3-235b-a22b"]
     with pytest.raises(ValueError, match=r"mixtral-8x7b in bf16 does not fit into 1 x h100: it needs 2"):
         Roofline(mixtral, HARDWARE["h100"]).num_blocks(16)

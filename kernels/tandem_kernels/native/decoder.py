@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem_kernels.contract import AttentionBatch, Routing
+from tandem_kernels.contract import AttentionBatch, ExpertRouting
 from tandem_kernels.native.library import (
     CDecoder,
+    CExpertRouting,
     CExperts,
     CLayer,
     CMatrix,
-    CRouting,
     CShape,
     CStep,
     Team,
@@ -92,7 +92,7 @@ class PackedExperts:
 
     count: int
     inner: int
-    routing: Routing
+    routing: ExpertRouting
     router: PackedLinear
     choice_bias: torch.Tensor | None
     gate_up: PackedLinear
@@ -249,7 +249,7 @@ def _experts(experts: PackedExperts) -> CExperts:
     return CExperts(
         experts.count,
         experts.inner,
-        CRouting(
+        CExpertRouting(
             routing.num_chosen,
             _SCORES.index(routing.scores),
             routing.is_normalised,

@@ -65,8 +65,8 @@ class CShape(Structure):
     )
 
 
-class CRouting(Structure):
-    """A routing as the C struct `Routing` of experts.hpp."""
+class CExpertRouting(Structure):
+    """A routing as the C struct `ExpertRouting` of experts.hpp."""
 
     _fields_ = (
         ("num_chosen", c_int),
@@ -84,7 +84,7 @@ class CExperts(Structure):
     _fields_ = (
         ("count", c_int),
         ("inner", c_int),
-        ("routing", CRouting),
+        ("routing", CExpertRouting),
         ("router", CMatrix),
         ("choice_bias", c_void_p),
         ("gate_up", CMatrix),

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from tandem_kernels.contract import Routing
+from tandem_kernels.contract import ExpertRouting
 
 _LEAST_SUM = 1e-20
 
 
-def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: ExpertRouting) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the chosen experts of each row in ascending order, and their weights, both `[T, K]`. The exact result is
     defined in `tandem_kernels.contract`."""
     wide = logits.to(torch.float32)
@@ -56,7 +56,7 @@ def mix_experts(
     return total
 
 
-def _of_best_groups(ranked: torch.Tensor, routing: Routing) -> torch.Tensor:
+def _of_best_groups(ranked: torch.Tensor, routing: ExpertRouting) -> torch.Tensor:
     """Return the scores with -inf for the experts of groups that may not be chosen from."""
     grouped = ranked.view(len(ranked), routing.num_groups, ranked.shape[1] // routing.num_groups)
     best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(routing.num_chosen_groups, dim=-1).indices

@@ -50,7 +50,7 @@ def _smallest(model_type: str) -> DecoderSpec:
     return parse_model_config(sizes)
 
 
-def test_the_table_lists_every_family_and_what_it_says_is_so() -> None:
+def test_the_table_lists_every_family_as_the_code_has_it() -> None:
     assert [name for name, *_ in _ROWS] == list(FAMILIES)
     for name, mlp, parallel in _ROWS:
         spec = _smallest(name)

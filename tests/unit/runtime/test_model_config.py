@@ -14,7 +14,7 @@ from tandem.runtime.architectures.spec import DenseMlp, ExpertsMlp, LayerSpec
 from tandem.runtime.architectures.table import FAMILIES
 from tandem.runtime.model_config import parse_model_config, read_model_config
 from tandem.runtime.rope_frequencies import inverse_frequencies, rope_order
-from tandem_kernels.contract import Routing
+from tandem_kernels.contract import ExpertRouting
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -85,7 +85,7 @@ _GLM4_MOE = _family(
 
 
 def test_qwen3_moe_has_experts_in_the_layers_that_config_json_names() -> None:
-    experts = ExpertsMlp(count=8, inner=32, routing=Routing(2, is_normalised=True))
+    experts = ExpertsMlp(count=8, inner=32, routing=ExpertRouting(2, is_normalised=True))
     for fields, expected in (
         ({}, [experts, experts]),
         ({"mlp_only_layers": [1]}, [experts, DenseMlp(128)]),
@@ -98,7 +98,7 @@ def test_qwen3_moe_has_experts_in_the_layers_that_config_json_names() -> None:
 
 def test_glm4_moe_routes_by_groups_and_rotates_half_a_head() -> None:
     spec = parse_model_config(_GLM4_MOE)
-    routing = Routing(2, scores="sigmoid", is_normalised=True, scaling=2.5, num_groups=4, num_chosen_groups=2)
+    routing = ExpertRouting(2, scores="sigmoid", is_normalised=True, scaling=2.5, num_groups=4, num_chosen_groups=2)
     experts = ExpertsMlp(
         count=8, inner=48, routing=routing, shared_inner=96, has_choice_bias=True, routes_in_float32=True
     )

@@ -31,7 +31,7 @@ def _tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("config", [FP8, COMPRESSED], ids=["fp8", "compressed-tensors"])
-def test_values_are_those_that_the_bits_say(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_values_are_restored_from_their_bits(tmp_path: Path, config: dict[str, Any]) -> None:
     tensors = _tensors(config)
     numbers, scale = tensors.values()
     with _checkpoint(tmp_path, config, tensors) as checkpoint:

@@ -19,8 +19,8 @@ namespace tandem {
 
 enum class Scores { kSoftmax, kSigmoid, kSoftmaxOfChosen };
 
-// See `Routing` of `tandem_kernels.contract`.
-struct Routing {
+// See `ExpertRouting` of `tandem_kernels.contract`.
+struct ExpertRouting {
     int num_chosen;
     Scores scores;
     int is_normalised;
@@ -31,7 +31,7 @@ struct Routing {
 struct Experts {
     int count;  // 0: the layer's MLP is dense
     int inner;
-    Routing routing;
+    ExpertRouting routing;
     Matrix router;             // [count, hidden]
     const float* choice_bias;  // [count] or null
     Matrix gate_up;            // [count * 2 * inner, hidden], each expert as kSwiGlu takes it
@@ -66,7 +66,7 @@ inline void softmax(float* x, int n) {
 // Chooses the experts of rows, with memory of its own for intermediate scores.
 class Router {
   public:
-    Router(const Routing& routing, int count, const float* bias) : routing_(routing), count_(count), bias_(bias) {}
+    Router(const ExpertRouting& routing, int count, const float* bias) : routing_(routing), count_(count), bias_(bias) {}
 
     // Writes a row's experts in ascending order, and their weights, [num_chosen] each; overwrites `logits` [count].
     void choose(float* logits, int* experts, float* weights) {
@@ -114,7 +114,7 @@ class Router {
             if (!is_taken_[i / size]) ranked_[i] = -INFINITY;
     }
 
-    const Routing& routing_;
+    const ExpertRouting& routing_;
     const int count_;
     const float* const bias_;
     std::vector<float> ranked_, group_scores_;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.runtime.architectures.dense import head_dim_of, llama_like
 from tandem.runtime.architectures.fields import Fields
 from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, ExpertsMlp, LayerSpec, WeightNames
-from tandem_kernels.contract import Routing
+from tandem_kernels.contract import ExpertRouting
 
 _GLM4_NAMES = WeightNames(
     after_attention_norm="post_self_attn_layernorm",
@@ -36,7 +36,7 @@ def glm4(fields: Fields) -> DecoderSpec:
 def glm4_moe(fields: Fields) -> DecoderSpec:
     fields.refuse_window()
     head_dim, inner = head_dim_of(fields), fields.size("moe_intermediate_size")
-    routing = Routing(
+    routing = ExpertRouting(
         fields.size("num_experts_per_tok"),
         scores="sigmoid",
         is_normalised=fields.flag("norm_topk_prob", default=True),

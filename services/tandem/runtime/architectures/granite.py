@@ -7,7 +7,7 @@ from typing import Any
 from tandem.runtime.architectures.dense import attention_biases, llama_like
 from tandem.runtime.architectures.fields import Fields
 from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, ExpertsMlp, LayerSpec, WeightNames
-from tandem_kernels.contract import Routing
+from tandem_kernels.contract import ExpertRouting
 
 _MOE_NAMES = WeightNames(
     router="block_sparse_moe.router.layer",
@@ -25,7 +25,7 @@ def granite_moe(fields: Fields) -> DecoderSpec:
     mlp = ExpertsMlp(
         count=fields.size("num_local_experts"),
         inner=fields.size("intermediate_size"),
-        routing=Routing(fields.size("num_experts_per_tok"), scores="softmax of chosen"),
+        routing=ExpertRouting(fields.size("num_experts_per_tok"), scores="softmax of chosen"),
     )
     layers = (LayerSpec(mlp),) * fields.size("num_hidden_layers")
     return llama_like(fields, layers=layers, names=_MOE_NAMES, **_common(fields))

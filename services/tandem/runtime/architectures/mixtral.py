@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.runtime.architectures.dense import head_dim_of, llama_like
 from tandem.runtime.architectures.fields import Fields
 from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp, LayerSpec, WeightNames
-from tandem_kernels.contract import Routing
+from tandem_kernels.contract import ExpertRouting
 
 _NAMES = WeightNames(
     router="block_sparse_moe.gate",
@@ -20,7 +20,7 @@ def mixtral(fields: Fields) -> DecoderSpec:
     mlp = ExpertsMlp(
         count=fields.size_of_any("num_local_experts", "num_experts"),
         inner=fields.size("intermediate_size"),
-        routing=Routing(fields.size("num_experts_per_tok"), is_normalised=True),
+        routing=ExpertRouting(fields.size("num_experts_per_tok"), is_normalised=True),
     )
     return llama_like(
         fields,

@@ -6,7 +6,7 @@ from tandem.runtime.architectures.dense import attention_biases, llama_like
 from tandem.runtime.architectures.fields import Fields
 from tandem.runtime.architectures.refusal import unsupported
 from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp, LayerSpec, WeightNames
-from tandem_kernels.contract import Routing
+from tandem_kernels.contract import ExpertRouting
 
 _NORMS_BEHIND = WeightNames(
     attention_norm=None,
@@ -30,7 +30,7 @@ def olmoe(fields: Fields) -> DecoderSpec:
     mlp = ExpertsMlp(
         count=fields.size_of_any("num_experts", "num_local_experts"),
         inner=fields.size("intermediate_size"),
-        routing=Routing(fields.size("num_experts_per_tok"), is_normalised=fields.flag("norm_topk_prob")),
+        routing=ExpertRouting(fields.size("num_experts_per_tok"), is_normalised=fields.flag("norm_topk_prob")),
     )
     layers = (LayerSpec(mlp),) * fields.size("num_hidden_layers")
     eps = fields.number("rms_norm_eps", _EPS)

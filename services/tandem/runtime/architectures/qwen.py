@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.runtime.architectures.dense import attention_biases, head_dim_of, llama_like
 from tandem.runtime.architectures.fields import Fields
 from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, ExpertsMlp, LayerSpec
-from tandem_kernels.contract import Routing
+from tandem_kernels.contract import ExpertRouting
 
 _QWEN3_HEAD_DIM = 128
 
@@ -34,7 +34,7 @@ def qwen3_moe(fields: Fields) -> DecoderSpec:
 
 
 def _experts(fields: Fields, shared_inner: int = 0) -> ExpertsMlp:
-    routing = Routing(fields.size("num_experts_per_tok"), is_normalised=fields.flag("norm_topk_prob"))
+    routing = ExpertRouting(fields.size("num_experts_per_tok"), is_normalised=fields.flag("norm_topk_prob"))
     return ExpertsMlp(
         count=fields.size_of_any("num_experts", "num_local_experts"),
         inner=fields.size("moe_intermediate_size"),

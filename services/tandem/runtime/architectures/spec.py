@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tandem.runtime.architectures.stored_format import StoredFormat
-from tandem_kernels.contract import Routing
+from tandem_kernels.contract import ExpertRouting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class ExpertsMlp:
 
     count: int
     inner: int
-    routing: Routing
+    routing: ExpertRouting
     shared_inner: int = 0
     has_shared_gate: bool = False
     has_choice_bias: bool = False

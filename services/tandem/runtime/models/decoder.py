@@ -26,7 +26,7 @@ from tandem.runtime.parallel.communicator import ALONE, Communicator
 from tandem.runtime.parallel.shard import WHOLE, Shard
 from tandem.runtime.random_weights import WeightSource
 from tandem.runtime.rope_frequencies import inverse_frequencies
-from tandem_kernels.contract import HeadNorms, Routing
+from tandem_kernels.contract import ExpertRouting, HeadNorms
 from tandem_kernels.dispatch import REFERENCE, Kernels, Product
 from tandem_kernels.reference.int4 import Codes, find_codes, linear_codes
 from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
@@ -98,7 +98,7 @@ class ExpertMlp:
     `contract.mix_experts`. `shared`: MLP of every row, or None; `shared_gate` `[1, hidden]`: its result is multiplied
     by the sigmoid of a product with the row."""
 
-    routing: Routing
+    routing: ExpertRouting
     router: torch.Tensor
     choice_bias: torch.Tensor | None
     gate_up: torch.Tensor

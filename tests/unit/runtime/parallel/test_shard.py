@@ -15,7 +15,7 @@ from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.model_config import parse_model_config
 from tandem.runtime.model_loader import check_parallel
 from tandem.runtime.parallel.shard import Shard, require_divisible
-from tandem_kernels.contract import Routing
+from tandem_kernels.contract import ExpertRouting
 from tests.unit.runtime.conftest import CONFIG, tensors
 
 
@@ -42,7 +42,7 @@ def test_numbers_that_do_not_divide_are_named() -> None:
         with pytest.raises(TandemError, match=f"tensor_parallel={size}.*{message}") as caught:
             require_divisible(config, size)
         assert caught.value.kind is ErrorKind.UNSUPPORTED and caught.value.param == "tensor_parallel"
-    experts = ExpertsMlp(count=4, inner=8, routing=Routing(2), shared_inner=6)
+    experts = ExpertsMlp(count=4, inner=8, routing=ExpertRouting(2), shared_inner=6)
     with pytest.raises(TandemError, match="shared_expert_intermediate_size=6"):
         require_divisible(replace(config, heads=8, kv_heads=4, layers=(LayerSpec(experts),)), 4)
     with pytest.raises(TandemError, match="all heads of a row together"):
