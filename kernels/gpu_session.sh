@@ -15,7 +15,7 @@ parts, and the seconds after which each is stopped:
   transfer   200  NIXL between two processes on one GPU: producer idle, then computing, without and with MPS
   model      170  whole-model steps of random-weight models of real shapes, with the time of each kernel: 170 each
   tiles      130  tiles of the attention kernels against each other
-  quick      120  the bench: all checks, few cases
+  quick      150  the bench: all checks, few cases
   bench      540  the bench whole; it ends by itself after some eight minutes
   real       150  golden tests of the real model in float32
   serve      400  `tandem serve` with two workers that share the GPU, the real model in float32 against transformers

@@ -84,9 +84,10 @@ block_digest(pool, block_ids, block_indices, *, head_start=0) -> int64 [n, G]
 route(logits, bias, routing) -> (experts int64 [T, K], weights [T, K])
     Chooses K of E experts for each row of `logits` `[T, E]`, in ascending order, with their weights. Scores are the
     softmax or the sigmoid of the logits, in float32. The K greatest of `scores + bias` are chosen (`bias` float32 `[E]`
-    or None), of the groups of adjacent experts whose two greatest sum up to most where `routing` has groups. Weights
-    are the chosen scores without the bias, divided by their sum where that is asked for, times `scaling`, rounded to
-    the dtype of the logits. Where scores are the softmax of the chosen, the greatest logits are chosen.
+    or None), of equal ones the lower index; where `routing` has groups, only from those groups of adjacent experts
+    whose two greatest have the greatest sums. Weights are the chosen scores without the bias, divided by their sum
+    where that is asked for, times `scaling`, rounded to the dtype of the logits. Where scores are the softmax of the
+    chosen, the greatest logits are chosen.
 
 mix_experts(x, experts, weights, gate_up, down) -> like x
     `x` is `[T, in]`, `gate_up` `[E, 2 * I, in]`, `down` `[E, in, I]`: for each row the sum, over its chosen experts in

@@ -70,7 +70,7 @@ def random_prompt(length: int, seed: int) -> list[int]:
 # Near-tie rule of the design: below this margin of the reference's two best logits, either may win.
 NEAR_TIE = 5e-4
 
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": TINY_VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -94,13 +94,13 @@ _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_m
 _LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 
 TINY_FIRST: dict[str, Callable[[], PretrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
-    "llama-yarn": lambda: LlamaConfig(**_SHAPE, rope_parameters=_YARN, attention_bias=True, mlp_bias=True),
-    "llama-linear": lambda: LlamaConfig(**_SHAPE, rope_parameters=_LINEAR, tie_word_embeddings=True),
-    "llama-long": lambda: LlamaConfig(**_SHAPE | {"max_position_embeddings": 8192}),
-    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None),
-    "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
-    "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=32),
+    "llama": lambda: LlamaConfig(**SHAPE, rope_parameters=_LLAMA3),
+    "llama-yarn": lambda: LlamaConfig(**SHAPE, rope_parameters=_YARN, attention_bias=True, mlp_bias=True),
+    "llama-linear": lambda: LlamaConfig(**SHAPE, rope_parameters=_LINEAR, tie_word_embeddings=True),
+    "llama-long": lambda: LlamaConfig(**SHAPE | {"max_position_embeddings": 8192}),
+    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
+    "qwen2": lambda: Qwen2Config(**SHAPE, tie_word_embeddings=True),
+    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=32),
 }
 """Tiny models whose full product of knobs `make nightly` takes."""
 
@@ -113,22 +113,22 @@ _MULTIPLIERS: dict[str, Any] = {
 }
 
 TINY_FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
-    "smollm3": lambda: SmolLM3Config(**_SHAPE, no_rope_layer_interval=3),
-    "olmo2": lambda: Olmo2Config(**_SHAPE),
-    "granite": lambda: GraniteConfig(**_SHAPE, **_MULTIPLIERS),
-    "phi3": lambda: Phi3Config(**_SHAPE | {"pad_token_id": 0}, partial_rotary_factor=0.75),
-    "glm4": lambda: Glm4Config(**_SHAPE, head_dim=16, partial_rotary_factor=0.5, attention_bias=True),
-    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4),
+    "smollm3": lambda: SmolLM3Config(**SHAPE, no_rope_layer_interval=3),
+    "olmo2": lambda: Olmo2Config(**SHAPE),
+    "granite": lambda: GraniteConfig(**SHAPE, **_MULTIPLIERS),
+    "phi3": lambda: Phi3Config(**SHAPE | {"pad_token_id": 0}, partial_rotary_factor=0.75),
+    "glm4": lambda: Glm4Config(**SHAPE, head_dim=16, partial_rotary_factor=0.5, attention_bias=True),
+    "mixtral": lambda: MixtralConfig(**SHAPE, num_local_experts=4),
     "qwen2-moe": lambda: Qwen2MoeConfig(
-        **_SHAPE, **_EXPERTS, num_experts=6, shared_expert_intermediate_size=80, decoder_sparse_step=2
+        **SHAPE, **_EXPERTS, num_experts=6, shared_expert_intermediate_size=80, decoder_sparse_step=2
     ),
     "qwen3-moe": lambda: Qwen3MoeConfig(
-        **_SHAPE, **_EXPERTS, head_dim=32, num_experts=8, norm_topk_prob=True, mlp_only_layers=[0]
+        **SHAPE, **_EXPERTS, head_dim=32, num_experts=8, norm_topk_prob=True, mlp_only_layers=[0]
     ),
-    "olmoe": lambda: OlmoeConfig(**_SHAPE, num_experts=8, num_experts_per_tok=3),
-    "granitemoe": lambda: GraniteMoeConfig(**_SHAPE, **_MULTIPLIERS, num_local_experts=4, num_experts_per_tok=2),
+    "olmoe": lambda: OlmoeConfig(**SHAPE, num_experts=8, num_experts_per_tok=3),
+    "granitemoe": lambda: GraniteMoeConfig(**SHAPE, **_MULTIPLIERS, num_local_experts=4, num_experts_per_tok=2),
     "glm4-moe": lambda: Glm4MoeConfig(
-        **_SHAPE, **_EXPERTS, head_dim=16, n_routed_experts=8, n_group=4, topk_group=2, routed_scaling_factor=1.5,
+        **SHAPE, **_EXPERTS, head_dim=16, n_routed_experts=8, n_group=4, topk_group=2, routed_scaling_factor=1.5,
         use_qk_norm=True,
     ),
 }  # fmt: skip
@@ -251,7 +251,7 @@ def make_tiny(name: str, directory: Path, dtype: str) -> Reference:
 
 def make_wide(directory: Path, dtype: str) -> Reference:
     """One with as many KV heads as four ranks need, and a vocabulary that four do not divide."""
-    shape = _SHAPE | {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": TINY_VOCAB + 1}
+    shape = SHAPE | {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": TINY_VOCAB + 1}
     return make_random(LlamaConfig(**shape, rope_parameters=_LLAMA3, mlp_bias=True), 99, directory, dtype)
 
 

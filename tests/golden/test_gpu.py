@@ -44,6 +44,7 @@ _KINDS = {
     "penalised": replace(_GREEDY, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4),
     "sampled": SamplingParams(max_tokens=_OUTPUTS, temperature=1.3, top_p=0.95, top_k=50, seed=11),
 }
+_MODELS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "glm4", "qwen3-moe", "glm4-moe")
 _BOTH = (False, True)
 _KNOBS = [
     Knobs(
@@ -66,7 +67,7 @@ _KNOBS = [
 ]
 _CASES = [
     (name, kind, knobs)
-    for name, kind, knobs in itertools.product(("llama", "mistral", "qwen2", "qwen3"), _KINDS, _KNOBS)
+    for name, kind, knobs in itertools.product(_MODELS, _KINDS, _KNOBS)
     if kind == "greedy" or knobs.speculation == "off"
 ]
 _PROMPTS = tuple(random_prompt(length, length) for length in (3, 41, 96, 210))

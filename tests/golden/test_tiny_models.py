@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import MixtralConfig
 
 from tests.covering import covering
 from tests.golden.conftest import TinyModels
-from tests.golden.models import TINY, TINY_VOCAB, Kernels, teacher_forced
+from tests.golden.models import SHAPE, TINY, TINY_VOCAB, Kernels, make_random, teacher_forced
 from tests.golden.steps import generate
 
 _OUTPUTS = 10
@@ -30,6 +32,14 @@ def test_logits_are_close_in_float32(tiny: TinyModels, name: str, kernels: Kerne
     theirs = reference.logits(tokens)
     ours = teacher_forced(reference.executor(kernels=kernels), tokens)
     assert float(theirs.std()) > 0.5, "logits so flat would hide errors"
+    torch.testing.assert_close(ours, theirs, atol=2e-5 * float(theirs.std()), rtol=2e-5)
+
+
+def test_a_mixture_of_one_expert_is_computed(tmp_path: Path) -> None:
+    config = MixtralConfig(**SHAPE, num_local_experts=1, num_experts_per_tok=1)
+    reference, tokens = make_random(config, 1, tmp_path, "float32"), _prompts()[-1]
+    theirs = reference.logits(tokens)
+    ours = teacher_forced(reference.executor(kernels="compiled"), tokens)
     torch.testing.assert_close(ours, theirs, atol=2e-5 * float(theirs.std()), rtol=2e-5)
 
 

@@ -54,6 +54,12 @@ def test_choice_and_weights(name: str, has_bias: bool) -> None:
         assert values == pytest.approx(list(expected.values()), rel=1e-5)
 
 
+def test_of_equal_scores_the_lower_index_is_chosen() -> None:
+    for routing in (ExpertRouting(3), ExpertRouting(3, scores="softmax of chosen")):
+        experts, _ = REFERENCE.route(torch.zeros(2, 8), None, routing)
+        assert experts.tolist() == [[0, 1, 2]] * 2
+
+
 def test_a_mixture_is_the_weighted_sum_of_each_row_s_experts() -> None:
     source = torch.Generator().manual_seed(4)
     x, gate_up, down = (

@@ -39,8 +39,9 @@ class DecoderShape:
 
     `hidden`: width of a row. `inners`: widths of the layers' MLPs. `heads`, `kv_heads`: number of query and of KV
     heads. `eps`: of all norms. `attention_scale`: factor on attention scores before the softmax. `has_row_norms`: norms
-    of queries and keys are of all heads of a row together. The last three multiply embeddings and what is added to a
-    row, and divide logits.
+    of queries and keys are of all heads of a row together. `embedding_multiplier`
+    and `residual_multiplier` are factors of embeddings and of what is added to a row; logits are divided by
+    `logits_divisor`.
     """
 
     hidden: int

@@ -16,14 +16,14 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: ExpertRoutin
     defined in `tandem_kernels.contract`."""
     wide = logits.to(torch.float32)
     if routing.scores == "softmax of chosen":
-        chosen, experts = wide.topk(routing.num_chosen, dim=-1)
-        weights = torch.softmax(chosen, dim=-1)
+        experts = _greatest(wide, routing.num_chosen)
+        weights = torch.softmax(wide.gather(1, experts), dim=-1)
     else:
         scores = torch.softmax(wide, dim=-1) if routing.scores == "softmax" else wide.sigmoid()
         ranked = scores if bias is None else scores + bias
         if routing.num_groups > 1:
             ranked = _of_best_groups(ranked, routing)
-        experts = ranked.topk(routing.num_chosen, dim=-1).indices
+        experts = _greatest(ranked, routing.num_chosen)
         weights = scores.gather(1, experts)
         if routing.is_normalised:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + _LEAST_SUM)
@@ -44,11 +44,15 @@ def mix_experts(
     """Return the weighted sum of each row's experts. The exact result is defined in `tandem_kernels.contract`.
 
     `linear`, `silu_mul`: the kernels of that name."""
-    parts = torch.empty((*experts.shape, x.shape[1]), dtype=x.dtype, device=x.device)
-    for expert in torch.unique(experts).tolist():
-        rows, places = (experts == expert).nonzero(as_tuple=True)
-        parts[rows, places] = linear(silu_mul(linear(x[rows], gate_up[expert], None)), down[expert], None)
-    parts *= weights[..., None]
+    num_chosen, chosen = experts.shape[1], experts.flatten()
+    order = chosen.argsort(stable=True)
+    counts = chosen.bincount(minlength=len(gate_up)).tolist()
+    parts = torch.empty((len(chosen), x.shape[1]), dtype=x.dtype, device=x.device)
+    for expert, places in enumerate(torch.split(order, counts)):
+        if len(places):
+            inner = silu_mul(linear(x[places // num_chosen], gate_up[expert], None))
+            parts[places] = linear(inner, down[expert], None)
+    parts = (parts.view(*experts.shape, x.shape[1]) * weights[..., None]).to(x.dtype)
     # One addition after the other, so that a row's sum does not depend on how torch reduces.
     total = parts[:, 0]
     for place in range(1, experts.shape[1]):
@@ -56,9 +60,14 @@ def mix_experts(
     return total
 
 
+def _greatest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the indices of the `count` greatest scores of each row; of equal ones the lower index goes first."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
 def _of_best_groups(ranked: torch.Tensor, routing: ExpertRouting) -> torch.Tensor:
     """Return the scores with -inf for the experts of groups that may not be chosen from."""
     grouped = ranked.view(len(ranked), routing.num_groups, ranked.shape[1] // routing.num_groups)
-    best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(routing.num_chosen_groups, dim=-1).indices
+    best = _greatest(grouped.topk(2, dim=-1).values.sum(dim=-1), routing.num_chosen_groups)
     is_out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, value=False)
     return grouped.masked_fill(is_out[..., None], float("-inf")).view(ranked.shape)

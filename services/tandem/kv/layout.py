@@ -161,15 +161,15 @@ class KVRegion:
 class ModelFingerprint:
     """Everything besides tokens that the content of a KV block depends on.
 
-    Workers exchange blocks only if their fingerprints have the same `digest`. `rope`: parameters of the rotary position
-    embedding. `block_size`: tokens of a block. `arithmetic`: names of GPU, libraries and number of ranks, set only
-    where KV must be equal bit for bit, else empty.
+    Workers exchange blocks only if their fingerprints have the same `digest`. `architecture`: digest of what
+    config.json says about the computation. `block_size`: tokens of a block. `arithmetic`: names of GPU, libraries and number of
+    ranks, set only where KV must be equal bit for bit, else empty.
     """
 
     weights_digest: str
     quantization: str
     kv_dtype: str
-    rope: str
+    architecture: str
     tokenizer_digest: str
     block_size: int
     arithmetic: str = ""
@@ -180,7 +180,7 @@ class ModelFingerprint:
             self.weights_digest,
             self.quantization,
             self.kv_dtype,
-            self.rope,
+            self.architecture,
             self.tokenizer_digest,
             str(self.block_size),
             *((self.arithmetic,) if self.arithmetic else ()),

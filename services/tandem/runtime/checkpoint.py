@@ -93,7 +93,7 @@ class Checkpoint:
         if name not in self._handles:
             raise _broken(f"the weights have no tensor {name}, which config.json requires: download the model again")
         if self._stored is not None and name + self._stored.scale in self._handles:
-            return self._restored(self._stored, name, shape, rows, columns)
+            return self._restored(self._stored, name, shape, rows, columns, dtype or self._dtype)
         handle = self._handles.pop(name)
         stored = handle.get_slice(name)
         if tuple(stored.get_shape()) != shape:
@@ -109,7 +109,13 @@ class Checkpoint:
         return tensor.to(self._device, dtype or self._dtype)
 
     def _restored(
-        self, stored: StoredFormat, name: str, shape: tuple[int, ...], rows: range | None, columns: range | None
+        self,
+        stored: StoredFormat,
+        name: str,
+        shape: tuple[int, ...],
+        rows: range | None,
+        columns: range | None,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
         """Read a matrix that has scales. Only the rows and columns asked for are returned; the whole is restored."""
         matrix, scale = (self._handles.pop(each).get_tensor(each) for each in (name, name + stored.scale))
@@ -120,7 +126,7 @@ class Checkpoint:
         if not scale.to(torch.float32).isfinite().all():
             raise _broken(f"tensor {name}{stored.scale} has scales that are not finite numbers")
         try:
-            whole = stored.restore(matrix, scale, self._dtype)
+            whole = stored.restore(matrix, scale, dtype)
         except ValueError as error:
             raise _broken(f"tensor {name}: {error}") from None
         return _part(whole, rows, columns).to(self._device)

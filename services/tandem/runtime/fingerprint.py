@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tandem.core.bundle import TokenizerBundle
@@ -40,11 +41,17 @@ def model_fingerprint(
         weights_digest=weights_digest,
         quantization=model.quantization,
         kv_dtype=dtype if dtype == model.dtype else f"{dtype} of {model.dtype}",
-        rope=str(config.rope),
+        architecture=architecture_digest(config),
         tokenizer_digest=bundle.tokenizer_digest,
         block_size=layout.block_size,
         arithmetic=arithmetic,
     )
+
+
+def architecture_digest(spec: DecoderSpec) -> str:
+    """Return a hexadecimal digest of all that a specification says about the computation, not about its use."""
+    computed = replace(spec, max_length=0, eos_token_ids=frozenset(), bos_token_id=None)
+    return hashlib.blake2b(repr(computed).encode(), digest_size=16).hexdigest()
 
 
 def weights_digest(directory: Path, cache_dir: Path) -> str:

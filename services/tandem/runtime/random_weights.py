@@ -23,7 +23,7 @@ FORMAT = 1
 
 _CHUNK = 1 << 24
 """Weights generated at once; each takes an intermediate word of 8 bytes."""
-_TO_RESIDUAL = ("o_proj.weight", "down_proj.weight", ".w2.weight")
+_TO_RESIDUAL = ("o_proj.weight", "down_proj.weight", ".w2.weight", "output_linear.weight")
 # SplitMix64 of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -74,16 +74,16 @@ class RandomWeights:
         height = range(shape[0]) if rows is None else rows
         if len(shape) == 1:
             return torch.ones(len(height), dtype=dtype or self._dtype, device=self._device)
-        matrix = self._generate(name, shape, height)
+        matrix = self._generate(name, shape, height, dtype or self._dtype)
         return matrix if columns is None else matrix[:, columns.start : columns.stop].contiguous()
 
-    def _generate(self, name: str, shape: tuple[int, ...], rows: range) -> torch.Tensor:
+    def _generate(self, name: str, shape: tuple[int, ...], rows: range, dtype: torch.dtype) -> torch.Tensor:
         """Generate whole rows of a matrix of shape `shape`."""
         variance = 1 / shape[-1]
         if name.endswith(_TO_RESIDUAL):
             variance /= 2 * self._layers
-        matrix = torch.empty((len(rows), shape[1]), dtype=self._dtype, device=self._device)
-        flat, key, before = matrix.view(-1), _key(self._seed, name), rows.start * shape[1]
+        matrix = torch.empty((len(rows), *shape[1:]), dtype=dtype, device=self._device)
+        flat, key, before = matrix.view(-1), _key(self._seed, name), rows.start * math.prod(shape[1:])
         for start in range(0, flat.numel(), _CHUNK):
             part = flat[start : start + _CHUNK]
             # A uniform number in (-1, 1) has a variance of 1 / 3.

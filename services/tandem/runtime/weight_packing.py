@@ -40,7 +40,7 @@ def pack(config: DecoderSpec, checkpoint: Checkpoint, packing: Packing) -> Named
     drop_unused(config, checkpoint)
     for i in range(config.num_layers):
         for name, tensor in read_layer(config, checkpoint, i):
-            is_matrix = len(tensor) > 1 and tensor.dim() > 1
+            is_matrix = tensor.dim() > 1 and name != "shared_gate"
             if name in ("gate_up", "gate_up.bias", "shared_gate_up"):
                 tensor = _interleaved(tensor)
             elif name == "expert_gate_up":

@@ -43,7 +43,7 @@ def test_every_part_of_a_fingerprint_counts() -> None:
         replace(base, weights_digest="v"),
         replace(base, quantization="int8"),
         replace(base, kv_dtype="float16"),
-        replace(base, rope="other"),
+        replace(base, architecture="other"),
         replace(base, tokenizer_digest="u"),
         replace(base, block_size=32),
         replace(base, arithmetic="one"),

@@ -1,10 +1,12 @@
-"""Test the table of docs/models.md against the code, with the smallest config.json of each family."""
+"""Test the table of docs/models.md against the code, and that files of published models are accepted."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tandem.core.errors import TandemError
 from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp
@@ -13,6 +15,7 @@ from tandem.runtime.model_config import parse_model_config
 from tandem.runtime.models.compiled import shape_of
 from tandem.runtime.parallel.shard import require_divisible
 from tandem_kernels.native.decoder import unsupported
+from tests.unit.runtime.published_configs import PUBLISHED_CONFIGS
 
 _PAGE = (Path(__file__).resolve().parents[3] / "docs/models.md").read_text()
 _ROWS = re.findall(r"^\| `(\w+)` \|[^|]+\| ([^|]+) \| (\w+) \|$", _PAGE, re.M)
@@ -59,6 +62,13 @@ def test_the_table_lists_every_family_as_the_code_has_it() -> None:
         assert any(mixture.shared_inner for mixture in mixtures) == ("shared" in mlp), name
         assert unsupported(shape_of(spec)) is None, name
         assert _splits(spec) == (parallel == "yes"), name
+
+
+@pytest.mark.parametrize("name", PUBLISHED_CONFIGS)
+def test_published_models_are_accepted(name: str) -> None:
+    spec = parse_model_config(PUBLISHED_CONFIGS[name])
+    assert unsupported(shape_of(spec)) is None and spec.rope.kind == "default"
+    assert (spec.stored is not None) == name.endswith("FP8")
 
 
 def _splits(spec: DecoderSpec) -> bool:

@@ -72,6 +72,7 @@ def test_broken_tensors_are_named(tmp_path: Path, change: dict[str, torch.Tensor
     [
         ({"quant_method": "gptq"}, "gptq"),
         (FP8 | {"fmt": "e5m2"}, "e5m2"),
+        (COMPRESSED | {"transform_config": {"R1": {}}}, "transform_config"),
         (FP8 | {"weight_block_size": [128]}, "weight_block_size"),
         (COMPRESSED | {"format": "pack-quantized"}, "pack-quantized"),
         (COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),

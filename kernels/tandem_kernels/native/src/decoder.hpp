@@ -154,10 +154,12 @@ class Decoder final : public AnyDecoder {
             .weights = weights_.at_least(rows * w.chosen),
             .gathered = gathered_.at_least(rows * w.chosen * s.hidden),
             .expert_inner = expert_inner_.at_least(rows * w.expert_inner),
-            .parts = parts_.at_least(rows * w.chosen * s.hidden),
             .chosen = chosen_.at_least(rows * w.chosen),
         };
         input_.reserve(rows, std::max({s.hidden, w.inner, s.heads * s.head_dim}));
+        places_.reserve(rows * w.chosen, w.experts);
+        routers_.resize(team.size());
+        for (Router& router : routers_) router.reserve(w.experts);
         team.run([&](Lane& lane) {
             lane.share(step.num_rows, kRowGrain, [&](int begin, int end) {
                 for (int r = begin; r < end; ++r) embed(step.tokens[r], hidden + std::size_t(r) * s.hidden);
@@ -186,7 +188,7 @@ class Decoder final : public AnyDecoder {
     std::size_t buffer_bytes() const override {
         std::size_t total = input_.bytes() + chosen_.bytes();
         for (const auto* buffer : {&normed_, &qkv_, &mixed_, &inner_, &scratch_, &added_, &logits_, &weights_,
-                                   &gathered_, &expert_inner_, &parts_})
+                                   &gathered_, &expert_inner_})
             total += buffer->bytes();
         return total;
     }
@@ -196,7 +198,7 @@ class Decoder final : public AnyDecoder {
 
     struct Work {
         float *normed, *qkv, *mixed, *inner, *scratch;
-        float *added, *logits, *weights, *gathered, *expert_inner, *parts;
+        float *added, *logits, *weights, *gathered, *expert_inner;
         int* chosen;
     };
 
@@ -267,10 +269,10 @@ class Decoder final : public AnyDecoder {
         const int chosen = e.routing.num_chosen, hidden = shape_.hidden, places = rows * chosen;
         linear(lane, in, hidden, rows, e.router, work.logits, e.count, Into::kStore);
         lane.wait();
-        Router router(e.routing, e.count, e.choice_bias);
+        Router& router = routers_[lane.rank()];
         lane.share(rows, kRowGrain, [&](int begin, int end) {
             for (std::size_t r = begin; r < std::size_t(end); ++r)
-                router.choose(work.logits + r * e.count, work.chosen + r * chosen, work.weights + r * chosen);
+                router.choose(e, work.logits + r * e.count, work.chosen + r * chosen, work.weights + r * chosen);
         });
         lane.wait();
         if (lane.rank() == 0) places_.sort(work.chosen, places, e.count);
@@ -284,7 +286,8 @@ class Decoder final : public AnyDecoder {
         lane.wait();
         places_.multiply(lane, work.gathered, e.gate_up, 2 * e.inner, work.expert_inner, e.inner, Into::kSwiGlu);
         lane.wait();
-        places_.multiply(lane, work.expert_inner, e.down, hidden, work.parts, hidden, Into::kStore);
+        // The copied rows are not read any more.
+        places_.multiply(lane, work.expert_inner, e.down, hidden, work.gathered, hidden, Into::kStore);
         if (e.shared_inner)
             linear(lane, work.inner, e.shared_inner, rows, e.shared_down, work.added, hidden, Into::kStore);
         lane.wait();
@@ -298,24 +301,21 @@ class Decoder final : public AnyDecoder {
         lane.wait();
     }
 
-    // Adds up what a row's experts returned, in ascending order, and then what all rows pass through, which `added`
-    // holds before.
+    // Adds what a row's experts returned, in ascending order, to what all rows pass through, which `added` holds before.
     void mix(const Experts& e, const float* in, int row, const Work& work, float* added) const {
         const int chosen = e.routing.num_chosen, hidden = shape_.hidden;
-        float gate = e.shared_inner ? 1.0f : 0.0f;
+        float gate = 1.0f;
         if (e.shared_gate) {
             float sum = 0.0f;
             for (int i = 0; i < hidden; ++i) sum = std::fma(in[i], e.shared_gate[i], sum);
             gate = 1.0f / (1.0f + std::exp(-sum));
         }
+        if (!e.shared_inner) std::fill_n(added, hidden, 0.0f);
         const float* weights = work.weights + std::size_t(row) * chosen;
-        const float* first = work.parts + std::size_t(places_.place(row * chosen)) * hidden;
-        for (int i = 0; i < hidden; ++i) {
-            const float shared = e.shared_inner ? gate * added[i] : 0.0f;
-            float sum = weights[0] * first[i];
-            for (int c = 1; c < chosen; ++c)
-                sum += weights[c] * work.parts[std::size_t(places_.place(row * chosen + c)) * hidden + i];
-            added[i] = sum + shared;
+        for (int i = 0; i < hidden; ++i) added[i] *= gate;
+        for (int c = 0; c < chosen; ++c) {
+            const float* part = work.gathered + std::size_t(places_.place(row * chosen + c)) * hidden;
+            for (int i = 0; i < hidden; ++i) added[i] += weights[c] * part[i];
         }
     }
 
@@ -405,9 +405,10 @@ class Decoder final : public AnyDecoder {
     const float* const embeddings_;
     const Widths widths_;
     Buffer<float> normed_, qkv_, mixed_, inner_, scratch_;
-    Buffer<float> added_, logits_, weights_, gathered_, expert_inner_, parts_;
+    Buffer<float> added_, logits_, weights_, gathered_, expert_inner_;
     Buffer<int> chosen_;
     Places places_;
+    std::vector<Router> routers_;
     Input input_;
 };
 

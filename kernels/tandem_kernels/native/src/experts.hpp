@@ -63,42 +63,49 @@ inline void softmax(float* x, int n) {
     for (int i = 0; i < n; ++i) x[i] /= total;
 }
 
-// Chooses the experts of rows, with memory of its own for intermediate scores.
+// Chooses the experts of rows. Its memory is reserved before a team runs, because a failed allocation would end the
+// process there.
 class Router {
   public:
-    Router(const ExpertRouting& routing, int count, const float* bias) : routing_(routing), count_(count), bias_(bias) {}
+    void reserve(int count) {
+        ranked_.reserve(count);
+        group_scores_.reserve(count);
+        best_.reserve(count);
+        is_taken_.reserve(count);
+    }
 
     // Writes a row's experts in ascending order, and their weights, [num_chosen] each; overwrites `logits` [count].
-    void choose(float* logits, int* experts, float* weights) {
-        const int chosen = routing_.num_chosen;
-        if (routing_.scores == Scores::kSoftmaxOfChosen) {
-            greatest(logits, count_, chosen, experts, is_taken_);
+    void choose(const Experts& layer, float* logits, int* experts, float* weights) {
+        const ExpertRouting& routing = layer.routing;
+        const int chosen = routing.num_chosen, count = layer.count;
+        if (routing.scores == Scores::kSoftmaxOfChosen) {
+            greatest(logits, count, chosen, experts, is_taken_);
             for (int c = 0; c < chosen; ++c) weights[c] = logits[experts[c]];
             softmax(weights, chosen);
         } else {
-            if (routing_.scores == Scores::kSoftmax)
-                softmax(logits, count_);
+            if (routing.scores == Scores::kSoftmax)
+                softmax(logits, count);
             else
-                for (int i = 0; i < count_; ++i) logits[i] = 1.0f / (1.0f + std::exp(-logits[i]));
-            ranked_.assign(logits, logits + count_);
-            if (bias_)
-                for (int i = 0; i < count_; ++i) ranked_[i] += bias_[i];
-            if (routing_.num_groups > 1) exclude_groups();
-            greatest(ranked_.data(), count_, chosen, experts, is_taken_);
+                for (int i = 0; i < count; ++i) logits[i] = 1.0f / (1.0f + std::exp(-logits[i]));
+            ranked_.assign(logits, logits + count);
+            if (layer.choice_bias)
+                for (int i = 0; i < count; ++i) ranked_[i] += layer.choice_bias[i];
+            if (routing.num_groups > 1) exclude_groups(routing, count);
+            greatest(ranked_.data(), count, chosen, experts, is_taken_);
             float total = kLeastSum;
             for (int c = 0; c < chosen; ++c) total += weights[c] = logits[experts[c]];
-            if (routing_.is_normalised)
+            if (routing.is_normalised)
                 for (int c = 0; c < chosen; ++c) weights[c] /= total;
         }
-        for (int c = 0; c < chosen; ++c) weights[c] *= routing_.scaling;
+        for (int c = 0; c < chosen; ++c) weights[c] *= routing.scaling;
     }
 
   private:
     static constexpr float kLeastSum = 1e-20f;
 
     // Sets the scores of the experts of all but the best groups to -inf. A group has the sum of its two greatest.
-    void exclude_groups() {
-        const int groups = routing_.num_groups, size = count_ / groups;
+    void exclude_groups(const ExpertRouting& routing, int count) {
+        const int groups = routing.num_groups, size = count / groups;
         group_scores_.resize(groups);
         for (int g = 0; g < groups; ++g) {
             float first = -INFINITY, second = -INFINITY;
@@ -108,21 +115,18 @@ class Router {
             }
             group_scores_[g] = first + second;
         }
-        best_.resize(routing_.num_chosen_groups);
-        greatest(group_scores_.data(), groups, routing_.num_chosen_groups, best_.data(), is_taken_);
-        for (int i = 0; i < count_; ++i)
+        best_.resize(routing.num_chosen_groups);
+        greatest(group_scores_.data(), groups, routing.num_chosen_groups, best_.data(), is_taken_);
+        for (int i = 0; i < count; ++i)
             if (!is_taken_[i / size]) ranked_[i] = -INFINITY;
     }
 
-    const ExpertRouting& routing_;
-    const int count_;
-    const float* const bias_;
     std::vector<float> ranked_, group_scores_;
     std::vector<int> best_;
     std::vector<char> is_taken_;
 };
 
-// The rows of a step in the order of their experts. A *place* is one row for one of its experts.
+// The rows of a step in the order of their experts. A *place* is a pair of a row and one of its chosen experts.
 class Places {
   public:
     // A run of places of one expert; `first_group` is the number of groups of kGroupRows rows before it.
@@ -130,6 +134,13 @@ class Places {
         int expert, begin, end, first_group;
         int num_groups() const { return (end - begin + kGroupRows - 1) / kGroupRows; }
     };
+
+    void reserve(std::size_t num_places, int num_experts) {
+        begins_.reserve(num_experts + 1);
+        runs_.reserve(num_experts);
+        source_.reserve(num_places);
+        place_.reserve(num_places);
+    }
 
     // Sorts `chosen` [num_places], experts of one row after the other, by expert.
     void sort(const int* chosen, int num_places, int num_experts) {

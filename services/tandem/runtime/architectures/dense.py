@@ -20,11 +20,11 @@ def llama_like(fields: Fields, **different: Any) -> DecoderSpec:
         raise unsupported(f"num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
     head_dim = different.pop("head_dim", None) or head_dim_of(fields)
     rope = different.pop("rope", None) or fields.rope(head_dim)
-    num_layers = fields.size("num_hidden_layers")
-    for layer in different.get("layers") or ():
-        if isinstance(layer.mlp, ExpertsMlp):
-            _check(layer.mlp)
+    num_layers = fields.num_layers()
     layers = different.pop("layers", None) or (LayerSpec(DenseMlp(fields.size("intermediate_size"))),) * num_layers
+    for mlp in {layer.mlp for layer in layers}:
+        if isinstance(mlp, ExpertsMlp):
+            _check(mlp)
     common = {
         "model_type": fields.model_type,
         "vocab_size": fields.size("vocab_size"),
@@ -49,7 +49,7 @@ def _check(mlp: ExpertsMlp) -> None:
     routing = mlp.routing
     if routing.num_chosen > mlp.count:
         raise unsupported(f"num_experts_per_tok={routing.num_chosen} of {mlp.count} experts")
-    if mlp.count % routing.num_groups or mlp.count < 2 * routing.num_groups > 2:
+    if mlp.count % routing.num_groups or (routing.num_groups > 1 and mlp.count < 2 * routing.num_groups):
         raise unsupported(f"{mlp.count} experts in {routing.num_groups} groups")
     if routing.num_chosen_groups > routing.num_groups:
         raise unsupported(f"a choice from {routing.num_chosen_groups} of {routing.num_groups} groups")

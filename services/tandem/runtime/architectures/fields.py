@@ -19,6 +19,7 @@ _HARMLESS = frozenset(
         "architectures",
         "attention_dropout",
         "attn_pdrop",
+        "auto_map",
         "decoder_start_token_id",
         "dtype",
         "embd_pdrop",
@@ -54,7 +55,6 @@ _NEUTRAL: dict[str, Any] = {
     "logits_scaling": 1.0,
     "num_experts": 0,
     "num_local_experts": 0,
-    "partial_rotary_factor": 1.0,
     "residual_multiplier": 1.0,
 }
 _ROPE_OPTIONAL = frozenset(
@@ -75,6 +75,7 @@ _ROPE_KEYS = {
     "yarn": _ROPE_OPTIONAL | {"factor"},
 }
 _DEFAULT_THETA = 10_000.0
+_MOST_LAYERS = 1024
 
 
 def token_ids(value: Any) -> frozenset[int]:
@@ -110,7 +111,21 @@ class Fields:
     def size_of_any(self, *names: str) -> int:
         """Return the positive number of the first of these names that is set. Raises TandemError if none is."""
         values = [self.size(name) for name in names if self.get(name) is not None]
-        return values[0] if values else self.size(names[0])
+        if not values:
+            raise unsupported(f"neither {' nor '.join(names)} is set")
+        return values[0]
+
+    def num_layers(self, name: str = "num_hidden_layers", default: int | None = None) -> int:
+        """Return a number of layers. Raises TandemError where it is none of a model."""
+        number = self.size(name, default)
+        if number > _MOST_LAYERS:
+            raise unsupported(f"{name}={number} (at most {_MOST_LAYERS})")
+        return number
+
+    def expect(self, name: str, value: Any) -> None:
+        """Raise TandemError unless a field is missing or has the one value that is implemented."""
+        if (found := self.get(name, value)) != value:
+            raise unsupported(f"{name}={found!r} in a {self.model_type} model")
 
     def number(self, name: str, default: float) -> float:
         value = self.get(name)
@@ -132,11 +147,18 @@ class Fields:
         for kind in self.get("layer_types") or []:
             if kind != "full_attention":
                 raise unsupported(f"layer_types contains {kind!r}")
+        self.get("max_window_layers")  # has no meaning without a window
         if self.get("use_sliding_window"):
             raise unsupported(f"use_sliding_window in a {self.model_type} model")
         window = self.get("sliding_window", default)
         if window is not None and window < self.size("max_position_embeddings"):
             raise unsupported(f"sliding_window={window}")
+
+    def refuse_window_if_on(self) -> None:
+        """Raise TandemError if a window is switched on; its other fields have no meaning otherwise."""
+        for name in ("sliding_window", "max_window_layers", "layer_types"):
+            self.get(name)
+        self.expect("use_sliding_window", value=False)
 
     def refuse_window_of_last_layers(self) -> None:
         """Raise TandemError if some layers of a Qwen have a window.
@@ -148,7 +170,7 @@ class Fields:
                 raise unsupported(f"layer_types contains {kind!r}")
         self.get("sliding_window")
         is_on, num_full = self.get("use_sliding_window"), self.get("max_window_layers", 28)
-        if is_on and not types and num_full < self.size("num_hidden_layers"):
+        if is_on and not types and num_full < self.num_layers():
             raise unsupported("use_sliding_window=True")
 
     def rope(
@@ -161,7 +183,8 @@ class Fields:
     ) -> RopeConfig:
         """Parse either spelling: `rope_parameters`, or the older `rope_theta` with `rope_scaling`.
 
-        `partial`: fraction of a head that is rotated where no field says it; None: of this family's models always all.
+        `partial`: fraction of a head that is rotated where no field says it; None: models of this family rotate whole
+        heads.
         `theta`: base of the frequencies where no field says it."""
         length = self.size("max_position_embeddings")
         stated, scaling = self.get("rope_parameters"), self.get("rope_scaling")

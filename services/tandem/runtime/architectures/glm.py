@@ -27,7 +27,7 @@ def glm4(fields: Fields) -> DecoderSpec:
         fields,
         head_dim=head_dim,
         rope=fields.rope(head_dim, partial=_ROTATED, is_interleaved=True),
-        qkv_bias=fields.flag("attention_bias"),
+        qkv_bias=fields.flag("attention_bias", default=True),
         rms_norm_eps=fields.number("rms_norm_eps", _GLM4_EPS),
         names=_GLM4_NAMES,
     )
@@ -57,10 +57,15 @@ def glm4_moe(fields: Fields) -> DecoderSpec:
         fields,
         head_dim=head_dim,
         rope=fields.rope(head_dim, partial=_ROTATED),
-        layers=tuple(LayerSpec(dense if i < num_dense else experts) for i in range(fields.size("num_hidden_layers"))),
+        layers=tuple(LayerSpec(dense if i < num_dense else experts) for i in range(fields.num_layers())),
         qkv_bias=fields.flag("attention_bias"),
-        num_extra_layers=fields.get("num_nextn_predict_layers") or 0,
+        num_extra_layers=_num_extra_layers(fields),
         query_key_norm="head" if fields.flag("use_qk_norm") else "none",
         rms_norm_eps=fields.number("rms_norm_eps", _MOE_EPS),
         names=_MOE_NAMES,
     )
+
+
+def _num_extra_layers(fields: Fields) -> int:
+    name = "num_nextn_predict_layers"
+    return fields.num_layers(name) if fields.get(name) else 0

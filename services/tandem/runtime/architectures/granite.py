@@ -18,7 +18,7 @@ _MOE_NAMES = WeightNames(
 
 def granite(fields: Fields) -> DecoderSpec:
     mlp = DenseMlp(fields.size("intermediate_size"), has_bias=fields.flag("mlp_bias"))
-    return llama_like(fields, layers=(LayerSpec(mlp),) * fields.size("num_hidden_layers"), **_common(fields))
+    return llama_like(fields, layers=(LayerSpec(mlp),) * fields.num_layers(), **_common(fields))
 
 
 def granite_moe(fields: Fields) -> DecoderSpec:
@@ -27,7 +27,7 @@ def granite_moe(fields: Fields) -> DecoderSpec:
         inner=fields.size("intermediate_size"),
         routing=ExpertRouting(fields.size("num_experts_per_tok"), scores="softmax of chosen"),
     )
-    layers = (LayerSpec(mlp),) * fields.size("num_hidden_layers")
+    layers = (LayerSpec(mlp),) * fields.num_layers()
     return llama_like(fields, layers=layers, names=_MOE_NAMES, **_common(fields))
 
 

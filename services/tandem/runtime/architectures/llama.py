@@ -13,7 +13,7 @@ _MISTRAL_WINDOW = 4096
 def llama(fields: Fields) -> DecoderSpec:
     fields.refuse_window()
     mlp = DenseMlp(fields.size("intermediate_size"), has_bias=fields.flag("mlp_bias"))
-    layers = (LayerSpec(mlp),) * fields.size("num_hidden_layers")
+    layers = (LayerSpec(mlp),) * fields.num_layers()
     return llama_like(fields, layers=layers, **attention_biases(fields))
 
 

@@ -26,6 +26,6 @@ def mixtral(fields: Fields) -> DecoderSpec:
         fields,
         rope=fields.rope(head_dim_of(fields), theta=_THETA),
         rms_norm_eps=fields.number("rms_norm_eps", _EPS),
-        layers=(LayerSpec(mlp),) * fields.size("num_hidden_layers"),
+        layers=(LayerSpec(mlp),) * fields.num_layers(),
         names=_NAMES,
     )

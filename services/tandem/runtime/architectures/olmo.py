@@ -32,6 +32,6 @@ def olmoe(fields: Fields) -> DecoderSpec:
         inner=fields.size("intermediate_size"),
         routing=ExpertRouting(fields.size("num_experts_per_tok"), is_normalised=fields.flag("norm_topk_prob")),
     )
-    layers = (LayerSpec(mlp),) * fields.size("num_hidden_layers")
+    layers = (LayerSpec(mlp),) * fields.num_layers()
     eps = fields.number("rms_norm_eps", _EPS)
     return llama_like(fields, layers=layers, query_key_norm="row", rms_norm_eps=eps, **attention_biases(fields))

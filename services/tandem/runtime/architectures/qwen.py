@@ -22,13 +22,15 @@ def qwen3(fields: Fields) -> DecoderSpec:
 
 
 def qwen2_moe(fields: Fields) -> DecoderSpec:
-    fields.refuse_window_of_last_layers()
+    fields.refuse_window_if_on()
     mlp = _experts(fields, shared_inner=fields.size("shared_expert_intermediate_size", 5632))
     return llama_like(fields, layers=_layers(fields, mlp), qkv_bias=fields.flag("qkv_bias", default=True))
 
 
 def qwen3_moe(fields: Fields) -> DecoderSpec:
-    fields.refuse_window_of_last_layers()
+    fields.refuse_window_if_on()
+    fields.expect("shared_expert_intermediate_size", 0)
+    fields.expect("use_qk_norm", value=True)
     layers = _layers(fields, _experts(fields))
     return llama_like(fields, layers=layers, query_key_norm="head", **attention_biases(fields))
 
@@ -50,5 +52,5 @@ def _layers(fields: Fields, experts: ExpertsMlp) -> tuple[LayerSpec, ...]:
     inner = fields.size("intermediate_size")
     return tuple(
         LayerSpec(experts if index not in dense and (index + 1) % step == 0 else DenseMlp(inner))
-        for index in range(fields.size("num_hidden_layers"))
+        for index in range(fields.num_layers())
     )

@@ -12,13 +12,13 @@ _THETA = 2_000_000.0
 
 def smollm3(fields: Fields) -> DecoderSpec:
     fields.refuse_window()
-    num_layers, interval = fields.size("num_hidden_layers"), fields.size("no_rope_layer_interval", 4)
+    num_layers, interval = fields.num_layers(), fields.size("no_rope_layer_interval", 4)
     mlp = DenseMlp(fields.size("intermediate_size"), has_bias=fields.flag("mlp_bias"))
     # The field's 1 means that the layer has rope.
     has_rope = fields.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(num_layers)]
-    if len(has_rope) != num_layers:
+    if len(has_rope) < num_layers:
         raise unsupported(f"no_rope_layers of {len(has_rope)} layers, and there are {num_layers}")
-    layers = tuple(LayerSpec(mlp, has_rope=bool(each)) for each in has_rope)
+    layers = tuple(LayerSpec(mlp, has_rope=bool(each)) for each in has_rope[:num_layers])
     return llama_like(
         fields,
         rope=fields.rope(head_dim_of(fields), theta=_THETA),

@@ -34,10 +34,6 @@ class RopeConfig:
     rotary_dim: int | None = None
     is_interleaved: bool = False
 
-    def __str__(self) -> str:
-        fields = (getattr(self, name) for name in self.__slots__)
-        return ",".join(str(value) for value in fields)
-
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
@@ -87,8 +83,8 @@ class WeightNames:
     """Names of a layer's tensors in a checkpoint, below `model.layers.N.` and without `.weight`.
 
     A norm that is None does not exist. The `after_` norms are applied to what attention and MLP return, before it is
-    added. `qkv`, `gate_up` and their like are one name where the checkpoint has one matrix. Of names with `{}` there is
-    one for each expert; without it a tensor holds all experts.
+    added. `qkv`, `gate_up` and their like are one name where the checkpoint has one matrix. A name with `{}` stands for
+    one tensor per expert; a name without it holds all experts.
     """
 
     attention_norm: str | None = "input_layernorm"

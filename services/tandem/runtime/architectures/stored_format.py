@@ -14,6 +14,19 @@ import torch
 
 from tandem.runtime.architectures.refusal import Json, unsupported
 
+_READ = frozenset({"quant_method", "fmt", "weight_block_size", "format", "config_groups", "kv_cache_scheme"})
+# Which modules have scales is seen by their tensors; activations are not rounded.
+_HARMLESS = frozenset(
+    {
+        "activation_scheme",
+        "global_compression_ratio",
+        "ignore",
+        "ignored_layers",
+        "modules_to_not_convert",
+        "quantization_status",
+        "version",
+    }
+)
 _FP8_FORMATS = ("float", "float8_e4m3fn", "e4m3", None)
 
 
@@ -32,6 +45,8 @@ class StoredFormat:
         """Return the values `[n, k]` of float8 numbers `stored` in `dtype`; products with scales are float32.
 
         Raises ValueError when the scales have another shape than the format asks for."""
+        if stored.dim() != 2:
+            raise ValueError(f"a tensor of shape {list(stored.shape)} has scales, and only matrices may have them")
         n, k = stored.shape
         values, scale = stored.to(torch.float32), scale.to(torch.float32)
         if self.block is None:
@@ -51,6 +66,9 @@ def read_stored_format(config: Json | None) -> StoredFormat | None:
     if not config:
         return None
     method = config.get("quant_method")
+    for name, value in config.items():
+        if value and name not in _READ and name not in _HARMLESS:
+            raise unsupported(f"quantization_config with {name}={value!r}")
     if method == "fp8":
         return _fp8(config)
     if method == "compressed-tensors":

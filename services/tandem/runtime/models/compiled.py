@@ -16,6 +16,7 @@ import torch
 from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, ExpertsMlp
 from tandem.runtime.atomic_dir import build_once
 from tandem.runtime.checkpoint import Checkpoint
+from tandem.runtime.fingerprint import architecture_digest
 from tandem.runtime.input_batch import Batch
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.mmap_tensors import read_tensors, write_tensors
@@ -120,7 +121,8 @@ def packed_weights(
             write_tensors(folder, pack(config, checkpoint, packing))
             checkpoint.finish()
 
-    return read_tensors(build_once(cache_dir / "packed" / f"{digest[:32]}-{packing}-{_FORMAT}", build))
+    name = f"{digest[:32]}-{architecture_digest(config)[:16]}-{packing}-{_FORMAT}"
+    return read_tensors(build_once(cache_dir / "packed" / name, build))
 
 
 def _layer(config: DecoderSpec, weights: Mapping[str, torch.Tensor], index: int) -> PackedLayer:

@@ -1,7 +1,8 @@
 """Run the forward pass of any `DecoderSpec` on any set of kernels, whole or as one tensor-parallel rank.
 
 Operations and casts are in the order of the checkpoints' reference implementation (transformers), so that rows agree
-up to the order of sums inside a matrix product. Projections that read the same input are one matrix.
+up to the order of sums inside a matrix product; in half types, OLMo2's norms and Mixtral's router are rounded once
+more. Projections that read the same input are one matrix.
 
 With tensor parallelism a rank holds a part of each matrix, see `runtime.parallel.shard`. The outputs of attention and
 MLP are summed over all ranks; only the first rank adds their biases. Embeddings are split by rows like the head: tied
@@ -93,7 +94,7 @@ class GatedMlp:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertMlp:
+class MixtureMlp:
     """Mixture of experts. `router`: in the rows' dtype or in float32. `gate_up`, `down`: of all experts, see
     `contract.mix_experts`. `shared`: MLP of every row, or None; `shared_gate` `[1, hidden]`: its result is multiplied
     by the sigmoid of a product with the row."""
@@ -135,7 +136,7 @@ class Layer:
     output: AnyLinear
     after_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
-    mlp: GatedMlp | ExpertMlp
+    mlp: GatedMlp | MixtureMlp
     after_mlp_norm: torch.Tensor | None
 
 
@@ -284,9 +285,9 @@ def _make_layer(
     if config.query_key_norm != "none":
         norms = HeadNorms(tensors["query_norm"], tensors["key_norm"], config.rms_norm_eps)
     if isinstance(spec.mlp, DenseMlp):
-        mlp: GatedMlp | ExpertMlp = GatedMlp(linear("gate_up"), linear("down"))
+        mlp: GatedMlp | MixtureMlp = GatedMlp(linear("gate_up"), linear("down"))
     else:
-        mlp = ExpertMlp(
+        mlp = MixtureMlp(
             routing=spec.mlp.routing,
             router=tensors["router"],
             choice_bias=tensors.get("choice_bias"),

@@ -66,10 +66,11 @@ def require_divisible(config: DecoderSpec, size: int) -> None:
         message = f"engine.tensor_parallel must be 1 for {config.model_type}: it normalises all heads of a row together"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="tensor_parallel")
     parts = [("num_key_value_heads", config.kv_heads), ("num_attention_heads", config.heads)]
-    for layer in config.layers:
-        parts.append(("intermediate_size", layer.mlp.inner))
-        if isinstance(layer.mlp, ExpertsMlp):
-            parts.append(("shared_expert_intermediate_size", layer.mlp.shared_inner))
+    for mlp in dict.fromkeys(layer.mlp for layer in config.layers):
+        if isinstance(mlp, ExpertsMlp):
+            parts += [("width of an expert", mlp.inner), ("width of the shared expert", mlp.shared_inner)]
+        else:
+            parts.append(("intermediate_size", mlp.inner))
     for name, number in parts:
         if number % size:
             message = f"engine.tensor_parallel={size} must divide the model's {name}={number}"

@@ -119,7 +119,7 @@ def _experts(config: Mapping[str, Any]) -> dict[str, int]:
         "experts": count,
         "chosen": config["num_experts_per_tok"],
         "expert_inner": inner,
-        "shared_inner": inner * config.get("n_shared_experts", 0),
+        "shared_inner": inner * config.get("n_shared_experts", 0) + config.get("shared_expert_intermediate_size", 0),
     }
 
 

@@ -79,14 +79,12 @@ class Roofline:
 
     def timer(self) -> Callable[[StepFeatures], float]:
         """Return a function equal to `seconds` in which everything that does not depend on the step is precomputed."""
-        return partial(_seconds, self.cost(), self._sum_s, self._extra_s, self._untouched_s)
+        return partial(_seconds, self.cost(), self._sum_s, self._extra_s, self._experts_s, self.shape)
 
-    def _untouched_s(self, num_tokens: int) -> float:
-        """Return the seconds of reading the experts that a step of so many tokens is expected not to touch."""
-        shape = self.shape
-        if not shape.expert_layers:
-            return 0.0
-        return (1 - shape.touched(num_tokens)) * shape.expert_weights * BYTES[self.weights] * self._read_s
+    @property
+    def _experts_s(self) -> float:
+        """Return the seconds of reading all experts."""
+        return self.shape.expert_weights * BYTES[self.weights] * self._read_s
 
     @property
     def _read_s(self) -> float:
@@ -146,12 +144,14 @@ class Roofline:
 
 
 def _seconds(
-    cost: StepCost, sum_s: float, extra_s: float, untouched_s: Callable[[int], float], step: StepFeatures
+    cost: StepCost, sum_s: float, extra_s: float, experts_s: float, shape: ModelShape, step: StepFeatures
 ) -> float:
     products = cost.prefill_token_s * step.num_prefill_tokens + cost.decode_seq_s * step.num_decode_seqs
     sums = sum_s * (step.num_prefill_tokens + step.num_decode_seqs)
     attention = cost.decode_context_s * step.decode_context + cost.prefill_pair_s * step.num_prefill_pairs
-    reading = cost.base_s - extra_s - untouched_s(step.num_prefill_tokens + step.num_decode_seqs)
+    reading = cost.base_s - extra_s
+    if experts_s:
+        reading -= (1 - shape.touched(step.num_prefill_tokens + step.num_decode_seqs)) * experts_s
     return extra_s + max(reading, products - sums) + sums + attention
 
 

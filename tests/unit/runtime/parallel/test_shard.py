@@ -43,7 +43,7 @@ def test_numbers_that_do_not_divide_are_named() -> None:
             require_divisible(config, size)
         assert caught.value.kind is ErrorKind.UNSUPPORTED and caught.value.param == "tensor_parallel"
     experts = ExpertsMlp(count=4, inner=8, routing=ExpertRouting(2), shared_inner=6)
-    with pytest.raises(TandemError, match="shared_expert_intermediate_size=6"):
+    with pytest.raises(TandemError, match="width of the shared expert=6"):
         require_divisible(replace(config, heads=8, kv_heads=4, layers=(LayerSpec(experts),)), 4)
     with pytest.raises(TandemError, match="all heads of a row together"):
         require_divisible(replace(config, query_key_norm="row"), 3)
