@@ -162,8 +162,8 @@ class ModelFingerprint:
     """Everything besides tokens that the content of a KV block depends on.
 
     Workers exchange blocks only if their fingerprints have the same `digest`. `architecture`: digest of what
-    config.json says about the computation. `block_size`: tokens of a block. `arithmetic`: names of GPU, libraries and number of
-    ranks, set only where KV must be equal bit for bit, else empty.
+    config.json says about the computation. `block_size`: tokens of a block. `arithmetic`: names of GPU, libraries and
+    number of ranks, set only where KV must be equal bit for bit, else empty.
     """
 
     weights_digest: str

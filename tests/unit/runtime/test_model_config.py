@@ -191,6 +191,7 @@ def test_yarn_extends_the_length() -> None:
         (_QWEN3_MOE, {"use_sliding_window": True, "max_window_layers": 9}, "use_sliding_window"),
         (_QWEN3_MOE, {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size"),
         (_QWEN3_MOE, {"use_qk_norm": False}, "use_qk_norm"),
+        (_QWEN3_MOE, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         (_LLAMA, {"num_hidden_layers": 10**12}, "num_hidden_layers"),
         (_GLM4_MOE, {"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers"),
         (_QWEN3_MOE, {"num_experts_per_tok": 0}, "num_experts_per_tok"),
@@ -218,6 +219,7 @@ def test_what_is_not_implemented_is_refused_by_name(base: dict[str, Any], change
         {"logits_scaling": 1.0},
         {"transformers.js_config": {"dtype": "q4"}},
         {"partial_rotary_factor": 1.0},
+        {"use_sliding_window": None},
         {"rope_scaling": None},
     ],
 )

@@ -123,8 +123,8 @@ class Fields:
         return number
 
     def expect(self, name: str, value: Any) -> None:
-        """Raise TandemError unless a field is missing or has the one value that is implemented."""
-        if (found := self.get(name, value)) != value:
+        """Raise TandemError unless a field is missing, null, or has the one value that is implemented."""
+        if (found := self.get(name)) not in (None, value):
             raise unsupported(f"{name}={found!r} in a {self.model_type} model")
 
     def number(self, name: str, default: float) -> float:
@@ -144,19 +144,15 @@ class Fields:
         """Raise TandemError if attention has a window shorter than the longest sequence.
 
         `default`: the window of models without the field."""
-        for kind in self.get("layer_types") or []:
-            if kind != "full_attention":
-                raise unsupported(f"layer_types contains {kind!r}")
-        self.get("max_window_layers")  # has no meaning without a window
-        if self.get("use_sliding_window"):
-            raise unsupported(f"use_sliding_window in a {self.model_type} model")
+        self.refuse_window_if_on()
         window = self.get("sliding_window", default)
         if window is not None and window < self.size("max_position_embeddings"):
             raise unsupported(f"sliding_window={window}")
 
     def refuse_window_if_on(self) -> None:
         """Raise TandemError if a window is switched on; its other fields have no meaning otherwise."""
-        for name in ("sliding_window", "max_window_layers", "layer_types"):
+        self._layer_types()
+        for name in ("sliding_window", "max_window_layers"):
             self.get(name)
         self.expect("use_sliding_window", value=False)
 
@@ -164,14 +160,19 @@ class Fields:
         """Raise TandemError if some layers of a Qwen have a window.
 
         Their first `max_window_layers` layers have full attention, and the others a window if that is switched on."""
-        types = self.get("layer_types") or []
-        for kind in types:
-            if kind != "full_attention":
-                raise unsupported(f"layer_types contains {kind!r}")
+        types = self._layer_types()
         self.get("sliding_window")
         is_on, num_full = self.get("use_sliding_window"), self.get("max_window_layers", 28)
         if is_on and not types and num_full < self.num_layers():
             raise unsupported("use_sliding_window=True")
+
+    def _layer_types(self) -> list[str]:
+        """Return the kinds of attention that config.json lists. Raises TandemError for one that is not implemented."""
+        types = self.get("layer_types") or []
+        for kind in types:
+            if kind != "full_attention":
+                raise unsupported(f"layer_types contains {kind!r}")
+        return list(types)
 
     def rope(
         self,
@@ -184,8 +185,7 @@ class Fields:
         """Parse either spelling: `rope_parameters`, or the older `rope_theta` with `rope_scaling`.
 
         `partial`: fraction of a head that is rotated where no field says it; None: models of this family rotate whole
-        heads.
-        `theta`: base of the frequencies where no field says it."""
+        heads. `theta`: base of the frequencies where no field says it."""
         length = self.size("max_position_embeddings")
         stated, scaling = self.get("rope_parameters"), self.get("rope_scaling")
         fields = dict(stated or scaling or {})

@@ -65,15 +65,14 @@ def read_stored_format(config: Json | None) -> StoredFormat | None:
     is not supported."""
     if not config:
         return None
+    readers = {"fp8": _fp8, "compressed-tensors": _compressed_tensors}
     method = config.get("quant_method")
+    if method not in readers:
+        raise unsupported(f"quantization_config with quant_method={method!r} (known: {', '.join(readers)})")
     for name, value in config.items():
         if value and name not in _READ and name not in _HARMLESS:
             raise unsupported(f"quantization_config with {name}={value!r}")
-    if method == "fp8":
-        return _fp8(config)
-    if method == "compressed-tensors":
-        return _compressed_tensors(config)
-    raise unsupported(f"quantization_config with quant_method={method!r} (known: fp8, compressed-tensors)")
+    return readers[method](config)
 
 
 def _fp8(config: Json) -> StoredFormat:
