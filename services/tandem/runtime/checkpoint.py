@@ -90,10 +90,11 @@ class Checkpoint:
 
         `shape` is the expected shape of the whole tensor. `dtype`: read it in this one instead. Raises TandemError when
         the tensor is missing, was taken before, has another shape or is not stored in floating point."""
+        base = name.removesuffix(".weight")
+        if self._stored is not None and base + self._stored.suffixes[0] in self._handles:
+            return self._restored(self._stored, base, shape, rows, columns, dtype or self._dtype)
         if name not in self._handles:
             raise _broken(f"the weights have no tensor {name}, which config.json requires: download the model again")
-        if self._stored is not None and name + self._stored.scale in self._handles:
-            return self._restored(self._stored, name, shape, rows, columns, dtype or self._dtype)
         handle = self._handles.pop(name)
         stored = handle.get_slice(name)
         if tuple(stored.get_shape()) != shape:
@@ -111,25 +112,26 @@ class Checkpoint:
     def _restored(
         self,
         stored: StoredFormat,
-        name: str,
+        base: str,
         shape: tuple[int, ...],
         rows: range | None,
         columns: range | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Read a matrix that has scales. Only the rows and columns asked for are returned; the whole is restored."""
-        matrix, scale = (self._handles.pop(each).get_tensor(each) for each in (name, name + stored.scale))
-        if tuple(matrix.shape) != shape:
-            raise _broken(f"tensor {name} has shape {list(matrix.shape)}, expected {list(shape)} from config.json")
-        if matrix.dtype != torch.float8_e4m3fn:
-            raise _broken(f"tensor {name} is stored as {matrix.dtype}, and {stored.name} has float8_e4m3fn")
-        if not scale.to(torch.float32).isfinite().all():
-            raise _broken(f"tensor {name}{stored.scale} has scales that are not finite numbers")
+        """Read a matrix in another format than floats. The whole is restored, and what is asked for of it returned."""
+        missing = [base + suffix for suffix in stored.suffixes if base + suffix not in self._handles]
+        if missing:
+            raise _broken(f"the weights have no tensor {missing[0]}, which {stored.name} needs")
+        if len(shape) != 2:
+            raise _broken(f"tensor {base}{stored.suffixes[0]} belongs to one of shape {list(shape)}, not to a matrix")
+        parts = {suffix: self._handles.pop(base + suffix).get_tensor(base + suffix) for suffix in stored.suffixes}
+        for suffix in stored.optional:
+            self._handles.pop(base + suffix, None)
         try:
-            whole = stored.restore(matrix, scale, dtype)
-        except ValueError as error:
-            raise _broken(f"tensor {name}: {error}") from None
-        return _part(whole, rows, columns).to(self._device)
+            whole = stored.restore(parts, (shape[0], shape[1]))
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise _broken(f"the {stored.name} matrix {base}: {error}") from None
+        return _part(whole, rows, columns).to(self._device, dtype)
 
     def drop(self, suffix: str, prefix: str = "") -> None:
         """Ignore the tensors not taken yet whose names start with `prefix` and end with `suffix`, so that `finish` does

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.architectures.fields import Fields
+from tandem.runtime.architectures.quantization_config import read_stored_format
 from tandem.runtime.architectures.refusal import Json, unsupported
 from tandem.runtime.architectures.spec import DecoderSpec
-from tandem.runtime.architectures.stored_format import read_stored_format
 from tandem.runtime.architectures.table import FAMILIES, Family
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import TandemError
+from tandem.runtime.architectures.quantization_config import read_stored_format
 from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp
 from tandem.runtime.architectures.table import FAMILIES
 from tandem.runtime.model_config import parse_model_config
@@ -69,6 +70,13 @@ def test_published_models_are_accepted(name: str) -> None:
     spec = parse_model_config(PUBLISHED_CONFIGS[name])
     assert unsupported(shape_of(spec)) is None and spec.rope.kind == "default"
     assert (spec.stored is not None) == name.endswith("FP8")
+
+
+def test_the_table_of_formats_lists_every_quant_method() -> None:
+    listed = set(re.findall(r"^\| `([\w-]+)` \| [^|]*\| (?:e4m3|int|e2m1)", _PAGE, re.M))
+    with pytest.raises(TandemError) as caught:
+        read_stored_format({"quant_method": "another"})
+    assert listed == set(caught.value.message.partition("(known: ")[2].rstrip(")").split(", "))
 
 
 def _splits(spec: DecoderSpec) -> bool:

@@ -1,107 +1,196 @@
-"""Read from config.json how a checkpoint stores its matrices, and restore their values.
+"""Restore the values of matrices that a checkpoint stores in few bits.
 
-Supported are float8 weights (e4m3) with scales: `quant_method` "fp8", with one per block, as DeepSeek, Qwen and GLM
-publish it, and "compressed-tensors" in the format "float-quantized", with one per row or matrix. Values are restored
-when the weights are read. Activations are not rounded, whatever the file asks for.
+Values are restored when the weights are read, as float32 products with the scales. Activations are not rounded,
+whatever a file asks for. Each format says which tensors hold a matrix, and how its values follow from them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 
-from tandem.runtime.architectures.refusal import Json, unsupported
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Column that each four bits of a word of AWQ hold, lowest bits first."""
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_NVFP4_GROUP = 16
 
-_READ = frozenset({"quant_method", "fmt", "weight_block_size", "format", "config_groups", "kv_cache_scheme"})
-# Which modules have scales is seen by their tensors; activations are not rounded.
-_HARMLESS = frozenset(
-    {
-        "activation_scheme",
-        "global_compression_ratio",
-        "ignore",
-        "ignored_layers",
-        "modules_to_not_convert",
-        "quantization_status",
-        "version",
-    }
-)
-_FP8_FORMATS = ("float", "float8_e4m3fn", "e4m3", None)
+
+class StoredFormat(Protocol):
+    """Format of matrices. A checkpoint has `base + suffix` for each of the suffixes of a matrix that it stores so."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the format, for messages."""
+        ...
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Return the suffixes of the tensors of each matrix, the one that marks it first."""
+        ...
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Return the suffixes of tensors that a matrix may have, too."""
+        ...
+
+    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+        """Return the float32 values of a matrix from its tensors by suffix.
+
+        Raises ValueError when a tensor does not fit the shape or has another dtype."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFormat:
-    """Format of a checkpoint's matrices.
-
-    `name`: of the format, for messages. `scale`: what follows a matrix's name in that of its scales. `block`: rows and
-    columns that share a scale; None: each row has one, or the whole matrix."""
+class Float8Format:
+    """Numbers of eight bits (e4m3) with float scales. `scale`: suffix of the scales. `block`: rows and columns that
+    share a scale; None: each row has one, or the whole matrix."""
 
     name: str
     scale: str
     block: tuple[int, int] | None = None
+    optional: tuple[str, ...] = ()
 
-    def restore(self, stored: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the values `[n, k]` of float8 numbers `stored` in `dtype`; products with scales are float32.
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        return (self.scale, ".weight")
 
-        Raises ValueError when the scales have another shape than the format asks for."""
-        if stored.dim() != 2:
-            raise ValueError(f"a tensor of shape {list(stored.shape)} has scales, and only matrices may have them")
-        n, k = stored.shape
-        values, scale = stored.to(torch.float32), scale.to(torch.float32)
+    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+        numbers, scale = parts[".weight"], _finite(parts[self.scale])
+        _require(numbers, shape, torch.float8_e4m3fn)
         if self.block is None:
-            if scale.numel() not in (1, n):
-                raise ValueError(f"scales of shape {list(scale.shape)} for a matrix of {list(stored.shape)}")
-            return (values * scale.view(-1, 1)).to(dtype)
+            return numbers.to(torch.float32) * _per_row(scale, shape)
         rows, columns = self.block
-        if tuple(scale.shape) != (-(-n // rows), -(-k // columns)):
-            raise ValueError(f"scales of shape {list(scale.shape)} for a matrix of {list(stored.shape)}")
-        whole = scale.repeat_interleave(rows, 0)[:n].repeat_interleave(columns, 1)[:, :k]
-        return values.mul_(whole).to(dtype)
+        _require(scale, (-(-shape[0] // rows), -(-shape[1] // columns)))
+        whole = scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
+        return numbers.to(torch.float32) * whole
 
 
-def read_stored_format(config: Json | None) -> StoredFormat | None:
-    """Return the format that a `quantization_config` describes; None without one. Raises TandemError, which names what
-    is not supported."""
-    if not config:
-        return None
-    readers = {"fp8": _fp8, "compressed-tensors": _compressed_tensors}
-    method = config.get("quant_method")
-    if method not in readers:
-        raise unsupported(f"quantization_config with quant_method={method!r} (known: {', '.join(readers)})")
-    for name, value in config.items():
-        if value and name not in _READ and name not in _HARMLESS:
-            raise unsupported(f"quantization_config with {name}={value!r}")
-    return readers[method](config)
+@dataclass(frozen=True, slots=True)
+class Int8Format:
+    """Symmetric numbers of eight bits with a float scale per row or matrix, as compressed-tensors stores W8A8."""
+
+    name: str = "compressed-tensors int-quantized"
+    suffixes: tuple[str, ...] = (".weight_scale", ".weight")
+    optional: tuple[str, ...] = ()
+
+    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+        _require(parts[".weight"], shape, torch.int8)
+        return parts[".weight"].to(torch.float32) * _per_row(_finite(parts[".weight_scale"]), shape)
 
 
-def _fp8(config: Json) -> StoredFormat:
-    kind, block = config.get("fmt"), config.get("weight_block_size")
-    if kind not in _FP8_FORMATS:
-        raise unsupported(f"quantization_config with fmt={kind!r}")
-    if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
-        raise unsupported(f"quantization_config with weight_block_size={block!r}")
-    return StoredFormat("fp8", "_scale_inv", (block[0], block[1]))
+@dataclass(frozen=True, slots=True)
+class PackedInt4Format:
+    """Symmetric numbers of four bits, eight to a word along a row, with a scale per `group` of them, as
+    compressed-tensors stores W4A16. A group of 0 is the whole row."""
+
+    group: int
+    name: str = "compressed-tensors pack-quantized"
+    suffixes: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_shape")
+    optional: tuple[str, ...] = ()
+
+    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+        rows, columns = shape
+        group = self.group or columns
+        packed, scale = parts[".weight_packed"], _finite(parts[".weight_scale"])
+        _require(packed, (rows, -(-columns // 8)), torch.int32)
+        _require(scale, (rows, -(-columns // group)))
+        if parts[".weight_shape"].tolist() != list(shape):
+            raise ValueError(f"weight_shape is {parts['.weight_shape'].tolist()}, expected {list(shape)}")
+        numbers = _nibbles(packed)[:, :columns] - 8
+        return numbers * scale.repeat_interleave(group, 1)[:, :columns]
 
 
-def _compressed_tensors(config: Json) -> StoredFormat:
-    if (name := config.get("format")) != "float-quantized":
-        raise unsupported(f"quantization_config with format={name!r} (known: float-quantized)")
-    if config.get("kv_cache_scheme"):
-        raise unsupported("quantization_config with a kv_cache_scheme")
-    groups = config.get("config_groups") or {}
-    for group in groups.values():
-        _check_weights(group.get("weights") or {})
-    if not groups:
-        raise unsupported("quantization_config without config_groups")
-    return StoredFormat("compressed-tensors float-quantized", "_scale")
+@dataclass(frozen=True, slots=True)
+class Nvfp4Format:
+    """Numbers of four bits (e2m1), two to a byte, with a float8 scale for each 16 and one of the whole matrix."""
+
+    name: str = "compressed-tensors nvfp4-pack-quantized"
+    suffixes: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_global_scale")
+    optional: tuple[str, ...] = (".input_global_scale",)
+
+    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+        rows, columns = shape
+        packed, scale = parts[".weight_packed"], parts[".weight_scale"]
+        _require(packed, (rows, columns // 2), torch.uint8)
+        _require(scale, (rows, columns // _NVFP4_GROUP), torch.float8_e4m3fn)
+        codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).to(torch.int64)
+        scales = _finite(scale) / _finite(parts[".weight_global_scale"])
+        return torch.tensor(_E2M1)[codes] * scales.repeat_interleave(_NVFP4_GROUP, 1)
 
 
-def _check_weights(weights: dict[str, Any]) -> None:
-    """Raise TandemError unless weights are symmetric float8 numbers with a scale per row or matrix."""
-    expected = {"num_bits": 8, "type": "float", "symmetric": True}
-    for name, value in expected.items():
-        if weights.get(name) != value:
-            raise unsupported(f"quantization_config with weights of {name}={weights.get(name)!r}")
-    if weights.get("strategy") not in ("channel", "tensor"):
-        raise unsupported(f"quantization_config with weights of strategy={weights.get('strategy')!r}")
+@dataclass(frozen=True, slots=True)
+class GptqFormat:
+    """Numbers of four bits, eight to a word along a column of `[in, out]`, with zeros and scales per group of inputs;
+    `g_idx` names the group of each input. `zero_offset`: what is added to a stored zero, 1 but for version 2."""
+
+    zero_offset: int
+    name: str = "gptq"
+    suffixes: tuple[str, ...] = (".qweight", ".qzeros", ".scales", ".g_idx")
+    optional: tuple[str, ...] = ()
+
+    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+        outs, ins = shape
+        scale, groups = _finite(parts[".scales"]), parts[".g_idx"].to(torch.int64)
+        _require(parts[".qweight"], (ins // 8, outs), torch.int32)
+        _require(parts[".qzeros"], (len(scale), outs // 8), torch.int32)
+        _require(scale, (len(scale), outs))
+        if groups.shape != (ins,) or bool(((groups < 0) | (groups >= len(scale))).any()):
+            raise ValueError(f"g_idx of shape {list(groups.shape)} does not name {len(scale)} groups of {ins} inputs")
+        numbers = _nibbles(parts[".qweight"].T).T
+        zeros = _nibbles(parts[".qzeros"]) + self.zero_offset
+        return ((numbers - zeros[groups]) * scale[groups]).T
+
+
+@dataclass(frozen=True, slots=True)
+class AwqFormat:
+    """Numbers of four bits, eight outputs to a word of `[in, out]`, with zeros and scales per `group` of inputs."""
+
+    group: int
+    name: str = "awq"
+    suffixes: tuple[str, ...] = (".qweight", ".qzeros", ".scales")
+    optional: tuple[str, ...] = ()
+
+    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+        outs, ins = shape
+        group = self.group if self.group > 0 else ins
+        scale, num_groups = _finite(parts[".scales"]), -(-ins // group)
+        _require(parts[".qweight"], (ins, outs // 8), torch.int32)
+        _require(parts[".qzeros"], (num_groups, outs // 8), torch.int32)
+        _require(scale, (num_groups, outs))
+        numbers, zeros = (_nibbles(parts[part], _AWQ_ORDER) for part in (".qweight", ".qzeros"))
+        groups = torch.arange(ins) // group
+        return ((numbers - zeros[groups]) * scale[groups]).T
+
+
+def _nibbles(words: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """Return the eight numbers of four bits of each 32-bit word, `[rows, 8 * words]`.
+
+    `order`: place among the eight of each four bits, lowest first."""
+    places = torch.empty(8, dtype=torch.int64)
+    places[torch.tensor(order)] = torch.arange(8)
+    wide = words.to(torch.int64)[..., None] >> (4 * places)
+    return (wide & 15).flatten(-2)
+
+
+def _per_row(scale: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """Return scales as a column: one per row, or one of the whole matrix. Raises ValueError for another number."""
+    if scale.numel() not in (1, shape[0]):
+        raise ValueError(f"scales of shape {list(scale.shape)} for a matrix of {list(shape)}")
+    return scale.view(-1, 1)
+
+
+def _finite(scale: torch.Tensor) -> torch.Tensor:
+    """Return scales as float32. Raises ValueError where one is not a finite number."""
+    wide = scale.to(torch.float32)
+    if not bool(wide.isfinite().all()):
+        raise ValueError("scales that are not finite numbers")
+    return wide
+
+
+def _require(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
+    if tuple(tensor.shape) != shape or dtype not in (None, tensor.dtype):
+        expected = f"{dtype or 'numbers'} of shape {list(shape)}"
+        raise ValueError(f"{tensor.dtype} of shape {list(tensor.shape)}, expected {expected}")
