@@ -82,8 +82,10 @@ class Network:
         if self._relay is not None:
             self._relay.kill()
             self._relay.communicate()
-        with suppress(NoNamespaces, RuntimeError):
-            ip("netns", "del", self._name)
+        # The pair goes now, not when the last process of the namespace has ended: the next network may have its names.
+        for words in (("link", "del", self._port), ("netns", "del", self._name)):
+            with suppress(NoNamespaces, RuntimeError):
+                ip(*words)
 
 
 def _start_relay(*devices: str) -> subprocess.Popen[str]:
