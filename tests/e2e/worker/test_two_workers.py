@@ -206,7 +206,9 @@ async def test_cancel(pair: Pair, state: str) -> None:
         else:
             await consumer.num_tokens(key, 3)
         await asyncio.gather(producer.cancel(key), consumer.cancel(key))
-        assert await consumer.end_of(key) == Cancelled(key)
+        # The source's cancellation may arrive before the consumer's own; then nothing is left to hand over.
+        ends = [Cancelled(key)] if state == "decoding" else [Cancelled(key), Finished(key, None, 0, 0)]
+        assert await consumer.end_of(key) in ends
         await producer.settled()
         await consumer.settled()
 
