@@ -135,6 +135,8 @@ TINY_FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
 """Tiny models of the other families."""
 
 TINY = TINY_FIRST | TINY_FAMILIES
+TINY_DENSE = (*TINY_FIRST, "smollm3", "olmo2", "granite", "phi3", "glm4")
+"""Names of tiny models without experts."""
 
 
 @dataclass(frozen=True)

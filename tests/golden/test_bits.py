@@ -15,7 +15,7 @@ from tandem.runtime.model_loader import AnyExecutor
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
 from tests.executor_logits import executor_logits
 from tests.golden.conftest import TinyModels
-from tests.golden.models import TINY, TINY_FIRST, TINY_VOCAB, Quantization, Reference, teacher_forced
+from tests.golden.models import TINY, TINY_DENSE, TINY_VOCAB, Quantization, Reference, teacher_forced
 
 _LENGTH = 150
 _REAL_VOCAB = 49152
@@ -58,7 +58,7 @@ def _check_cuts(
 
 @pytest.mark.parametrize(
     ("name", "quantization"),
-    [*((name, "none") for name in sorted(TINY)), *((name, "int8") for name in sorted(TINY_FIRST))],
+    [*((name, "none") for name in sorted(TINY)), *((name, "int8") for name in sorted(TINY_DENSE))],
 )
 def test_cuts_of_a_prompt_change_no_bit(tiny: TinyModels, name: str, quantization: Quantization) -> None:
     cuts = itertools.product((8, 32), ((1,), (2, 3, 5), (13,), (64,), (100, 1)))

@@ -11,14 +11,14 @@ from tokenizers import Tokenizer
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.tokenizer_bundle import read_bundle
 from tests.golden.conftest import TinyModels
-from tests.golden.models import TINY_FIRST, TINY_VOCAB, Reference, teacher_forced
+from tests.golden.models import TINY_DENSE, TINY_VOCAB, Reference, teacher_forced
 from tests.golden.prompts import prompts
 
 NUM_THREADS = 2
 _WINDOW = 400
 
 
-@pytest.mark.parametrize("name", sorted(TINY_FIRST))
+@pytest.mark.parametrize("name", sorted(TINY_DENSE))
 def test_compiled_is_the_plain_meaning(tiny: TinyModels, name: str) -> None:
     source = random.Random(11)
     tokens = [source.randrange(TINY_VOCAB) for _ in range(70)]

@@ -72,7 +72,7 @@ class ExpertsMlp:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What is particular to one layer. `has_rope`: queries and keys are rotated."""
+    """Differences between the layers of a decoder. `has_rope`: the layer rotates queries and keys."""
 
     mlp: DenseMlp | ExpertsMlp
     has_rope: bool = True

@@ -84,7 +84,8 @@ AnyLinear = Linear | Int8Linear | Int4Linear
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """MLP of every row: `gate_up` computes its gate and up projections side by side, `down` projects back to them."""
+    """Gated MLP: `gate_up` computes gate and up projections of hidden rows side by side, `down` projects back to hidden
+    rows."""
 
     gate_up: AnyLinear
     down: AnyLinear
@@ -141,7 +142,7 @@ class Layer:
 
 
 class Decoder:
-    """Decoder of any specification in any floating-point type on any set of kernels.
+    """Decoder of any specification, in any floating-point type and on any set of kernels.
 
     Implements `runtime.models.causal.CausalModel`. `config` is the whole model's. With tensor parallelism the decoder
     holds the weights of its `shard`, the caches passed to it hold the shard's KV heads, and all ranks must call
