@@ -19,8 +19,9 @@ def ranks_of(ray_hosts: RayHosts) -> list[str]:
     for entry in Path("/proc").iterdir():
         try:
             if (entry / "cmdline").read_bytes().startswith(b"ray::_Rank"):
+                # Fails if the process has ended since.
                 words = ("ip", "netns", "identify", entry.name)
-                found.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip())
+                found.append(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
         except OSError:
             continue
     ours = {network.within[-1] for network in ray_hosts.network.values()}
