@@ -25,6 +25,7 @@ from loadtest.bench.report import BenchRun, add_report_flags, report_to
 from loadtest.bench.systems_under_test import Failure, SystemFactory, SystemUnderTest
 from loadtest.client.records import Probe, Run
 from loadtest.client.workloads import NAMES, Encode, workload
+from loadtest.common.float_copy import float_copy
 from loadtest.common.model import encoder, model_directory
 from loadtest.peers.catalog import PEERS, Settings, is_installed
 from loadtest.processes.systems import NotStarted
@@ -100,7 +101,7 @@ def _variant(text: str) -> tuple[str, list[str]]:
 
 async def _bench(args: argparse.Namespace, clock: Clock) -> BenchRun:
     directory = model_directory(args.model)
-    settings = Settings(model=directory, threads=args.threads, chunk=args.chunk)
+    settings = Settings(model=directory, floats=float_copy(directory), threads=args.threads, chunk=args.chunk)
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-bench-")))
         factory = SystemFactory(settings, dict(args.variant), clock, logs, stack)

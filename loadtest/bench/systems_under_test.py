@@ -194,7 +194,7 @@ class SystemFactory:
         return ["--model", str(settings.model), "--max-num-batched-tokens", str(settings.chunk)]
 
     def _transformers(self, name: str) -> BatchSystem:
-        command = [str(python_of("transformers")), str(_BATCH_SCRIPT), str(self._settings.model)]
+        command = [str(python_of("transformers")), str(_BATCH_SCRIPT), str(self._settings.floats)]
         command += ["{source}", "{target}", "--threads", str(self._settings.threads)]
         if name == "transformers-cb":
             return BatchSystem(name, [*command, "--continuous"], self._directory, only="throughput")

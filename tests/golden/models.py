@@ -38,6 +38,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from loadtest.common.float_copy import float_copy
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
@@ -148,12 +149,17 @@ class Reference:
     cache_dir: str
 
     @cached_property
+    def floats(self) -> Path:
+        """The directory that transformers reads."""
+        return float_copy(self.directory)
+
+    @cached_property
     def model(self) -> Any:
-        return _load(self.directory, self.dtype)
+        return _load(self.floats, self.dtype)
 
     @cached_property
     def digest(self) -> str:
-        return digest_of_model(self.directory, self.dtype)
+        return digest_of_model(self.floats, self.dtype)
 
     def greedy(self, prompt: Sequence[int], count: int, sampling: SamplingParams | None = None) -> list[int]:
         """Return the `count` tokens that transformers' `generate` continues `prompt` with, with no end of sequence.

@@ -1,8 +1,9 @@
-"""Write a tiny model a second time with its projections in float8, beside one with the same values in float32."""
+"""Write a tiny model with its projections in few bits, beside one with the same values in float32."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.golden.models import Reference
-from tests.stored_formats import quantise, restored
+from tests.stored_formats import WRITERS, quantise, restored
 
 _MATRICES = ("_proj.weight",)
 
@@ -25,6 +26,16 @@ def write_quantised(plain: Reference, folder: Path, config: dict[str, Any]) -> t
         if name.endswith(_MATRICES):
             stored[name], stored[name + suffix] = quantise(tensor, config)
             values[name] = restored(stored[name], stored[name + suffix], config)
+    return _write(plain, folder, stored, values, config)
+
+
+def _write(
+    plain: Reference,
+    folder: Path,
+    stored: dict[str, torch.Tensor],
+    values: dict[str, torch.Tensor],
+    config: dict[str, Any],
+) -> tuple[Reference, Reference]:
     raw = json.loads((plain.directory / "config.json").read_text())
     for part, tensors, more in (("stored", stored, {"quantization_config": config}), ("values", values, {})):
         (folder / part).mkdir()
@@ -32,3 +43,19 @@ def write_quantised(plain: Reference, folder: Path, config: dict[str, Any]) -> t
         (folder / part / "config.json").write_text(json.dumps(raw | more))
     first, second = (Reference(folder / part, "float32", str(folder / "cache")) for part in ("stored", "values"))
     return first, second
+
+
+def write_random(plain: Reference, folder: Path, name: str) -> tuple[Reference, Reference]:
+    """Write a model whose projections are random matrices of a format, and one with the same values in float32."""
+    config, matrix = WRITERS[name]
+    source = random.Random(name)
+    stored: dict[str, torch.Tensor] = {}
+    values: dict[str, torch.Tensor] = {}
+    for key, tensor in load_file(plain.directory / "model.safetensors").items():
+        stored[key] = values[key] = tensor
+        if key.endswith(_MATRICES):
+            del stored[key]
+            parts, floats = matrix(source, *tensor.shape)
+            stored |= {f"{key.removesuffix('weight')}{part}": each for part, each in parts.items()}
+            values[key] = torch.tensor(floats)
+    return _write(plain, folder, stored, values, config)

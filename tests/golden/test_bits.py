@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
 from tests.executor_logits import executor_logits
 from tests.golden.conftest import TinyModels
 from tests.golden.models import TINY, TINY_DENSE, TINY_VOCAB, Quantization, Reference, teacher_forced
+from tests.golden.stored_formats import write_random
 
 _LENGTH = 150
 _REAL_VOCAB = 49152
@@ -63,6 +65,25 @@ def _check_cuts(
 def test_cuts_of_a_prompt_change_no_bit(tiny: TinyModels, name: str, quantization: Quantization) -> None:
     cuts = itertools.product((8, 32), ((1,), (2, 3, 5), (13,), (64,), (100, 1)))
     _check_cuts(tiny(name, "float32"), _tokens(3, TINY_VOCAB), cuts, quantization)
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "granitemoe"])
+def test_long_chunks_of_a_model_with_experts_change_no_bit(tiny: TinyModels, name: str) -> None:
+    """Of up to 512 rows, more than a product takes at once even for one expert."""
+    reference, tokens = tiny(name, "float32"), [source.randrange(TINY_VOCAB) for source in [random.Random(3)] * 512]
+    whole = teacher_forced(reference.executor(kernels="compiled"), tokens)
+    for sizes in ((16,), (300, 212)):
+        assert torch.equal(_in_chunks(reference.executor(kernels="compiled"), tokens, sizes), whole), sizes
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("name", ["awq", "int8", "mxfp4"])
+def test_cuts_change_no_bit_of_weights_in_few_bits(
+    tiny: TinyModels, tmp_path: Path, name: str, quantization: Quantization
+) -> None:
+    model = "llama" if quantization == "int8" else "qwen3-moe"
+    stored, _ = write_random(tiny(model, "float32"), tmp_path, name)
+    _check_cuts(stored, _tokens(3, TINY_VOCAB), ((8, (1,)), (32, (2, 3, 5)), (16, (100, 1))), quantization)
 
 
 @pytest.mark.parametrize("quantization", ["none", pytest.param("int8", marks=pytest.mark.nightly)])

@@ -46,7 +46,7 @@ def tokenizer(real: Reference) -> Tokenizer:
 
 
 def test_token_ids_equal_transformers(real: Reference, tokenizer: Tokenizer) -> None:
-    theirs: Any = AutoTokenizer.from_pretrained(real.directory)
+    theirs: Any = AutoTokenizer.from_pretrained(real.floats)
     for text in _TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=True).ids
         assert ids == theirs(text)["input_ids"], text

@@ -34,7 +34,7 @@ extern "C" void multiply_int8(int lanes, const float* x, int ldx, int m, const t
     const int k = w->k;
     std::vector<tandem::Activation> values(std::size_t(m) * k);
     std::vector<float> scales(std::size_t(m) * k / tandem::kRowGroup);
-    std::vector<std::int32_t> sums(scales.size());
+    std::vector<std::int32_t> sums(std::size_t(m) * k / tandem::kSumGroup);
     const tandem::Int8Rows rows{values.data(), scales.data(), sums.data(), k};
     tandem::Team team(lanes);
     team.run([&](tandem::Lane& lane) {

@@ -10,7 +10,6 @@ import torch
 from tandem_kernels.reference.linear_int8 import (
     GROUP,
     LEVELS,
-    embed_int8,
     fma,
     linear_int8,
     quantize_rows,
@@ -128,14 +127,6 @@ def _nearest(exact: Fraction) -> float:
     return min(
         (guess, below, above), key=lambda f: (abs(Fraction(f.item()) - exact), f.view(torch.int32).item() & 1)
     ).item()
-
-
-@pytest.mark.parametrize("group", [None, 32])
-def test_embeddings_are_the_rows(group: int | None) -> None:
-    values, scales = quantize_weight(_random(11, 64), group)
-    rows = embed_int8(torch.tensor([3, 0, 3]), values, scales)
-    dense = values.float() * scales.repeat_interleave(64 // scales.shape[1], 1)
-    assert torch.equal(rows, dense[[3, 0, 3]])
 
 
 @pytest.mark.parametrize("k", [0, 16, 33, 100])

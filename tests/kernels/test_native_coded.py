@@ -5,23 +5,29 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem_kernels.native.library import Into, Team, WeightFormat, embed, linear, matrix_of
+from tandem_kernels.native.library import Into, Team, embed, linear, matrix_of
 from tandem_kernels.native.pack import gate_up_rows, pack_linear
-from tandem_kernels.native.pack_int4 import pack_exact
-from tandem_kernels.reference.int4 import Codes, find_codes, linear_codes
-from tandem_kernels.reference.linear_int8 import GROUP, linear_int8, quantize_rows, quantize_weight
-from tests.kernels.codes import WEIGHTS, random_codes
+from tandem_kernels.native.pack_codes import PackedMatrix, pack_coded, pack_exact
+from tandem_kernels.reference.coded import (
+    CodedMatrix,
+    NumberFormat,
+    ScaleFormat,
+    Scales,
+    join,
+    linear_codes,
+    round_to_int8,
+)
+from tandem_kernels.reference.linear_int8 import GROUP, quantize_rows
+from tests.kernels.codes import FORMATS, random_floats
 
 _ROWS = [1, 2, 4, 5, 13, 15, 29, 141, 300]
 _SHAPES = [(1, 32), (33, 64), (96, 160), (130, 576), (40, 1600)]
 """The last is longer than what becomes floats at once."""
-
-
-def _random(*shape: int, seed: int = 3) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-_CODED = [coding for coding in WEIGHTS if coding is not WeightFormat.FLOAT]
+_STORED_BITS = {
+    "q4_0": 4.5, "q4_1": 5, "q5_0": 5.5, "q5_1": 6, "q8_0": 8.5, "q2_k": 2.625, "q3_k": 3.4375, "q4_k": 4.5,
+    "q5_k": 5.5, "q6_k": 6.5625, "mxfp4": 4.25, "nvfp4": 4.5,
+}  # fmt: skip
+"""Bits per weight of these formats in a file."""
 
 
 @pytest.fixture(scope="module")
@@ -29,47 +35,61 @@ def team() -> Team:
     return Team(2)
 
 
-@pytest.mark.parametrize("coding", WEIGHTS)
-@pytest.mark.parametrize(("n", "k"), _SHAPES)
-def test_the_fewest_bits_that_hold_a_matrix_are_found(coding: WeightFormat, n: int, k: int) -> None:
-    panels, scales = pack_exact(WEIGHTS[coding](n, k))
-    assert matrix_of(panels, n, k, scales).coding == coding
-    per_weight = {WeightFormat.FOUR: 0.625, WeightFormat.EIGHT: 1.125, WeightFormat.BFLOAT: 2, WeightFormat.FLOAT: 4}[
-        coding
-    ]
-    held = panels.nbytes + (0 if scales is None else scales.nbytes)
-    assert held == -(-n // 32) * 32 * k * per_weight
+def _weights(name: str, n: int, k: int) -> tuple[PackedMatrix, torch.Tensor]:
+    """Return a random matrix of a format, or of bfloat16 numbers, packed and as floats."""
+    if name == "bfloat16":
+        weight = random_floats(n, k).bfloat16().float()
+        return pack_exact(weight), weight
+    coded = FORMATS[name].random(n, k)
+    return pack_exact(coded), coded.floats()
 
 
-@pytest.mark.parametrize("coding", _CODED)
+_NAMES = [*FORMATS, "bfloat16"]
+
+
+@pytest.mark.parametrize("name", _STORED_BITS)
+def test_memory_is_what_the_file_has(name: str) -> None:
+    """Within five percent, of a matrix of whole panels."""
+    n, k = 64, 1024
+    packed, _ = _weights(name, n, k)
+    assert _STORED_BITS[name] <= packed.nbytes * 8 / (n * k) <= _STORED_BITS[name] * 1.05
+
+
+@pytest.mark.parametrize("name", _NAMES)
 @pytest.mark.parametrize("rows", _ROWS)
 @pytest.mark.parametrize(("n", "k"), _SHAPES)
-def test_products_have_the_bits_of_floats(team: Team, n: int, k: int, rows: int, coding: WeightFormat) -> None:
-    weight, x, bias = WEIGHTS[coding](n, k), _random(rows, k, seed=5), _random(n, seed=6)
-    panels, scales = pack_exact(weight)
-    floats = pack_linear(weight)
+def test_products_have_the_bits_of_floats(team: Team, n: int, k: int, rows: int, name: str) -> None:
+    packed, weight = _weights(name, n, k)
+    k = weight.shape[1]
+    x, bias, floats = random_floats(rows, k, seed=5), random_floats(n, seed=6), PackedMatrix(pack_linear(weight))
     for into in (Into.STORE, Into.ADD):
-        y = linear(team, x, matrix_of(panels, n, k, scales, bias), into, torch.ones(rows, n))
-        assert torch.equal(y, linear(team, x, matrix_of(floats, n, k, bias=bias), into, torch.ones(rows, n)))
+        y = linear(team, x, matrix_of(packed, n, k, bias), into, torch.ones(rows, n))
+        assert torch.equal(y, linear(team, x, matrix_of(floats, n, k, bias), into, torch.ones(rows, n)))
 
 
-@pytest.mark.parametrize("coding", _CODED)
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("rows", [1, 3, 64])
-def test_gated_products_have_the_bits_of_floats(team: Team, rows: int, coding: WeightFormat) -> None:
-    n, k = 40, 96
-    weight = gate_up_rows(WEIGHTS[coding](n, k), WEIGHTS[coding](n, k).flip(0))
-    panels, scales = pack_exact(weight)
-    floats, x = pack_linear(weight), _random(rows, k, seed=5)
-    y = linear(team, x, matrix_of(panels, 2 * n, k, scales), Into.SWIGLU, torch.empty(rows, n))
-    assert torch.equal(y, linear(team, x, matrix_of(floats, 2 * n, k), Into.SWIGLU, torch.empty(rows, n)))
+def test_gated_products_have_the_bits_of_floats(team: Team, rows: int, name: str) -> None:
+    """Of gate and up, whose rows are put into the order of panels while they are codes."""
+    n = 40
+    gate, up = FORMATS[name].random(n, 96), FORMATS[name].random(n, 96, seed=8)
+    both, k = join((gate, up)), gate.shape[1]
+    assert both is not None
+    order = gate_up_rows(torch.arange(n)[:, None] + 1, torch.arange(n)[:, None] + n + 1).flatten() - 1
+    coded = matrix_of(pack_coded(both.rows(order.clamp(min=0))), 2 * n, k)
+    floats = matrix_of(PackedMatrix(pack_linear(gate_up_rows(gate.floats(), up.floats()))), 2 * n, k)
+    x = random_floats(rows, k, seed=5)
+    y = linear(team, x, coded, Into.SWIGLU, torch.empty(rows, n))
+    assert torch.equal(y, linear(team, x, floats, Into.SWIGLU, torch.empty(rows, n)))
 
 
-@pytest.mark.parametrize("coding", WEIGHTS)
-def test_a_row_does_not_see_its_company_or_the_lanes(coding: WeightFormat) -> None:
-    n, k, most = 130, 192, 160
-    x, weight = _random(most, k), WEIGHTS[coding](n, k)
-    panels, scales = pack_exact(weight)
-    weights, alone = matrix_of(panels, n, k, scales), Team(1)
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_row_does_not_see_its_company_or_the_lanes(name: str) -> None:
+    n, k, most = 130, 256, 160
+    x, (packed, weight) = random_floats(most, k), _weights(name, n, k)
+    weights, alone = matrix_of(packed, n, k), Team(1)
+    if weight.shape[1] != k:
+        pytest.skip("rows of another length")
     one_by_one = torch.cat([linear(alone, row[None], weights, Into.STORE, torch.empty(1, n)) for row in x])
     for team in (alone, Team(2), Team(3)):
         for rows in (*range(1, 24), 71, most):
@@ -79,42 +99,55 @@ def test_a_row_does_not_see_its_company_or_the_lanes(coding: WeightFormat) -> No
                 assert torch.equal(y, one_by_one[first : first + rows]), (team, rows, first)
 
 
-@pytest.mark.parametrize("coding", WEIGHTS)
-def test_embeddings_are_unpacked_unchanged(coding: WeightFormat) -> None:
-    weight = WEIGHTS[coding](70, 96)
-    panels, scales = pack_exact(weight)
+@pytest.mark.parametrize("name", _NAMES)
+def test_embeddings_are_unpacked_unchanged(name: str) -> None:
+    packed, weight = _weights(name, 70, 96)
     tokens = torch.tensor([0, 31, 32, 69, 31])
-    assert torch.equal(embed(matrix_of(panels, 70, 96, scales), tokens), weight[tokens])
+    assert torch.equal(embed(matrix_of(packed, *weight.shape), tokens), weight[tokens])
 
 
-@pytest.mark.parametrize("spoil", [1e-4, float("nan"), float("inf"), 1e6])
-def test_one_number_that_codes_cannot_hold_keeps_the_floats(spoil: float) -> None:
-    weight = random_codes(40, 64).floats()
-    weight[7, 9] = weight[7, 9] + spoil
-    assert find_codes(weight) is None
-    panels, scales = pack_exact(weight)
-    assert panels.dtype == torch.float32 and scales is None
-    assert torch.equal(panels.nan_to_num(), pack_linear(weight).nan_to_num())
+def test_floats_that_bfloat16_does_not_hold_stay_floats() -> None:
+    weight = random_floats(40, 48)
+    assert torch.equal(pack_exact(weight).panels, pack_linear(weight))
 
 
-def test_rows_that_are_no_whole_groups_keep_their_floats() -> None:
-    assert pack_exact(torch.full((4, 48), 0.1))[0].dtype == torch.float32
+@pytest.mark.parametrize("name", FORMATS)
+def test_selected_rows_are_those_of_the_floats(name: str) -> None:
+    weight = FORMATS[name].random(9, 64)
+    index = torch.tensor([7, 0, 0, 3])
+    assert torch.equal(weight.rows(index).floats(), weight.floats()[index])
 
 
-def test_codes_are_found_again() -> None:
-    codes = random_codes(50, 96)
-    found = find_codes(codes.floats())
-    assert isinstance(found, Codes)
-    assert torch.equal(found.codes, codes.codes) and torch.equal(found.step, codes.step)
-    assert torch.equal(found.base, codes.base)
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_that_are_no_whole_groups_are_refused(name: str) -> None:
+    weight = FORMATS[name].random(4, 64)
+    with pytest.raises(ValueError, match="no whole groups"):
+        CodedMatrix(weight.numbers, weight.codes[:, :-8], weight.scales)
+
+
+def test_matrices_of_different_formats_are_not_joined() -> None:
+    assert join((FORMATS["q4_k"].random(4, 256), FORMATS["q6_k"].random(4, 256))) is None
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    codes, nan = torch.zeros((2, 32), dtype=torch.uint8), torch.tensor([[1.0], [float("nan")]])
+    with pytest.raises(ValueError, match="scales that are not finite"):
+        CodedMatrix(NumberFormat.INT4, codes, Scales(ScaleFormat.FLOAT, (nan,), 32))
+    with pytest.raises(ValueError, match="scales that are not finite"):
+        CodedMatrix(NumberFormat.E2M1, codes, Scales(ScaleFormat.POWER, (codes[:, :1] + 255,), 32))
+    with pytest.raises(ValueError, match="scales that are not finite"):
+        parts = (codes[:, :2] + 0x7F, torch.ones((2, 1)))
+        CodedMatrix(NumberFormat.E2M1, codes, Scales(ScaleFormat.FLOAT8, parts, 16))
+    with pytest.raises(ValueError, match="numbers that are not finite"):
+        CodedMatrix(NumberFormat.E4M3, codes + 0xFF, Scales(ScaleFormat.FLOAT, (torch.ones((2, 1)),), 32))
 
 
 def test_products_of_codes_with_int8_rows_err_only_by_the_rows() -> None:
     """By half a step of a row's group at most, and less on average than with int8 weights."""
-    codes, x = random_codes(64, 192), _random(40, 192)
+    codes, x = FORMATS["q4_1"].random(64, 192), random_floats(40, 192)
     weight = codes.floats()
     exact = x.double() @ weight.double().T
     error = (linear_codes(x, codes) - exact).abs()
     half_steps = quantize_rows(x)[1].repeat_interleave(GROUP, dim=1) / 2
     assert (error <= half_steps.double() @ weight.abs().double().T * 1.001).all()
-    assert error.mean() < (linear_int8(x, *quantize_weight(weight, 96)) - exact).abs().mean()
+    assert error.mean() < (linear_codes(x, round_to_int8(weight, 96)) - exact).abs().mean()

@@ -21,10 +21,11 @@ atexit.register(tell)  # before anything else registers: the last to be called
 import torch
 from tandem_kernels.native.library import Into, Team, linear, matrix_of
 from tandem_kernels.native.pack import pack_linear
+from tandem_kernels.native.pack_codes import PackedMatrix
 
 team, x, y = Team(2), torch.ones(256, 512), torch.empty(256, 512)
 panels, inside = pack_linear(torch.ones(512, 512)), threading.Event()
-weights = matrix_of(panels, 512, 512)
+weights = matrix_of(PackedMatrix(panels), 512, 512)
 
 def work():
     global calls

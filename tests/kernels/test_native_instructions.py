@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem_kernels.native.library import Into, Team, WeightFormat, linear, matrix_of, vector_width
+from tandem_kernels.native.library import Into, Team, linear, matrix_of, vector_width
 from tandem_kernels.native.pack import pack_linear
-from tandem_kernels.native.pack_int4 import pack_exact, pack_fours
-from tandem_kernels.native.pack_int8 import pack_linear_int8
-from tandem_kernels.reference.int4 import linear_codes
-from tandem_kernels.reference.linear_int8 import linear_int8, quantize_weight
+from tandem_kernels.native.pack_codes import PackedMatrix, pack_coded, pack_exact
+from tandem_kernels.reference.coded import linear_codes
 from tests.kernels.builds import FLOAT_PRODUCT, INT8_PRODUCT, Builds, Product
-from tests.kernels.codes import WEIGHTS, random_codes
+from tests.kernels.codes import FORMATS, INTEGER_FORMATS
 
 _WITHOUT = {
     "avx2": ("-mno-avx512f", "-mno-avxvnni"),
@@ -42,41 +40,45 @@ def test_builds_are_narrower(product: Product) -> None:
     assert product.library.width() == min(vector_width(), 8)
 
 
+def _weights(name: str) -> tuple[PackedMatrix, torch.Tensor]:
+    """Return a random matrix of 96 features, packed and as floats."""
+    if name in FORMATS:
+        coded = FORMATS[name].random(96, 192)
+        return pack_coded(coded), coded.floats()
+    weight = _random(96, 203) if name == "float32" else _random(96, 192).bfloat16().float()
+    return pack_exact(weight), weight
+
+
+_NAMES = [*FORMATS, "bfloat16", "float32"]
+
+
 @pytest.mark.parametrize("into", list(Into))
 @pytest.mark.parametrize("rows", _ROWS)
-@pytest.mark.parametrize(
-    ("coding", "k"), [(WeightFormat.FLOAT, 203), *((c, 192) for c in WeightFormat if c is not WeightFormat.FLOAT)]
-)
-def test_products_have_the_bits_of_the_library(
-    product: Product, coding: WeightFormat, k: int, rows: int, into: Into
-) -> None:
-    n = 96
-    x, weight, bias = _random(rows, k, seed=5) * 4, WEIGHTS[coding](n, k), _random(n, seed=6)
-    panels, scales = pack_exact(weight)
-    matrix = matrix_of(panels, n, k, scales, bias)
-    assert matrix.coding == coding
+@pytest.mark.parametrize("name", _NAMES)
+def test_products_have_the_bits_of_the_library(product: Product, name: str, rows: int, into: Into) -> None:
+    packed, weight = _weights(name)
+    n, k = weight.shape
+    x, bias = _random(rows, k, seed=5) * 4, _random(n, seed=6)
     before = _random(rows, n // 2 if into is Into.SWIGLU else n, seed=7)
-    y = product.multiply(x, matrix, before.clone(), into)
+    y = product.multiply(x, matrix_of(packed, n, k, bias), before.clone(), into)
     assert not torch.equal(y, before)
-    assert torch.equal(y, linear(Team(1), x, matrix_of(pack_linear(weight), n, k, bias=bias), into, before.clone()))
+    floats = matrix_of(PackedMatrix(pack_linear(weight)), n, k, bias)
+    assert torch.equal(y, linear(Team(1), x, floats, into, before.clone()))
 
 
-@pytest.mark.parametrize("coding", WEIGHTS)
-def test_embeddings_are_unpacked_unchanged(product: Product, coding: WeightFormat) -> None:
-    weight = WEIGHTS[coding](96, 192)
-    panels, scales = pack_exact(weight)
-    assert torch.equal(product.embed(matrix_of(panels, 96, 192, scales), 37), weight[37])
+@pytest.mark.parametrize("name", _NAMES)
+def test_embeddings_are_unpacked_unchanged(product: Product, name: str) -> None:
+    packed, weight = _weights(name)
+    assert torch.equal(product.embed(matrix_of(packed, *weight.shape), 37), weight[37])
 
 
 @pytest.mark.parametrize("into", [Into.STORE, Into.ADD])
 @pytest.mark.parametrize("rows", _ROWS)
-@pytest.mark.parametrize("is_coded", [False, True])
-def test_int8_products_have_the_bits_of_the_plain_ones(product: Product, is_coded: bool, rows: int, into: Into) -> None:
-    n, k, group = 96, 192, 64
-    x, codes, bias, before = _random(rows, k), random_codes(n, k), _random(n, seed=5), _random(rows, n, seed=6)
-    weight = codes.floats()
-    panels, scales = (pack_fours(weight), None) if is_coded else pack_linear_int8(weight, group)
-    assert panels is not None
-    expected = linear_codes(x, codes, bias) if is_coded else linear_int8(x, *quantize_weight(weight, group), bias)
-    y = product.multiply_int8(x, matrix_of(panels, n, k, scales, bias), before.clone(), into)
+@pytest.mark.parametrize("name", INTEGER_FORMATS)
+def test_int8_products_have_the_bits_of_the_plain_ones(product: Product, name: str, rows: int, into: Into) -> None:
+    codes = INTEGER_FORMATS[name].random(96, 192)
+    n, k = codes.shape
+    x, bias, before = _random(rows, k), _random(n, seed=5), _random(rows, n, seed=6)
+    expected = linear_codes(x, codes, bias)
+    y = product.multiply_int8(x, matrix_of(pack_coded(codes), n, k, bias), before.clone(), into)
     assert torch.equal(y, before + expected if into is Into.ADD else expected)

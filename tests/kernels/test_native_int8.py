@@ -7,12 +7,11 @@ import torch
 
 from tandem_kernels.native.library import Into, matrix_of, vector_width
 from tandem_kernels.native.pack import gate_up_rows
-from tandem_kernels.native.pack_int4 import pack_fours
-from tandem_kernels.native.pack_int8 import pack_linear_int8, unpack_int8
-from tandem_kernels.reference.int4 import linear_codes
-from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
+from tandem_kernels.native.pack_codes import PackedMatrix, pack_coded
+from tandem_kernels.reference.coded import linear_codes, round_to_int8
+from tandem_kernels.reference.linear_int8 import linear_int8, quantize_weight
 from tests.kernels.builds import INT8_PRODUCT, Builds, Product
-from tests.kernels.codes import random_codes
+from tests.kernels.codes import INTEGER_FORMATS
 
 _WITHOUT = {
     "machine": (),
@@ -28,6 +27,10 @@ _ROWS = [1, 2, 3, 4, 5, 8, 9, 13, 31, 141]
 
 def _random(*shape: int, seed: int = 3) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _packed(weight: torch.Tensor, group: int | None = None) -> PackedMatrix:
+    return pack_coded(round_to_int8(weight, group))
 
 
 def _rows(m: int, k: int) -> torch.Tensor:
@@ -72,10 +75,10 @@ def test_builds_differ_in_what_they_use(builds: Builds) -> None:
 def test_store_and_add_are_the_plain_product(product: Product, n: int, k: int, group: int | None, rows: int) -> None:
     x, weight, bias, before = _rows(rows, k), _random(n, k, seed=4), _random(n, seed=5), _random(rows, n, seed=6)
     weight[0] = 0
-    (panels, scales), quantised = pack_linear_int8(weight, group), quantize_weight(weight, group)
-    empty, plain = torch.full((rows, n), 5.0), matrix_of(panels, n, k, scales)
+    packed, quantised = _packed(weight, group), quantize_weight(weight, group)
+    empty, plain = torch.full((rows, n), 5.0), matrix_of(packed, n, k)
     assert _equal(product.multiply_int8(x, plain, empty.clone()), linear_int8(x, *quantised))
-    biased, expected = matrix_of(panels, n, k, scales, bias), linear_int8(x, *quantised, bias)
+    biased, expected = matrix_of(packed, n, k, bias), linear_int8(x, *quantised, bias)
     assert _equal(product.multiply_int8(x, biased, empty.clone()), expected)
     added = product.multiply_int8(x, biased, before.clone(), Into.ADD)
     assert _equal(added, before + expected)
@@ -83,13 +86,14 @@ def test_store_and_add_are_the_plain_product(product: Product, n: int, k: int, g
 
 @pytest.mark.parametrize("rows", _ROWS)
 @pytest.mark.parametrize(("n", "k"), [(1, 32), (33, 64), (95, 192), (576, 576)])
-def test_codes_of_four_bits(product: Product, n: int, k: int, rows: int) -> None:
-    x, codes, bias, before = _rows(rows, k), random_codes(n, k), _random(n, seed=5), _random(rows, n, seed=6)
-    panels = pack_fours(codes.floats())
-    assert panels is not None
-    stored = product.multiply_int8(x, matrix_of(panels, n, k), torch.full((rows, n), 5.0))
+@pytest.mark.parametrize("name", INTEGER_FORMATS)
+def test_formats_of_files(product: Product, name: str, n: int, k: int, rows: int) -> None:
+    codes = INTEGER_FORMATS[name].random(n, k)
+    k = codes.shape[1]
+    x, bias, before, packed = _rows(rows, k), _random(n, seed=5), _random(rows, n, seed=6), pack_coded(codes)
+    stored = product.multiply_int8(x, matrix_of(packed, n, k), torch.full((rows, n), 5.0))
     assert _equal(stored, linear_codes(x, codes))
-    added = product.multiply_int8(x, matrix_of(panels, n, k, bias=bias), before.clone(), Into.ADD)
+    added = product.multiply_int8(x, matrix_of(packed, n, k, bias), before.clone(), Into.ADD)
     assert _equal(added, before + linear_codes(x, codes, bias))
 
 
@@ -102,8 +106,7 @@ def test_gate_and_up(
     x, gate, up = _random(rows, k), _random(n, k, seed=4), _random(n, k, seed=5)
     gate_bias, up_bias = _random(n, seed=6) * has_bias, _random(n, seed=7) * has_bias
     bias = gate_up_rows(gate_bias[:, None], up_bias[:, None]).flatten() if has_bias else None
-    panels, scales = pack_linear_int8(gate_up_rows(gate, up), group)
-    matrix = matrix_of(panels, 2 * n, k, scales, bias)
+    matrix = matrix_of(_packed(gate_up_rows(gate, up), group), 2 * n, k, bias)
     y = product.multiply_int8(x, matrix, torch.empty(rows, n), Into.SWIGLU)
     gates = linear_int8(x, *quantize_weight(gate, group), gate_bias)
     ups = linear_int8(x, *quantize_weight(up, group), up_bias)
@@ -112,16 +115,14 @@ def test_gate_and_up(
     assert torch.equal(y, builds["machine"].multiply_int8(x, matrix, torch.empty(rows, n), Into.SWIGLU))
 
 
-@pytest.mark.parametrize("is_coded", [False, True])
+@pytest.mark.parametrize("name", ["int8 of 96", "q4_1", "q5_k", "q6_k"])
 @pytest.mark.parametrize("into", list(Into))
-def test_a_row_does_not_see_its_company_or_the_lanes(builds: Builds, into: Into, is_coded: bool) -> None:
-    product, n, k, most = builds["machine"], 130, 192, 150
+def test_a_row_does_not_see_its_company_or_the_lanes(builds: Builds, into: Into, name: str) -> None:
+    codes = INTEGER_FORMATS[name].random(160, 192)
+    product, n, k, most = builds["machine"], 130, codes.shape[1], 150
     width = n // 2 if into is Into.SWIGLU else n
     x, before = _rows(most, k), _random(most, width, seed=5)
-    floats = random_codes(160, k).floats()
-    panels, scales = (pack_fours(floats), None) if is_coded else pack_linear_int8(floats, 96)
-    assert panels is not None
-    matrix, one_by_one = matrix_of(panels, n, k, scales), before.clone()
+    matrix, one_by_one = matrix_of(pack_coded(codes), n, k), before.clone()
     for i in range(most):
         product.multiply_int8(x[i : i + 1], matrix, one_by_one[i : i + 1], into, lanes=1)
     for lanes in (1, 2, 3):
@@ -133,8 +134,7 @@ def test_a_row_does_not_see_its_company_or_the_lanes(builds: Builds, into: Into,
 
 
 def test_strides_do_not_show_and_nothing_else_is_written(product: Product) -> None:
-    x, (panels, scales) = _random(21, 64), pack_linear_int8(_random(70, 64, seed=4))
-    matrix = matrix_of(panels, 70, 64, scales)
+    x, matrix = _random(21, 64), matrix_of(_packed(_random(70, 64, seed=4)), 70, 64)
     expected = product.multiply_int8(x, matrix, torch.empty(21, 70))
     wide, out = torch.full((21, 80), torch.nan), torch.full((21, 97), 7.0)
     wide[:, :64] = x
@@ -144,50 +144,27 @@ def test_strides_do_not_show_and_nothing_else_is_written(product: Product) -> No
 
 
 def test_no_rows(product: Product) -> None:
-    panels, scales = pack_linear_int8(_random(32, 32))
-    y = product.multiply_int8(torch.empty(0, 32), matrix_of(panels, 32, 32, scales), torch.empty(0, 32))
+    y = product.multiply_int8(torch.empty(0, 32), matrix_of(_packed(_random(32, 32)), 32, 32), torch.empty(0, 32))
     assert y.shape == (0, 32)
 
 
 def test_the_largest_sums_are_exact(product: Product) -> None:
     """All products of a group at their limit and of one sign, where sums of 16 bits would saturate."""
-    panels, scales = pack_linear_int8(torch.full((33, 64), 127.0))
+    packed = _packed(torch.full((33, 64), 127.0))
     for sign in (1.0, -1.0):
         x = torch.full((2, 64), sign * 127.0)
-        y = product.multiply_int8(x, matrix_of(panels, 33, 64, scales), torch.empty(2, 33))
+        y = product.multiply_int8(x, matrix_of(packed, 33, 64), torch.empty(2, 33))
         assert (y == sign * 64 * 127 * 127).all()
 
 
 @pytest.mark.parametrize("group", [None, 32])
 def test_embeddings(product: Product, group: int | None) -> None:
-    table = _random(45, 96)
-    (panels, scales), quantised = pack_linear_int8(table, group), quantize_weight(table, group)
-    matrix = matrix_of(panels, 45, 96, scales)
+    coded = round_to_int8(_random(45, 96), group)
+    matrix = matrix_of(pack_coded(coded), 45, 96)
     for token in (0, 31, 32, 44):
-        assert torch.equal(product.embed(matrix, token), embed_int8(torch.tensor([token]), *quantised)[0])
-
-
-@pytest.mark.parametrize(("n", "k", "group"), [(1, 32, None), (31, 64, 32), (64, 96, 96)])
-def test_unpacking_inverts_packing_and_padding_is_zero(n: int, k: int, group: int | None) -> None:
-    weight = _random(n, k)
-    panels, scales = pack_linear_int8(weight, group)
-    values, expected = quantize_weight(weight, group)
-    blocks = -(-n // 32)
-    assert panels.shape == (blocks, k // 4, 32, 4) and panels.is_contiguous() and panels.dtype == torch.uint8
-    assert scales.shape == (blocks, k // (group or k), 32) and scales.is_contiguous()
-    assert torch.equal(unpack_int8(panels, n), values)
-    assert torch.equal(scales.transpose(1, 2).flatten(0, 1)[:n], expected)
-    assert not unpack_int8(panels, blocks * 32)[n:].any() and not scales.transpose(1, 2).flatten(0, 1)[n:].any()
-
-
-def test_gate_and_up_lie_side_by_side() -> None:
-    gate, up = torch.arange(1.0, 41.0)[:, None].expand(40, 32), torch.arange(101.0, 141.0)[:, None].expand(40, 32)
-    panels, scales = pack_linear_int8(gate_up_rows(gate, up))
-    assert panels.shape == (3, 8, 32, 4)
-    assert (scales[1, 0] * 127).round().tolist() == [*range(17, 33), *range(117, 133)]
-    assert (scales[2, 0] * 127).round().tolist() == [*range(33, 41), *[0] * 8, *range(133, 141), *[0] * 8]
+        assert torch.equal(product.embed(matrix, token), coded.floats()[token])
 
 
 def test_features_without_whole_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="groups of 32"):
-        pack_linear_int8(torch.ones(4, 48))
+        round_to_int8(torch.ones(4, 48))

@@ -9,6 +9,7 @@ import torch
 
 from tandem_kernels.native.library import Into, Team, linear, load, matrix_of
 from tandem_kernels.native.pack import gate_up_rows, pack_linear, unpack_linear
+from tandem_kernels.native.pack_codes import PackedMatrix
 
 _EPSILON = 2.0**-24
 _SHAPES = [(1, 1), (32, 16), (33, 7), (95, 577), (576, 576), (1003, 130)]
@@ -29,7 +30,7 @@ def _multiply(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """All of the library's arguments: `x` and `y` may have rows farther apart than they are long."""
-    spec = matrix_of(panels, n, panels.shape[1], bias=bias)
+    spec = matrix_of(PackedMatrix(panels), n, panels.shape[1], bias=bias)
     load().tandem_linear(team.handle, x.data_ptr(), x.stride(0), len(x), byref(spec), y.data_ptr(), y.stride(0), into)
     return y
 
@@ -50,7 +51,9 @@ def test_store_and_add_are_the_exact_product(team: Team, n: int, k: int, rows: i
     x, weight, bias, before = _random(rows, k), _random(n, k, seed=4), _random(n, seed=5), _random(rows, n, seed=6)
     panels, bound = pack_linear(weight), _worst_error(x, weight)
     exact = x.double() @ weight.double().T
-    assert ((linear(team, x, matrix_of(panels, n, k), Into.STORE, before.clone()) - exact).abs() <= bound).all()
+    assert (
+        (linear(team, x, matrix_of(PackedMatrix(panels), n, k), Into.STORE, before.clone()) - exact).abs() <= bound
+    ).all()
     stored = _multiply(team, x, panels, n, Into.STORE, before.clone(), bias)
     assert ((stored - (exact + bias)).abs() <= bound).all()
     added = _multiply(team, x, panels, n, Into.ADD, before.clone(), bias)
@@ -103,7 +106,7 @@ def test_a_row_does_not_see_its_company_or_the_lanes(n: int, k: int, into: Into)
 def test_strides_do_not_show_and_nothing_else_is_written(team: Team) -> None:
     """Rows that lie a multiple of 4 KiB apart are grouped in another way."""
     x, panels = _random(61, 50), pack_linear(_random(70, 50, seed=4))
-    expected = linear(team, x, matrix_of(panels, 70, 50), Into.STORE, torch.empty(61, 70))
+    expected = linear(team, x, matrix_of(PackedMatrix(panels), 70, 50), Into.STORE, torch.empty(61, 70))
     for stride in (50, 51, 128, 1024, 2048):
         wide, out = torch.full((61, stride), torch.nan), torch.full((61, 97), 7.0)
         wide[:, :50] = x

@@ -26,6 +26,7 @@ from tandem_kernels.native.library import (
     release_with,
     rows_of,
 )
+from tandem_kernels.native.pack_codes import PackedMatrix
 
 _INNER_MULTIPLE, _HEAD_MULTIPLE = 16, 8
 """Required divisors: gate and up columns are interleaved in groups of 16, heads are read in vectors of 8."""
@@ -61,17 +62,12 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Weights `[n, k]` of a linear layer, packed in the order in which the compiled product reads them.
+    """Weights `[n, k]` of a linear layer. `bias` is in the order of the panels' columns; None: no bias."""
 
-    `panels` and `scales` are results of `pack_exact` or `pack_linear_int8`. `bias` is in the order of the panels'
-    columns; None: no bias.
-    """
-
-    panels: torch.Tensor
+    packed: PackedMatrix
     n: int
     k: int
     bias: torch.Tensor | None = None
-    scales: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +100,13 @@ class PackedExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLayer:
-    """Packed weights of one layer. A norm that is None does not exist; `query_norm` and `key_norm` are `[head_dim]`, or
-    have all heads. `has_rope`: queries and keys are rotated."""
+    """Packed weights of one layer. `qkv`: one matrix, or several whose outputs are side by side. A norm that is None
+    does not exist; `query_norm` and `key_norm` are `[head_dim]`, or have all heads. `has_rope`: queries and keys are
+    rotated."""
 
     has_rope: bool
     attention_norm: torch.Tensor | None
-    qkv: PackedLinear
+    qkv: tuple[PackedLinear, ...]
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     output: PackedLinear
@@ -141,14 +138,14 @@ class CompiledDecoder:
         layers: Sequence[PackedLayer],
         norm: torch.Tensor,
         head: PackedLinear,
-        embeddings: torch.Tensor | None,
+        embeddings: PackedLinear | None,
         team: Team,
         *,
         quantizes_rows: bool = False,
     ) -> None:
         """Build the decoder.
 
-        `embeddings`: `[vocab, hidden]`; None if they are the head's weights. `quantizes_rows`: quantise rows to int8 as
+        `embeddings`: the table `[vocab, hidden]`; None if it is the head. `quantizes_rows`: quantise rows to int8 as
         `reference.linear_int8` does, for int8 weights. Raises ValueError for an unsupported shape and NativeUnavailable
         when there is no library.
         """
@@ -160,7 +157,8 @@ class CompiledDecoder:
         # The library keeps pointers into these objects.
         self._references = (layers, norm, head, embeddings, team)
         layer_specs = (CLayer * len(layers))(*(_layer(layer) for layer in layers))
-        spec = CDecoder(_shape(shape), layer_specs, address(norm), _linear(head), address(embeddings), quantizes_rows)
+        table = _linear(embeddings) if embeddings else CMatrix()
+        spec = CDecoder(_shape(shape), layer_specs, address(norm), _linear(head), table, quantizes_rows)
         self._handle = load().tandem_decoder_new(byref(spec))
         if not self._handle:
             raise MemoryError("the compiled decoder could not be allocated")
@@ -223,7 +221,7 @@ def _shape(shape: DecoderShape) -> CShape:
 
 
 def _linear(weights: PackedLinear) -> CMatrix:
-    return matrix_of(weights.panels, weights.n, weights.k, weights.scales, weights.bias)
+    return matrix_of(weights.packed, weights.n, weights.k, weights.bias)
 
 
 def _layer(layer: PackedLayer) -> CLayer:
@@ -231,7 +229,7 @@ def _layer(layer: PackedLayer) -> CLayer:
     return CLayer(
         layer.has_rope,
         address(layer.attention_norm),
-        _linear(layer.qkv),
+        (CMatrix * 3)(*(_linear(part) for part in layer.qkv)),
         address(layer.query_norm),
         address(layer.key_norm),
         _linear(layer.output),

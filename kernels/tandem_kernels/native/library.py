@@ -17,6 +17,7 @@ import torch
 
 from tandem_kernels.contract import AttentionBatch, digest_words
 from tandem_kernels.native.build import NativeUnavailable, library_file
+from tandem_kernels.native.pack_codes import PackedMatrix
 
 
 class Into(IntEnum):
@@ -28,28 +29,24 @@ class Into(IntEnum):
     SWIGLU = 2
 
 
-class WeightFormat(IntEnum):
-    """Storage format of weights in panels; the values equal those in coded.hpp."""
-
-    FLOAT = 0
-    BFLOAT = 1
-    EIGHT = 2
-    FOUR = 3
+MAX_SCALE_PARTS = 4
+"""Greatest number of parts that scales have; equals kScaleParts of panel.hpp."""
 
 
 class CMatrix(Structure):
-    """Packed weights as the C struct `Matrix` of panel.hpp. `tensors` keeps the tensors alive that the fields
-    point to."""
+    """Packed weights as the C struct `Matrix` of panel.hpp. `packed` keeps the tensors alive that the fields point
+    to."""
 
-    tensors: tuple[torch.Tensor | None, ...] = ()
+    packed: tuple[PackedMatrix, torch.Tensor | None] | None = None
     _fields_ = (
         ("coding", c_int),
+        ("scaling", c_int),
         ("panels", c_void_p),
-        ("scales", c_void_p),
+        ("scales", c_void_p * MAX_SCALE_PARTS),
         ("bias", c_void_p),
-        ("n", c_int),
-        ("k", c_int),
-        ("group", c_int),
+        *((name, c_int) for name in ("n", "k", "group")),
+        ("offset", c_float),
+        ("first_panel", c_int),
     )
 
 
@@ -102,7 +99,7 @@ class CLayer(Structure):
     _fields_ = (
         ("has_rope", c_int),
         ("attention_norm", c_void_p),
-        ("qkv", CMatrix),
+        ("qkv", CMatrix * 3),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
         ("output", CMatrix),
@@ -124,7 +121,7 @@ class CDecoder(Structure):
         ("layers", POINTER(CLayer)),
         ("norm", c_void_p),
         ("head", CMatrix),
-        ("embeddings", c_void_p),
+        ("embeddings", CMatrix),
         ("quantizes_rows", c_int),
     )
 
@@ -265,22 +262,24 @@ def pool_of(pool: torch.Tensor) -> CPool:
     return CPool(address(pool), heads, layers, block_size, head_dim)
 
 
-def matrix_of(
-    panels: torch.Tensor, n: int, k: int, scales: torch.Tensor | None = None, bias: torch.Tensor | None = None
-) -> CMatrix:
-    """Return packed weights `[n, k]` as the struct that the library reads; it keeps its tensors alive.
-
-    With `scales`, uint8 `panels` hold int8 values. Without, uint8 panels hold records of 4-bit codes (see
-    `pack_exact`), and panels of another dtype the weights themselves.
-    """
-    coding = WeightFormat.EIGHT if scales is not None else _FORMATS[panels.dtype]
-    group = 0 if scales is None else k // scales.shape[1]
-    matrix = CMatrix(coding, address(panels, panels.dtype), address(scales), address(bias), n, k, group)
-    matrix.tensors = (panels, scales, bias)
+def matrix_of(packed: PackedMatrix, n: int, k: int, bias: torch.Tensor | None = None) -> CMatrix:
+    """Return packed weights `[n, k]` as the struct that the library reads; it keeps its tensors alive."""
+    panels = address(packed.panels, packed.panels.dtype)
+    found = packed.format
+    if found is None:
+        coding = _FLOAT if packed.panels.dtype == torch.float32 else _BFLOAT
+        matrix = CMatrix(coding=coding, panels=panels, bias=address(bias), n=n, k=k)
+    else:
+        parts = (c_void_p * MAX_SCALE_PARTS)(*(address(part, part.dtype) for part in packed.scales))
+        matrix = CMatrix(
+            found.numbers, found.scales, panels, parts, address(bias), n, k, found.group, float(found.offset)
+        )
+    matrix.packed = (packed, bias)
     return matrix
 
 
-_FORMATS = {torch.float32: WeightFormat.FLOAT, torch.bfloat16: WeightFormat.BFLOAT, torch.uint8: WeightFormat.FOUR}
+_FLOAT, _BFLOAT = 0, 1
+"""Values of `Coding` of panel.hpp for weights that are floats."""
 
 
 def linear(team: Team, x: torch.Tensor, weights: CMatrix, into: Into, y: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Reference kernels in plain torch: they define the results of `tandem_kernels.contract` and serve as a CPU path.
 
-The kernels themselves are imported from here; `linear_int8` and `int4` hold the quantised products of the compiled
+The kernels themselves are imported from here; `coded` and `linear_int8` hold the quantised products of the compiled
 decoder, `philox` the random numbers of sampling. Read `attention` and `cache` first.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -35,15 +36,15 @@ def mix_experts(
     x: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Any,
+    down: Any,
     *,
-    linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor],
+    linear: Callable[[torch.Tensor, Any, torch.Tensor | None], torch.Tensor],
     silu_mul: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Return the weighted sum of each row's experts. The exact result is defined in `tandem_kernels.contract`.
 
-    `linear`, `silu_mul`: the kernels of that name."""
+    `linear`, `silu_mul`: the kernels of that name. `gate_up`, `down`: by expert, a matrix that `linear` takes."""
     num_chosen, chosen = experts.shape[1], experts.flatten()
     order = chosen.argsort(stable=True)
     counts = chosen.bincount(minlength=len(gate_up)).tolist()

@@ -78,13 +78,6 @@ def linear_int8(
     return total if bias is None else total + bias
 
 
-def embed_int8(tokens: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return rows `tokens` of the embedding table `weight` `[n, k]`, which `quantize_weight` quantised with `scales`,
-    as float32 `[T, k]`."""
-    grouped = weight[tokens].float().reshape(len(tokens), scales.shape[1], -1)
-    return (grouped * scales[tokens, :, None]).flatten(1)
-
-
 def _check_groups(k: int, group: int) -> None:
     if k % group or k < group:
         raise ValueError(f"int8 needs components in groups of {group}, got {k}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -35,28 +34,3 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return target
-
-
-class ProgressLine:
-    """Progress display on standard error: call it with each new text, and `close` it at the end.
-
-    On a terminal the line is rewritten in place. Elsewhere a text is printed only if its first word, the stage, differs
-    from the previous text's first word."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._is_terminal = sys.stderr.isatty()
-        self._last = ""
-
-    def __call__(self, text: str) -> None:
-        stage = text.split(" ", 1)[0]
-        if self._is_terminal:
-            sys.stderr.write(f"\r\x1b[K{self._title}: {text}")
-        elif stage != self._last:
-            sys.stderr.write(f"{self._title}: {text}\n")
-        self._last = stage
-        sys.stderr.flush()
-
-    def close(self) -> None:
-        if self._is_terminal:
-            sys.stderr.write("\n")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.runtime.architectures.stored_format import StoredFormat
+from tandem.runtime.architectures.stored_format import AnyMatrix, StoredFormat
+from tandem.runtime.matrices import select_rows, to_floats
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_MATRIX_AXES = 2
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -51,23 +54,27 @@ class Checkpoint:
         directory: Path,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
-        stored: StoredFormat | None = None,
+        stored: Sequence[StoredFormat] = (),
     ) -> None:
         """Open the files. `take` converts tensors to `dtype` on `device`.
 
-        `stored`: format of matrices that have scales. Raises TandemError for an unreadable file."""
-        self._stored = stored
+        `stored`: formats of matrices that are not floats. Raises TandemError for an unreadable file."""
+        self._formats = {suffix: format for format in stored for suffix in format.suffixes[:1]}
         self._dtype = dtype
         self._device = device
         self._stack = ExitStack()
         self._handles = {}
-        for file in weight_files(directory):
+        self._files: dict[str, str] = {}
+        files = weight_files(directory)
+        self.num_bytes = sum(file.stat().st_size for file in files)
+        for file in files:
             try:
                 handle = self._stack.enter_context(safe_open(file, framework="pt", device=str(device)))
             except SafetensorError as error:
                 self._stack.close()
                 raise _broken(f"{file} cannot be read: {error}") from None
             self._handles.update(dict.fromkeys(handle.keys(), handle))
+            self._files.update(dict.fromkeys(handle.keys(), file.name))
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -90,48 +97,52 @@ class Checkpoint:
 
         `shape` is the expected shape of the whole tensor. `dtype`: read it in this one instead. Raises TandemError when
         the tensor is missing, was taken before, has another shape or is not stored in floating point."""
-        base = name.removesuffix(".weight")
-        if self._stored is not None and base + self._stored.suffixes[0] in self._handles:
-            return self._restored(self._stored, base, shape, rows, columns, dtype or self._dtype)
+        stored = self._format_of(name)
+        if stored is not None:
+            matrix = self._read_stored(stored, name, shape)
+            if rows is not None:
+                matrix = select_rows(matrix, slice(rows.start, rows.stop))
+            return _part(to_floats(matrix), None, columns).to(self._device, dtype or self._dtype)
         if name not in self._handles:
             raise _broken(f"the weights have no tensor {name}, which config.json requires: download the model again")
         handle = self._handles.pop(name)
-        stored = handle.get_slice(name)
-        if tuple(stored.get_shape()) != shape:
-            raise _broken(
-                f"tensor {name} has shape {list(stored.get_shape())}, expected {list(shape)} from config.json"
-            )
+        found = handle.get_slice(name)
+        if tuple(found.get_shape()) != shape:
+            stated = f"expected {list(shape)} from config.json"
+            raise _broken(f"tensor {name} of {self._files[name]} has shape {list(found.get_shape())}, {stated}")
         is_whole = rows is None and columns is None
-        tensor: torch.Tensor = handle.get_tensor(name) if is_whole else _part(stored, rows, columns)
+        tensor: torch.Tensor = handle.get_tensor(name) if is_whole else _part(found, rows, columns)
         if tensor.dtype not in _FLOATS:
-            raise _broken(
-                f"tensor {name} is stored as {tensor.dtype}; supported are float64, float32, bfloat16 and float16"
-            )
+            supported = "supported are float64, float32, bfloat16 and float16"
+            raise _broken(f"tensor {name} of {self._files[name]} is stored as {tensor.dtype}; {supported}")
         return tensor.to(self._device, dtype or self._dtype)
 
-    def _restored(
-        self,
-        stored: StoredFormat,
-        base: str,
-        shape: tuple[int, ...],
-        rows: range | None,
-        columns: range | None,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        """Read a matrix in another format than floats. The whole is restored, and what is asked for of it returned."""
+    def take_stored(self, name: str, shape: tuple[int, ...]) -> AnyMatrix:
+        """Read a matrix like `take`, but as codes if it is stored so."""
+        stored = self._format_of(name)
+        return self.take(name, shape) if stored is None else self._read_stored(stored, name, shape)
+
+    def _format_of(self, name: str) -> StoredFormat | None:
+        base = name.removesuffix(".weight")
+        return next((form for mark, form in self._formats.items() if base + mark in self._handles), None)
+
+    def _read_stored(self, stored: StoredFormat, name: str, shape: tuple[int, ...]) -> AnyMatrix:
+        """Read a matrix in another format than floats into host memory."""
+        base = name.removesuffix(".weight")
         missing = [base + suffix for suffix in stored.suffixes if base + suffix not in self._handles]
         if missing:
             raise _broken(f"the weights have no tensor {missing[0]}, which {stored.name} needs")
-        if len(shape) != 2:
+        if len(shape) != _MATRIX_AXES:
             raise _broken(f"tensor {base}{stored.suffixes[0]} belongs to one of shape {list(shape)}, not to a matrix")
-        parts = {suffix: self._handles.pop(base + suffix).get_tensor(base + suffix) for suffix in stored.suffixes}
+        names = {suffix: base + suffix for suffix in stored.suffixes}
+        parts = {suffix: self._handles.pop(part).get_tensor(part).cpu() for suffix, part in names.items()}
         for suffix in stored.optional:
             self._handles.pop(base + suffix, None)
         try:
-            whole = stored.restore(parts, (shape[0], shape[1]))
+            return stored.read(parts, (shape[0], shape[1]))
         except (ValueError, RuntimeError, IndexError) as error:
-            raise _broken(f"the {stored.name} matrix {base}: {error}") from None
-        return _part(whole, rows, columns).to(self._device, dtype)
+            file = self._files[base + stored.suffixes[0]]
+            raise _broken(f"the {stored.name} matrix {base} of {file}: {error}") from None
 
     def drop(self, suffix: str, prefix: str = "") -> None:
         """Ignore the tensors not taken yet whose names start with `prefix` and end with `suffix`, so that `finish` does

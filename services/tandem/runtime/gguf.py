@@ -1,68 +1,37 @@
-"""Convert a GGUF file into a model directory: dequantised weights, configuration and tokenizer.
+"""Convert a GGUF file into a model directory: weights, configuration and tokenizer.
 
-Only models that the decoder implements are converted. An unknown metadata key of the architecture is an error that
-names it, for the same reason as an unknown field of config.json.
+Blocks of few bits stay as they are, under names that `runtime.architectures.stored_format` reads. Only models that the
+decoder implements are converted. An unknown metadata key of the architecture is an error that names it, for the same
+reason as an unknown field of config.json.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFReader, ReaderTensor, dequantize
+from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor, dequantize
 from safetensors.torch import save_file
 
 from tandem.core.errors import TandemError
 from tandem.runtime.architectures.refusal import unsupported
 from tandem.runtime.architectures.spec import RopeConfig
-from tandem.runtime.checkpoint import SINGLE_FILE
+from tandem.runtime.architectures.stored_format import GGUF_TYPES
+from tandem.runtime.checkpoint import INDEX_FILE, SINGLE_FILE
+from tandem.runtime.gguf_architectures import ARCHITECTURES, COMMON_FIELDS, COMMON_KEYS, TENSORS, GgufArchitecture
 from tandem.runtime.gguf_tokenizer import tokenizer_files
 from tandem.runtime.model_config import parse_model_config
+from tandem.runtime.progress import ByteProgress, Progress
 from tandem.runtime.rope_frequencies import inverse_frequencies
 
-Progress = Callable[[str], None]
+Array = np.ndarray[Any, Any]
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_SIZES = {
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "context_length": "max_position_embeddings",
-}
-_OTHER_KEYS = frozenset(
-    {
-        "attention.key_length",
-        "attention.layer_norm_rms_epsilon",
-        "attention.value_length",
-        "rope.dimension_count",
-        "rope.freq_base",
-        "rope.scaling.factor",
-        "rope.scaling.finetuned",
-        "rope.scaling.original_context_length",
-        "rope.scaling.type",
-        "vocab_size",
-    }
-)
-_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_TENSORS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_SHARD_BYTES = 1 << 30
+_ROPE_FREQS = "rope_freqs.weight"
 # Scaling factors of Llama 3.1 and 3.2; the file stores only the resulting frequencies.
 _LLAMA3_FACTORS = (8.0, 32.0)
 
@@ -85,6 +54,7 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
 def _convert(source: Path, target: Path, progress: Progress) -> None:
     reader = _reader(source)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
+    tensors = {tensor.name: tensor for tensor in reader.tensors if tensor.name != _ROPE_FREQS}
     config = model_config(metadata, {tensor.name: tensor for tensor in reader.tensors})
     files = tokenizer_files(metadata)
     parse_model_config(config)
@@ -93,9 +63,8 @@ def _convert(source: Path, target: Path, progress: Progress) -> None:
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id") if config[name] is not None}
     _write_json(target / "config.json", config)
     _write_json(target / "generation_config.json", generation)
-    weights = dict(_weights(reader, config, progress))
-    progress(f"writing {sum(tensor.nbytes for tensor in weights.values()) >> 20} MiB")
-    save_file(weights, target / SINGLE_FILE, metadata={"format": "pt"})
+    weights = _weights(tensors, ARCHITECTURES[metadata["general.architecture"]], config)
+    _write_weights(weights, target, ByteProgress("copying", sum(t.n_bytes for t in tensors.values()), progress))
 
 
 class _Reader(GGUFReader):  # type: ignore[misc]  # has no types
@@ -121,38 +90,57 @@ def model_config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor
 
     `metadata`: the file's keys and values. `tensors`: its tensors by name. Raises TandemError for an unsupported model,
     and KeyError when a key is missing."""
-    architecture = metadata.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
-        raise unsupported(f"GGUF architecture {architecture!r} (known: {', '.join(_ARCHITECTURES)})")
+    known = ARCHITECTURES.get(metadata.get("general.architecture", ""))
+    if known is None:
+        name = metadata.get("general.architecture")
+        raise unsupported(f"GGUF architecture {name!r} (known: {', '.join(ARCHITECTURES)})")
+    architecture = metadata["general.architecture"]
     own = {k.removeprefix(f"{architecture}."): v for k, v in metadata.items() if k.startswith(f"{architecture}.")}
-    for key in sorted(own.keys() - _SIZES.keys() - _OTHER_KEYS):
+    fields = COMMON_FIELDS | dict(known.fields)
+    for key in sorted(own.keys() - fields.keys() - COMMON_KEYS):
         if own[key]:
             raise unsupported(f"GGUF key {architecture}.{key}={own[key]!r}")
-    config: dict[str, Any] = {"model_type": architecture, "architectures": [_ARCHITECTURES[architecture]]}
-    config |= {field: own[key] for key, field in _SIZES.items() if key in own}
+    config: dict[str, Any] = {"model_type": known.model_type, "architectures": [known.name]}
+    config |= {name: _plain(own[key]) for key, name in fields.items() if key in own}
     head_dim = own.get("attention.key_length") or config["hidden_size"] // config["num_attention_heads"]
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if own.get(key, head_dim) != head_dim:
-            raise unsupported(f"GGUF key {architecture}.{key}={own[key]} with heads of {head_dim}")
-    return config | {
+    if own.get("attention.value_length", head_dim) != head_dim:
+        raise unsupported(
+            f"GGUF key {architecture}.attention.value_length={own['attention.value_length']} with heads of {head_dim}"
+        )
+    rope = _rope(own, tensors, head_dim)
+    rotated = own.get("rope.dimension_count") or head_dim
+    if rotated != head_dim:
+        if not known.can_rotate_part:
+            raise unsupported(f"GGUF key {architecture}.rope.dimension_count={rotated} with heads of {head_dim}")
+        rope["partial_rotary_factor"] = rotated / head_dim
+    config |= {
         "hidden_act": "silu",
         "head_dim": head_dim,
         "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
         "rms_norm_eps": _shortest(own["attention.layer_norm_rms_epsilon"]),
-        "rope_parameters": _rope(own, tensors, head_dim),
+        "rope_parameters": rope,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": architecture == "llama" and "blk.0.attn_q.bias" in tensors,
+    }
+    if known.model_type not in _BIAS_BY_FAMILY:
+        config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config |= {
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _eos(metadata),
         "dtype": "float32",
+        "quantization_config": {"quant_method": "gguf"},
     }
+    return config | dict(known.config)
+
+
+_BIAS_BY_FAMILY = ("qwen2", "phi3")
+"""Families whose config.json has no `attention_bias`."""
 
 
 def _rope(own: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], head_dim: int) -> dict[str, Any]:
     theta = _shortest(own.get("rope.freq_base", 10_000.0))
     kind = own.get("rope.scaling.type", "none")
-    if "rope_freqs.weight" in tensors:
-        return _llama3(theta, dequantized(tensors["rope_freqs.weight"]), head_dim)
+    if _ROPE_FREQS in tensors:
+        return _llama3(theta, dequantized(tensors[_ROPE_FREQS]), head_dim)
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
     if kind not in ("linear", "yarn"):
@@ -163,7 +151,7 @@ def _rope(own: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], head_dim:
     return rope
 
 
-def _llama3(theta: float, stored: np.ndarray[Any, Any], head_dim: int) -> dict[str, Any]:
+def _llama3(theta: float, stored: Array, head_dim: int) -> dict[str, Any]:
     """Find the Llama 3 scaling that divides each unscaled frequency by `stored`. Raises TandemError if none does."""
     plain, _ = inverse_frequencies(RopeConfig(theta=theta), head_dim)
     for factor in _LLAMA3_FACTORS:
@@ -191,25 +179,75 @@ def _eos(metadata: Mapping[str, Any]) -> int | list[int] | None:
     return unique[0] if len(unique) == 1 else unique or None
 
 
-def _weights(reader: GGUFReader, config: Mapping[str, Any], progress: Progress) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(
+    tensors: Mapping[str, ReaderTensor], architecture: GgufArchitecture, config: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    tensors = [tensor for tensor in reader.tensors if tensor.name != "rope_freqs.weight"]
-    for done, tensor in enumerate(tensors, 1):
-        kind, name = _rename(tensor.name)
-        values = dequantized(tensor)
-        if config["model_type"] == "llama" and kind in heads:
+    for tensor in tensors.values():
+        kind, name = _rename(tensor.name, architecture.tensors)
+        suffix, values = _values(tensor)
+        if architecture.is_permuted and kind in heads:
             values = unpermuted(values, heads[kind])
-        yield name, torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
-        if done % 16 == 0 or done == len(tensors):
-            progress(f"dequantising {done}/{len(tensors)} tensors")
+        base, part = name.rsplit(".", 1)
+        part += suffix
+        if "{}" in base:
+            yield from ((f"{base.format(number)}.{part}", _to_torch(each)) for number, each in enumerate(values))
+        else:
+            yield f"{base}.{part}", _to_torch(values)
 
 
-def dequantized(tensor: ReaderTensor) -> np.ndarray[Any, Any]:
+def _values(tensor: ReaderTensor) -> tuple[str, Array]:
+    """Return the rows of a tensor: blocks as bytes, with the suffix that marks them, or floats without one."""
+    kind = tensor.tensor_type
+    suffix = f"_{kind.name.lower()}"
+    if suffix[1:] in GGUF_TYPES:
+        return suffix, tensor.data
+    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+        return "", tensor.data
+    # Other kinds of blocks become floats; bfloat16 numbers are exact in float32.
+    return "", dequantized(tensor)
+
+
+def _to_torch(values: Array) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, order="C"))
+
+
+def _write_weights(weights: Iterator[tuple[str, torch.Tensor]], target: Path, progress: ByteProgress) -> None:
+    """Write weights to files of about a gibibyte each, so that no more is in memory."""
+    shards: list[list[str]] = []
+    done = 0
+    part: dict[str, torch.Tensor] = {}
+    for name, tensor in weights:
+        part[name] = tensor
+        done += tensor.nbytes
+        progress(tensor.nbytes)
+        if sum(each.nbytes for each in part.values()) >= _SHARD_BYTES:
+            shards.append(_write_shard(part, target, len(shards)))
+            part = {}
+    if part or not shards:
+        shards.append(_write_shard(part, target, len(shards)))
+    if len(shards) == 1:
+        (target / _shard_name(0)).rename(target / SINGLE_FILE)
+    else:
+        weight_map = {name: _shard_name(number) for number, names in enumerate(shards) for name in names}
+        _write_json(target / INDEX_FILE, {"metadata": {"total_size": done}, "weight_map": weight_map})
+
+
+def _write_shard(part: Mapping[str, torch.Tensor], target: Path, number: int) -> list[str]:
+    save_file(dict(part), target / _shard_name(number), metadata={"format": "pt"})
+    return list(part)
+
+
+def _shard_name(number: int) -> str:
+    return f"model-{number + 1:05d}.safetensors"
+
+
+def dequantized(tensor: ReaderTensor) -> Array:
     """Return the float32 values of a GGUF tensor, with its axes in torch's order."""
     return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
 
 
-def unpermuted(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+def unpermuted(rows: Array, heads: int) -> Array:
     """Reorder the query or key rows of a Llama GGUF file to the order of Hugging Face checkpoints, and return them.
 
     `heads`: number of query or key heads in `rows`. In the file the two rows of a rotary pair are adjacent; in the
@@ -218,14 +256,18 @@ def unpermuted(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     return rows.reshape(heads, pairs, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _rename(name: str) -> tuple[str, str]:
+def _rename(name: str, layer_tensors: Mapping[str, str]) -> tuple[str, str]:
     """Return the GGUF kind of a tensor and its name in a Hugging Face checkpoint. Raises TandemError if unknown."""
     parts = name.split(".")
-    if len(parts) == 2 and parts[0] in _TENSORS:
-        return parts[0], f"{_TENSORS[parts[0]]}.{parts[1]}"
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_TENSORS:
-        return parts[2], f"model.layers.{parts[1]}.{_LAYER_TENSORS[parts[2]]}.{parts[3]}"
+    if len(parts) == 2 and parts[0] in TENSORS:
+        return parts[0], f"{TENSORS[parts[0]]}.{parts[1]}"
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in layer_tensors:
+        return parts[2], f"model.layers.{parts[1]}.{layer_tensors[parts[2]]}.{parts[3]}"
     raise unsupported(f"GGUF tensor {name}")
+
+
+def _plain(value: Any) -> Any:
+    return _shortest(value) if isinstance(value, float) else value
 
 
 def _shortest(value: float) -> float:

@@ -25,9 +25,10 @@ _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SPLITS = {"llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "qwen2": _QWEN2}
-_GPT2_NAMES = ("gpt-2", "default")
-_SMOLLM = "smollm"
+_LIKE_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "dbrx", "glm4", "chatglm-bpe")
+_SPLITS = dict.fromkeys(_LIKE_LLAMA3, _LLAMA3) | {"qwen2": _QWEN2}
+_GPT2_NAMES = ("gpt-2", "default", "olmo")
+_SINGLE_DIGIT_NAMES = ("smollm", "refact")
 # llama.cpp begins text with BOS for these pre-tokenizers unless the file sets add_bos_token.
 _BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3")
 
@@ -103,11 +104,11 @@ def _ignores_merges(metadata: Mapping[str, Any]) -> bool:
 def _pre_tokenizer(name: str) -> PreTokenizer:
     if name in _GPT2_NAMES:
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if name == _SMOLLM:
+    if name in _SINGLE_DIGIT_NAMES:
         digits = pre_tokenizers.Digits(individual_digits=True)
         return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
     if name not in _SPLITS:
-        known = ", ".join((*_GPT2_NAMES, _SMOLLM, *_SPLITS))
+        known = ", ".join((*_GPT2_NAMES, *_SINGLE_DIGIT_NAMES, *_SPLITS))
         raise unsupported(f"GGUF pre-tokenizer {name!r} (known: {known})")
     split = pre_tokenizers.Split(Regex(_SPLITS[name]), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, ExpertsMlp
+from tandem.runtime.architectures.stored_format import AnyMatrix
+from tandem.runtime.matrices import join_as_floats, join_rows, select_rows
 from tandem.runtime.parallel.shard import WHOLE, Shard
 from tandem.runtime.random_weights import WeightSource
 from tandem.runtime.rope_frequencies import rope_order
+from tandem_kernels.native.pack import PANEL
 
 Named = Iterator[tuple[str, torch.Tensor]]
+NamedMatrices = Iterator[tuple[str, AnyMatrix]]
 
 
 def read_layer(spec: DecoderSpec, source: WeightSource, index: int, shard: Shard = WHOLE) -> Named:
@@ -21,9 +25,23 @@ def read_layer(spec: DecoderSpec, source: WeightSource, index: int, shard: Shard
 
     Each tensor is read from `source` when the iterator reaches it. `shard`: the rank; by default the whole tensors are
     read. Projections of the same input are one matrix: `qkv` and `gate_up`. Components of queries and keys are in the
-    order of `rope_order`. Experts are `expert_gate_up` `[E, 2 * inner, hidden]` and `expert_down` `[E, hidden, inner]`.
-    Raises TandemError when a tensor is missing or of the wrong shape."""
-    reader, names, mlp = _LayerReader(spec, source, f"model.layers.{index}.", shard), spec.names, spec.layers[index].mlp
+    order of `rope_order`. Experts are below each other: `expert_gate_up` `[E * 2 * inner, hidden]` and `expert_down`
+    `[E * hidden, inner]`. Raises TandemError when a tensor is missing or of the wrong shape."""
+    for name, tensor in _read_layer(_LayerReader(spec, source, f"model.layers.{index}.", shard), index):
+        assert isinstance(tensor, torch.Tensor)
+        yield name, tensor
+
+
+def read_stored_layer(spec: DecoderSpec, source: WeightSource, index: int) -> NamedMatrices:
+    """Yield the tensors of decoder layer `index` like `read_layer`, but matrices as codes where they are stored so.
+
+    Queries, keys and values of different formats are `qkv.0`, `qkv.1` and `qkv.2` instead of one matrix. Other matrices
+    of different formats that belong together become floats."""
+    return _read_layer(_LayerReader(spec, source, f"model.layers.{index}.", WHOLE, keeps_codes=True), index)
+
+
+def _read_layer(reader: _LayerReader, index: int) -> NamedMatrices:
+    spec, names, mlp = reader.spec, reader.spec.names, reader.spec.layers[index].mlp
     yield from reader.norm("attention_norm", names.attention_norm)
     yield from reader.qkv()
     yield from reader.head_norms()
@@ -53,22 +71,31 @@ class _LayerReader:
     source: WeightSource
     prefix: str
     shard: Shard
+    keeps_codes: bool = False
 
-    def norm(self, part: str, name: str | None) -> Named:
+    def norm(self, part: str, name: str | None) -> NamedMatrices:
         """Yield the weights of a norm of hidden rows, unless there is none."""
         if name is not None:
             yield part, self._take(f"{name}.weight", (self.spec.hidden_size,))
 
-    def qkv(self) -> Named:
-        """Yield the projections to queries, keys and values as one matrix, split by whole heads."""
+    def qkv(self) -> NamedMatrices:
+        """Yield the projections to queries, keys and values as one matrix if they can be one, split by whole heads."""
         spec = self.spec
         query, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        outs = (query, kv, kv)
-        yield "qkv", torch.cat(self._in_rope_order(self._into(spec.names.qkv, outs, "weight")))
-        if spec.qkv_bias:
-            yield "qkv.bias", torch.cat(self._in_rope_order(self._into(spec.names.qkv, outs, "bias")))
+        names, outs = spec.names.qkv, (query, kv, kv)
+        weights = self._in_rope_order(self._into(names, outs, "weight"))
+        biases = self._in_rope_order(self._into(names, outs, "bias")) if spec.qkv_bias else []
+        if join_rows(weights) is None and query % PANEL == 0 and kv % PANEL == 0:
+            for number, weight in enumerate(weights):
+                yield f"qkv.{number}", weight
+                if biases:
+                    yield f"qkv.{number}.bias", biases[number]
+        else:
+            yield "qkv", join_as_floats(weights)
+            if biases:
+                yield "qkv.bias", join_as_floats(biases)
 
-    def head_norms(self) -> Named:
+    def head_norms(self) -> NamedMatrices:
         """Yield the weights of the norms of queries and of keys."""
         spec = self.spec
         if spec.query_key_norm == "none":
@@ -79,13 +106,13 @@ class _LayerReader:
         ):
             yield part, self._ordered(self._take(f"{name}.weight", (count * spec.head_dim,)))
 
-    def gate_up(self, part: str, names: tuple[str, ...], inner: int, has_bias: bool = False) -> Named:
+    def gate_up(self, part: str, names: tuple[str, ...], inner: int, has_bias: bool = False) -> NamedMatrices:
         """Yield the projections to gate and up as one matrix, split by its outputs."""
-        yield part, torch.cat(self._into(names, (inner, inner), "weight"))
+        yield part, join_as_floats(self._into(names, (inner, inner), "weight"))
         if has_bias:
-            yield f"{part}.bias", torch.cat(self._into(names, (inner, inner), "bias"))
+            yield f"{part}.bias", join_as_floats(self._into(names, (inner, inner), "bias"))
 
-    def out_of(self, part: str, name: str, width: int, has_bias: bool = False) -> Named:
+    def out_of(self, part: str, name: str, width: int, has_bias: bool = False) -> NamedMatrices:
         """Yield a projection to the hidden rows, split by its inputs; only the first rank has its bias."""
         yield part, self._down(name, width)
         if has_bias:
@@ -93,7 +120,7 @@ class _LayerReader:
             if self.shard.is_first:
                 yield f"{part}.bias", bias
 
-    def experts(self, mlp: ExpertsMlp) -> Named:
+    def experts(self, mlp: ExpertsMlp) -> NamedMatrices:
         """Yield the router, which every rank has whole, the experts, and what all rows pass through."""
         names, hidden = self.spec.names, self.spec.hidden_size
         dtype = torch.float32 if mlp.routes_in_float32 else None
@@ -101,54 +128,63 @@ class _LayerReader:
         if mlp.has_choice_bias:
             yield "choice_bias", self._take(names.choice_bias, (mlp.count,), torch.float32)
         if "{}" in names.expert_down:
-            numbers = [str(number) for number in range(mlp.count)]
-            yield "expert_gate_up", torch.stack([self._expert_gate_up(mlp.inner, number) for number in numbers])
-            downs = [self._down(names.expert_down.format(number), mlp.inner) for number in numbers]
-            yield "expert_down", torch.stack(downs)
+            pairs = [self._expert_gate_up(mlp.inner, str(number)) for number in range(mlp.count)]
+            yield "expert_gate_up", join_as_floats([half for pair in pairs for half in pair])
+            downs = [self._down(names.expert_down.format(number), mlp.inner) for number in range(mlp.count)]
+            yield "expert_down", join_as_floats(downs)
         else:
             gate_up = self._take(f"{names.expert_gate_up[0]}.weight", (mlp.count, 2 * mlp.inner, hidden))
             part = self.shard.part(mlp.inner)
-            yield "expert_gate_up", torch.cat([half[:, part.start : part.stop] for half in gate_up.chunk(2, 1)], 1)
+            halves = [half[:, part.start : part.stop] for half in gate_up.chunk(2, 1)]
+            yield "expert_gate_up", torch.cat(halves, 1).flatten(0, 1)
             down = self._take(f"{names.expert_down}.weight", (mlp.count, hidden, mlp.inner))
-            yield "expert_down", down[:, :, part.start : part.stop].contiguous()
+            yield "expert_down", down[:, :, part.start : part.stop].flatten(0, 1).contiguous()
         if mlp.shared_inner:
             yield from self.gate_up("shared_gate_up", names.shared_gate_up, mlp.shared_inner)
             yield from self.out_of("shared_down", names.shared_down, mlp.shared_inner)
         if mlp.has_shared_gate:
             yield "shared_gate", self._take(f"{names.shared_gate}.weight", (1, hidden))
 
-    def _expert_gate_up(self, inner: int, number: str) -> torch.Tensor:
+    def _expert_gate_up(self, inner: int, number: str) -> list[AnyMatrix]:
         names = tuple(name.format(number) for name in self.spec.names.expert_gate_up)
-        return torch.cat(self._into(names, (inner, inner), "weight"))
+        return self._into(names, (inner, inner), "weight")
 
-    def _into(self, names: tuple[str, ...], outs: Sequence[int], kind: str) -> list[torch.Tensor]:
+    def _into(self, names: tuple[str, ...], outs: Sequence[int], kind: str) -> list[AnyMatrix]:
         """Read projections of hidden rows with `outs` outputs, each split by them. The checkpoint has one tensor for
         each, or one for all."""
         width = (self.spec.hidden_size,) if kind == "weight" else ()
         parts = [self.shard.part(out) for out in outs]
         if len(names) == len(outs):
             return [
-                self.source.take(f"{self.prefix}{name}.{kind}", (out, *width), rows=part)
+                self._read(f"{name}.{kind}", (out, *width), rows=part)
                 for name, out, part in zip(names, outs, parts, strict=True)
             ]
-        whole = self._take(f"{names[0]}.{kind}", (sum(outs), *width))
-        pieces = torch.split(whole, list(outs))
-        return [tensor[part.start : part.stop] for tensor, part in zip(pieces, parts, strict=True)]
+        whole = self._read(f"{names[0]}.{kind}", (sum(outs), *width))
+        starts = [sum(outs[:index]) + part.start for index, part in enumerate(parts)]
+        return [select_rows(whole, slice(start, start + len(part))) for start, part in zip(starts, parts, strict=True)]
 
-    def _down(self, name: str, width: int) -> torch.Tensor:
+    def _down(self, name: str, width: int) -> AnyMatrix:
         shape = (self.spec.hidden_size, width)
-        return self.source.take(f"{self.prefix}{name}.weight", shape, columns=self.shard.part(width))
+        return self._read(f"{name}.weight", shape, columns=self.shard.part(width))
 
-    def _in_rope_order(self, qkv: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _in_rope_order(self, qkv: list[AnyMatrix]) -> list[AnyMatrix]:
         query, key, value = qkv
         return [self._ordered(query), self._ordered(key), value]
 
-    def _ordered(self, rows: torch.Tensor) -> torch.Tensor:
+    def _ordered(self, rows: AnyMatrix) -> AnyMatrix:
         """Reorder the components of each head."""
         order = rope_order(self.spec.rope, self.spec.head_dim)
         if order is None:
             return rows
-        return rows.view(-1, self.spec.head_dim, *rows.shape[1:])[:, order.to(rows.device)].reshape(rows.shape)
+        heads = torch.arange(0, rows.shape[0], self.spec.head_dim)
+        return select_rows(rows, (heads[:, None] + order).flatten())
+
+    def _read(
+        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+    ) -> AnyMatrix:
+        if self.keeps_codes and len(shape) > 1:
+            return self.source.take_stored(f"{self.prefix}{name}", shape)
+        return self.source.take(f"{self.prefix}{name}", shape, rows=rows, columns=columns)
 
     def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         return self.source.take(f"{self.prefix}{name}", shape, dtype=dtype)

@@ -15,7 +15,9 @@ import torch
 
 _ALIGNMENT = 4096
 _DATA, _INDEX = "tensors.bin", "tensors.json"
-_DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.bfloat16, torch.int8, torch.uint8)}
+_DTYPES = {
+    str(t).removeprefix("torch."): t for t in (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.uint8)
+}
 
 
 def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.architectures.fields import Fields
-from tandem.runtime.architectures.quantization_config import read_stored_format
+from tandem.runtime.architectures.quantization_config import read_stored_formats
 from tandem.runtime.architectures.refusal import Json, unsupported
 from tandem.runtime.architectures.spec import DecoderSpec
 from tandem.runtime.architectures.table import FAMILIES, Family
@@ -44,7 +44,7 @@ def parse_model_config(raw: Json) -> DecoderSpec:
     try:
         family = _family(raw)
         fields = Fields(raw)
-        stored = read_stored_format(fields.get("quantization_config"))
+        stored = read_stored_formats(fields.get("quantization_config"))
         spec = replace(family.read(fields), stored=stored)
         fields.finish()
         return spec

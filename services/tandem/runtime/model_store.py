@@ -20,10 +20,13 @@ from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.model_catalog import RANDOM_PREFIX
-from tandem.runtime.atomic_dir import ProgressLine, build_once
+from tandem.runtime.atomic_dir import build_once
+from tandem.runtime.progress import ProgressLine
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_ID_PARTS = 2
+_IMPORT_FORMAT = 2
+"""Version of the directories that GGUF files are converted to, part of their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def _locate(model_id: str, cache_dir: Path) -> tuple[Path, Callable[[Path], None
     user's own directory. Returns None for a hub id. Raises TandemError(MODEL_NOT_FOUND) for anything else."""
     package = PACKAGED.get(model_id)
     if package is not None:
-        directory = cache_dir / f"{model_id}-{package.sha256[:12]}"
+        directory = cache_dir / f"{model_id}-{package.sha256[:12]}-{_IMPORT_FORMAT}"
         return directory, lambda target: _import_package(model_id, package, target)
     if model_id.startswith(RANDOM_PREFIX):
         from tandem.runtime.random_model import random_model_path, write_random_model  # slow: it imports torch
@@ -147,7 +150,7 @@ def _gguf_directory(source: Path, cache_dir: Path) -> Path:
     stat = source.stat()
     identity = f"{source.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
     key = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
-    return cache_dir / f"{source.stem}-{key}"
+    return cache_dir / f"{source.stem}-{key}-{_IMPORT_FORMAT}"
 
 
 def _convert(name: str, source: Path, target: Path) -> None:

@@ -1,29 +1,32 @@
 """Convert a checkpoint into the packed tensors that the compiled CPU kernels read.
 
-Packed tensors are named by layer and part (`layers.3.gate_up`); biases and scales append `.bias` and `.scales`.
+Packed tensors are named by layer and part (`layers.3.gate_up`); biases append `.bias`, the parts of scales
+`.scales.0` and so on, and the format of codes `.format`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import astuple
 from enum import StrEnum
 
 import torch
 
-from tandem.runtime.architectures.spec import DecoderSpec
+from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp
+from tandem.runtime.architectures.stored_format import AnyMatrix
 from tandem.runtime.checkpoint import Checkpoint
-from tandem.runtime.int8 import head_group, layer_group
-from tandem.runtime.layer_tensors import Named, drop_unused, read_layer
+from tandem.runtime.int8 import head_group, layer_group, rounded
+from tandem.runtime.layer_tensors import Named, drop_unused, read_stored_layer
+from tandem.runtime.matrices import select_rows, to_floats
 from tandem_kernels.native.pack import PANEL, gate_up_rows, pack_linear
-from tandem_kernels.native.pack_int4 import pack_exact, pack_fours
-from tandem_kernels.native.pack_int8 import pack_linear_int8
+from tandem_kernels.native.pack_codes import PackedMatrix, pack_coded, pack_exact
 
 
 class Packing(StrEnum):
     """Storage format of weight matrices for the compiled kernels.
 
-    FLOAT: as floats. EXACT: in the fewest bits that represent the values exactly. INT8: in 4 bits where those are
-    exact, else rounded to int8; products then round their input rows to int8 too."""
+    FLOAT: as float32. EXACT: in the bits of the checkpoint. INT8: integers of at most 8 bits as the checkpoint has
+    them, others rounded to int8; products then round their input rows to int8 too."""
 
     FLOAT = "float"
     EXACT = "exact"
@@ -39,47 +42,62 @@ def pack(config: DecoderSpec, checkpoint: Checkpoint, packing: Packing) -> Named
     table = (config.vocab_size, config.hidden_size)
     drop_unused(config, checkpoint)
     for i in range(config.num_layers):
-        for name, tensor in read_layer(config, checkpoint, i):
-            is_matrix = tensor.dim() > 1 and name != "shared_gate"
+        for name, tensor in read_stored_layer(config, checkpoint, i):
+            is_matrix = len(tensor.shape) > 1 and name != "shared_gate"
             if name in ("gate_up", "gate_up.bias", "shared_gate_up"):
-                tensor = _interleaved(tensor)
+                tensor = select_rows(tensor, _interleaved(tensor.shape[0], 1))
             elif name == "expert_gate_up":
-                tensor = torch.cat([_interleaved(expert) for expert in tensor])
+                tensor = select_rows(tensor, _interleaved(tensor.shape[0], _experts(config, i)))
             elif name == "expert_down":
-                tensor = torch.nn.functional.pad(tensor, (0, 0, 0, -tensor.shape[1] % PANEL)).flatten(0, 1)
+                tensor = select_rows(tensor, _padded(config.hidden_size, _experts(config, i)))
             if is_matrix:
-                yield from _matrix(f"layers.{i}.{name}", tensor, packing)
+                yield from _matrix(f"layers.{i}.{name}", tensor, Packing.EXACT if name == "router" else packing)
             else:
-                yield f"layers.{i}.{name}", tensor.flatten()
+                yield f"layers.{i}.{name}", to_floats(tensor).flatten()
     yield "norm", checkpoint.take("model.norm.weight", (config.hidden_size,))
-    embeddings = checkpoint.take("model.embed_tokens.weight", table)
+    embeddings = checkpoint.take_stored("model.embed_tokens.weight", table)
     head = embeddings
     if config.tied_embeddings:
         checkpoint.drop("lm_head.weight")
     else:
-        yield "embeddings", embeddings
-        head = checkpoint.take("lm_head.weight", table)
+        yield from _matrix("embeddings", embeddings, Packing.EXACT)
+        head = checkpoint.take_stored("lm_head.weight", table)
     yield from _matrix("head", head, packing, head_group)
 
 
-def _interleaved(gate_up: torch.Tensor) -> torch.Tensor:
-    """Interleave the rows of gate and up, which are the two halves of a matrix or of its biases."""
-    gate, up = gate_up.chunk(2)
-    return gate_up_rows(gate.reshape(len(gate), -1), up.reshape(len(up), -1))
+def _experts(config: DecoderSpec, layer: int) -> int:
+    mlp = config.layers[layer].mlp
+    assert isinstance(mlp, ExpertsMlp)
+    return mlp.count
 
 
-def _matrix(name: str, weight: torch.Tensor, packing: Packing, group: Callable[[int], int] = layer_group) -> Named:
-    """Yield a packed matrix, and its scales if the format has any.
+def _interleaved(num_rows: int, num_experts: int) -> torch.Tensor:
+    """Return the order of rows in which those of gate and up of each expert are interleaved."""
+    rows = torch.arange(num_rows).view(num_experts, 2, -1)
+    return torch.cat([gate_up_rows(gate[:, None], up[:, None]).flatten() for gate, up in rows])
+
+
+def _padded(num_rows: int, num_experts: int) -> torch.Tensor:
+    """Return the order of rows in which each expert's are filled up to whole panels, by any of its rows."""
+    places = torch.arange(-(-num_rows // PANEL) * PANEL).clamp(max=num_rows - 1)
+    return (torch.arange(num_experts)[:, None] * num_rows + places).flatten()
+
+
+def _matrix(name: str, weight: AnyMatrix, packing: Packing, group: Callable[[int], int] = layer_group) -> Named:
+    """Yield a packed matrix and its scales.
 
     `group(width)` is how many components of a channel of that width share a scale when they are rounded to int8."""
-    scales = None
-    if packing is Packing.INT8:
-        fours = pack_fours(weight)
-        panels, scales = (fours, None) if fours is not None else pack_linear_int8(weight, group(weight.shape[1]))
-    elif packing is Packing.EXACT:
-        panels, scales = pack_exact(weight)
-    else:
-        panels = pack_linear(weight)
-    yield name, panels
-    if scales is not None:
-        yield f"{name}.scales", scales
+    packed = _packed(weight, packing, group)
+    yield name, packed.panels
+    for number, part in enumerate(packed.scales):
+        yield f"{name}.scales.{number}", part
+    if packed.format is not None:
+        yield f"{name}.format", torch.tensor(astuple(packed.format), dtype=torch.int32)
+
+
+def _packed(weight: AnyMatrix, packing: Packing, group: Callable[[int], int]) -> PackedMatrix:
+    if packing is Packing.EXACT:
+        return pack_exact(weight)
+    if packing is Packing.FLOAT:
+        return PackedMatrix(pack_linear(to_floats(weight)))
+    return pack_coded(rounded(weight, group(weight.shape[1])))

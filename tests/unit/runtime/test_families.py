@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import TandemError
-from tandem.runtime.architectures.quantization_config import read_stored_format
+from tandem.runtime.architectures.quantization_config import read_stored_formats
 from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp
+from tandem.runtime.architectures.stored_format import GGUF_TYPES
 from tandem.runtime.architectures.table import FAMILIES
+from tandem.runtime.gguf_architectures import ARCHITECTURES
 from tandem.runtime.model_config import parse_model_config
 from tandem.runtime.models.compiled import shape_of
 from tandem.runtime.parallel.shard import require_divisible
@@ -19,7 +21,7 @@ from tandem_kernels.native.decoder import unsupported
 from tests.unit.runtime.published_configs import PUBLISHED_CONFIGS
 
 _PAGE = (Path(__file__).resolve().parents[3] / "docs/models.md").read_text()
-_ROWS = re.findall(r"^\| `(\w+)` \|[^|]+\| ([^|]+) \| (\w+) \|$", _PAGE, re.M)
+_ROWS = re.findall(r"^\| `(\w+)` \|[^|]+\| ([^|]+) \| (yes|no) \|$", _PAGE, re.M)
 _SIZES: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 64,
@@ -69,14 +71,22 @@ def test_the_table_lists_every_family_as_the_code_has_it() -> None:
 def test_published_models_are_accepted(name: str) -> None:
     spec = parse_model_config(PUBLISHED_CONFIGS[name])
     assert unsupported(shape_of(spec)) is None and spec.rope.kind == "default"
-    assert (spec.stored is not None) == name.endswith("FP8")
+    assert bool(spec.stored) == name.endswith("FP8")
 
 
 def test_the_table_of_formats_lists_every_quant_method() -> None:
     listed = set(re.findall(r"^\| `([\w-]+)` \| [^|]*\| (?:e4m3|int|e2m1)", _PAGE, re.M))
     with pytest.raises(TandemError) as caught:
-        read_stored_format({"quant_method": "another"})
+        read_stored_formats({"quant_method": "another"})
     assert listed == set(caught.value.message.partition("(known: ")[2].rstrip(")").split(", "))
+
+
+def test_the_page_lists_what_becomes_of_gguf_files() -> None:
+    types = re.search(r"^\| `gguf` \| (Q4_0.*?) \|", _PAGE, re.M), re.search(r"^\| `gguf` \| (Q2_K.*?) \|", _PAGE, re.M)
+    listed = [name.lower() for found in types if found for name in found[1].split(", ")]
+    assert sorted(listed) == sorted(GGUF_TYPES)
+    (architectures,) = re.findall(r"Architectures: (.*?), with byte-level", _PAGE, re.S)
+    assert re.findall(r"`(\w+)`", architectures) == list(ARCHITECTURES)
 
 
 def _splits(spec: DecoderSpec) -> bool:

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, quantize
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, RopeScalingType, quantize
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.runtime import gguf
+from tandem.runtime.checkpoint import Checkpoint, weight_files
 from tandem.runtime.gguf import convert
 from tandem.runtime.model_config import parse_model_config, read_model_config
 from tandem.runtime.model_store import resolve_model
@@ -105,13 +107,29 @@ def _convert(source: Path) -> Path:
 
 def test_weights_are_read_back_unchanged(tmp_path: Path) -> None:
     target = _convert(_write(tmp_path / "m.gguf"))
-    found = load_file(target / "model.safetensors")
     expected = _weights(len(_SPECIAL) + len(_BYTES) + len(_MERGES))
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        tolerance = 1e-2 if "up_proj" in name else 0
-        torch.testing.assert_close(found[name], tensor, atol=tolerance, rtol=0)
-        assert found[name].dtype == torch.float32
+    with Checkpoint(target, torch.float32, stored=read_model_config(target).stored) as checkpoint:
+        for name, tensor in expected.items():
+            tolerance = 1e-2 if "up_proj" in name else 0
+            torch.testing.assert_close(checkpoint.take(name, tuple(tensor.shape)), tensor, atol=tolerance, rtol=0)
+        checkpoint.finish()
+
+
+def test_blocks_stay_as_they_are(tmp_path: Path) -> None:
+    source = _write(tmp_path / "m.gguf")
+    stored = load_file(_convert(source) / "model.safetensors")["model.layers.1.mlp.up_proj.weight_q8_0"]
+    blocks = next(tensor.data for tensor in GGUFReader(source).tensors if tensor.name == "blk.1.ffn_up.weight")
+    assert stored.dtype == torch.uint8 and np.array_equal(stored.numpy(), blocks)
+
+
+def test_a_large_file_becomes_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "_SHARD_BYTES", 10_000)
+    target = _convert(_write(tmp_path / "m.gguf"))
+    assert len(weight_files(target)) > 1 and not (target / "model.safetensors").exists()
+    config = read_model_config(target)
+    with Checkpoint(target, torch.float32, stored=config.stored) as checkpoint:
+        table = checkpoint.take("model.embed_tokens.weight", (config.vocab_size, 32))
+    assert torch.equal(table, _weights(config.vocab_size)["model.embed_tokens.weight"])
 
 
 def test_configuration(tmp_path: Path) -> None:

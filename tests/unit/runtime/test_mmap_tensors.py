@@ -13,7 +13,7 @@ from tandem.runtime.mmap_tensors import read_tensors, write_tensors
 def test_round_trip(tmp_path: Path) -> None:
     written = {
         "a": torch.arange(10, dtype=torch.float32).view(2, 5),
-        "b": torch.arange(7, dtype=torch.int8),
+        "b": torch.arange(7, dtype=torch.float16),
         "c": torch.arange(6, dtype=torch.uint8).view(1, 2, 3).transpose(1, 2),
     }
     write_tensors(tmp_path, written.items())

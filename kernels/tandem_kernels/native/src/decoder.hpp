@@ -26,11 +26,14 @@ struct Shape {
     float eps, attention_scale, embedding_multiplier, residual_multiplier, logits_divisor;
 };
 
-// A norm that is null does not exist; the `after` ones are of what attention and MLP add to a row.
+constexpr int kQkvParts = 3;
+
+// `qkv`: one matrix or several, whose outputs are side by side; the others have n = 0. A norm that is null does not
+// exist; the `after` ones are of what attention and MLP add to a row.
 struct Layer {
     int has_rope;
     const float* attention_norm;
-    Matrix qkv;
+    Matrix qkv[kQkvParts];
     const float* query_norm;
     const float* key_norm;
     Matrix output;
@@ -76,7 +79,8 @@ class Buffer {
     std::size_t size_ = 0;
 };
 
-// Float rows as the input of products: call `reserve`, then `prepare` for each row, then `multiply`.
+// Float rows as the input of products: call `reserve`, then `prepare` for each row, then `multiply`, or
+// `multiply_panel` for some rows and one panel.
 class FloatRows {
   public:
     static constexpr bool kIsPlain = true;
@@ -85,6 +89,14 @@ class FloatRows {
     void prepare(const float*, int, int) {}
     void multiply(Lane& lane, const float* x, int rows, const Matrix& w, float* y, int ldy, Into into) {
         linear(lane, x, w.k, rows, w, y, ldy, into);
+    }
+    void multiply_panel(const float* x, int begin, int end, const Matrix& w, int panel, const char* next,
+                        const PanelOutput& output) const {
+        if (w.coding != Coding::kFloat)
+            multiply_coded_panel(x, w.k, begin, end, w, panel, next, output);
+        else
+            tandem::multiply_panel(x, w.k, begin, end, floats_at(w, panel), reinterpret_cast<const float*>(next), w.k,
+                                   output);
     }
     std::size_t bytes() const { return 0; }
 };
@@ -98,11 +110,15 @@ class QuantizedRows {
     void reserve(std::size_t rows, int width) {
         values_.at_least(rows * width);
         scales_.at_least(rows * width / kRowGroup);
-        sums_.at_least(rows * width / kRowGroup);
+        sums_.at_least(rows * width / kSumGroup);
     }
     void prepare(const float* x, int width, int row) { quantize_row(x, row, rows_of(width)); }
     void multiply(Lane& lane, const float*, int rows, const Matrix& w, float* y, int ldy, Into into) {
         linear(lane, rows_of(w.k), rows, w, y, ldy, into);
+    }
+    void multiply_panel(const float*, int begin, int end, const Matrix& w, int panel, const char* next,
+                        const PanelOutput& output) {
+        multiply_int8_panel(rows_of(w.k), begin, end, w, panel, next, output);
     }
     std::size_t bytes() const { return values_.bytes() + scales_.bytes() + sums_.bytes(); }
 
@@ -129,14 +145,14 @@ class AnyDecoder {
 template <typename Input>
 class Decoder final : public AnyDecoder {
   public:
-    // `embeddings` are [vocab, hidden], null if they are the head's weights; all weights must outlive this object.
+    // `embeddings` are [vocab, hidden], with n = 0 if they are the head's weights. All weights must outlive this object.
     Decoder(const Shape& shape, std::vector<Layer> layers, const float* norm, const Matrix& head,
-            const float* embeddings)
+            const Matrix& embeddings)
         : shape_(shape),
           layers_(std::move(layers)),
           norm_(norm),
           head_(head),
-          embeddings_(embeddings),
+          embeddings_(embeddings.n ? embeddings : head),
           widths_(widths_of(shape_, layers_)) {}
 
     void forward(Team& team, const Step& step, float* hidden) override {
@@ -158,6 +174,7 @@ class Decoder final : public AnyDecoder {
         };
         input_.reserve(rows, std::max({s.hidden, w.inner, s.heads * s.head_dim}));
         places_.reserve(rows * w.chosen, w.experts);
+        if (w.chosen) placed_.reserve(rows * w.chosen, w.placed);
         routers_.resize(team.size());
         for (Router& router : routers_) router.reserve(w.experts);
         team.run([&](Lane& lane) {
@@ -186,7 +203,7 @@ class Decoder final : public AnyDecoder {
     }
 
     std::size_t buffer_bytes() const override {
-        std::size_t total = input_.bytes() + chosen_.bytes();
+        std::size_t total = input_.bytes() + placed_.bytes() + chosen_.bytes();
         for (const auto* buffer : {&normed_, &qkv_, &mixed_, &inner_, &scratch_, &added_, &logits_, &weights_,
                                    &gathered_, &expert_inner_})
             total += buffer->bytes();
@@ -204,7 +221,7 @@ class Decoder final : public AnyDecoder {
 
     // Floats per row of buffers whose widths depend on the layers.
     struct Widths {
-        int inner = 0, added = 0, experts = 0, chosen = 0, expert_inner = 0;
+        int inner = 0, added = 0, experts = 0, chosen = 0, expert_inner = 0, placed = 0;
     };
 
     static Widths widths_of(const Shape& shape, const std::vector<Layer>& layers) {
@@ -216,6 +233,7 @@ class Decoder final : public AnyDecoder {
             w.experts = std::max(w.experts, e.count);
             w.chosen = std::max(w.chosen, e.count ? e.routing.num_chosen : 0);
             w.expert_inner = std::max(w.expert_inner, e.count ? e.routing.num_chosen * e.inner : 0);
+            w.placed = std::max({w.placed, shape.hidden, e.count ? e.inner : 0});
             adds_in_place = adds_in_place && !e.count && !layer.after_attention_norm && !layer.after_mlp_norm;
         }
         w.added = adds_in_place ? 0 : shape.hidden;
@@ -223,10 +241,7 @@ class Decoder final : public AnyDecoder {
     }
 
     void embed(std::int64_t token, float* out) const {
-        if (embeddings_)
-            copy_row(embeddings_ + token * shape_.hidden, shape_.hidden, out);
-        else
-            embed_row(head_, token, out);
+        embed_row(embeddings_, token, out);
         if (shape_.embedding_multiplier != 1.0f)
             for (int i = 0; i < shape_.hidden; ++i) out[i] *= shape_.embedding_multiplier;
     }
@@ -244,7 +259,11 @@ class Decoder final : public AnyDecoder {
         const int rows = step.num_rows;
         const float* in = normalise(lane, x, rows, layer.attention_norm, work.normed);
         lane.wait();
-        input_.multiply(lane, in, rows, layer.qkv, work.qkv, qkv_width(), Into::kStore);
+        int column = 0;
+        for (const Matrix& part : layer.qkv) {
+            if (part.n) input_.multiply(lane, in, rows, part, work.qkv + column, qkv_width(), Into::kStore);
+            column += part.n;
+        }
         lane.wait();
         place(lane, step, layer, index, work.qkv);
         lane.wait();
@@ -278,18 +297,27 @@ class Decoder final : public AnyDecoder {
         if (lane.rank() == 0) places_.sort(work.chosen, places, e.count);
         lane.wait();
         lane.share(places, kRowGrain, [&](int begin, int end) {
-            for (std::size_t p = begin; p < std::size_t(end); ++p)
-                copy_row(in + std::size_t(places_.source(p) / chosen) * hidden, hidden, work.gathered + p * hidden);
+            for (std::size_t p = begin; p < std::size_t(end); ++p) {
+                const float* row = in + std::size_t(places_.source(p) / chosen) * hidden;
+                if constexpr (Input::kIsPlain) copy_row(row, hidden, work.gathered + p * hidden);
+                placed_.prepare(row, hidden, p);
+            }
         });
         if (e.shared_inner)
-            linear(lane, in, hidden, rows, e.shared_gate_up, work.inner, e.shared_inner, Into::kSwiGlu);
+            input_.multiply(lane, in, rows, e.shared_gate_up, work.inner, e.shared_inner, Into::kSwiGlu);
         lane.wait();
-        places_.multiply(lane, work.gathered, e.gate_up, 2 * e.inner, work.expert_inner, e.inner, Into::kSwiGlu);
+        places_.multiply(lane, placed_, work.gathered, e.gate_up, 2 * e.inner, work.expert_inner, e.inner,
+                         Into::kSwiGlu);
         lane.wait();
+        if constexpr (!Input::kIsPlain) {
+            prepare(lane, placed_, work.expert_inner, places, e.inner);
+            if (e.shared_inner) prepare(lane, input_, work.inner, rows, e.shared_inner);
+            lane.wait();
+        }
         // The copied rows are not read any more.
-        places_.multiply(lane, work.expert_inner, e.down, hidden, work.gathered, hidden, Into::kStore);
+        places_.multiply(lane, placed_, work.expert_inner, e.down, hidden, work.gathered, hidden, Into::kStore);
         if (e.shared_inner)
-            linear(lane, work.inner, e.shared_inner, rows, e.shared_down, work.added, hidden, Into::kStore);
+            input_.multiply(lane, work.inner, rows, e.shared_down, work.added, hidden, Into::kStore);
         lane.wait();
         lane.share(rows, kRowGrain, [&](int begin, int end) {
             for (int r = begin; r < end; ++r) {
@@ -330,9 +358,7 @@ class Decoder final : public AnyDecoder {
     void add_product(Lane& lane, const float* in, int rows, const Matrix& weights, const float* norm, float* added,
                      float* x) {
         if constexpr (!Input::kIsPlain) {
-            lane.share(rows, kRowGrain, [&](int begin, int end) {
-                for (int r = begin; r < end; ++r) input_.prepare(in + std::size_t(r) * weights.k, weights.k, r);
-            });
+            prepare(lane, input_, in, rows, weights.k);
             lane.wait();
         }
         const int hidden = shape_.hidden;
@@ -347,6 +373,13 @@ class Decoder final : public AnyDecoder {
             for (std::size_t r = begin; r < std::size_t(end); ++r) add_row(added + r * hidden, norm, x + r * hidden);
         });
         lane.wait();
+    }
+
+    // Prepares rows of `width` components, which are adjacent, as the input of a product.
+    static void prepare(Lane& lane, Input& input, const float* x, int rows, int width) {
+        lane.share(rows, kRowGrain, [&](int begin, int end) {
+            for (int r = begin; r < end; ++r) input.prepare(x + std::size_t(r) * width, width, r);
+        });
     }
 
     // Normalises rows and prepares them as the input of a product; returns that input, which is `x` without a norm.
@@ -402,14 +435,14 @@ class Decoder final : public AnyDecoder {
     const std::vector<Layer> layers_;
     const float* const norm_;
     const Matrix head_;
-    const float* const embeddings_;
+    const Matrix embeddings_;
     const Widths widths_;
     Buffer<float> normed_, qkv_, mixed_, inner_, scratch_;
     Buffer<float> added_, logits_, weights_, gathered_, expert_inner_;
     Buffer<int> chosen_;
     Places places_;
     std::vector<Router> routers_;
-    Input input_;
+    Input input_, placed_;
 };
 
 }  // namespace tandem

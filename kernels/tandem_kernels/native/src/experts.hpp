@@ -166,36 +166,43 @@ class Places {
     int source(int place) const { return source_[place]; }
     int place(int index) const { return place_[index]; }
 
-    // Multiplies the rows x [places, w.k] with the matrices of their experts, of `features` features each, into
-    // y [places, ldy]. All lanes call it; no barrier at the end.
-    void multiply(Lane& lane, const float* x, const Matrix& w, int features, float* y, int ldy, Into into) const {
+    // Multiplies the rows x [places, w.k], which `input` may have prepared, with the matrices of their experts, of
+    // `features` features each, into y [places, ldy]. All lanes call it; no barrier at the end.
+    template <typename Input>
+    void multiply(Lane& lane, Input& input, const float* x, const Matrix& w, int features, float* y, int ldy,
+                  Into into) const {
         const int panels = (features + kPanel - 1) / kPanel, items = num_groups_ * panels;
-        lane.share(items, grain_of(items, lane.size()), [&](int first, int last) {
+        const int grain = grain_of(items, lane.size());
+        const auto next_of = [&](int item) {
+            const int known = item < items ? item : items - 1;
+            return panel_at(w, run_of(known / panels).expert * panels + known % panels);
+        };
+        lane.share(items, grain, [&](int first, int last) {
             for (int item = first; item < last; ++item) {
                 const int group = item / panels, panel = item % panels;
-                const auto after = std::upper_bound(runs_.begin(), runs_.end(), group,
-                                                    [](int g, const Run& run) { return g < run.first_group; });
-                const Run& run = *(after - 1);
+                const Run& run = run_of(group);
                 const int rows = run.end - run.begin, groups = run.num_groups(), index = group - run.first_group;
                 const int begin = run.begin + part_begin(rows, index, groups);
                 const int end = run.begin + part_begin(rows, index + 1, groups);
                 const Matrix part = matrix_of(w, run.expert * panels, features);
-                const int next = panel + 1 < panels ? panel + 1 : panel;
                 const PanelOutput output(part, panel, y, ldy, into);
-                if (w.coding != Coding::kFloat)
-                    multiply_coded_panel(x, w.k, begin, end, part, panel, next, output);
-                else
-                    multiply_panel(x, w.k, begin, end, floats_at(part, panel), floats_at(part, next), w.k, output);
+                const char* next = next_of(item + 1 < last ? item + 1 : first + grain * lane.size());
+                input.multiply_panel(x, begin, end, part, panel, next, output);
             }
         });
     }
 
   private:
+    const Run& run_of(int group) const {
+        return *(std::upper_bound(runs_.begin(), runs_.end(), group,
+                                  [](int g, const Run& run) { return g < run.first_group; }) -
+                 1);
+    }
+
     // Returns the matrix of one expert, whose first panel is number `first` of those of all experts.
     static Matrix matrix_of(const Matrix& w, int first, int features) {
         Matrix part = w;
-        part.panels = panel_at(w, first);
-        if (w.scales) part.scales = w.scales + std::size_t(first) * (w.k / w.group) * kPanel;
+        part.first_panel = first;
         part.n = features;
         return part;
     }

@@ -23,7 +23,7 @@ struct DecoderSpec {
     const Layer* layers;
     const float* norm;
     Matrix head;
-    const float* embeddings;  // [vocab, hidden]; null if they are the head's weights
+    Matrix embeddings;  // [vocab, hidden]; n is 0 if they are the head's weights
     int quantizes_rows;
 };
 

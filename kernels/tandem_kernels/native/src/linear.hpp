@@ -110,7 +110,7 @@ constexpr int kCodedTiles = 2;
 constexpr int kWidened = 768;  // components, 96 KiB
 
 // Computes what sum_tile does from the codes of a panel.
-template <typename Codes, int R>
+template <typename Format, int R>
 void sum_coded_tile(const float* x, std::ptrdiff_t ldx, const Matrix& w, int panel, const CodedAhead& ahead,
                     float* sums) {
     for (int first = 0; first < kPanel; first += kCodedColumns) {
@@ -119,7 +119,7 @@ void sum_coded_tile(const float* x, std::ptrdiff_t ldx, const Matrix& w, int pan
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
             for (int v = 0; v < kCodedVectors; ++v) sum[r][v] = zero();
-        Codes::each(w, {panel, first, 0, w.k}, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) {
+        Format::each(w, {panel, first, 0, w.k}, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) {
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 const Vec a = splat(x[r * ldx + i]);
@@ -136,15 +136,15 @@ void sum_coded_tile(const float* x, std::ptrdiff_t ldx, const Matrix& w, int pan
 
 using SumCodedTile = void (*)(const float*, std::ptrdiff_t, const Matrix&, int, const CodedAhead&, float*);
 
-template <typename Codes, int... R>
+template <typename Format, int... R>
 constexpr std::array<SumCodedTile, sizeof...(R)> sum_coded_tiles(std::integer_sequence<int, R...>) {
-    return {sum_coded_tile<Codes, R + 1>...};
+    return {sum_coded_tile<Format, R + 1>...};
 }
 
 inline void sum_coded_rows(const float* x, int ldx, int rows, const Matrix& w, int panel, const CodedAhead& ahead,
                            float* sums) {
-    with_coding(w, [&]<typename Codes>(Codes) {
-        constexpr auto kTiles = sum_coded_tiles<Codes>(std::make_integer_sequence<int, kCodedRows>());
+    with_coding(w, [&]<typename Format>(Format) {
+        constexpr auto kTiles = sum_coded_tiles<Format>(std::make_integer_sequence<int, kCodedRows>());
         kTiles[rows - 1](x, ldx, w, panel, ahead, sums);
     });
 }
@@ -192,8 +192,8 @@ inline void multiply_panel(const float* x, int ldx, int begin, int end, const fl
 }
 
 // Multiplies rows [begin, end) with one panel of codes.
-inline void multiply_coded_panel(const float* x, int ldx, int begin, int end, const Matrix& w, int panel, int next,
-                                 const PanelOutput& output) {
+inline void multiply_coded_panel(const float* x, int ldx, int begin, int end, const Matrix& w, int panel,
+                                 const char* next, const PanelOutput& output) {
     alignas(64) float sums[kGroupRows * kPanel];
     const int rows = end - begin, tiles = (rows + kCodedRows - 1) / kCodedRows;
     const CodedAhead ahead = ahead_of(w, panel, next);
@@ -222,7 +222,7 @@ inline void linear(Lane& lane, const float* x, int ldx, int m, const Matrix& w, 
             const int later = item + 1 < last ? item + 1 : first + grain * lane.size();
             const int next = (later < items ? later : item) % panels;
             if (is_coded)
-                multiply_coded_panel(x, ldx, begin, end, w, panel, next, output);
+                multiply_coded_panel(x, ldx, begin, end, w, panel, panel_at(w, next), output);
             else
                 multiply_panel(x, ldx, begin, end, floats_at(w, panel), floats_at(w, next), w.k, output);
         }

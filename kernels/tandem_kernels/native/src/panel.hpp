@@ -17,16 +17,25 @@ constexpr int kPanel = 32;
 // Rows that are multiplied with a panel together, so that x stays in the cache; a whole prompt is many such items.
 constexpr int kGroupRows = 140;
 
-// Storage format of weights in a panel. All but kFloat hold the weights in fewer bits, see coded.hpp.
-enum class Coding { kFloat, kBfloat, kEight, kFour };
+// Storage format of weights in a panel: floats, or codes as coded.hpp describes them. The values are those of
+// `NumberFormat` in Python.
+enum class Coding { kFloat, kBfloat, kInt2, kInt3, kInt4, kInt5, kInt6, kInt8, kE2m1, kE4m3 };
+
+// Storage format of the scales of codes; the values and parts are those of `ScaleFormat` in Python. A part is stored as
+// [panels][columns][kPanel].
+enum class Scaling { kFloat, kHalf, kHalfPairs, kHalfZeros, kInner, kInnerPairs, kNibblePairs, kPower, kFloat8 };
+constexpr int kScaleParts = 4;
 
 struct Matrix {
     Coding coding;
-    const void* panels;   // [ceil(n / kPanel)] panels, columns beyond n zero
-    const float* scales;  // for kEight: [ceil(n / kPanel)][k / group][kPanel]
-    const float* bias;    // [n] or null; for kSwiGlu in the order of the panels' columns, padding included
+    Scaling scaling;
+    const void* panels;               // [ceil(n / kPanel)] panels, columns beyond n zero
+    const void* scales[kScaleParts];  // null where the format has no such part
+    const float* bias;  // [n] or null; for kSwiGlu in the order of the panels' columns, padding included
     int n, k;
-    int group;  // for kEight: components of a column that share a scale
+    int group;          // components of a column that share a scale
+    float offset;       // what is subtracted from each number
+    int first_panel;    // index in `panels` and `scales` of this matrix's first panel
 
     int num_panels() const { return (n + kPanel - 1) / kPanel; }
 };

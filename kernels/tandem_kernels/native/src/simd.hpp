@@ -26,6 +26,14 @@ inline float from_half(std::uint16_t bits) {
 template <int kBits>
 constexpr std::uint32_t kFieldMask = (1u << kBits) - 1;
 
+// Further operations on words: `shifted` moves bits down. `add_bit<kShift>(v, words, x)` adds x where bit kShift is set.
+// `float4_field<kShift>` returns four bits as the e2m1 number that they encode. `float8_field<kShift>` returns eight as
+// the e4m3 number times kFloat8Factor, which is exact. `power` returns 2**(word - 127). `widen_bytes` loads bytes as
+// words.
+constexpr float kFloat8Factor = 0x1p-120f;
+constexpr float kFloat4[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
+                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
 #if defined(__AVX512F__)
 
 constexpr int kWidth = 16;
@@ -48,11 +56,34 @@ using Words = __m512i;
 inline Words load_words(const std::uint32_t* p) { return _mm512_loadu_si512(p); }
 template <int kBits, int kShift>
 inline Vec field(Words w) {
-    if constexpr (kBits == 4)  // a permutation ignores higher bits
-        return _mm512_permutexvar_ps(_mm512_srli_epi32(w, kShift), _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
-                                                                                12, 13, 14, 15));
-    else
+    if constexpr (kBits <= 4) {  // a permutation ignores the bits above the lowest four
+        constexpr int m = kFieldMask<kBits>;
+        return _mm512_permutexvar_ps(_mm512_srli_epi32(w, kShift),
+                                     _mm512_setr_ps(0, 1 & m, 2 & m, 3 & m, 4 & m, 5 & m, 6 & m, 7 & m, 8 & m, 9 & m,
+                                                    10 & m, 11 & m, 12 & m, 13 & m, 14 & m, 15 & m));
+    } else {
         return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(w, kShift), _mm512_set1_epi32(kFieldMask<kBits>)));
+    }
+}
+inline Words shifted(Words w, int count) { return _mm512_srl_epi32(w, _mm_cvtsi32_si128(count)); }
+template <int kShift>
+inline Vec add_bit(Vec v, Words w, float x) {
+    return _mm512_mask_add_ps(v, _mm512_test_epi32_mask(w, _mm512_set1_epi32(1u << kShift)), v, _mm512_set1_ps(x));
+}
+template <int kShift>
+inline Vec float4_field(Words w) {
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(w, kShift), _mm512_loadu_ps(kFloat4));
+}
+template <int kShift>
+inline Vec float8_field(Words w) {
+    const __m512i spread = _mm512_srai_epi32(_mm512_slli_epi32(w, 24 - kShift), 4);
+    return _mm512_castsi512_ps(_mm512_and_si512(spread, _mm512_set1_epi32(0x87f00000)));
+}
+inline Vec power(Words w) {
+    return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_slli_epi32(w, 23), _mm512_set1_epi32(0x00400000)));
+}
+inline Words widen_bytes(const std::uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 inline Vec load_half(const std::uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -110,6 +141,30 @@ inline Words load_words(const std::uint32_t* p) { return _mm256_loadu_si256(rein
 template <int kBits, int kShift>
 inline Vec field(Words w) {
     return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(w, kShift), _mm256_set1_epi32(kFieldMask<kBits>)));
+}
+inline Words shifted(Words w, int count) { return _mm256_srl_epi32(w, _mm_cvtsi32_si128(count)); }
+template <int kShift>
+inline Vec add_bit(Vec v, Words w, float x) {
+    const __m256i is_set = _mm256_srai_epi32(_mm256_slli_epi32(w, 31 - kShift), 31);
+    return _mm256_add_ps(v, _mm256_and_ps(_mm256_castsi256_ps(is_set), _mm256_set1_ps(x)));
+}
+template <int kShift>
+inline Vec float4_field(Words w) {
+    const __m256i code = _mm256_srli_epi32(w, kShift);  // a permutation ignores the bits above the lowest three
+    const __m256 magnitude = _mm256_permutevar8x32_ps(_mm256_loadu_ps(kFloat4), code);
+    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(code, 28), _mm256_set1_epi32(0x80000000));
+    return _mm256_or_ps(magnitude, _mm256_castsi256_ps(sign));
+}
+template <int kShift>
+inline Vec float8_field(Words w) {
+    const __m256i spread = _mm256_srai_epi32(_mm256_slli_epi32(w, 24 - kShift), 4);
+    return _mm256_castsi256_ps(_mm256_and_si256(spread, _mm256_set1_epi32(0x87f00000)));
+}
+inline Vec power(Words w) {
+    return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_slli_epi32(w, 23), _mm256_set1_epi32(0x00400000)));
+}
+inline Words widen_bytes(const std::uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 inline Vec load_half(const std::uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -198,6 +253,33 @@ inline Words load_words(const std::uint32_t* p) {
 template <int kBits, int kShift>
 inline Vec field(const Words& w) {
     return each([&](int i) { return static_cast<float>((w.lane[i] >> kShift) & kFieldMask<kBits>); });
+}
+inline Words shifted(Words w, int count) {
+    for (std::uint32_t& lane : w.lane) lane >>= count;
+    return w;
+}
+template <int kShift>
+inline Vec add_bit(Vec v, const Words& w, float x) {
+    return each([&](int i) { return w.lane[i] >> kShift & 1 ? v.lane[i] + x : v.lane[i]; });
+}
+template <int kShift>
+inline Vec float4_field(const Words& w) {
+    return each([&](int i) { return kFloat4[w.lane[i] >> kShift & 15]; });
+}
+template <int kShift>
+inline Vec float8_field(const Words& w) {
+    return each([&](int i) {
+        const std::uint32_t byte = w.lane[i] >> kShift & 255;
+        return std::bit_cast<float>((byte & 128) << 24 | (byte & 127) << 20);
+    });
+}
+inline Vec power(const Words& w) {
+    return each([&](int i) { return std::bit_cast<float>(w.lane[i] ? w.lane[i] << 23 : 0x00400000u); });
+}
+inline Words widen_bytes(const std::uint8_t* p) {
+    Words r;
+    for (int i = 0; i < kWidth; ++i) r.lane[i] = p[i];
+    return r;
 }
 inline Vec load_half(const std::uint16_t* p) {
     return each([&](int i) { return from_half(p[i]); });

@@ -1,20 +1,27 @@
-"""Read from config.json how a checkpoint stores its matrices; refuse by its name what is not implemented."""
+"""Read from config.json how a checkpoint stores its matrices; refuse by its name what is not implemented.
+
+`quant_method` "gguf" is our own, in directories that `runtime.gguf` writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tandem.runtime.architectures.refusal import Json, unsupported
 from tandem.runtime.architectures.stored_format import (
+    GGUF_TYPES,
     AwqFormat,
     Float8Format,
+    GgufFormat,
     GptqFormat,
     Int8Format,
+    Mxfp4Format,
     Nvfp4Format,
     PackedInt4Format,
     StoredFormat,
 )
+
+Formats = Sequence[StoredFormat]
 
 # Fields that say how the weights were made, or round activations, or which modules have scales, which is seen by their
 # tensors.
@@ -46,11 +53,11 @@ _HARMLESS = frozenset(
 )
 
 
-def read_stored_format(config: Json | None) -> StoredFormat | None:
-    """Return the format that a `quantization_config` describes; None without one. Raises TandemError, which names what
-    is not supported."""
+def read_stored_formats(config: Json | None) -> tuple[StoredFormat, ...]:
+    """Return the formats of matrices that a `quantization_config` describes; none without one. Raises TandemError,
+    which names what is not supported."""
     if not config:
-        return None
+        return ()
     method = config.get("quant_method")
     if method not in _READERS:
         raise _refused(f"quant_method={method!r} (known: {', '.join(_READERS)})")
@@ -58,32 +65,36 @@ def read_stored_format(config: Json | None) -> StoredFormat | None:
     for name, value in config.items():
         if value and name not in fields and name not in _HARMLESS:
             raise _refused(f"{name}={value!r}")
-    return read(config)
+    return tuple(read(config))
 
 
-def _fp8(config: Json) -> StoredFormat:
+def _fp8(config: Json) -> Formats:
     block = config.get("weight_block_size")
     _expect(config, "fmt", None, "e4m3", "float8_e4m3fn", "float")
     if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
         raise _refused(f"weight_block_size={block!r}")
-    return Float8Format("fp8", ".weight_scale_inv", (block[0], block[1]))
+    return [Float8Format("fp8", ".weight_scale_inv", (block[0], block[1]))]
 
 
-def _gptq(config: Json) -> StoredFormat:
+def _gptq(config: Json) -> Formats:
     _expect(config, "bits", 4)
     _expect(config, "pack_dtype", None, "int32")
     _expect(config, "checkpoint_format", None, "gptq", "gptq_v2")
-    return GptqFormat(zero_offset=0 if config.get("checkpoint_format") == "gptq_v2" else 1)
+    return [GptqFormat(zero_offset=0 if config.get("checkpoint_format") == "gptq_v2" else 1)]
 
 
-def _awq(config: Json) -> StoredFormat:
+def _awq(config: Json) -> Formats:
     _expect(config, "bits", 4)
     _expect(config, "zero_point", True)
     _expect(config, "version", None, "gemm", "GEMM")
-    return AwqFormat(_number(config.get("group_size")))
+    return [AwqFormat(_number(config.get("group_size")))]
 
 
-def _compressed_tensors(config: Json) -> StoredFormat:
+def _gguf(_: Json) -> Formats:
+    return [GgufFormat(name) for name in GGUF_TYPES]
+
+
+def _compressed_tensors(config: Json) -> Formats:
     groups = [group.get("weights") or {} for group in (config.get("config_groups") or {}).values()]
     if not groups or any(group != groups[0] for group in groups):
         raise _refused(f"{len(groups)} config_groups (one way to store weights is needed)")
@@ -91,7 +102,7 @@ def _compressed_tensors(config: Json) -> StoredFormat:
     _expect(weights, "symmetric", True)
     _expect(weights, "actorder", None, False, "static", "weight")
     bits = {"float-quantized": ("float", 8), "int-quantized": ("int", 8), "pack-quantized": ("int", 4)}
-    bits["nvfp4-pack-quantized"] = ("float", 4)
+    bits |= {"nvfp4-pack-quantized": ("float", 4), "mxfp4-pack-quantized": ("float", 4)}
     if kind not in bits:
         raise _refused(f"format={kind!r} (known: {', '.join(bits)})")
     _expect(weights, "type", bits[kind][0])
@@ -99,23 +110,26 @@ def _compressed_tensors(config: Json) -> StoredFormat:
     if kind == "nvfp4-pack-quantized":
         _expect(weights, "strategy", "tensor_group")
         _expect(weights, "group_size", None, 16)
-        return Nvfp4Format()
+        return [Nvfp4Format()]
+    if kind == "mxfp4-pack-quantized":
+        _expect(weights, "strategy", "group")
+        _expect(weights, "group_size", 32)
+        return [Mxfp4Format()]
     if kind == "pack-quantized":
         _expect(weights, "strategy", "group", "channel")
-        return PackedInt4Format(_number(weights.get("group_size")) if weights["strategy"] == "group" else 0)
+        return [PackedInt4Format(_number(weights.get("group_size")) if weights["strategy"] == "group" else 0)]
     _expect(weights, "strategy", "channel", "tensor")
-    return (
-        Float8Format("compressed-tensors float-quantized", ".weight_scale")
-        if bits[kind][0] == "float"
-        else Int8Format()
-    )
+    if bits[kind][0] == "int":
+        return [Int8Format()]
+    return [Float8Format("compressed-tensors float-quantized", ".weight_scale")]
 
 
-_READERS: dict[Any, tuple[Callable[[Json], StoredFormat], frozenset[str]]] = {
+_READERS: dict[Any, tuple[Callable[[Json], Formats], frozenset[str]]] = {
     "fp8": (_fp8, frozenset({"fmt", "weight_block_size"})),
     "compressed-tensors": (_compressed_tensors, frozenset({"format", "config_groups"})),
     "gptq": (_gptq, frozenset({"bits", "group_size", "pack_dtype", "checkpoint_format"})),
     "awq": (_awq, frozenset({"bits", "group_size", "zero_point"})),
+    "gguf": (_gguf, frozenset()),
 }
 """For each `quant_method` its reader, and the fields that it reads."""
 

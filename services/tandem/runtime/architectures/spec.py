@@ -119,7 +119,7 @@ class DecoderSpec:
     all heads of a row together. `attention_scale`: factor of products of queries and keys. `embedding_multiplier`,
     `residual_multiplier`: factors of embeddings, and of what attention and MLP add to a row. `logits_divisor`: logits
     are divided by it. `num_extra_layers`: layers of the checkpoint behind the last one, which are not used. `stored`:
-    format of the checkpoint's matrices; None: as floats."""
+    formats of the checkpoint's matrices that are not floats."""
 
     model_type: str
     vocab_size: int
@@ -143,7 +143,7 @@ class DecoderSpec:
     logits_divisor: float = 1.0
     names: WeightNames = field(default_factory=WeightNames)
     num_extra_layers: int = 0
-    stored: StoredFormat | None = None
+    stored: tuple[StoredFormat, ...] = ()
 
     @property
     def num_layers(self) -> int:

@@ -1,21 +1,33 @@
-"""Restore the values of matrices that a checkpoint stores in few bits.
+"""Read matrices that a checkpoint stores in few bits.
 
-Values are restored when the weights are read, as float32 products with the scales. Activations are not rounded,
-whatever a file asks for. Each format says which tensors hold a matrix, and how its values follow from them.
+Weights are float32 products of numbers and scales. Activations are not rounded, whatever a file asks for. Each format
+says which tensors hold a matrix, and what codes and scales they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from tandem_kernels.reference.coded import CodedMatrix, NumberFormat, ScaleFormat, Scales, require_finite, split_last
+from tandem_kernels.reference.linear_int8 import GROUP
+
+Parts = Mapping[str, torch.Tensor]
+AnyMatrix = torch.Tensor | CodedMatrix
+"""A matrix as floats or as codes."""
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column that each four bits of a word of AWQ hold, lowest bits first."""
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_NVFP4_GROUP = 16
+_NVFP4_GROUP, _MXFP4_GROUP = 16, 32
+_INT8_ZERO, _INT4_ZERO = 128, 8
+_LEAST_GROUP = 16
+_MOST_FLOAT8_STEP = 128.0
+"""Greatest step of float8 numbers that the compiled product takes."""
 
 
 class StoredFormat(Protocol):
@@ -36,10 +48,10 @@ class StoredFormat(Protocol):
         """Return the suffixes of tensors that a matrix may have, too."""
         ...
 
-    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
-        """Return the float32 values of a matrix from its tensors by suffix.
+    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
+        """Return a matrix from its tensors by suffix: as codes, or as float32 where codes cannot hold it.
 
-        Raises ValueError when a tensor does not fit the shape or has another dtype."""
+        Raises ValueError when a tensor does not fit the shape or has another dtype, or a scale is not finite."""
         ...
 
 
@@ -57,15 +69,22 @@ class Float8Format:
     def suffixes(self) -> tuple[str, ...]:
         return (self.scale, ".weight")
 
-    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
         numbers, scale = parts[".weight"], _finite(parts[self.scale])
         _require(numbers, shape, torch.float8_e4m3fn)
+        group = shape[1]
         if self.block is None:
-            return numbers.to(torch.float32) * _per_row(scale, shape)
-        rows, columns = self.block
-        _require(scale, (-(-shape[0] // rows), -(-shape[1] // columns)))
-        whole = scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
-        return numbers.to(torch.float32) * whole
+            scale = _per_row(scale, shape)
+        else:
+            rows, columns = self.block
+            _require(scale, (-(-shape[0] // rows), -(-shape[1] // columns)))
+            group = math.gcd(shape[1], columns)
+            scale = scale.repeat_interleave(rows, 0)[: shape[0]]
+            scale = scale.repeat_interleave(columns // group, 1)[:, : shape[1] // group]
+        require_finite(NumberFormat.E4M3, numbers.view(torch.uint8))
+        if not _fits(shape[1], group) or bool((scale.abs() > _MOST_FLOAT8_STEP).any()):
+            return numbers.to(torch.float32) * scale.repeat_interleave(group, 1)
+        return CodedMatrix(NumberFormat.E4M3, numbers.view(torch.uint8), _steps(scale, group))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +95,13 @@ class Int8Format:
     suffixes: tuple[str, ...] = (".weight_scale", ".weight")
     optional: tuple[str, ...] = ()
 
-    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
-        _require(parts[".weight"], shape, torch.int8)
-        return parts[".weight"].to(torch.float32) * _per_row(_finite(parts[".weight_scale"]), shape)
+    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
+        numbers, scale = parts[".weight"], _per_row(_finite(parts[".weight_scale"]), shape)
+        _require(numbers, shape, torch.int8)
+        if not _fits(shape[1], shape[1]):
+            return numbers.to(torch.float32) * scale
+        codes = (numbers.to(torch.int16) + _INT8_ZERO).to(torch.uint8)
+        return CodedMatrix(NumberFormat.INT8, codes, _steps(scale, shape[1], _INT8_ZERO))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +114,7 @@ class PackedInt4Format:
     suffixes: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_shape")
     optional: tuple[str, ...] = ()
 
-    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
         rows, columns = shape
         group = self.group or columns
         packed, scale = parts[".weight_packed"], _finite(parts[".weight_scale"])
@@ -99,8 +122,10 @@ class PackedInt4Format:
         _require(scale, (rows, -(-columns // group)))
         if parts[".weight_shape"].tolist() != list(shape):
             raise ValueError(f"weight_shape is {parts['.weight_shape'].tolist()}, expected {list(shape)}")
-        numbers = _nibbles(packed)[:, :columns] - 8
-        return numbers * scale.repeat_interleave(group, 1)[:, :columns]
+        codes = _nibbles(packed)[:, :columns]
+        if not _fits(columns, group):
+            return (codes.to(torch.float32) - _INT4_ZERO) * scale.repeat_interleave(group, 1)[:, :columns]
+        return CodedMatrix(NumberFormat.INT4, codes, _steps(parts[".weight_scale"], group, _INT4_ZERO))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +136,33 @@ class Nvfp4Format:
     suffixes: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_global_scale")
     optional: tuple[str, ...] = (".input_global_scale",)
 
-    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
+        rows, columns = shape
+        packed, scale, divisor = parts[".weight_packed"], parts[".weight_scale"], parts[".weight_global_scale"]
+        _require(packed, (rows, columns // 2), torch.uint8)
+        _require(scale, (rows, columns // _NVFP4_GROUP), torch.float8_e4m3fn)
+        divisors = _finite(divisor).view(1, 1).expand(rows, 1)
+        if not bool(divisors.all()):
+            raise ValueError("scales that are not finite numbers")
+        scales = Scales(ScaleFormat.FLOAT8, (scale.view(torch.uint8), divisors), _NVFP4_GROUP)
+        return _coded_or_floats(NumberFormat.E2M1, _pairs(packed), scales)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Format:
+    """Numbers of four bits (e2m1), two to a byte, with a power of two for each 32."""
+
+    name: str = "compressed-tensors mxfp4-pack-quantized"
+    suffixes: tuple[str, ...] = (".weight_packed", ".weight_scale")
+    optional: tuple[str, ...] = ()
+
+    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
         rows, columns = shape
         packed, scale = parts[".weight_packed"], parts[".weight_scale"]
         _require(packed, (rows, columns // 2), torch.uint8)
-        _require(scale, (rows, columns // _NVFP4_GROUP), torch.float8_e4m3fn)
-        codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).to(torch.int64)
-        scales = _finite(scale) / _finite(parts[".weight_global_scale"])
-        return torch.tensor(_E2M1)[codes] * scales.repeat_interleave(_NVFP4_GROUP, 1)
+        _require(scale, (rows, -(-columns // _MXFP4_GROUP)), torch.uint8)
+        scales = Scales(ScaleFormat.POWER, (scale,), _MXFP4_GROUP)
+        return _coded_or_floats(NumberFormat.E2M1, _pairs(packed), scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +175,17 @@ class GptqFormat:
     suffixes: tuple[str, ...] = (".qweight", ".qzeros", ".scales", ".g_idx")
     optional: tuple[str, ...] = ()
 
-    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
         outs, ins = shape
-        scale, groups = _finite(parts[".scales"]), parts[".g_idx"].to(torch.int64)
+        scale, groups = parts[".scales"], parts[".g_idx"].to(torch.int64)
         _require(parts[".qweight"], (ins // 8, outs), torch.int32)
         _require(parts[".qzeros"], (len(scale), outs // 8), torch.int32)
         _require(scale, (len(scale), outs))
         if groups.shape != (ins,) or bool(((groups < 0) | (groups >= len(scale))).any()):
             raise ValueError(f"g_idx of shape {list(groups.shape)} does not name {len(scale)} groups of {ins} inputs")
-        numbers = _nibbles(parts[".qweight"].T).T
-        zeros = _nibbles(parts[".qzeros"]) + self.zero_offset
-        return ((numbers - zeros[groups]) * scale[groups]).T
+        return _with_zeros(
+            _nibbles(parts[".qweight"].T), _nibbles(parts[".qzeros"]).T + self.zero_offset, scale.T, groups
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,33 +197,247 @@ class AwqFormat:
     suffixes: tuple[str, ...] = (".qweight", ".qzeros", ".scales")
     optional: tuple[str, ...] = ()
 
-    def restore(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
+    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
         outs, ins = shape
         group = self.group if self.group > 0 else ins
-        scale, num_groups = _finite(parts[".scales"]), -(-ins // group)
+        scale, num_groups = parts[".scales"], -(-ins // group)
         _require(parts[".qweight"], (ins, outs // 8), torch.int32)
         _require(parts[".qzeros"], (num_groups, outs // 8), torch.int32)
         _require(scale, (num_groups, outs))
-        numbers, zeros = (_nibbles(parts[part], _AWQ_ORDER) for part in (".qweight", ".qzeros"))
-        groups = torch.arange(ins) // group
-        return ((numbers - zeros[groups]) * scale[groups]).T
+        numbers, zeros = (_nibbles(parts[part], _AWQ_ORDER).T for part in (".qweight", ".qzeros"))
+        return _with_zeros(numbers, zeros, scale.T, torch.arange(ins) // group)
+
+
+def _with_zeros(codes: torch.Tensor, zeros: torch.Tensor, scale: torch.Tensor, groups: torch.Tensor) -> AnyMatrix:
+    """Return the matrix `(code - zero) * scale`. `codes` `[outs, ins]`, `zeros` and `scale` `[outs, groups]`, `groups`
+    `[ins]`: the group of each input. Inputs of one group that are not adjacent, or scales that are not float16, make
+    floats of it."""
+    wide, ins = _finite(scale), codes.shape[1]
+    size = ins // wide.shape[1] if ins % wide.shape[1] == 0 else ins + 1
+    is_ordered = torch.equal(groups, torch.arange(ins) // size)
+    if is_ordered and scale.dtype == torch.float16 and _fits(ins, size):
+        parts = (scale.contiguous(), zeros.contiguous())
+        return CodedMatrix(NumberFormat.INT4, codes.contiguous(), Scales(ScaleFormat.HALF_ZEROS, parts, size))
+    return (codes.float() - zeros.float()[:, groups]) * wide[:, groups]
+
+
+# ---- GGUF: a row of a matrix is a row of blocks, each a struct of ggml-common.h.
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFormat:
+    """Blocks of one of ggml's types, `[n, bytes of a row]` as uint8. A name such as q4_k is the type's, in lower
+    case."""
+
+    type: str
+    optional: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"GGUF {self.type.upper()}"
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        return (f".weight_{self.type}",)
+
+    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
+        rows, columns = shape
+        size, num_bytes = self._block
+        stored = parts[self.suffixes[0]]
+        if columns % size:
+            raise ValueError(f"rows of {columns} numbers, which are no whole blocks of {size}")
+        _require(stored, (rows, columns // size * num_bytes), torch.uint8)
+        return _BLOCKS[self.type](_Blocks(stored.view(rows, -1, num_bytes)))
+
+    def columns_of(self, row_bytes: int) -> int:
+        """Return the length of rows of `row_bytes` bytes."""
+        size, num_bytes = self._block
+        return row_bytes // num_bytes * size
+
+    @property
+    def _block(self) -> tuple[int, int]:
+        """Return the numbers and the bytes of a block."""
+        size, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.type.upper()]]
+        return size, num_bytes
+
+
+class _Blocks:
+    """Reads the fields of blocks `[n, blocks, bytes]` one after the other."""
+
+    def __init__(self, blocks: torch.Tensor) -> None:
+        self._blocks = blocks
+        self._place = 0
+
+    def bytes(self, count: int) -> torch.Tensor:
+        """Return the next bytes of each block, `[n, blocks, count]`."""
+        self._place += count
+        return self._blocks[..., self._place - count : self._place]
+
+    def half(self) -> torch.Tensor:
+        """Return the next number in half precision of each block, `[n, blocks]`."""
+        return self.bytes(2).contiguous().view(torch.float16)[..., 0]
+
+
+def _low_and_high(packed: torch.Tensor) -> torch.Tensor:
+    """Return the low four bits of all bytes `[..., count]`, then the high ones, `[..., 2 * count]`."""
+    return torch.cat((packed & 15, packed >> 4), -1)
+
+
+def _bits_of(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the fields of `bits` bits of bytes `[..., count]`: the lowest of all bytes, then the next, and so on."""
+    return torch.cat([packed >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)], -1)
+
+
+def _fifth_bits(packed: torch.Tensor) -> torch.Tensor:
+    """Return the 32 bits of four bytes, the lowest of the first byte first, as numbers of 16 or 0."""
+    return (packed[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2) << 4
+
+
+def _coded(numbers: NumberFormat, codes: torch.Tensor, scales: Scales) -> CodedMatrix:
+    return CodedMatrix(numbers, codes.reshape(len(codes), -1), scales)
+
+
+def _q4_0(blocks: _Blocks) -> CodedMatrix:
+    step = blocks.half()
+    return _coded(NumberFormat.INT4, _low_and_high(blocks.bytes(16)), Scales(ScaleFormat.HALF, (step,), 32, 8))
+
+
+def _q4_1(blocks: _Blocks) -> CodedMatrix:
+    pairs = (blocks.half(), blocks.half())
+    return _coded(NumberFormat.INT4, _low_and_high(blocks.bytes(16)), Scales(ScaleFormat.HALF_PAIRS, pairs, 32))
+
+
+def _q5_0(blocks: _Blocks) -> CodedMatrix:
+    step, fifth = blocks.half(), _fifth_bits(blocks.bytes(4))
+    codes = _low_and_high(blocks.bytes(16)) | fifth
+    return _coded(NumberFormat.INT5, codes, Scales(ScaleFormat.HALF, (step,), 32, 16))
+
+
+def _q5_1(blocks: _Blocks) -> CodedMatrix:
+    pairs, fifth = (blocks.half(), blocks.half()), _fifth_bits(blocks.bytes(4))
+    codes = _low_and_high(blocks.bytes(16)) | fifth
+    return _coded(NumberFormat.INT5, codes, Scales(ScaleFormat.HALF_PAIRS, pairs, 32))
+
+
+def _q8_0(blocks: _Blocks) -> CodedMatrix:
+    step = blocks.half()
+    # Adds 128 to a signed byte.
+    return _coded(NumberFormat.INT8, blocks.bytes(32) ^ 128, Scales(ScaleFormat.HALF, (step,), 32, _INT8_ZERO))
+
+
+def _q2_k(blocks: _Blocks) -> CodedMatrix:
+    pairs, quants = blocks.bytes(16), split_last(blocks.bytes(64), 2, 32)
+    parts = (pairs.flatten(1), blocks.half(), blocks.half())
+    return _coded(NumberFormat.INT2, _bits_of(quants, 2), Scales(ScaleFormat.NIBBLE_PAIRS, parts, 16))
+
+
+def _q3_k(blocks: _Blocks) -> CodedMatrix:
+    high, quants, packed = blocks.bytes(32), split_last(blocks.bytes(64), 2, 32), blocks.bytes(12)
+    codes = _bits_of(quants, 2).flatten(-2) | _bits_of(high, 1) << 2
+    top = _bits_of(packed[..., 8:], 2)
+    factors = _low_and_high(packed[..., :8]) | top << 4
+    # A factor is stored plus 32, and in our parts plus 128.
+    parts = (factors.flatten(1) + 96, blocks.half())
+    return _coded(NumberFormat.INT3, codes, Scales(ScaleFormat.INNER, parts, 16, 4))
+
+
+def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the factors of steps and of bases, `[n, 8 * blocks]` each, of 12 bytes of Q4_K and Q5_K."""
+    first, second, rest = split_last(packed, 3, 4).unbind(-2)
+    steps = torch.cat((first & 63, (rest & 15) | (first >> 6) << 4), -1)
+    bases = torch.cat((second & 63, (rest >> 4) | (second >> 6) << 4), -1)
+    return steps.flatten(1), bases.flatten(1)
+
+
+def _q4_k(blocks: _Blocks) -> CodedMatrix:
+    outer = (blocks.half(), blocks.half())
+    scales = Scales(ScaleFormat.INNER_PAIRS, (*_six_bit_pairs(blocks.bytes(12)), *outer), 32)
+    return _coded(NumberFormat.INT4, _low_and_high(split_last(blocks.bytes(128), 4, 32)), scales)
+
+
+def _q5_k(blocks: _Blocks) -> CodedMatrix:
+    outer = (blocks.half(), blocks.half())
+    scales = Scales(ScaleFormat.INNER_PAIRS, (*_six_bit_pairs(blocks.bytes(12)), *outer), 32)
+    fifth = _bits_of(blocks.bytes(32), 1) << 4
+    codes = _low_and_high(split_last(blocks.bytes(128), 4, 32)).flatten(-2) | fifth
+    return _coded(NumberFormat.INT5, codes, scales)
+
+
+def _q6_k(blocks: _Blocks) -> CodedMatrix:
+    low = _low_and_high(split_last(blocks.bytes(128), 2, 64)).flatten(-2)
+    high = _bits_of(split_last(blocks.bytes(64), 2, 32), 2).flatten(-2)
+    factors, outer = blocks.bytes(16) ^ 128, blocks.half()
+    return _coded(NumberFormat.INT6, low | high << 4, Scales(ScaleFormat.INNER, (factors.flatten(1), outer), 16, 32))
+
+
+def _mxfp4(blocks: _Blocks) -> CodedMatrix:
+    exponents = blocks.bytes(1).flatten(1)
+    return _coded(NumberFormat.E2M1, _low_and_high(blocks.bytes(16)), Scales(ScaleFormat.POWER, (exponents,), 32))
+
+
+_BLOCKS = {
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+    "q5_0": _q5_0,
+    "q5_1": _q5_1,
+    "q8_0": _q8_0,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
+    "mxfp4": _mxfp4,
+}
+GGUF_TYPES = tuple(_BLOCKS)
+"""Types of ggml whose blocks are kept."""
+
+
+# ---- what the formats share
+
+
+def _steps(scale: torch.Tensor, group: int, offset: int = 0) -> Scales:
+    """Return scales as they are stored if they are float16, else as float32."""
+    is_half = scale.dtype == torch.float16
+    parts = (scale.contiguous() if is_half else scale.to(torch.float32).contiguous(),)
+    return Scales(ScaleFormat.HALF if is_half else ScaleFormat.FLOAT, parts, group, offset)
+
+
+def _fits(columns: int, group: int) -> bool:
+    """Return whether codes can hold rows of `columns` numbers with a scale for each `group`."""
+    return columns % GROUP == 0 and columns % group == 0 and (group % GROUP == 0 or group == _LEAST_GROUP)
+
+
+def _coded_or_floats(numbers: NumberFormat, codes: torch.Tensor, scales: Scales) -> AnyMatrix:
+    """Return a matrix as codes, or as floats if its rows are no multiple of 32 long."""
+    columns = codes.shape[1]
+    if columns % GROUP == 0:
+        return CodedMatrix(numbers, codes, scales)
+    filled = torch.nn.functional.pad(codes, (0, -columns % GROUP))
+    steps, *others = scales.parts
+    steps = torch.nn.functional.pad(steps, (0, filled.shape[1] // scales.group - steps.shape[1]))
+    whole = CodedMatrix(numbers, filled, Scales(scales.format, (steps, *others), scales.group))
+    return whole.floats()[:, :columns].contiguous()
+
+
+def _pairs(packed: torch.Tensor) -> torch.Tensor:
+    """Return the two codes of each byte, the low four bits first, `[rows, 2 * bytes]`."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
 
 
 def _nibbles(words: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
     """Return the eight numbers of four bits of each 32-bit word, `[rows, 8 * words]`.
 
     `order`: place among the eight of each four bits, lowest first."""
-    places = torch.empty(8, dtype=torch.int64)
-    places[torch.tensor(order)] = torch.arange(8)
-    wide = words.to(torch.int64)[..., None] >> (4 * places)
-    return (wide & 15).flatten(-2)
+    places = torch.empty(8, dtype=torch.int32)
+    places[torch.tensor(order)] = torch.arange(8, dtype=torch.int32)
+    return (words[..., None] >> (4 * places) & 15).to(torch.uint8).flatten(-2)
 
 
 def _per_row(scale: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """Return scales as a column: one per row, or one of the whole matrix. Raises ValueError for another number."""
     if scale.numel() not in (1, shape[0]):
         raise ValueError(f"scales of shape {list(scale.shape)} for a matrix of {list(shape)}")
-    return scale.view(-1, 1)
+    return scale.view(-1, 1).expand(shape[0], 1)
 
 
 def _finite(scale: torch.Tensor) -> torch.Tensor:

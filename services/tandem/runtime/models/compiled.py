@@ -1,4 +1,4 @@
-"""Run models on the compiled CPU kernels, with float32 or int8 weights.
+"""Run models on the compiled CPU kernels, with weights in the bits of the checkpoint or in int8.
 
 `tandem.runtime.models.decoder` is the reference: rows agree with it up to the order of sums. Results are also
 batch-invariant: a row has the same bits whatever other rows share its step, because the kernels keep one order of
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -19,7 +20,9 @@ from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.fingerprint import architecture_digest
 from tandem.runtime.input_batch import Batch
 from tandem.runtime.kv_cache import KVCache
+from tandem.runtime.layer_tensors import Named
 from tandem.runtime.mmap_tensors import read_tensors, write_tensors
+from tandem.runtime.progress import ByteProgress, ProgressLine
 from tandem.runtime.rope_frequencies import inverse_frequencies
 from tandem.runtime.weight_packing import Packing, pack
 from tandem_kernels.native.decoder import (
@@ -30,13 +33,14 @@ from tandem_kernels.native.decoder import (
     PackedLinear,
     PackedMlp,
 )
-from tandem_kernels.native.library import Team
+from tandem_kernels.native.library import MAX_SCALE_PARTS, Team
 from tandem_kernels.native.pack import PANEL
+from tandem_kernels.native.pack_codes import CodeFormat, PackedMatrix
 from tandem_kernels.reference import rope_tables
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 4
+_FORMAT = 5
 """Version of the packed files, part of their directory's name; raise it when their content changes."""
 
 
@@ -54,7 +58,7 @@ class CompiledModel:
             [_layer(config, weights, i) for i in range(config.num_layers)],
             weights["norm"],
             _linear(weights, "head", config.vocab_size, config.hidden_size),
-            weights.get("embeddings"),
+            None if config.tied_embeddings else _linear(weights, "embeddings", config.vocab_size, config.hidden_size),
             team,
             quantizes_rows=packing is Packing.INT8,
         )
@@ -117,18 +121,30 @@ def packed_weights(
 
     def build(folder: Path) -> None:
         _log.info("packing the weights")
-        with open_checkpoint() as checkpoint:
-            write_tensors(folder, pack(config, checkpoint, packing))
+        line = ProgressLine("weights")
+        with closing(line), open_checkpoint() as checkpoint:
+            packed = ByteProgress("packing", checkpoint.num_bytes, line)
+            write_tensors(folder, _counted(pack(config, checkpoint, packing), packed))
             checkpoint.finish()
 
     name = f"{digest[:32]}-{architecture_digest(config)[:16]}-{packing}-{_FORMAT}"
     return read_tensors(build_once(cache_dir / "packed" / name, build))
 
 
+def _counted(tensors: Named, progress: ByteProgress) -> Named:
+    for name, tensor in tensors:
+        progress(tensor.nbytes)
+        yield name, tensor
+
+
 def _layer(config: DecoderSpec, weights: Mapping[str, torch.Tensor], index: int) -> PackedLayer:
     prefix, layer = f"layers.{index}.", config.layers[index]
     hidden, query = config.hidden_size, config.heads * config.head_dim
     kv = config.kv_heads * config.head_dim
+    if f"{prefix}qkv" in weights:
+        qkv: tuple[PackedLinear, ...] = (_linear(weights, f"{prefix}qkv", query + 2 * kv, hidden),)
+    else:
+        qkv = tuple(_linear(weights, f"{prefix}qkv.{part}", n, hidden) for part, n in enumerate((query, kv, kv)))
     packed: PackedMlp | PackedExperts
     if isinstance(layer.mlp, DenseMlp):
         packed = _mlp(weights, prefix, layer.mlp.inner, hidden)
@@ -137,7 +153,7 @@ def _layer(config: DecoderSpec, weights: Mapping[str, torch.Tensor], index: int)
     return PackedLayer(
         has_rope=layer.has_rope,
         attention_norm=weights.get(f"{prefix}attention_norm"),
-        qkv=_linear(weights, f"{prefix}qkv", query + 2 * kv, hidden),
+        qkv=qkv,
         query_norm=weights.get(f"{prefix}query_norm"),
         key_norm=weights.get(f"{prefix}key_norm"),
         output=_linear(weights, f"{prefix}output", hidden, query),
@@ -168,4 +184,8 @@ def _experts(weights: Mapping[str, torch.Tensor], prefix: str, mlp: ExpertsMlp, 
 
 
 def _linear(weights: Mapping[str, torch.Tensor], name: str, n: int, k: int) -> PackedLinear:
-    return PackedLinear(weights[name], n, k, weights.get(f"{name}.bias"), weights.get(f"{name}.scales"))
+    names = (f"{name}.scales.{number}" for number in range(MAX_SCALE_PARTS))
+    scales = tuple(weights[part] for part in names if part in weights)
+    format = weights.get(f"{name}.format")
+    packed = PackedMatrix(weights[name], scales, None if format is None else CodeFormat(*format.tolist()))
+    return PackedLinear(packed, n, k, weights.get(f"{name}.bias"))

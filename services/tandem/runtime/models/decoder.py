@@ -12,7 +12,7 @@ all-reduces per step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,17 +20,17 @@ import torch.nn.functional as F
 
 from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, LayerSpec
 from tandem.runtime.input_batch import Batch
-from tandem.runtime.int8 import head_group, layer_group
+from tandem.runtime.int8 import head_group, layer_group, rounded
 from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.layer_tensors import drop_unused, read_layer
+from tandem.runtime.layer_tensors import drop_unused, read_layer, read_stored_layer
 from tandem.runtime.parallel.communicator import ALONE, Communicator
 from tandem.runtime.parallel.shard import WHOLE, Shard
 from tandem.runtime.random_weights import WeightSource
 from tandem.runtime.rope_frequencies import inverse_frequencies
 from tandem_kernels.contract import ExpertRouting, HeadNorms
 from tandem_kernels.dispatch import REFERENCE, Kernels, Product
-from tandem_kernels.reference.int4 import Codes, find_codes, linear_codes
-from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
+from tandem_kernels.reference.coded import CodedMatrix, linear_codes
+from tandem_kernels.reference.experts import mix_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +49,28 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Linear:
-    """Linear layer with int8 weights: called with rows `[T, in]`, which it rounds to int8, it returns rows `[T, out]`.
+class CodedLinear:
+    """Linear layer with weights that are integers of at most 8 bits: called with rows `[T, in]`, which it rounds to
+    int8, it returns rows `[T, out]`. `bias` is `[out]` or None."""
 
-    `weight` is int8 `[out, in]`. `scales` `[out, groups]`: factor of each group of adjacent components of a weight row.
-    `bias` is `[out]` or None.
-    """
-
-    weight: torch.Tensor
-    scales: torch.Tensor
-    bias: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear_int8(x, self.weight, self.scales, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class Int4Linear:
-    """Linear layer with 4-bit weights: called with rows `[T, in]`, which it rounds to int8, it returns rows `[T, out]`.
-
-    `weight`: 4-bit codes of a matrix `[out, in]` with the scales and offsets that restore its values. `bias` is `[out]`
-    or None.
-    """
-
-    weight: Codes
+    weight: CodedMatrix
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return linear_codes(x, self.weight, self.bias)
 
 
-AnyLinear = Linear | Int8Linear | Int4Linear
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Linear layers of the same rows, whose results are side by side."""
+
+    layers: tuple[CodedLinear, ...]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([layer(x) for layer in self.layers], dim=1)
+
+
+AnyLinear = Linear | CodedLinear | SideBySide
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +87,26 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True)
 class MixtureMlp:
-    """Mixture of experts. `router`: in the rows' dtype or in float32. `gate_up`, `down`: of all experts, see
-    `contract.mix_experts`. `shared`: MLP of every row, or None; `shared_gate` `[1, hidden]`: its result is multiplied
-    by the sigmoid of a product with the row."""
+    """Mixture of experts. `router`: in the rows' dtype or in float32. `gate_up`, `down`: of all experts, as tensors see
+    `contract.mix_experts`, or as codes one by one. `shared`: MLP of every row, or None; `shared_gate` `[1, hidden]`:
+    its result is multiplied by the sigmoid of a product with the row."""
 
     routing: ExpertRouting
     router: torch.Tensor
     choice_bias: torch.Tensor | None
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: torch.Tensor | list[CodedMatrix]
+    down: torch.Tensor | list[CodedMatrix]
     shared: GatedMlp | None
     shared_gate: torch.Tensor | None
 
     def __call__(self, rows: torch.Tensor, kernels: Kernels) -> torch.Tensor:
         logits = kernels.linear(rows.to(self.router.dtype), self.router, None)
         experts, weights = kernels.route(logits, self.choice_bias, self.routing)
-        mixed = kernels.mix_experts(rows, experts, weights, self.gate_up, self.down)
+        if isinstance(self.gate_up, torch.Tensor) and isinstance(self.down, torch.Tensor):
+            mixed = kernels.mix_experts(rows, experts, weights, self.gate_up, self.down)
+        else:
+            linear, silu_mul = linear_codes, kernels.silu_mul
+            mixed = mix_experts(rows, experts, weights, self.gate_up, self.down, linear=linear, silu_mul=silu_mul)
         if self.shared is None:
             return mixed
         shared = self.shared(rows, kernels)
@@ -165,27 +160,37 @@ class Decoder:
         self.config = config
         inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
         self._ids = shard.vocab(config.vocab_size)
-        self._embeddings = self._take_table(checkpoint, "model.embed_tokens.weight")
+        table = "model.embed_tokens.weight"
+        rounded_head: CodedMatrix | None = None
+        if is_int8 and config.tied_embeddings:
+            rounded_head = self._take_rounded(checkpoint, table)
+            self._embeddings = rounded_head.floats()
+        else:
+            self._embeddings = self._take_table(checkpoint, table)
         self.dtype = self._embeddings.dtype
         self._inv_freq = inv_freq.to(self._embeddings.device)
-        product = None if is_int8 else kernels.linear
-        self._layers = tuple(
-            _make_layer(config, layer, dict(read_layer(config, checkpoint, i, shard)), product)
-            for i, layer in enumerate(config.layers)
-        )
+        if is_int8:
+            layers = [_make_rounded_layer(config, checkpoint, index) for index in range(config.num_layers)]
+        else:
+            layers = [
+                _make_layer(config, layer, dict(read_layer(config, checkpoint, index, shard)), kernels.linear)
+                for index, layer in enumerate(config.layers)
+            ]
+        self._layers = tuple(layers)
         self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
         drop_unused(config, checkpoint)
+        self._head: AnyLinear
+        if rounded_head is not None:
+            self._head = CodedLinear(rounded_head)
+        elif config.tied_embeddings:
+            self._head = Linear(kernels.linear, self._embeddings)
+        elif is_int8:
+            self._head = CodedLinear(self._take_rounded(checkpoint, "lm_head.weight"))
+        else:
+            self._head = Linear(kernels.linear, self._take_table(checkpoint, "lm_head.weight"))
         if config.tied_embeddings:
             checkpoint.drop("lm_head.weight")
-            head = self._embeddings
-        else:
-            head = self._take_table(checkpoint, "lm_head.weight")
         checkpoint.finish()
-        self._head: AnyLinear = Linear(kernels.linear, head)
-        if is_int8:
-            self._head, floats = _quantised(head, None, head_group(config.hidden_size))
-            if config.tied_embeddings:
-                self._embeddings = floats
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
@@ -262,6 +267,11 @@ class Decoder:
         rows = F.embedding(places.masked_fill(is_elsewhere, 0), self._embeddings)
         return self._communicator.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0))
 
+    def _take_rounded(self, checkpoint: WeightSource, name: str) -> CodedMatrix:
+        """Load a table of all token ids as integers of at most 8 bits."""
+        table = checkpoint.take_stored(name, (self.config.vocab_size, self.config.hidden_size))
+        return rounded(table, head_group(self.config.hidden_size))
+
     def _take_table(self, checkpoint: WeightSource, name: str) -> torch.Tensor:
         """Load the rows of this rank's token ids, `[ids per rank, hidden]`.
 
@@ -271,17 +281,51 @@ class Decoder:
         return table if len(table) == num_rows else F.pad(table, (0, 0, 0, num_rows - len(table)))
 
 
-def _make_layer(
-    config: DecoderSpec, spec: LayerSpec, tensors: Mapping[str, torch.Tensor], product: Product | None
-) -> Layer:
-    """Build a layer from what `read_layer` yields, with matrices in floating point, quantised if `product` is None."""
+def _make_layer(config: DecoderSpec, spec: LayerSpec, tensors: Mapping[str, torch.Tensor], product: Product) -> Layer:
+    """Build a layer from what `read_layer` yields, with matrices in floating point."""
 
     def linear(name: str) -> AnyLinear:
-        weight, bias = tensors[name], tensors.get(f"{name}.bias")
-        if product is None:
-            return _quantised(weight, bias, layer_group(weight.shape[1]))[0]
-        return Linear(product, weight, bias)
+        return Linear(product, tensors[name], tensors.get(f"{name}.bias"))
 
+    return _compose(config, spec, tensors, linear, lambda name, count: _split_rows(tensors[name], count))
+
+
+def _split_rows(matrix: torch.Tensor, count: int) -> torch.Tensor:
+    """Return a matrix `[count * n, k]` as `[count, n, k]`."""
+    return matrix.view(count, -1, matrix.shape[1])
+
+
+def _make_rounded_layer(config: DecoderSpec, checkpoint: WeightSource, index: int) -> Layer:
+    """Build a layer whose matrices are integers of at most 8 bits, as the checkpoint has them or rounded to int8."""
+    tensors = dict(read_stored_layer(config, checkpoint, index))
+    vectors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+
+    def coded(name: str) -> CodedMatrix:
+        return rounded(tensors[name], layer_group(tensors[name].shape[1]))
+
+    def linear(name: str) -> AnyLinear:
+        if name in tensors:
+            return CodedLinear(coded(name), vectors.get(f"{name}.bias"))
+        parts = (f"{name}.{number}" for number in range(3))
+        return SideBySide(tuple(CodedLinear(coded(part), vectors.get(f"{part}.bias")) for part in parts))
+
+    def experts(name: str, count: int) -> list[CodedMatrix]:
+        whole = coded(name)
+        size = whole.shape[0] // count
+        return [whole.rows(slice(start, start + size)) for start in range(0, whole.shape[0], size)]
+
+    return _compose(config, config.layers[index], vectors, linear, experts)
+
+
+def _compose(
+    config: DecoderSpec,
+    spec: LayerSpec,
+    tensors: Mapping[str, torch.Tensor],
+    linear: Callable[[str], AnyLinear],
+    experts: Callable[[str, int], torch.Tensor | list[CodedMatrix]],
+) -> Layer:
+    """Build a layer. `tensors`: its vectors. `linear(name)` returns a matrix, `experts(name, count)` those of all
+    experts."""
     norms = None
     if config.query_key_norm != "none":
         norms = HeadNorms(tensors["query_norm"], tensors["key_norm"], config.rms_norm_eps)
@@ -292,8 +336,8 @@ def _make_layer(
             routing=spec.mlp.routing,
             router=tensors["router"],
             choice_bias=tensors.get("choice_bias"),
-            gate_up=tensors["expert_gate_up"],
-            down=tensors["expert_down"],
+            gate_up=experts("expert_gate_up", spec.mlp.count),
+            down=experts("expert_down", spec.mlp.count),
             shared=GatedMlp(linear("shared_gate_up"), linear("shared_down")) if spec.mlp.shared_inner else None,
             shared_gate=tensors.get("shared_gate"),
         )
@@ -319,14 +363,3 @@ def _normalised(qkv: torch.Tensor, norms: HeadNorms, kernels: Kernels) -> torch.
         kernels.rms_norm(qkv[:, query : query + key].contiguous(), norms.key, norms.eps),
     )
     return torch.cat((*normed, qkv[:, query + key :]), dim=1)
-
-
-def _quantised(weight: torch.Tensor, bias: torch.Tensor | None, group: int) -> tuple[AnyLinear, torch.Tensor]:
-    """Return the quantised layer, and its dequantised weights.
-
-    The weights become 4-bit codes where those are exact, else int8 with one scale per `group` components."""
-    codes = find_codes(weight)
-    if codes is not None:
-        return Int4Linear(codes, bias), weight
-    values, scales = quantize_weight(weight, group)
-    return Int8Linear(values, scales, bias), embed_int8(torch.arange(len(weight)), values, scales)

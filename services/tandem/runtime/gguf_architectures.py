@@ -1,0 +1,128 @@
+"""List the GGUF architectures that are converted: their fields of config.json, and the names of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Keys of a file below its architecture's name, and the fields of config.json that they become.
+COMMON_FIELDS = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "context_length": "max_position_embeddings",
+}
+# Keys that the conversion reads by itself.
+COMMON_KEYS = frozenset(
+    {
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scaling.factor",
+        "rope.scaling.finetuned",
+        "rope.scaling.original_context_length",
+        "rope.scaling.type",
+        "vocab_size",
+    }
+)
+TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+_ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_QUERY_KEY_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_LLAMA = _ATTENTION | _NORMS | _MLP
+_EXPERT_FIELDS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufArchitecture:
+    """How a GGUF file of one architecture becomes a model directory.
+
+    `model_type`, `name`: family in config.json. `tensors`: kinds of a layer's tensors, and their names in a checkpoint;
+    a name with `{}` stands for one matrix per expert. `fields`: further keys, and the fields that they become.
+    `config`: fields with one value for all files. `is_permuted`: the two rows of a rotary pair of queries and keys are
+    adjacent in the file, and half a head apart in a checkpoint. `can_rotate_part`: a rotary dimension of less than a
+    head is the fraction `partial_rotary_factor`."""
+
+    model_type: str
+    name: str
+    tensors: Mapping[str, str]
+    fields: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    is_permuted: bool = False
+    can_rotate_part: bool = False
+
+
+ARCHITECTURES = {
+    "llama": GgufArchitecture(model_type="llama", name="LlamaForCausalLM", tensors=_LLAMA, is_permuted=True),
+    "qwen2": GgufArchitecture(model_type="qwen2", name="Qwen2ForCausalLM", tensors=_LLAMA),
+    "qwen3": GgufArchitecture(model_type="qwen3", name="Qwen3ForCausalLM", tensors=_LLAMA | _QUERY_KEY_NORMS),
+    "qwen3moe": GgufArchitecture(
+        model_type="qwen3_moe",
+        name="Qwen3MoeForCausalLM",
+        tensors=_ATTENTION | _NORMS | _QUERY_KEY_NORMS | _EXPERTS,
+        fields=_EXPERT_FIELDS | {"expert_feed_forward_length": "moe_intermediate_size"},
+        config={"norm_topk_prob": True},
+    ),
+    "olmo2": GgufArchitecture(
+        model_type="olmo2",
+        name="Olmo2ForCausalLM",
+        tensors=_ATTENTION
+        | _QUERY_KEY_NORMS
+        | _MLP
+        | {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+    ),
+    "olmoe": GgufArchitecture(
+        model_type="olmoe",
+        name="OlmoeForCausalLM",
+        tensors=_ATTENTION | _NORMS | _QUERY_KEY_NORMS | _EXPERTS,
+        fields=_EXPERT_FIELDS,
+        config={"norm_topk_prob": False},
+    ),
+    "phi3": GgufArchitecture(
+        model_type="phi3",
+        name="Phi3ForCausalLM",
+        tensors=_NORMS | _FUSED_MLP | {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"},
+        can_rotate_part=True,
+    ),
+    "glm4": GgufArchitecture(
+        model_type="glm4",
+        name="Glm4ForCausalLM",
+        tensors=_ATTENTION
+        | _NORMS
+        | _FUSED_MLP
+        | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"},
+        can_rotate_part=True,
+    ),
+    "granite": GgufArchitecture(
+        model_type="granite",
+        name="GraniteForCausalLM",
+        tensors=_LLAMA,
+        fields={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        is_permuted=True,
+    ),
+}
+"""By the name in `general.architecture`."""

@@ -1,0 +1,36 @@
+"""Select, reorder and join the rows of matrices, whether they are floats or codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tandem.runtime.architectures.stored_format import AnyMatrix
+from tandem_kernels.reference.coded import CodedMatrix, join
+
+
+def select_rows(matrix: AnyMatrix, index: torch.Tensor | slice) -> AnyMatrix:
+    """Return the rows of a matrix, or the components of a vector, that `index` selects."""
+    if isinstance(matrix, CodedMatrix):
+        return matrix.rows(index)
+    return matrix[index if isinstance(index, slice) else index.to(matrix.device)]
+
+
+def join_rows(matrices: Sequence[AnyMatrix]) -> AnyMatrix | None:
+    """Return matrices of one width below each other as one; None if their formats differ."""
+    coded = [matrix for matrix in matrices if isinstance(matrix, CodedMatrix)]
+    if coded:
+        return join(coded) if len(coded) == len(matrices) else None
+    return torch.cat([to_floats(matrix) for matrix in matrices])
+
+
+def join_as_floats(matrices: Sequence[AnyMatrix]) -> AnyMatrix:
+    """Return matrices of one width below each other as one, of floats if their formats differ."""
+    joined = join_rows(matrices)
+    return torch.cat([to_floats(matrix) for matrix in matrices]) if joined is None else joined
+
+
+def to_floats(matrix: AnyMatrix) -> torch.Tensor:
+    """Return a matrix as floats, unchanged if it is of floats."""
+    return matrix.floats() if isinstance(matrix, CodedMatrix) else matrix
