@@ -91,7 +91,8 @@ route(logits, bias, routing) -> (experts int64 [T, K], weights [T, K])
 
 mix_experts(x, experts, weights, gate_up, down) -> like x
     `x` is `[T, in]`, `gate_up` `[E, 2 * I, in]`, `down` `[E, in, I]`: for each row the sum, over its chosen experts in
-    ascending order, of `weight * (down[e] @ silu_mul(gate_up[e] @ row))`. Each product is rounded as `linear` does.
+    ascending order, of `weight * (down[e] @ silu_mul(gate_up[e] @ row))`. Each product is rounded as `linear` does. An
+    expert of -1 is another rank's and adds nothing.
 
 sample(logits, rows) -> int64 [R]
     Samples one token from each row of `logits` `[R, V]` with the parameters `SamplingRows`; -1 for a row with a number

@@ -56,11 +56,13 @@ def ranked_executor(
     stores = linked_stores(size)
 
     def join(rank: int) -> TorchGroup:
-        return TorchGroup(stores[rank], Shard(rank, size), torch.device("cpu"), timeout_s)
+        return TorchGroup(
+            stores[rank], Shard(rank, size, engine.enable_expert_parallel), torch.device("cpu"), timeout_s
+        )
 
     def follow(rank: int) -> None:
         try:
-            place = RankContext(Shard(rank, size), join(rank))
+            place = RankContext(Shard(rank, size, engine.enable_expert_parallel), join(rank))
             follower: Follower = load_follower(model, engine, place)
             carry_out = wrap(follower.carry_out)
             while (command := inboxes[rank - 1].get()) is not None:
@@ -76,7 +78,7 @@ def ranked_executor(
     for thread in threads:
         thread.start()
     try:
-        place = RankContext(Shard(0, size), join(0), send_command)
+        place = RankContext(Shard(0, size, engine.enable_expert_parallel), join(0), send_command)
         yield load_executor(directory, read_model_config(directory), model, engine, rank_context=place)
     finally:
         for inbox in inboxes:

@@ -6,20 +6,27 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
+from tandem.core.errors import TandemError
 from tandem.core.ids import BlockId, SeqId
 from tandem.engine.rank_messages import Forward, RankCommand, RanksLost
 from tandem.kv.host_offload import HostSlot
+from tandem.runtime.architectures.spec import ExpertsMlp
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.layer_tensors import read_layer
+from tandem.runtime.model_config import read_model_config
+from tandem.runtime.parallel.shard import Shard, require_divisible
+from tandem.runtime.random_weights import open_weights
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 from tests.golden.conftest import TinyModels
-from tests.golden.models import NEAR_TIE, TINY, TINY_VOCAB, Reference, make_wide, teacher_forced
+from tests.golden.models import NEAR_TIE, TINY, TINY_DENSE, TINY_VOCAB, Reference, make_wide, teacher_forced
 from tests.golden.parallel import Wrap, ranked_executor
 from tests.golden.steps import generate
 from tests.stand_in import stand_in_for_a_gpu
@@ -42,10 +49,13 @@ def _ranks_take_turns() -> Iterator[None]:
 def ranked() -> Ranked:
     """`ranked(reference, size)`: an executor on so many ranks; `options` as `ranked_executor` takes them."""
 
-    def make(reference: Reference, size: int, **options: Any) -> AbstractContextManager[TorchExecutor]:
+    def make(
+        reference: Reference, size: int, enable_expert_parallel: bool = False, **options: Any
+    ) -> AbstractContextManager[TorchExecutor]:
         whole = reference.executor(kernels="reference", num_blocks=_BLOCKS).layout
         engine = EngineConfig(
             tensor_parallel=size,
+            enable_expert_parallel=enable_expert_parallel,
             block_size=whole.block_size,
             kv_cache_memory=Bytes(_BLOCKS * whole.block_bytes // size),
             host_cache_memory=Bytes(2 * whole.block_bytes // size),
@@ -73,6 +83,45 @@ def test_two_ranks_give_the_tokens_of_the_reference(tiny: TinyModels, ranked: Ra
     expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
     with ranked(reference, 2) as executor:
         assert generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
+
+
+_WITH_EXPERTS = sorted(name for name in TINY if name not in TINY_DENSE and not name.startswith("olmo"))
+
+
+@pytest.mark.parametrize("name", _WITH_EXPERTS)
+def test_whole_experts_on_two_ranks_give_the_tokens_of_the_reference(
+    tiny: TinyModels, ranked: Ranked, name: str
+) -> None:
+    reference = tiny(name, "float64")
+    expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
+    with ranked(reference, 2, enable_expert_parallel=True) as executor:
+        assert generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
+
+
+def test_a_rank_holds_its_own_experts_only(tiny: TinyModels) -> None:
+    """The second half of the experts, in as many bytes as halves of all take."""
+    reference = tiny("qwen3-moe", "float64")
+    spec = read_model_config(reference.directory)
+    layer = next(i for i, each in enumerate(spec.layers) if isinstance(each.mlp, ExpertsMlp))
+    parts: dict[bool, dict[str, torch.Tensor]] = {}
+    for whole in (False, True):
+        with open_weights(reference.directory, torch.float64) as checkpoint:
+            parts[whole] = dict(read_layer(spec, checkpoint, layer, Shard(1, 2, whole)))
+    with open_weights(reference.directory, torch.float64) as checkpoint:
+        every = dict(read_layer(spec, checkpoint, layer))
+    for name in ("expert_gate_up", "expert_down"):
+        assert torch.equal(parts[True][name], every[name][len(every[name]) // 2 :])
+        assert parts[True][name].nbytes == parts[False][name].nbytes
+    assert torch.equal(parts[True]["qkv"], parts[False]["qkv"])
+
+
+def test_what_cannot_be_placed_is_refused_by_name(tiny: TinyModels) -> None:
+    dense = read_model_config(tiny("llama", "float64").directory)
+    with pytest.raises(TandemError, match="llama, which has no experts"):
+        require_divisible(dense, 2, has_whole_experts=True)
+    mixture = read_model_config(tiny("qwen2-moe", "float64").directory)
+    with pytest.raises(TandemError, match="number of experts=6"):
+        require_divisible(replace(mixture, kv_heads=4, heads=4), 4, has_whole_experts=True)
 
 
 @pytest.mark.parametrize("graphs", [False, True])

@@ -47,10 +47,10 @@ def mix_experts(
     `linear`, `silu_mul`: the kernels of that name. `gate_up`, `down`: by expert, a matrix that `linear` takes."""
     num_chosen, chosen = experts.shape[1], experts.flatten()
     order = chosen.argsort(stable=True)
-    counts = chosen.bincount(minlength=len(gate_up)).tolist()
-    parts = torch.empty((len(chosen), x.shape[1]), dtype=x.dtype, device=x.device)
-    for expert, places in enumerate(torch.split(order, counts)):
-        if len(places):
+    counts = (chosen + 1).bincount(minlength=len(gate_up) + 1).tolist()
+    parts = torch.zeros((len(chosen), x.shape[1]), dtype=x.dtype, device=x.device)
+    for expert, places in enumerate(torch.split(order, counts), start=-1):
+        if len(places) and expert >= 0:
             inner = silu_mul(linear(x[places // num_chosen], gate_up[expert], None))
             parts[places] = linear(inner, down[expert], None)
     parts = (parts.view(*experts.shape, x.shape[1]) * weights[..., None]).to(x.dtype)

@@ -67,8 +67,8 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     """Choose the data type of weights, activations and KV cache. auto means float32 on a CPU and bfloat16 on a GPU."""
     quantization: Literal["none", "int8"] = "none"
-    """Quantize the weights when they are loaded. int8 stores them in 8 bits, changes the output slightly and runs on a
-    CPU only; none keeps model.dtype."""
+    """Quantize the weights when they are loaded. int8 stores them in at most 8 bits, rounds activations to 8 bits,
+    changes the output slightly and runs on a CPU only; none computes in model.dtype."""
     batch_invariant: bool = False
     """Make the logits of a token independent, bit for bit, of the other requests in its batch and of the chunks of its
     prompt. It is slower on a GPU; the compiled CPU kernels always compute this way."""
@@ -110,6 +110,9 @@ class EngineConfig:
     tensor_parallel: PositiveCount = 1
     """Split the model of one worker over this number of ranks. Each rank is a process, with a GPU of its own where
     model.device is cuda."""
+    enable_expert_parallel: bool = False
+    """Place each expert of a mixture on one of the engine.tensor_parallel ranks, instead of a part of it on all. It
+    suits many small experts, whose parts would be too narrow to be multiplied well."""
     nnodes: PositiveCount = 1
     """Divide the ranks of one worker evenly among this number of machines. Start `tandem worker` on each of them with
     its own engine.node_rank; under Ray the ranks may then be on several machines."""

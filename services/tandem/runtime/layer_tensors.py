@@ -4,7 +4,7 @@ matrix."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,7 +14,6 @@ from tandem.runtime.matrices import join_as_floats, join_rows, select_rows
 from tandem.runtime.parallel.shard import WHOLE, Shard
 from tandem.runtime.random_weights import WeightSource
 from tandem.runtime.rope_frequencies import rope_order
-from tandem_kernels.native.pack import PANEL
 
 Named = Iterator[tuple[str, torch.Tensor]]
 NamedMatrices = Iterator[tuple[str, AnyMatrix]]
@@ -25,8 +24,8 @@ def read_layer(spec: DecoderSpec, source: WeightSource, index: int, shard: Shard
 
     Each tensor is read from `source` when the iterator reaches it. `shard`: the rank; by default the whole tensors are
     read. Projections of the same input are one matrix: `qkv` and `gate_up`. Components of queries and keys are in the
-    order of `rope_order`. Experts are below each other: `expert_gate_up` `[E * 2 * inner, hidden]` and `expert_down`
-    `[E * hidden, inner]`. Raises TandemError when a tensor is missing or of the wrong shape."""
+    order of `rope_order`. A rank's experts are below each other: `expert_gate_up` `[E * 2 * inner, hidden]` and
+    `expert_down` `[E * hidden, inner]`. Raises TandemError when a tensor is missing or of the wrong shape."""
     for name, tensor in _read_layer(_LayerReader(spec, source, f"model.layers.{index}.", shard), index):
         assert isinstance(tensor, torch.Tensor)
         yield name, tensor
@@ -85,15 +84,16 @@ class _LayerReader:
         names, outs = spec.names.qkv, (query, kv, kv)
         weights = self._in_rope_order(self._into(names, outs, "weight"))
         biases = self._in_rope_order(self._into(names, outs, "bias")) if spec.qkv_bias else []
-        if join_rows(weights) is None and query % PANEL == 0 and kv % PANEL == 0:
-            for number, weight in enumerate(weights):
-                yield f"qkv.{number}", weight
-                if biases:
-                    yield f"qkv.{number}.bias", biases[number]
-        else:
-            yield "qkv", join_as_floats(weights)
+        joined = join_rows(weights)
+        if joined is not None:
+            yield "qkv", joined
             if biases:
                 yield "qkv.bias", join_as_floats(biases)
+            return
+        for number, weight in enumerate(weights):
+            yield f"qkv.{number}", weight
+            if biases:
+                yield f"qkv.{number}.bias", biases[number]
 
     def head_norms(self) -> NamedMatrices:
         """Yield the weights of the norms of queries and of keys."""
@@ -122,23 +122,32 @@ class _LayerReader:
 
     def experts(self, mlp: ExpertsMlp) -> NamedMatrices:
         """Yield the router, which every rank has whole, the experts, and what all rows pass through."""
-        names, hidden = self.spec.names, self.spec.hidden_size
+        names, hidden, experts = self.spec.names, self.spec.hidden_size, self.shard.experts(mlp.count)
         dtype = torch.float32 if mlp.routes_in_float32 else None
         yield "router", self._take(f"{names.router}.weight", (mlp.count, hidden), dtype)
         if mlp.has_choice_bias:
             yield "choice_bias", self._take(names.choice_bias, (mlp.count,), torch.float32)
         if "{}" in names.expert_down:
-            pairs = [self._expert_gate_up(mlp.inner, str(number)) for number in range(mlp.count)]
-            yield "expert_gate_up", join_as_floats([half for pair in pairs for half in pair])
-            downs = [self._down(names.expert_down.format(number), mlp.inner) for number in range(mlp.count)]
-            yield "expert_down", join_as_floats(downs)
+            reader = replace(self, shard=self.shard.of_expert)
+            # No list outlives its joined copy, which is as large.
+            yield (
+                "expert_gate_up",
+                join_as_floats([half for number in experts for half in reader._expert_gate_up(mlp.inner, str(number))]),
+            )
+            yield (
+                "expert_down",
+                join_as_floats([reader._down(names.expert_down.format(number), mlp.inner) for number in experts]),
+            )
+            if self.shard.has_whole_experts:
+                # What is left is of other ranks' experts.
+                self.source.drop("", self.prefix + names.expert_down.partition("{}")[0])
         else:
             gate_up = self._take(f"{names.expert_gate_up[0]}.weight", (mlp.count, 2 * mlp.inner, hidden))
-            part = self.shard.part(mlp.inner)
-            halves = [half[:, part.start : part.stop] for half in gate_up.chunk(2, 1)]
+            part, own = self.shard.of_expert.part(mlp.inner), slice(experts.start, experts.stop)
+            halves = [half[own, part.start : part.stop] for half in gate_up.chunk(2, 1)]
             yield "expert_gate_up", torch.cat(halves, 1).flatten(0, 1)
             down = self._take(f"{names.expert_down}.weight", (mlp.count, hidden, mlp.inner))
-            yield "expert_down", down[:, :, part.start : part.stop].flatten(0, 1).contiguous()
+            yield "expert_down", down[own, :, part.start : part.stop].flatten(0, 1).contiguous()
         if mlp.shared_inner:
             yield from self.gate_up("shared_gate_up", names.shared_gate_up, mlp.shared_inner)
             yield from self.out_of("shared_down", names.shared_down, mlp.shared_inner)

@@ -68,7 +68,8 @@ def check_parallel(model: ModelConfig, engine: EngineConfig) -> None:
 
     Downloads and converts the model if needed."""
     directory = resolve_model(model.id, cache_root(model.cache_dir))
-    require_divisible(read_model_config(directory), engine.tensor_parallel)
+    config, whole = read_model_config(directory), engine.enable_expert_parallel
+    require_divisible(config, engine.tensor_parallel, has_whole_experts=whole)
     if model.quantization != "none":
         message = f"engine.tensor_parallel must be 1 with model.quantization={model.quantization}"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="quantization")
@@ -113,7 +114,8 @@ def _arithmetic(model: ModelConfig, engine: EngineConfig) -> str:
     if not model.batch_invariant:
         return ""
     if model.device == "cuda":
-        return f"{cuda_arithmetic()}, {engine.tensor_parallel} ranks"
+        whole = " with whole experts" if engine.enable_expert_parallel else ""
+        return f"{cuda_arithmetic()}, {engine.tensor_parallel} ranks{whole}"
     return f"vectors of {native.vector_width()} floats"
 
 

@@ -89,7 +89,7 @@ class GatedMlp:
 class MixtureMlp:
     """Mixture of experts. `router`: in the rows' dtype or in float32. `gate_up`, `down`: of all experts, as tensors see
     `contract.mix_experts`, or as codes one by one. `shared`: MLP of every row, or None; `shared_gate` `[1, hidden]`:
-    its result is multiplied by the sigmoid of a product with the row."""
+    its result is multiplied by the sigmoid of a product with the row. `here`: the experts that this rank has."""
 
     routing: ExpertRouting
     router: torch.Tensor
@@ -98,10 +98,14 @@ class MixtureMlp:
     down: torch.Tensor | list[CodedMatrix]
     shared: GatedMlp | None
     shared_gate: torch.Tensor | None
+    here: range
 
     def __call__(self, rows: torch.Tensor, kernels: Kernels) -> torch.Tensor:
         logits = kernels.linear(rows.to(self.router.dtype), self.router, None)
         experts, weights = kernels.route(logits, self.choice_bias, self.routing)
+        if len(self.here) < len(self.router):
+            is_here = (experts >= self.here.start) & (experts < self.here.stop)
+            experts = torch.where(is_here, experts - self.here.start, -1)
         if isinstance(self.gate_up, torch.Tensor) and isinstance(self.down, torch.Tensor):
             mixed = kernels.mix_experts(rows, experts, weights, self.gate_up, self.down)
         else:
@@ -173,7 +177,7 @@ class Decoder:
             layers = [_make_rounded_layer(config, checkpoint, index) for index in range(config.num_layers)]
         else:
             layers = [
-                _make_layer(config, layer, dict(read_layer(config, checkpoint, index, shard)), kernels.linear)
+                _make_layer(config, layer, dict(read_layer(config, checkpoint, index, shard)), kernels.linear, shard)
                 for index, layer in enumerate(config.layers)
             ]
         self._layers = tuple(layers)
@@ -281,13 +285,15 @@ class Decoder:
         return table if len(table) == num_rows else F.pad(table, (0, 0, 0, num_rows - len(table)))
 
 
-def _make_layer(config: DecoderSpec, spec: LayerSpec, tensors: Mapping[str, torch.Tensor], product: Product) -> Layer:
-    """Build a layer from what `read_layer` yields, with matrices in floating point."""
+def _make_layer(
+    config: DecoderSpec, spec: LayerSpec, tensors: Mapping[str, torch.Tensor], product: Product, shard: Shard
+) -> Layer:
+    """Build a rank's part of a layer from what `read_layer` yields, with matrices in floating point."""
 
     def linear(name: str) -> AnyLinear:
         return Linear(product, tensors[name], tensors.get(f"{name}.bias"))
 
-    return _compose(config, spec, tensors, linear, lambda name, count: _split_rows(tensors[name], count))
+    return _compose(config, spec, tensors, linear, lambda name, count: _split_rows(tensors[name], count), shard)
 
 
 def _split_rows(matrix: torch.Tensor, count: int) -> torch.Tensor:
@@ -323,9 +329,10 @@ def _compose(
     tensors: Mapping[str, torch.Tensor],
     linear: Callable[[str], AnyLinear],
     experts: Callable[[str, int], torch.Tensor | list[CodedMatrix]],
+    shard: Shard = WHOLE,
 ) -> Layer:
     """Build a layer. `tensors`: its vectors. `linear(name)` returns a matrix, `experts(name, count)` those of all
-    experts."""
+    experts of the rank."""
     norms = None
     if config.query_key_norm != "none":
         norms = HeadNorms(tensors["query_norm"], tensors["key_norm"], config.rms_norm_eps)
@@ -336,10 +343,11 @@ def _compose(
             routing=spec.mlp.routing,
             router=tensors["router"],
             choice_bias=tensors.get("choice_bias"),
-            gate_up=experts("expert_gate_up", spec.mlp.count),
-            down=experts("expert_down", spec.mlp.count),
+            gate_up=experts("expert_gate_up", len(shard.experts(spec.mlp.count))),
+            down=experts("expert_down", len(shard.experts(spec.mlp.count))),
             shared=GatedMlp(linear("shared_gate_up"), linear("shared_down")) if spec.mlp.shared_inner else None,
             shared_gate=tensors.get("shared_gate"),
+            here=shard.experts(spec.mlp.count),
         )
     return Layer(
         has_rope=spec.has_rope,

@@ -69,7 +69,7 @@ def load_rank_model(config: Config, store: SharedStore, rank: int) -> Follower:
     """Load the model part of `rank`, one other than the first, with all of its memory allocated; `store` is the one by
     which it joins the others. Raises TandemError when it cannot be loaded and CollectiveFailed when another rank has
     ended."""
-    shard = Shard(rank, config.engine.tensor_parallel)
+    shard = Shard(rank, config.engine.tensor_parallel, config.engine.enable_expert_parallel)
     group = _join(config, store, shard)
     follower = load_follower(config.model, config.engine, RankContext(shard, group))
     cache = follower.cache
@@ -88,7 +88,7 @@ def own_files_digest(config: Config, rank: int) -> str:
 
 
 def _load_first(config: Config, rank_group: RankGroup, store: SharedStore) -> LoadedModel:
-    shard = Shard(0, config.engine.tensor_parallel)
+    shard = Shard(0, config.engine.tensor_parallel, config.engine.enable_expert_parallel)
     group = _join(config, store, shard)
     loaded = load_model(config.model, config.engine, RankContext(shard, group, rank_group.send_command))
     group.bound(config.worker.step_stall_s)
