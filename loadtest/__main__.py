@@ -37,6 +37,7 @@ _COMMANDS = {
     "fidelity": _Command("loadtest.fidelity.fidelity", "error of the simulator: fitted on one run, it predicts others"),
     "report": _Command("loadtest.bench.report_command", "print the stored JSON of a bench again"),
     "peers": _Command("loadtest.peers.command", "install peers, or list the installed ones"),
+    "gguf": _Command("loadtest.engine.gguf_speed", "prefill and decode of a GGUF file, beside llama.cpp"),
     "handoff": _Command("loadtest.kv.handoff", "prefill and KV transfer between two workers, and the hidden share"),
     "remote-prefix": _Command("loadtest.kv.remote_prefix", "prompts computed against prompts read from another worker"),
     "placement": _Command("loadtest.cluster.placement", "cost of one placement as a cluster grows"),
