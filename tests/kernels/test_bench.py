@@ -34,7 +34,7 @@ MESSAGES: list[str] = []
 TINY_ARGS = ["--device", "cpu", "--tiny"]
 GROUPS = {
     "decode", "chunk", "layout", "uneven", "mixed", "block size", "number format", "sampling", "pack", "unpack",
-    "digest", "rope and cache write", "add and rms-norm", "silu-mul", "rms-norm", "linear",
+    "digest", "rope and cache write", "add and rms-norm", "silu-mul", "rms-norm", "linear", "experts",
 }  # fmt: skip
 
 

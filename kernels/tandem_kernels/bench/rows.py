@@ -1,8 +1,9 @@
-"""Build the cases of products, norms, gates, cache writes, block copies, digests and sampling."""
+"""Build the cases of products, mixtures of experts, norms, gates, cache writes, block copies, digests and sampling."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -11,7 +12,7 @@ from tandem_kernels.bench.case import Bench, BenchCase, BenchWork
 from tandem_kernels.bench.grid import Grid, Shape
 from tandem_kernels.bench.pools import Pool, block_pool, normal
 from tandem_kernels.bench.timing import Call
-from tandem_kernels.contract import HeadNorms, SamplingRows
+from tandem_kernels.contract import ExpertRouting, HeadNorms, SamplingRows
 
 _EPS = 1e-5
 _DTYPE = torch.bfloat16
@@ -52,6 +53,13 @@ def product_cases(grid: Grid) -> Iterator[BenchCase]:
             yield BenchCase("linear", f"{shape.name} {name} {rows} rows", _linear(rows, inputs, outputs))
 
 
+def mixture_cases(grid: Grid) -> Iterator[BenchCase]:
+    """Yield a case for each number of rows, of 64 experts that are a sixteenth of the shape's MLP; a row has 8."""
+    shape = grid.shapes[0]
+    for rows in grid.rows:
+        yield BenchCase("experts", f"{shape.name} 64 experts, 8 used, {rows} rows", _mixture(shape, rows))
+
+
 def block_cases(grid: Grid) -> Iterator[BenchCase]:
     shape = grid.shapes[0]
     for count in grid.moved_blocks:
@@ -86,6 +94,30 @@ def _linear(rows: int, inputs: int, outputs: int) -> Callable[[Bench], BenchWork
             num_bytes=x.nbytes + weight.nbytes + rows * outputs * x.element_size(),
             flops=2 * rows * inputs * outputs,
             agreeing={} if is_torch else {"F.linear": lambda: torch.nn.functional.linear(x, weight)},
+            tolerance=HALF_TOLERANCE,
+        )
+
+    return build
+
+
+def _mixture(shape: Shape, rows: int) -> Callable[[Bench], BenchWork]:
+    count, chosen, inner = 64, 8, max(16, shape.inner // 16)
+
+    def build(bench: Bench) -> BenchWork:
+        x = normal(bench, rows, shape.hidden, dtype=_DTYPE)
+        gate_up, down = (
+            normal(bench, count, *sizes, dtype=_DTYPE) for sizes in ((2 * inner, shape.hidden), (shape.hidden, inner))
+        )
+        logits = normal(bench, rows, count, dtype=torch.float32)
+        experts, weights = reference.route(logits, None, ExpertRouting(chosen))
+        weights = weights.to(_DTYPE)
+        plain = partial(reference.mix_experts, linear=torch.nn.functional.linear, silu_mul=bench.kernels.silu_mul)
+        num_read = len(torch.unique(experts)) * 3 * inner * shape.hidden * x.element_size()
+        return BenchWork(
+            run=lambda: bench.kernels.mix_experts(x, experts, weights, gate_up, down),
+            num_bytes=2 * x.nbytes + num_read,
+            flops=2 * rows * chosen * 3 * inner * shape.hidden,
+            agreeing={"expert by expert": lambda: plain(x, experts, weights, gate_up, down)},
             tolerance=HALF_TOLERANCE,
         )
 

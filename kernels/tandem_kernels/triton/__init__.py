@@ -17,6 +17,7 @@ from tandem_kernels.dispatch import Kernels
 from tandem_kernels.triton.attention import paged_attention, row_attention
 from tandem_kernels.triton.blocks import pack_blocks, unpack_blocks
 from tandem_kernels.triton.digest import block_digest
+from tandem_kernels.triton.experts import mix_experts
 from tandem_kernels.triton.linear import linear
 from tandem_kernels.triton.norm import add_rms_norm, rms_norm, silu_mul
 from tandem_kernels.triton.rope import rope_cache_write
@@ -32,9 +33,9 @@ KERNELS = Kernels(
     # Plain torch runs on any device; it is called once per step and does not synchronise with the host.
     rope_tables=reference.rope_tables,
     rope_cache_write=rope_cache_write,
-    # They wait for the host, so a model with experts is not captured in a graph.
+    # Plain torch that does not synchronise with the host, too.
     route=reference.route,
-    mix_experts=partial(reference.mix_experts, linear=F.linear, silu_mul=silu_mul),
+    mix_experts=mix_experts,
     paged_attention=paged_attention,
     pack_blocks=pack_blocks,
     unpack_blocks=unpack_blocks,
@@ -46,7 +47,7 @@ BATCH_INVARIANT = replace(
     KERNELS,
     name="triton, batch-invariant",
     linear=linear,
-    mix_experts=partial(reference.mix_experts, linear=linear, silu_mul=silu_mul),
+    mix_experts=partial(mix_experts, is_batch_invariant=True),
     paged_attention=row_attention,
 )
 """Kernels that are all batch-invariant as the contract defines it; those shared with `KERNELS` are so already."""

@@ -139,8 +139,7 @@ def _graphed(model: CausalModel, cache: KVCache, stream: DeviceStream, engine: E
     """Return the model, with CUDA graphs of its decode steps if configured, and the longest request in tokens."""
     block_size = cache.layout.block_size
     longest = max_model_len(engine.max_model_len, model.config.max_length, cache.num_blocks * block_size)
-    # Mixtures of experts wait for the host, which a graph cannot.
-    if engine.cuda_graphs and not model.config.has_experts:
+    if engine.cuda_graphs:
         model = GraphedModel(model, cache, stream, ladder(engine.max_num_seqs), -(-longest // block_size))
     return model, longest
 

@@ -9,17 +9,23 @@ and `wgmma` behind it where it multiplies by Hopper's own instructions.
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tandem_kernels.contract import FLOAT8, HeadNorms, LayerKV, SamplingRows
 
+_WITHOUT_STACK = ("_gate_up_kernel", "_down_kernel", "_linear_kernel")
+"""Kernels whose threads should keep everything in registers."""
 _HOPPER = GPUTarget("cuda", 90, 32)
 
 
@@ -52,6 +58,16 @@ def compile_instead(found: dict[str, Any]) -> None:
     driver.set_active(_NoGPU())
 
 
+def stack_of(cubin: bytes) -> int:
+    """Return the bytes that a thread keeps in memory because registers do not hold them."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return sum(int(size) for size in re.findall(r"STACK:(\d+)", output))
+
+
 def _call_all(dtype: torch.dtype) -> None:
     from tandem_kernels.triton import BATCH_INVARIANT, KERNELS
 
@@ -62,6 +78,11 @@ def _call_all(dtype: torch.dtype) -> None:
     if dtype != torch.float64:
         for outputs, bias in ((96, weight[:96]), (20_000, None)):
             BATCH_INVARIANT.linear(row, torch.zeros(outputs, 4096, dtype=dtype), bias)
+        for rows in (2, 256):
+            # Few rows are multiplied by instructions of fewer rows than Hopper's own.
+            chosen, weights = torch.zeros(rows, 8, dtype=torch.int64), torch.zeros(rows, 8)
+            matrices = torch.zeros(64, 2 * 768, 2048, dtype=dtype), torch.zeros(64, 2048, 768, dtype=dtype)
+            KERNELS.mix_experts(torch.zeros(rows, 2048, dtype=dtype), chosen, weights, *matrices)
     doubles, longs = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     rows = SamplingRows(doubles, longs, doubles, doubles, longs, longs, longs)
     # A number that is 1 is a constant to the compiler.
@@ -90,7 +111,9 @@ def main(types: list[str]) -> None:
     for name, compiled in kernels.items():
         assert compiled.asm["cubin"], name
         instruction = " wgmma" if "wgmma.mma_async" in compiled.asm["ptx"] else ""
-        sys.stdout.write(f"{name.split()[0]}{instruction}\n")
+        kind = name.split()[0]
+        stack = stack_of(compiled.asm["cubin"]) if kind in _WITHOUT_STACK else 0
+        sys.stdout.write(f"{kind}{instruction}{f' stack {stack}' if stack else ''}\n")
 
 
 if __name__ == "__main__":

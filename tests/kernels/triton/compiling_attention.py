@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from triton import knobs
 
 from tandem_kernels.triton import decode_attention, prefill_attention
 from tandem_kernels.triton.attention import paged_attention, row_attention
 from tests.kernels.triton.attention_cases import SCALE, Case, problem_of
-from tests.kernels.triton.compiling import compile_instead
+from tests.kernels.triton.compiling import compile_instead, stack_of
 
 _DTYPES = {2: torch.bfloat16, 4: torch.float32}
 
@@ -59,15 +55,6 @@ def _ahead(tiles: _Tiles | None, case: Case) -> int:
     return 0 if tiles is None else tiles.stages // 2 * 2 * tiles.block_n * case.head_dim * size
 
 
-def _stack(cubin: bytes) -> int:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return sum(int(size) for size in re.findall(r"STACK:(\d+)", output))
-
-
 def main(names: list[str]) -> None:
     for (name, case), (variant, (attention, tables)) in itertools.product(_cases().items(), _VARIANTS.items()):
         title = f"{name}, {variant}"
@@ -81,7 +68,7 @@ def main(names: list[str]) -> None:
                 "kernel": kind,
                 "shared": compiled.metadata.shared,
                 "ahead": _ahead(tiles.get(kind), case),
-                "stack": _stack(compiled.asm["cubin"]),
+                "stack": stack_of(compiled.asm["cubin"]),
                 "wgmma": "wgmma.mma_async" in compiled.asm["ptx"],
             }
             sys.stdout.write(json.dumps(row) + "\n")
