@@ -7,12 +7,11 @@ says which tensors hold a matrix, and what codes and scales they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from tandem_kernels.reference.coded import CodedMatrix, NumberFormat, ScaleFormat, Scales, require_finite, split_last
 from tandem_kernels.reference.linear_int8 import GROUP
@@ -247,7 +246,7 @@ class GgufFormat:
         if columns % size:
             raise ValueError(f"rows of {columns} numbers, which are no whole blocks of {size}")
         _require(stored, (rows, columns // size * num_bytes), torch.uint8)
-        return _BLOCKS[self.type](_Blocks(stored.view(rows, -1, num_bytes)))
+        return _BLOCKS[self.type].read(_Blocks(stored.view(rows, -1, num_bytes)))
 
     def columns_of(self, row_bytes: int) -> int:
         """Return the length of rows of `row_bytes` bytes."""
@@ -257,8 +256,8 @@ class GgufFormat:
     @property
     def _block(self) -> tuple[int, int]:
         """Return the numbers and the bytes of a block."""
-        size, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.type.upper()]]
-        return size, num_bytes
+        block = _BLOCKS[self.type]
+        return block.size, block.num_bytes
 
 
 class _Blocks:
@@ -375,18 +374,26 @@ def _mxfp4(blocks: _Blocks) -> CodedMatrix:
     return _coded(NumberFormat.E2M1, _low_and_high(blocks.bytes(16)), Scales(ScaleFormat.POWER, (exponents,), 32))
 
 
+class _BlockType(NamedTuple):
+    """A type of block: how it is read, its numbers and its bytes."""
+
+    read: Callable[[_Blocks], CodedMatrix]
+    size: int
+    num_bytes: int
+
+
 _BLOCKS = {
-    "q4_0": _q4_0,
-    "q4_1": _q4_1,
-    "q5_0": _q5_0,
-    "q5_1": _q5_1,
-    "q8_0": _q8_0,
-    "q2_k": _q2_k,
-    "q3_k": _q3_k,
-    "q4_k": _q4_k,
-    "q5_k": _q5_k,
-    "q6_k": _q6_k,
-    "mxfp4": _mxfp4,
+    "q4_0": _BlockType(_q4_0, 32, 18),
+    "q4_1": _BlockType(_q4_1, 32, 20),
+    "q5_0": _BlockType(_q5_0, 32, 22),
+    "q5_1": _BlockType(_q5_1, 32, 24),
+    "q8_0": _BlockType(_q8_0, 32, 34),
+    "q2_k": _BlockType(_q2_k, 256, 84),
+    "q3_k": _BlockType(_q3_k, 256, 110),
+    "q4_k": _BlockType(_q4_k, 256, 144),
+    "q5_k": _BlockType(_q5_k, 256, 176),
+    "q6_k": _BlockType(_q6_k, 256, 210),
+    "mxfp4": _BlockType(_mxfp4, 32, 17),
 }
 GGUF_TYPES = tuple(_BLOCKS)
 """Types of ggml whose blocks are kept."""
