@@ -31,12 +31,29 @@ COMPRESSED: dict[str, Any] = {
     },
     "ignore": ["lm_head"],
 }
+COMPRESSED_BLOCKS: dict[str, Any] = COMPRESSED | {
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": [32, 48],
+            },
+        }
+    },
+}  # fmt: skip
 _LARGEST = 448.0
+
+
+def _block(config: dict[str, Any]) -> list[int] | None:
+    """Return rows and columns that share a scale, or None where a row does."""
+    groups: dict[str, Any] = config.get("config_groups", {})
+    found: list[int] | None = config.get("weight_block_size")
+    return found or (groups["group_0"]["weights"].get("block_structure") if groups else None)
 
 
 def quantise(weight: torch.Tensor, config: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return float8 numbers of a matrix, and its scales."""
-    rows, columns = config.get("weight_block_size") or (1, weight.shape[1])
+    rows, columns = _block(config) or (1, weight.shape[1])
     padded = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows))
     blocks = padded.view(len(padded) // rows, rows, padded.shape[1] // columns, columns)
     scale = blocks.abs().amax((1, 3)).clamp_min(1e-6) / _LARGEST
@@ -46,7 +63,7 @@ def quantise(weight: torch.Tensor, config: dict[str, Any]) -> tuple[torch.Tensor
 
 def restored(numbers: torch.Tensor, scale: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     """Return the float32 values of a matrix, number by number from the bits."""
-    rows, columns = config.get("weight_block_size") or (1, numbers.shape[1])
+    rows, columns = _block(config) or (1, numbers.shape[1])
     bits = numbers.view(torch.uint8).tolist()
     return torch.tensor(
         [[_value(b) * float(scale[i // rows, j // columns]) for j, b in enumerate(row)] for i, row in enumerate(bits)]

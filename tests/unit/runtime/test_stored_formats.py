@@ -17,7 +17,7 @@ from tandem.runtime.architectures.quantization_config import read_stored_formats
 from tandem.runtime.architectures.stored_format import GGUF_TYPES, GgufFormat
 from tandem.runtime.checkpoint import SINGLE_FILE, Checkpoint
 from tandem_kernels.reference.coded import CodedMatrix
-from tests.stored_formats import AWQ, COMPRESSED, FP8, GPTQ, WRITERS, compressed, quantise, restored
+from tests.stored_formats import AWQ, COMPRESSED, COMPRESSED_BLOCKS, FP8, GPTQ, WRITERS, compressed, quantise, restored
 
 _NAME = "model.layers.0.mlp.down_proj.weight"
 _BASE = "model.layers.0.mlp.up_proj"
@@ -36,7 +36,7 @@ def _tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {_NAME: numbers, _NAME + suffix: scale}
 
 
-@pytest.mark.parametrize("config", [FP8, COMPRESSED], ids=["fp8", "compressed-tensors"])
+@pytest.mark.parametrize("config", [FP8, COMPRESSED, COMPRESSED_BLOCKS], ids=["fp8", "compressed-tensors", "blocks"])
 def test_values_are_restored_from_their_bits(tmp_path: Path, config: dict[str, Any]) -> None:
     tensors = _tensors(config)
     numbers, scale = tensors.values()

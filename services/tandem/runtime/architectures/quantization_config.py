@@ -69,11 +69,8 @@ def read_stored_formats(config: Json | None) -> tuple[StoredFormat, ...]:
 
 
 def _fp8(config: Json) -> Formats:
-    block = config.get("weight_block_size")
     _expect(config, "fmt", None, "e4m3", "float8_e4m3fn", "float")
-    if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
-        raise _refused(f"weight_block_size={block!r}")
-    return [Float8Format("fp8", ".weight_scale_inv", (block[0], block[1]))]
+    return [Float8Format("fp8", ".weight_scale_inv", _block(config, "weight_block_size"))]
 
 
 def _gptq(config: Json) -> Formats:
@@ -118,10 +115,12 @@ def _compressed_tensors(config: Json) -> Formats:
     if kind == "pack-quantized":
         _expect(weights, "strategy", "group", "channel")
         return [PackedInt4Format(_number(weights.get("group_size")) if weights["strategy"] == "group" else 0)]
-    _expect(weights, "strategy", "channel", "tensor")
     if bits[kind][0] == "int":
+        _expect(weights, "strategy", "channel", "tensor")
         return [Int8Format()]
-    return [Float8Format("compressed-tensors float-quantized", ".weight_scale")]
+    _expect(weights, "strategy", "channel", "tensor", "block")
+    block = _block(weights, "block_structure") if weights["strategy"] == "block" else None
+    return [Float8Format("compressed-tensors float-quantized", ".weight_scale", block)]
 
 
 _READERS: dict[Any, tuple[Callable[[Json], Formats], frozenset[str]]] = {
@@ -138,6 +137,14 @@ def _expect(config: Json, name: str, *values: Any) -> None:
     """Raise TandemError unless a field has one of some values; None stands for a field that is missing."""
     if (found := config.get(name)) not in values:
         raise _refused(f"{name}={found!r}")
+
+
+def _block(config: Json, name: str) -> tuple[int, int]:
+    """Return rows and columns that share a scale. Raises TandemError for anything else."""
+    block = config.get(name)
+    if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
+        raise _refused(f"{name}={block!r}")
+    return block[0], block[1]
 
 
 def _number(value: Any) -> int:
