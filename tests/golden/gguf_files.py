@@ -92,6 +92,10 @@ def _write_keys(writer: GGUFWriter, fields: Fields) -> None:
     writer.add_value_length(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1.0)))
+    if "long_factor" in rope:
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for name in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*sorted(pre_tokenizers.ByteLevel.alphabet())[: TINY_VOCAB - 1], "ab"])

@@ -44,7 +44,7 @@ from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.runtime.grammar_masks import GrammarMasks
-from tandem.runtime.model_config import read_model_config
+from tandem.runtime.model_config import for_longest, read_model_config
 from tandem.runtime.model_loader import AnyExecutor, load_executor
 from tandem.runtime.model_store import cache_root, resolve_model
 from tandem.runtime.sampler import filters_of
@@ -226,10 +226,11 @@ class Reference:
         device: Literal["cpu", "cuda"] = "cpu",
         batch_invariant: bool = False,
         max_num_seqs: int = 8,
+        max_model_len: int = 0,
     ) -> AnyExecutor:
         """Ours, of the same directory and dtype, with as many threads as torch has. `on_device`: the one of GPUs, on
         the CPU with reference kernels. `device` "cuda": the one of GPUs, on one, with graphs up to `max_num_seqs`."""
-        config = read_model_config(self.directory)
+        config = for_longest(read_model_config(self.directory), max_model_len)
         layout = KVLayout(block_size, (KVGroup(config.num_layers, config.kv_heads, config.head_dim, self.dtype),))
         engine = EngineConfig(
             block_size=block_size,
@@ -237,6 +238,7 @@ class Reference:
             host_cache_memory=Bytes(num_host_slots * layout.block_bytes),
             num_threads=torch.get_num_threads(),
             max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
             kernels="reference" if on_device else kernels,
             plan_depth=2 if on_device or device == "cuda" else 1,
         )

@@ -32,6 +32,8 @@ Array = np.ndarray[Any, Any]
 
 _SHARD_BYTES = 1 << 30
 _ROPE_FREQS = "rope_freqs.weight"
+_LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+_NOT_WEIGHTS = (_ROPE_FREQS, _LONG_FACTORS, _SHORT_FACTORS)
 # Scaling factors of Llama 3.1 and 3.2; the file stores only the resulting frequencies.
 _LLAMA3_FACTORS = (8.0, 32.0)
 
@@ -54,7 +56,7 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
 def _convert(source: Path, target: Path, progress: Progress) -> None:
     reader = _reader(source)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
-    tensors = {tensor.name: tensor for tensor in reader.tensors if tensor.name != _ROPE_FREQS}
+    tensors = {tensor.name: tensor for tensor in reader.tensors if tensor.name not in _NOT_WEIGHTS}
     config = model_config(metadata, {tensor.name: tensor for tensor in reader.tensors})
     files = tokenizer_files(metadata)
     parse_model_config(config)
@@ -129,6 +131,9 @@ def model_config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor
         "dtype": "float32",
         "quantization_config": {"quant_method": "gguf"},
     }
+    if rope["rope_type"] == "longrope":
+        # Where transformers looks for it.
+        config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     return config | dict(known.config)
 
 
@@ -141,6 +146,15 @@ def _rope(own: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], head_dim:
     kind = own.get("rope.scaling.type", "none")
     if _ROPE_FREQS in tensors:
         return _llama3(theta, dequantized(tensors[_ROPE_FREQS]), head_dim)
+    if _LONG_FACTORS in tensors and _SHORT_FACTORS in tensors:
+        return {
+            "rope_type": "longrope",
+            "rope_theta": theta,
+            "long_factor": _factors(tensors[_LONG_FACTORS]),
+            "short_factor": _factors(tensors[_SHORT_FACTORS]),
+            "attention_factor": _plain(own.get("rope.scaling.attn_factor")),
+            "original_max_position_embeddings": own["rope.scaling.original_context_length"],
+        }
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
     if kind not in ("linear", "yarn"):
@@ -149,6 +163,10 @@ def _rope(own: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], head_dim:
     if kind == "yarn":
         rope["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
     return rope
+
+
+def _factors(tensor: ReaderTensor) -> list[float]:
+    return [_shortest(value) for value in dequantized(tensor).tolist()]
 
 
 def _llama3(theta: float, stored: Array, head_dim: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ COMMON_KEYS = frozenset(
         "attention.value_length",
         "rope.dimension_count",
         "rope.freq_base",
+        "rope.scaling.attn_factor",
         "rope.scaling.factor",
         "rope.scaling.finetuned",
         "rope.scaling.original_context_length",

@@ -36,6 +36,20 @@ def read_model_config(directory: Path) -> DecoderSpec:
         raise TandemError(error.kind, f"{path}: {error.message}", param=error.param) from None
 
 
+def for_longest(spec: DecoderSpec, max_model_len: int) -> DecoderSpec:
+    """Return the specification for requests of up to `max_model_len` tokens; 0: of any length that the model has.
+
+    LongRoPE has other frequencies for contexts beyond the original length. A worker has one set for all requests,
+    because keys in its KV are rotated once: the long one, unless no request can be longer than the original length."""
+    if spec.rope.kind != "longrope":
+        return spec
+    original = spec.rope.original_length
+    assert original
+    if (max_model_len or spec.max_length) > original:
+        return replace(spec, rope=replace(spec.rope, is_long=True))
+    return replace(spec, max_length=original)
+
+
 def parse_model_config(raw: Json) -> DecoderSpec:
     """Build the specification of the decoder from `raw`, the parsed content of a config.json.
 

@@ -27,7 +27,7 @@ from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.int8 import check_int8
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.kv_sizing import layout_of
-from tandem.runtime.model_config import read_model_config
+from tandem.runtime.model_config import for_longest, read_model_config
 from tandem.runtime.model_loader_cuda import compose_executor, load_cuda, load_cuda_follower
 from tandem.runtime.model_store import cache_root, resolve_model
 from tandem.runtime.models.causal import CausalModel
@@ -96,7 +96,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, rank_context: RankConte
     model = with_device_defaults(Config(model=model)).model
     cache_dir = cache_root(model.cache_dir)
     directory = resolve_model(model.id, cache_dir)
-    config = read_model_config(directory)
+    config = for_longest(read_model_config(directory), engine.max_model_len)
     bundle = read_bundle(directory, config)
     grammars = _grammars(bundle, config)
     executor = load_executor(directory, config, model, engine, grammars, rank_context)
@@ -167,7 +167,7 @@ def load_follower(model: ModelConfig, engine: EngineConfig, rank_context: RankCo
     settings = with_device_defaults(Config(model=model, engine=engine))
     model, engine = settings.model, settings.engine
     directory = resolve_model(model.id, cache_root(model.cache_dir))
-    config = read_model_config(directory)
+    config = for_longest(read_model_config(directory), engine.max_model_len)
     if model.device == "cuda":
         return load_cuda_follower(directory, config, model, engine, rank_context)
     return Follower(*_load_rank(directory, config, model, engine, rank_context), rank_context.communicator)

@@ -43,12 +43,26 @@ def _frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
     """Return the frequencies of `head_dim` components that are all rotated, and the scale."""
     if rope.kind == "yarn":
         return _yarn(rope, head_dim)
+    if rope.kind == "longrope":
+        return _longrope(rope, head_dim)
     plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     if rope.kind == "linear":
         plain /= rope.factor
     elif rope.kind == "llama3":
         plain = _llama3(rope, plain)
     return plain, 1.0
+
+
+def _longrope(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+    """Return LongRoPE frequencies and scale (https://arxiv.org/abs/2402.13753)."""
+    assert rope.original_length
+    factors = torch.tensor(rope.long_factor if rope.is_long else rope.short_factor, dtype=torch.float32)
+    powers = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    scale = rope.attention_factor
+    if scale is None:
+        is_extended = rope.factor > 1
+        scale = math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_length)) if is_extended else 1.0
+    return 1.0 / (factors * rope.theta**powers), scale
 
 
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:

@@ -170,7 +170,7 @@ def test_yarn_extends_the_length() -> None:
         (_LLAMA, {"logits_scaling": 8.0}, "logits_scaling"),
         (_LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (_LLAMA, {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        (_LLAMA, {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        (_LLAMA, {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope' without long_factor"),
         (_LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         (_LLAMA, {"rope_scaling": {"type": "linear"}}, "without factor"),
         (_LLAMA, {"rope_scaling": {"type": "linear", "factor": 2.0, "short_factor": [1.0]}}, "short_factor"),

@@ -68,12 +68,15 @@ _ROPE_OPTIONAL = frozenset(
         "truncate",
     }
 )
+_LONGROPE_KEYS = frozenset({"short_factor", "long_factor"})
 _ROPE_KEYS = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": _ROPE_OPTIONAL | {"factor"},
+    "longrope": _LONGROPE_KEYS | {"factor", "attention_factor", "original_max_position_embeddings"},
 }
+_OLD_NAMES = {"su": "longrope"}
 _DEFAULT_THETA = 10_000.0
 _MOST_LAYERS = 1024
 
@@ -191,6 +194,7 @@ class Fields:
         fields = dict(stated or scaling or {})
         legacy_kind = fields.pop("type", None)
         kind = fields.pop("rope_type", None) or legacy_kind or "default"
+        kind = _OLD_NAMES.get(kind, kind)
         if kind not in _ROPE_KEYS:
             raise unsupported(f"rope type {kind!r} (known: {', '.join(_ROPE_KEYS)})")
         stated_theta = self.get("rope_theta")
@@ -200,13 +204,18 @@ class Fields:
         values = {k: v for k, v in fields.items() if v is not None and (k in known or not _is_unset(v))}
         for name in sorted(values.keys() - known):
             raise unsupported(f"{name}={values[name]!r} of rope type {kind!r}")
-        for name in sorted(known - values.keys() - _ROPE_OPTIONAL):
+        optional = _ROPE_OPTIONAL | ({"factor"} if kind == "longrope" else set())
+        for name in sorted(known - values.keys() - optional):
             raise unsupported(f"rope type {kind!r} without {name}")
         original = self.get("original_max_position_embeddings")
         if "original_max_position_embeddings" in known:
             original = original or values.pop("original_max_position_embeddings", None)
             values.pop("original_max_position_embeddings", None)
             values["original_length"] = original or length
+        if kind == "longrope":
+            values.setdefault("factor", length / values["original_length"])
+            for name in _LONGROPE_KEYS:
+                values[name] = _factors(name, values[name], (rotary_dim or head_dim) // 2)
         if rotary_dim is not None and kind == "yarn":
             raise unsupported("rope type 'yarn' that rotates a part of a head")
         return RopeConfig(theta=theta, kind=kind, rotary_dim=rotary_dim, is_interleaved=is_interleaved, **values)
@@ -229,6 +238,14 @@ class Fields:
             if name in _NEUTRAL and value == _NEUTRAL[name]:
                 continue
             raise unsupported(f"{name}={value!r}")
+
+
+def _factors(name: str, value: Any, count: int) -> tuple[float, ...]:
+    """Return what divides each frequency. Raises TandemError for another number of values."""
+    factors = tuple(float(each) for each in value)
+    if len(factors) != count:
+        raise unsupported(f"{name} of {len(factors)} numbers for {count} frequencies")
+    return factors
 
 
 def _is_unset(value: Any) -> bool:

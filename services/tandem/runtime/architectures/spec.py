@@ -13,11 +13,13 @@ from tandem_kernels.contract import ExpertRouting
 class RopeConfig:
     """Parameters of rotary position embeddings, named and defined as in transformers' `rope_parameters`.
 
-    `kind`: default, linear, llama3 or yarn; a field that the kind does not use keeps its default. `theta`: base of the
-    frequencies. `factor`: by how much the context is extended. `original_length`: context length in tokens before that
-    extension. The fields up to `truncate` shape the extension of the kinds llama3 and yarn. `rotary_dim`: number of
-    leading components of a head that are rotated; None: all. `is_interleaved`: in the checkpoint a component is rotated
-    with its neighbour, not with the one half of `rotary_dim` away."""
+    `kind`: default, linear, llama3, yarn or longrope; a field that the kind does not use keeps its default. `theta`:
+    base of the frequencies. `factor`: by how much the context is extended. `original_length`: context length in tokens
+    before that extension. The fields up to `truncate` shape the extension of the kinds llama3 and yarn. `rotary_dim`:
+    number of leading components of a head that are rotated; None: all. `is_interleaved`: in the checkpoint a component
+    is rotated with its neighbour, not with the one half of `rotary_dim` away. `short_factor`, `long_factor`: by what
+    LongRoPE divides each frequency, for contexts of up to `original_length` tokens and for longer ones; `is_long`: it
+    is the latter."""
 
     theta: float
     kind: str = "default"
@@ -33,6 +35,9 @@ class RopeConfig:
     truncate: bool = True
     rotary_dim: int | None = None
     is_interleaved: bool = False
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    is_long: bool = False
 
 
 @dataclass(frozen=True, slots=True)
