@@ -146,9 +146,16 @@ def _owner(peer: tuple[str, int]) -> int:
     for process in Path("/proc").iterdir() if inode else ():
         if process.name.isdigit():
             with suppress(OSError):
-                if any(os.readlink(fd) == f"socket:[{inode}]" for fd in (process / "fd").iterdir()):
+                if any(_link(fd) == f"socket:[{inode}]" for fd in (process / "fd").iterdir()):
                     return int(process.name)
     return 0
+
+
+def _link(fd: Path) -> str:
+    """What a file of a process is, empty where the process has closed it meanwhile; its others still count."""
+    with suppress(OSError):
+        return os.readlink(fd)
+    return ""
 
 
 def _inode(host: str, port: int) -> str | None:

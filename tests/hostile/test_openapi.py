@@ -110,9 +110,10 @@ def operations(
         probable = (probable_values.keys() if mode is POSITIVE else {"model"}) & fields.keys()
         may_be_null = "model" in fields and "'null'" in str(fields["model"])
         fields.update({field: probable_values[field] for field in probable})
-        if may_be_null and mode is NEGATIVE:
+        if mode is NEGATIVE and may_be_null:
             fields["model"] = {"enum": [*probable_values["model"]["enum"], None]}
-        schemas[name]["required"] += probable & needed
+        if mode is POSITIVE or not may_be_null:
+            schemas[name]["required"] += probable & needed
     if mode is POSITIVE:
         schemas["TokenizeBody"]["properties"] |= {"messages": {"type": "null"}, "prompt": {"type": "string"}}
         schemas["TokenizeBody"]["required"] += ["prompt"]
