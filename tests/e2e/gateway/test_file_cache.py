@@ -50,8 +50,9 @@ def test_files_survive_the_death_of_their_writer_and_damage_is_noticed(running: 
     until(lambda: second.books().num_file_blocks > 100, "the files of the first life")
     replies = [complete(gateway, salt) for salt in SALTS]
     assert [text for text, _ in replies] == texts
-    assert second.books().num_file_hit_tokens > LENGTH
-    assert sum(num_cached for _, num_cached in replies) > LENGTH
+    # A file counts for a prompt only where all before it are there, and the writer was killed while it wrote.
+    assert second.books().num_file_hit_tokens > LENGTH // 2
+    assert sum(num_cached for _, num_cached in replies) > LENGTH // 2
     for number, path in enumerate((tmp_path / "files").rglob("*.kv")):
         if number % 2:
             os.truncate(path, path.stat().st_size // 2)
