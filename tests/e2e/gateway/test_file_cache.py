@@ -41,7 +41,8 @@ def test_files_survive_the_death_of_their_writer_and_damage_is_noticed(running: 
     worker.wait_ready()
     gateway.wait_serving()
     texts = [complete(gateway, salt)[0] for salt in SALTS]
-    until(lambda: worker.books().num_file_blocks > 100, "files")
+    # A prompt reads its files up to the first gap, so that two thirds of the 372 hold more than one whole prompt.
+    until(lambda: worker.books().num_file_blocks > 250, "files")
     worker.signal(signal.SIGKILL)
     worker.wait()
     second = running.again(worker)
@@ -50,9 +51,8 @@ def test_files_survive_the_death_of_their_writer_and_damage_is_noticed(running: 
     until(lambda: second.books().num_file_blocks > 100, "the files of the first life")
     replies = [complete(gateway, salt) for salt in SALTS]
     assert [text for text, _ in replies] == texts
-    # A file counts for a prompt only where all before it are there, and the writer was killed while it wrote.
-    assert second.books().num_file_hit_tokens > LENGTH // 2
-    assert sum(num_cached for _, num_cached in replies) > LENGTH // 2
+    assert second.books().num_file_hit_tokens > LENGTH
+    assert sum(num_cached for _, num_cached in replies) > LENGTH
     for number, path in enumerate((tmp_path / "files").rglob("*.kv")):
         if number % 2:
             os.truncate(path, path.stat().st_size // 2)
