@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.gateway.http import completion
 from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, cluster, until
+from tests.e2e.gateway.tiny_model import make_model
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -22,7 +23,9 @@ SALTS = range(6)
 
 
 @pytest.fixture
-def running(tmp_path: Path, redis_url: str, model: Path) -> Iterator[Cluster]:
+def running(tmp_path: Path, redis_url: str) -> Iterator[Cluster]:
+    # A worker reads what takes longer to compute: wide layers keep that so on a busy machine.
+    model = make_model(tmp_path / "model", intermediate_size=8192)
     sizes = ("--kv-cache-memory", "4MiB", "--host-cache-memory", "3MiB", "--file-cache-path", str(tmp_path / "files"))
     with cluster(tmp_path, redis_url, model, *SETTINGS, *sizes, "--namespace", tmp_path.name) as running:
         yield running

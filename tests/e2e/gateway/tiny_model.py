@@ -13,14 +13,14 @@ from tests.tokenizer import TEMPLATE, train_tokenizer
 CONTEXT = 16384
 
 
-def make_model(directory: Path, seed: int = 7) -> Path:
+def make_model(directory: Path, seed: int = 7, intermediate_size: int = 96) -> Path:
     """A Llama of 4 layers over a byte-level vocabulary. Nothing ends a sequence but its length: random weights would
     do so at random, and the tests would not know how long an answer is."""
     tokenizer = train_tokenizer()
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=64,
-        intermediate_size=96,
+        intermediate_size=intermediate_size,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
