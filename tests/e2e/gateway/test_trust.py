@@ -86,6 +86,8 @@ def test_a_cluster_with_a_secret_and_an_operator(tmp_path: Path, redis_url: str,
             _change_roles(here, workers, lambda: complete(gateway, 0).headers["x-tandem-path"])
             _rotate(secret, gateway)
         assert failures == []
+        for worker in workers.values():
+            until(worker.is_idle, f"an idle {worker.name} after the load")
         _drain_one(here, gateway, workers, wrong)
         for worker in workers.values():
             until(worker.is_idle, f"an idle {worker.name}")
