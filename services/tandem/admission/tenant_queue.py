@@ -136,8 +136,10 @@ class TenantQueue:
         arrived.
 
         Counted are all requests of more urgent priority, and of the same priority those that are not longer, plus the
-        longer ones that would be sent meanwhile because they are older. Lengths are compared after rounding down to
-        four significant bits, so that requests of nearly equal length count as equal.
+        longer ones that may be sent meanwhile because they are older. Lengths are compared after rounding down to
+        four significant bits, so that requests of nearly equal length count as equal. The result is at most the longest
+        request too low. It is up to twice too high where shorter requests are older than all longer ones, because each
+        is counted as if it gave an older, longer one as many tokens of credit.
         """
         own_size = _size(item)
         not_longer = sum(tokens for size, tokens in self._sizes.items() if size <= own_size)

