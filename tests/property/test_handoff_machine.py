@@ -528,6 +528,17 @@ class TrustingHandoffMachine(HandoffMachine):
     digests = False
 
 
+def test_a_consumer_that_stalls_longer_than_its_follow_is_remembered() -> None:
+    """Found by the machine: the lease was renewed for ever, and announced to nobody."""
+    machine = HandoffMachine()
+    machine.new_attempt("a", False)
+    machine.stream_flows()
+    machine.time_passes(MEMORY_S)
+    machine.submit(HandoffKey(HandoffId("a"), 1))
+    machine.teardown()
+    assert set(machine.outcomes.values()) == {"lost"}
+
+
 TestHandoff = HandoffMachine.TestCase
 TestHandoff.settings = effort(100, 70)
 TestTrustingHandoff = pytest.mark.slow(TrustingHandoffMachine.TestCase)

@@ -271,13 +271,17 @@ class KVProducer:
         """Extend open leases to `now` plus the lease time; `now` is the time at which the producer answers.
 
         The consumer is notified of each hand-off that has ended or is unknown. A hand-off that the consumer follows and
-        that is not open yet is neither extended nor reported.
+        that is not open yet is neither extended nor reported. A lease that opened after its consumer's `on_follow` was
+        forgotten has no consumer: the one that renews it follows it from now on, else both would wait for ever.
         """
         effects: list[Effect] = []
         for key in keys:
             lease = self.find(key)
             if lease is not None:
                 lease.expires_at = now + self._lease_s
+                if lease.consumer is None:
+                    lease.consumer = consumer
+                    effects += [SendAnnouncement(consumer, message) for message in lease.announcements]
             elif key not in self._awaited or self.end_reason(key) is not None:
                 effects.append(self._has_ended(key, consumer))
         return effects

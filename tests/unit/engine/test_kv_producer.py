@@ -161,7 +161,8 @@ def test_a_lease_expires_on_time() -> None:
     assert renewed(book, 1, 4.0) and [lease.expires_at for lease in book] == [14.0]
     assert book.on_tick(13.9) == ([], [])
     ((ended,), effects) = book.on_tick(14.0)
-    assert (ended.key, ended.job, effects) == (key(), job(), []) and book.pool.num_leased == 0
+    assert (ended.key, ended.job) == (key(), job()) and book.pool.num_leased == 0
+    assert notified(effects) == [(key(), ErrorKind.KV_LOST)]
     assert not renewed(book, 1, 14.1) and follow(book, 1, 14.1) is None
     assert book.end_reason(key()) is ErrorKind.KV_LOST
 
@@ -354,6 +355,19 @@ def test_memory_ends() -> None:
     book.on_follow(other, CONSUMER, 0.0)
     book.on_tick(60.0)
     assert book.end_reason(key(2)) is None and book.on_renew([other], CONSUMER, 61.0)
+
+
+def test_a_lease_whose_follower_was_forgotten_goes_to_whoever_renews_it() -> None:
+    """A consumer that stalls for longer than the memory, while its prefill waits at the gateway."""
+    book = Producer()
+    book.on_follow(key(), CONSUMER, 0.0)
+    book.on_tick(60.0)
+    book.open(key(), job(), 61.0)
+    book.started()
+    assert book.computed(9) == [], "nobody follows"
+    effects = book.on_renew([key()], CONSUMER, 62.0)
+    assert [x.message.first_index for x in effects if isinstance(x, SendAnnouncement)] == [0]
+    assert book.on_renew([key()], CONSUMER, 63.0) == []
 
 
 def test_a_prefill_that_ends_with_its_first_token_hands_nothing_over() -> None:
