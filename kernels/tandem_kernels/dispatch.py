@@ -13,6 +13,8 @@ import torch.nn.functional as F
 
 from tandem_kernels import reference
 from tandem_kernels.contract import AttentionBatch, ExpertRouting, HeadNorms, LayerKV, SamplingRows
+from tandem_kernels.device_codes import DeviceCodes
+from tandem_kernels.reference.coded import CodedMatrix, restore
 
 
 class KernelsUnavailable(Exception):
@@ -27,7 +29,9 @@ class BlockDigestOp(Protocol):
     ) -> torch.Tensor: ...
 
 
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Weight = torch.Tensor | DeviceCodes
+"""Weight that `linear` and `mix_experts` take: floats, or what `hold` of the same kernels returned."""
+Product = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
 """Type of `linear` in `tandem_kernels.contract`."""
 
 
@@ -37,6 +41,7 @@ class Kernels:
     `tandem_kernels.contract`; `name` is for logs and reports."""
 
     name: str
+    hold: Callable[[CodedMatrix, torch.device, torch.dtype], Weight]
     linear: Product
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
@@ -46,7 +51,7 @@ class Kernels:
         [torch.Tensor, torch.Tensor, torch.Tensor, HeadNorms | None, LayerKV, torch.Tensor], torch.Tensor
     ]
     route: Callable[[torch.Tensor, torch.Tensor | None, ExpertRouting], tuple[torch.Tensor, torch.Tensor]]
-    mix_experts: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    mix_experts: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Weight, Weight], torch.Tensor]
     paged_attention: Callable[[torch.Tensor, LayerKV, AttentionBatch, float], torch.Tensor]
     pack_blocks: Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
     unpack_blocks: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], None]
@@ -54,9 +59,15 @@ class Kernels:
     sample: Callable[[torch.Tensor, SamplingRows], torch.Tensor]
 
 
+def _linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    assert isinstance(weight, torch.Tensor)
+    return F.linear(x, weight, bias)
+
+
 REFERENCE = Kernels(
     name="reference",
-    linear=F.linear,
+    hold=restore,
+    linear=_linear,
     rms_norm=reference.rms_norm,
     add_rms_norm=reference.add_rms_norm,
     silu_mul=reference.silu_mul,

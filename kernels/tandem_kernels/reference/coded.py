@@ -6,6 +6,7 @@ per output feature, so rows can be selected, reordered and joined without decodi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -64,6 +65,9 @@ class ScaleFormat(IntEnum):
     FLOAT8 = 8
 
 
+_WITH_OUTER = (ScaleFormat.INNER, ScaleFormat.INNER_PAIRS, ScaleFormat.NIBBLE_PAIRS)
+
+
 @dataclass(frozen=True, slots=True)
 class Scales:
     """Scales of a matrix `[n, k]`. `group`: adjacent components of a row that share a step. `offset`: what is
@@ -108,8 +112,7 @@ class CodedMatrix:
     def __post_init__(self) -> None:
         n, k = self.codes.shape
         group, formats = self.scales.group, self.scales.format
-        inner = (ScaleFormat.INNER, ScaleFormat.INNER_PAIRS, ScaleFormat.NIBBLE_PAIRS)
-        if k % GROUP or k % group or (formats in inner and k % OUTER_GROUP):
+        if k % GROUP or k % group or (formats in _WITH_OUTER and k % OUTER_GROUP):
             raise ValueError(f"rows of {k} components, which are no whole groups")
         if any(len(part) != n for part in self.scales.parts) or self.scales.parts[0].shape[1] != k // group:
             raise ValueError(f"scales of shape {list(self.scales.parts[0].shape)} for a matrix of {[n, k]}")
@@ -130,6 +133,18 @@ class CodedMatrix:
         parts = tuple(part[index] for part in self.scales.parts)
         return CodedMatrix(self.numbers, self.codes[index], replace(self.scales, parts=parts))
 
+    def columns(self, part: range) -> CodedMatrix | None:
+        """Return the matrix of adjacent columns; None if they begin or end inside a group of scales."""
+        k = self.shape[1]
+        size = OUTER_GROUP if self.scales.format in _WITH_OUTER else self.scales.group
+        size = GROUP if size == k else math.lcm(size, GROUP)
+        if part.start % size or part.stop % size:
+            return None
+        parts = tuple(_columns_of(scales, part, k) for scales in self.scales.parts)
+        group = len(part) if self.scales.group == k else self.scales.group
+        scales = replace(self.scales, parts=parts, group=group)
+        return CodedMatrix(self.numbers, self.codes[:, part.start : part.stop], scales)
+
     def floats(self) -> torch.Tensor:
         """Return the weights as float32 `[n, k]`, each rounded at most once."""
         out = torch.empty(self.codes.shape)
@@ -149,6 +164,17 @@ class CodedMatrix:
         # Where there is a base the product has at most 24 bits, so that only the addition rounds.
         values = grouped * step[..., None] if base is None else grouped * step[..., None] + base[..., None]
         out.copy_(values.flatten(1))
+
+
+def _columns_of(scales: torch.Tensor, part: range, k: int) -> torch.Tensor:
+    """Return the scales `[n, c]` of adjacent columns of k; one of a whole row stays."""
+    count = scales.shape[1]
+    return scales if count == 1 else scales[:, part.start * count // k : part.stop * count // k]
+
+
+def restore(matrix: CodedMatrix, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return the floats of a matrix, rounded to `dtype`, on a device."""
+    return matrix.floats().to(device, dtype)
 
 
 def require_finite(numbers: NumberFormat, codes: torch.Tensor) -> None:

@@ -10,23 +10,31 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import torch.nn.functional as F
+import torch
 
 from tandem_kernels import reference
-from tandem_kernels.dispatch import Kernels
+from tandem_kernels.device_codes import to_device_codes
+from tandem_kernels.dispatch import Kernels, Weight
+from tandem_kernels.reference.coded import CodedMatrix, restore
 from tandem_kernels.triton.attention import paged_attention, row_attention
 from tandem_kernels.triton.blocks import pack_blocks, unpack_blocks
 from tandem_kernels.triton.digest import block_digest
 from tandem_kernels.triton.experts import mix_experts
-from tandem_kernels.triton.linear import linear
+from tandem_kernels.triton.linear import linear, linear_for_rows
 from tandem_kernels.triton.norm import add_rms_norm, rms_norm, silu_mul
 from tandem_kernels.triton.rope import rope_cache_write
 from tandem_kernels.triton.sample import sample
 
+
+def hold(matrix: CodedMatrix, device: torch.device, dtype: torch.dtype) -> Weight:
+    """Return a coded matrix as these kernels take it. The exact result is defined in `tandem_kernels.contract`."""
+    return restore(matrix, device, dtype) if dtype == torch.float64 else to_device_codes(matrix, device)
+
+
 KERNELS = Kernels(
     name="triton",
-    # cuBLAS, through torch.
-    linear=F.linear,
+    hold=hold,
+    linear=linear_for_rows,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     silu_mul=silu_mul,

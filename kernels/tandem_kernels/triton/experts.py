@@ -15,9 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem_kernels.device_codes import DeviceCodes
 from tandem_kernels.triton.attention_tile import FUSED, operand
 from tandem_kernels.triton.interpret import UNFUSED, narrow, rounded_to, widen
 from tandem_kernels.triton.linear import LinearTiles
+from tandem_kernels.triton.weight_tile import arguments_of, inputs_per_tile, weight_tile
 
 FEW, MANY = "few", "many"
 TILES = {
@@ -66,11 +68,13 @@ def _divide(chosen: torch.Tensor, num_experts: int, block_m: int) -> _Tiles:
 def _gate_up_kernel(
     p_out,  # [places, INNER], places in the order of `p_order`
     p_x,  # [rows, INPUTS]
-    p_weight,  # [EXPERTS, 2 * INNER, INPUTS]
+    p_weight,  # [EXPERTS, 2 * INNER, INPUTS], with `scales` and `FORM` the fields of `WeightArguments`
+    scales,
     p_order,
     p_experts,
     p_begins,
     p_ends,
+    FORM: tl.constexpr,
     CHOSEN: tl.constexpr,
     EXPERTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -90,18 +94,17 @@ def _gate_up_kernel(
         rows = tl.load(p_order + o_places, mask=m_places, other=0) // CHOSEN
         o_inputs = tl.arange(0, BLOCK_K)
         p_rows = p_x + rows[:, None] * INPUTS + o_inputs[None, :]
-        p_gate = p_weight + (expert * 2 * INNER + o_inner)[:, None] * INPUTS + o_inputs[None, :]
+        o_gate = expert * 2 * INNER + o_inner
         b_gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         b_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        dtype: tl.constexpr = p_out.dtype.element_ty
         for start in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
             m_inputs = (start + o_inputs < INPUTS)[None, :]
             b_x = operand(tl.load(p_rows + start, mask=m_places[:, None] & m_inputs, other=0.0))
-            m_weight = m_inner[:, None] & m_inputs
-            b_weight = operand(tl.load(p_gate + start, mask=m_weight, other=0.0))
+            b_weight = weight_tile(p_weight, scales, o_gate, m_inner, start, FORM, INPUTS, BLOCK_K, dtype)
             b_gate = tl.dot(b_x, tl.trans(b_weight), b_gate, input_precision="ieee")
-            b_weight = operand(tl.load(p_gate + INNER * INPUTS + start, mask=m_weight, other=0.0))
+            b_weight = weight_tile(p_weight, scales, o_gate + INNER, m_inner, start, FORM, INPUTS, BLOCK_K, dtype)
             b_up = tl.dot(b_x, tl.trans(b_weight), b_up, input_precision="ieee")
-        dtype: tl.constexpr = p_out.dtype.element_ty
         # As `linear` and `silu_mul` round.
         b_gate, b_up = rounded_to(b_gate, dtype), rounded_to(b_up, dtype)
         b_silu = tl.div_rn(b_gate, 1.0 + tl.exp(-b_gate))
@@ -113,12 +116,14 @@ def _gate_up_kernel(
 def _down_kernel(
     p_out,  # [places, OUTPUTS], places row by row
     p_inner,  # [places, INNER], places in the order of `p_order`
-    p_weight,  # [EXPERTS, OUTPUTS, INNER]
+    p_weight,  # [EXPERTS, OUTPUTS, INNER], with `scales` and `FORM` the fields of `WeightArguments`
+    scales,
     p_factors,  # [places], places row by row
     p_order,
     p_experts,
     p_begins,
     p_ends,
+    FORM: tl.constexpr,
     EXPERTS: tl.constexpr,
     INNER: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -137,14 +142,14 @@ def _down_kernel(
         places = tl.load(p_order + o_places, mask=m_places, other=0)
         o_inner = tl.arange(0, BLOCK_K)
         p_rows = p_inner + o_places[:, None] * INNER + o_inner[None, :]
-        p_down = p_weight + (expert * OUTPUTS + o_outputs)[:, None] * INNER + o_inner[None, :]
         b_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        dtype: tl.constexpr = p_out.dtype.element_ty
         for start in tl.range(0, INNER, BLOCK_K, num_stages=STAGES):
             m_inner = (start + o_inner < INNER)[None, :]
             b_x = operand(tl.load(p_rows + start, mask=m_places[:, None] & m_inner, other=0.0))
-            b_weight = operand(tl.load(p_down + start, mask=m_outputs[:, None] & m_inner, other=0.0))
+            o_weights = expert * OUTPUTS + o_outputs
+            b_weight = weight_tile(p_weight, scales, o_weights, m_outputs, start, FORM, INNER, BLOCK_K, dtype)
             b_acc = tl.dot(b_x, tl.trans(b_weight), b_acc, input_precision="ieee")
-        dtype: tl.constexpr = p_out.dtype.element_ty
         b_factors = widen(tl.load(p_factors + places, mask=m_places, other=0.0))
         b_part = rounded_to(b_acc, dtype) * b_factors[:, None]
         p_tile = p_out + places[:, None] * OUTPUTS + o_outputs[None, :]
@@ -169,8 +174,8 @@ def mix_experts(
     x: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: torch.Tensor | DeviceCodes,
+    down: torch.Tensor | DeviceCodes,
     *,
     is_batch_invariant: bool = False,
 ) -> torch.Tensor:
@@ -179,7 +184,7 @@ def mix_experts(
     `is_batch_invariant`: use tiles that do not depend on the number of rows. Raises ValueError when dtypes or strides
     are not supported."""
     (num_rows, width), num_chosen = x.shape, experts.shape[1]
-    num_experts, inner = len(gate_up), gate_up.shape[1] // 2
+    num_experts, inner = gate_up.shape[0], gate_up.shape[1] // 2
     _check(x, gate_up, down)
     out = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     if not num_rows:
@@ -189,18 +194,22 @@ def mix_experts(
     tiles = TILES[MANY if is_many else FEW, x.element_size()]
     chosen = experts.flatten()
     places = _divide(chosen, num_experts, tiles.block_m)
-    blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k, "STAGES": tiles.stages}
+    blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "STAGES": tiles.stages}
     options = {"num_warps": tiles.warps, **FUSED}
     between = torch.empty((num_places, inner), dtype=x.dtype, device=x.device)
     parts = torch.empty((num_places, width), dtype=x.dtype, device=x.device)
     num_tiles = len(places.experts)
+    data, scales, form = arguments_of(gate_up)
     _gate_up_kernel[(num_tiles * triton.cdiv(inner, tiles.block_n),)](
-        between, x.contiguous(), gate_up, *places,
-        CHOSEN=num_chosen, EXPERTS=num_experts, INPUTS=width, INNER=inner, **blocks, **options,
+        between, x.contiguous(), data, scales, *places,
+        FORM=form, CHOSEN=num_chosen, EXPERTS=num_experts, INPUTS=width, INNER=inner,
+        BLOCK_K=inputs_per_tile(gate_up, tiles.block_k), **blocks, **options,
     )  # fmt: skip
+    data, scales, form = arguments_of(down)
     _down_kernel[(num_tiles * triton.cdiv(width, tiles.block_n),)](
-        parts, between, down, weights.contiguous(), *places,
-        EXPERTS=num_experts, INNER=inner, OUTPUTS=width, **blocks, **options,
+        parts, between, data, scales, weights.contiguous(), *places,
+        FORM=form, EXPERTS=num_experts, INNER=inner, OUTPUTS=width,
+        BLOCK_K=inputs_per_tile(down, tiles.block_k), **blocks, **options,
     )  # fmt: skip
     _sum_kernel[(num_rows, triton.cdiv(width, _SUM_BLOCK))](
         out, parts, chosen, CHOSEN=num_chosen, WIDTH=width, BLOCK=_SUM_BLOCK, **UNFUSED
@@ -208,9 +217,11 @@ def mix_experts(
     return out
 
 
-def _check(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> None:
-    if x.dtype not in _DTYPES or gate_up.dtype != x.dtype or down.dtype != x.dtype:
-        kinds = f"{gate_up.dtype} and {down.dtype}"
+def _check(x: torch.Tensor, gate_up: torch.Tensor | DeviceCodes, down: torch.Tensor | DeviceCodes) -> None:
+    floats = [matrices for matrices in (gate_up, down) if isinstance(matrices, torch.Tensor)]
+    if x.dtype not in _DTYPES or any(matrices.dtype != x.dtype for matrices in floats):
+        kinds = " and ".join(str(matrices.dtype) for matrices in floats) or "codes"
         raise ValueError(f"rows of {x.dtype} times {kinds}: float32, bfloat16 and float16 are supported")
-    if not (gate_up.is_contiguous() and down.is_contiguous()) or gate_up.shape[2] != x.shape[1]:
-        raise ValueError(f"rows {tuple(x.shape)} times {tuple(gate_up.shape)}, strides {gate_up.stride()}")
+    if gate_up.shape[2] != x.shape[1] or not all(matrices.is_contiguous() for matrices in floats):
+        strides = [matrices.stride() for matrices in floats]
+        raise ValueError(f"rows {tuple(x.shape)} times {tuple(gate_up.shape)}, strides {strides}")

@@ -1,9 +1,9 @@
-"""Compute batch-invariant products of rows with a weight.
+"""Compute batch-invariant products of rows with a weight, and products with weights in few bits.
 
 One program per tile of the result adds up products in the order of the inputs. The tile size depends only on the
 weight, and missing rows of the last tile are zeros, so that the operations for a row are the same whatever other rows
 are in the call (He and Thinking Machines Lab, "Defeating Nondeterminism in LLM Inference", 2025). A library is faster,
-because it chooses tiles and splits of the sum by the number of rows.
+because it chooses tiles and splits of the sum by the number of rows; it does not know weights in few bits, though.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from tandem_kernels.device_codes import DeviceCodes
 from tandem_kernels.triton.attention_tile import FUSED, operand
 from tandem_kernels.triton.interpret import narrow, widen
+from tandem_kernels.triton.weight_tile import arguments_of, inputs_per_tile, weight_tile
 
 
 class LinearTiles(NamedTuple):
@@ -44,6 +47,16 @@ TILES = {
 }
 """Chosen by the compiled code for sm_90 (registers, spills, shared memory), not yet by measured time."""
 
+CODED_TILES = {
+    # (at most _FEW_ROWS rows, bytes of an element of the rows)
+    (False, 2): LinearTiles(64, 64, 64, 4, 3),
+    (True, 2): LinearTiles(16, 32, 128, 4, 4),
+    (False, 4): LinearTiles(32, 32, 32, 4, 3),
+    (True, 4): LinearTiles(16, 32, 32, 4, 3),
+}
+"""The same for weights in few bits. Restored weights are in registers, so that a program has fewer outputs."""
+
+_FEW_ROWS = 32
 _BAND = 8
 """Rows of tiles whose programs start together, so that their parts of the rows and of the weight stay in the L2."""
 
@@ -54,9 +67,11 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def _linear_kernel(
     p_out,  # [num_rows, OUTPUTS]
     p_x,  # [num_rows, INPUTS]
-    p_weight,  # [OUTPUTS, INPUTS]
+    p_weight,  # [OUTPUTS, INPUTS], with `scales` and `FORM` the fields of `WeightArguments`
+    scales,
     p_bias,  # [OUTPUTS] or None
     num_rows,
+    FORM: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -76,13 +91,15 @@ def _linear_kernel(
     o_inputs = tl.arange(0, BLOCK_K)
     # Row offsets are 64 bits wide, because a matrix may have more than 2**31 elements.
     p_x += o_rows.to(tl.int64)[:, None] * INPUTS + o_inputs[None, :]
-    p_weight += o_outputs.to(tl.int64)[:, None] * INPUTS + o_inputs[None, :]
+    o_weights = o_outputs.to(tl.int64)
     b_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
         m_inputs = (start + o_inputs < INPUTS)[None, :]
         # [BLOCK_M, BLOCK_K], [BLOCK_N, BLOCK_K]. Masked elements are not read.
         b_x = operand(tl.load(p_x + start, mask=m_rows[:, None] & m_inputs, other=0.0))
-        b_weight = operand(tl.load(p_weight + start, mask=m_outputs[:, None] & m_inputs, other=0.0))
+        b_weight = weight_tile(
+            p_weight, scales, o_weights, m_outputs, start, FORM, INPUTS, BLOCK_K, p_x.dtype.element_ty
+        )
         # "ieee": no TF32 for float32.
         b_acc = tl.dot(b_x, tl.trans(b_weight), b_acc, input_precision="ieee")
     if p_bias is not None:
@@ -91,26 +108,44 @@ def _linear_kernel(
     tl.store(p_out, narrow(b_acc, p_out.dtype.element_ty), mask=m_rows[:, None] & m_outputs[None, :])
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor | DeviceCodes, bias: torch.Tensor | None) -> torch.Tensor:
     """Return `x @ weight.T + bias`, batch-invariantly. The exact result is defined in `tandem_kernels.contract`. Raises
     ValueError when dtypes, shapes or strides are not supported."""
-    (num_rows, inputs), outputs = x.shape, weight.shape[0]
     _check(x, weight, bias)
+    if isinstance(weight, torch.Tensor):
+        return _launch(x, weight, bias, TILES[weight.shape[0] >= _WIDE, x.element_size()])
+    return _launch(x, weight, bias, CODED_TILES[False, x.element_size()])
+
+
+def linear_for_rows(x: torch.Tensor, weight: torch.Tensor | DeviceCodes, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return `x @ weight.T + bias` with the operations that suit the number of rows: cuBLAS's for floats."""
+    if isinstance(weight, torch.Tensor):
+        return F.linear(x, weight, bias)
+    _check(x, weight, bias)
+    return _launch(x, weight, bias, CODED_TILES[len(x) <= _FEW_ROWS, x.element_size()])
+
+
+def _launch(
+    x: torch.Tensor, weight: torch.Tensor | DeviceCodes, bias: torch.Tensor | None, tiles: LinearTiles
+) -> torch.Tensor:
+    (num_rows, inputs), outputs = x.shape, weight.shape[0]
     out = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    tiles = TILES[outputs >= _WIDE, x.element_size()]
+    data, scales, form = arguments_of(weight)
     _linear_kernel[(triton.cdiv(num_rows, tiles.block_m) * triton.cdiv(outputs, tiles.block_n),)](
         out,
         x.contiguous(),
-        weight,
+        data,
+        scales,
         bias,
         num_rows,
+        FORM=form,
         INPUTS=inputs,
         OUTPUTS=outputs,
         BLOCK_M=tiles.block_m,
         BLOCK_N=tiles.block_n,
-        BLOCK_K=tiles.block_k,
+        BLOCK_K=inputs_per_tile(weight, tiles.block_k),
         BAND=_BAND,
         STAGES=tiles.stages,
         num_warps=tiles.warps,
@@ -119,12 +154,15 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return out
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    if x.dtype not in _DTYPES or weight.dtype != x.dtype:
-        raise ValueError(f"rows of {x.dtype} times {weight.dtype}: float32, bfloat16 and float16 are supported")
-    if weight.shape[1] != x.shape[1] or not weight.is_contiguous():
-        raise ValueError(f"rows {tuple(x.shape)} times a weight {tuple(weight.shape)}, strides {weight.stride()}")
+def _check(x: torch.Tensor, weight: torch.Tensor | DeviceCodes, bias: torch.Tensor | None) -> None:
+    if isinstance(weight, torch.Tensor):
+        kind, strides, is_dense = weight.dtype, weight.stride(), weight.is_contiguous()
+    else:
+        kind, strides, is_dense = x.dtype, (), True
+    if x.dtype not in _DTYPES or kind != x.dtype:
+        raise ValueError(f"rows of {x.dtype} times {kind}: float32, bfloat16 and float16 are supported")
+    if weight.shape[1] != x.shape[1] or not is_dense:
+        raise ValueError(f"rows {tuple(x.shape)} times a weight {tuple(weight.shape)}, strides {strides}")
     if bias is not None and (bias.dtype != x.dtype or bias.shape != weight.shape[:1] or not bias.is_contiguous()):
-        raise ValueError(
-            f"a bias {tuple(bias.shape)} of {bias.dtype}, strides {bias.stride()}, to {len(weight)} outputs"
-        )
+        outputs = weight.shape[0]
+        raise ValueError(f"a bias {tuple(bias.shape)} of {bias.dtype}, strides {bias.stride()}, to {outputs} outputs")

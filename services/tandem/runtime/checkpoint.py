@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.architectures.stored_format import AnyMatrix, StoredFormat
-from tandem.runtime.matrices import select_rows, to_floats
+from tandem.runtime.matrices import select_columns, select_rows, to_floats
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -69,7 +69,9 @@ class Checkpoint:
         self.num_bytes = sum(file.stat().st_size for file in files)
         for file in files:
             try:
-                handle = self._stack.enter_context(safe_open(file, framework="pt", device=str(device)))
+                # Codes are taken apart in host memory.
+                place = "cpu" if stored else str(device)
+                handle = self._stack.enter_context(safe_open(file, framework="pt", device=place))
             except SafetensorError as error:
                 self._stack.close()
                 raise _broken(f"{file} cannot be read: {error}") from None
@@ -97,12 +99,8 @@ class Checkpoint:
 
         `shape` is the expected shape of the whole tensor. `dtype`: read it in this one instead. Raises TandemError when
         the tensor is missing, was taken before, has another shape or is not stored in floating point."""
-        stored = self._format_of(name)
-        if stored is not None:
-            matrix = self._read_stored(stored, name, shape)
-            if rows is not None:
-                matrix = select_rows(matrix, slice(rows.start, rows.stop))
-            return _part(to_floats(matrix), None, columns).to(self._device, dtype or self._dtype)
+        if self._format_of(name) is not None:
+            return to_floats(self.take_stored(name, shape, rows, columns)).to(self._device, dtype or self._dtype)
         if name not in self._handles:
             raise _broken(f"the weights have no tensor {name}, which config.json requires: download the model again")
         handle = self._handles.pop(name)
@@ -117,10 +115,18 @@ class Checkpoint:
             raise _broken(f"tensor {name} of {self._files[name]} is stored as {tensor.dtype}; {supported}")
         return tensor.to(self._device, dtype or self._dtype)
 
-    def take_stored(self, name: str, shape: tuple[int, ...]) -> AnyMatrix:
-        """Read a matrix like `take`, but as codes if it is stored so."""
+    def take_stored(
+        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+    ) -> AnyMatrix:
+        """Read a matrix like `take`, but as codes, in host memory, if it is stored so. Codes become floats, in host
+        memory too, if `columns` begin or end inside a group of scales."""
         stored = self._format_of(name)
-        return self.take(name, shape) if stored is None else self._read_stored(stored, name, shape)
+        if stored is None:
+            return self.take(name, shape, rows, columns)
+        matrix = self._read_stored(stored, name, shape)
+        if rows is not None:
+            matrix = select_rows(matrix, slice(rows.start, rows.stop))
+        return matrix if columns is None else select_columns(matrix, columns)
 
     def _format_of(self, name: str) -> StoredFormat | None:
         base = name.removesuffix(".weight")

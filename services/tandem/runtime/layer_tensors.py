@@ -19,28 +19,18 @@ Named = Iterator[tuple[str, torch.Tensor]]
 NamedMatrices = Iterator[tuple[str, AnyMatrix]]
 
 
-def read_layer(spec: DecoderSpec, source: WeightSource, index: int, shard: Shard = WHOLE) -> Named:
-    """Yield a rank's part of the tensors of decoder layer `index`, as (name within the layer, tensor).
+def read_layer(spec: DecoderSpec, source: WeightSource, index: int, shard: Shard = WHOLE) -> NamedMatrices:
+    """Yield a rank's part of the tensors of decoder layer `index`, as (name within the layer, tensor); matrices are
+    codes where they are stored so.
 
     Each tensor is read from `source` when the iterator reaches it. `shard`: the rank; by default the whole tensors are
-    read. Projections of the same input are one matrix: `qkv` and `gate_up`. Components of queries and keys are in the
-    order of `rope_order`. A rank's experts are below each other: `expert_gate_up` `[E * 2 * inner, hidden]` and
-    `expert_down` `[E * hidden, inner]`. Raises TandemError when a tensor is missing or of the wrong shape."""
-    for name, tensor in _read_layer(_LayerReader(spec, source, f"model.layers.{index}.", shard), index):
-        assert isinstance(tensor, torch.Tensor)
-        yield name, tensor
-
-
-def read_stored_layer(spec: DecoderSpec, source: WeightSource, index: int) -> NamedMatrices:
-    """Yield the tensors of decoder layer `index` like `read_layer`, but matrices as codes where they are stored so.
-
-    Queries, keys and values of different formats are `qkv.0`, `qkv.1` and `qkv.2` instead of one matrix. Other matrices
-    of different formats that belong together become floats."""
-    return _read_layer(_LayerReader(spec, source, f"model.layers.{index}.", WHOLE, keeps_codes=True), index)
-
-
-def _read_layer(reader: _LayerReader, index: int) -> NamedMatrices:
-    spec, names, mlp = reader.spec, reader.spec.names, reader.spec.layers[index].mlp
+    read. Projections of the same input are one matrix: `qkv` and `gate_up`. Queries, keys and values of different
+    formats are `qkv.0`, `qkv.1` and `qkv.2` instead; other matrices of different formats that belong together become
+    floats. Components of queries and keys are in the order of `rope_order`. A rank's experts are below each other:
+    `expert_gate_up` `[E * 2 * inner, hidden]` and `expert_down` `[E * hidden, inner]`. Raises TandemError when a tensor
+    is missing or of the wrong shape."""
+    reader = _LayerReader(spec, source, f"model.layers.{index}.", shard)
+    names, mlp = spec.names, spec.layers[index].mlp
     yield from reader.norm("attention_norm", names.attention_norm)
     yield from reader.qkv()
     yield from reader.head_norms()
@@ -70,7 +60,6 @@ class _LayerReader:
     source: WeightSource
     prefix: str
     shard: Shard
-    keeps_codes: bool = False
 
     def norm(self, part: str, name: str | None) -> NamedMatrices:
         """Yield the weights of a norm of hidden rows, unless there is none."""
@@ -191,9 +180,7 @@ class _LayerReader:
     def _read(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> AnyMatrix:
-        if self.keeps_codes and len(shape) > 1:
-            return self.source.take_stored(f"{self.prefix}{name}", shape)
-        return self.source.take(f"{self.prefix}{name}", shape, rows=rows, columns=columns)
+        return self.source.take_stored(f"{self.prefix}{name}", shape, rows, columns)
 
     def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         return self.source.take(f"{self.prefix}{name}", shape, dtype=dtype)

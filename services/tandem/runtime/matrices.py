@@ -17,6 +17,12 @@ def select_rows(matrix: AnyMatrix, index: torch.Tensor | slice) -> AnyMatrix:
     return matrix[index if isinstance(index, slice) else index.to(matrix.device)]
 
 
+def select_columns(matrix: AnyMatrix, part: range) -> AnyMatrix:
+    """Return adjacent columns of a matrix, as floats if they begin or end inside a group of scales."""
+    selected = matrix.columns(part) if isinstance(matrix, CodedMatrix) else None
+    return to_floats(matrix)[:, part.start : part.stop].contiguous() if selected is None else selected
+
+
 def join_rows(matrices: Sequence[AnyMatrix]) -> AnyMatrix | None:
     """Return matrices of one width below each other as one; None if their formats differ."""
     coded = [matrix for matrix in matrices if isinstance(matrix, CodedMatrix)]
@@ -26,9 +32,13 @@ def join_rows(matrices: Sequence[AnyMatrix]) -> AnyMatrix | None:
 
 
 def join_as_floats(matrices: Sequence[AnyMatrix]) -> AnyMatrix:
-    """Return matrices of one width below each other as one, of floats if their formats differ."""
+    """Return matrices of one width below each other as one, of floats if their formats differ: of the type and on the
+    device of those that are floats."""
     joined = join_rows(matrices)
-    return torch.cat([to_floats(matrix) for matrix in matrices]) if joined is None else joined
+    if joined is not None:
+        return joined
+    like = next((matrix for matrix in matrices if isinstance(matrix, torch.Tensor)), torch.empty(0))
+    return torch.cat([to_floats(matrix).to(like) for matrix in matrices])
 
 
 def to_floats(matrix: AnyMatrix) -> torch.Tensor:

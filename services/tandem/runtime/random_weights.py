@@ -77,9 +77,11 @@ class RandomWeights:
         matrix = self._generate(name, shape, height, dtype or self._dtype)
         return matrix if columns is None else matrix[:, columns.start : columns.stop].contiguous()
 
-    def take_stored(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def take_stored(
+        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+    ) -> torch.Tensor:
         """Generate the tensor `name`, as `take` does."""
-        return self.take(name, shape)
+        return self.take(name, shape, rows, columns)
 
     def _generate(self, name: str, shape: tuple[int, ...], rows: range, dtype: torch.dtype) -> torch.Tensor:
         """Generate whole rows of a matrix of shape `shape`."""

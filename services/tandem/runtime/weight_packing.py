@@ -16,7 +16,7 @@ from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp
 from tandem.runtime.architectures.stored_format import AnyMatrix
 from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.int8 import head_group, layer_group, rounded
-from tandem.runtime.layer_tensors import Named, drop_unused, read_stored_layer
+from tandem.runtime.layer_tensors import Named, drop_unused, read_layer
 from tandem.runtime.matrices import select_rows, to_floats
 from tandem_kernels.native.pack import PANEL, gate_up_rows, pack_linear
 from tandem_kernels.native.pack_codes import PackedMatrix, pack_coded, pack_exact
@@ -42,7 +42,7 @@ def pack(config: DecoderSpec, checkpoint: Checkpoint, packing: Packing) -> Named
     table = (config.vocab_size, config.hidden_size)
     drop_unused(config, checkpoint)
     for i in range(config.num_layers):
-        for name, tensor in read_stored_layer(config, checkpoint, i):
+        for name, tensor in read_layer(config, checkpoint, i):
             is_matrix = len(tensor.shape) > 1 and name != "shared_gate"
             if name in ("gate_up", "gate_up.bias", "shared_gate_up"):
                 tensor = select_rows(tensor, _interleaved(tensor.shape[0], 1))

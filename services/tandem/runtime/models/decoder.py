@@ -19,16 +19,18 @@ import torch
 import torch.nn.functional as F
 
 from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, LayerSpec
+from tandem.runtime.architectures.stored_format import AnyMatrix
 from tandem.runtime.input_batch import Batch
 from tandem.runtime.int8 import head_group, layer_group, rounded
 from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.layer_tensors import drop_unused, read_layer, read_stored_layer
+from tandem.runtime.layer_tensors import drop_unused, read_layer
 from tandem.runtime.parallel.communicator import ALONE, Communicator
 from tandem.runtime.parallel.shard import WHOLE, Shard
 from tandem.runtime.random_weights import WeightSource
 from tandem.runtime.rope_frequencies import inverse_frequencies
 from tandem_kernels.contract import ExpertRouting, HeadNorms
-from tandem_kernels.dispatch import REFERENCE, Kernels, Product
+from tandem_kernels.device_codes import DeviceCodes
+from tandem_kernels.dispatch import REFERENCE, Kernels, Product, Weight
 from tandem_kernels.reference.coded import CodedMatrix, linear_codes
 from tandem_kernels.reference.experts import mix_experts
 
@@ -37,11 +39,11 @@ from tandem_kernels.reference.experts import mix_experts
 class Linear:
     """Linear layer in floating point: called with rows `[T, in]`, it returns rows `[T, out]`.
 
-    `product` computes it. `weight` is `[out, in]`, `bias` `[out]` or None.
+    `product` computes it. `weight` is `[out, in]`, floats or codes that stand for floats, `bias` `[out]` or None.
     """
 
     product: Product
-    weight: torch.Tensor
+    weight: Weight
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -64,7 +66,7 @@ class CodedLinear:
 class SideBySide:
     """Linear layers of the same rows, whose results are side by side."""
 
-    layers: tuple[CodedLinear, ...]
+    layers: tuple[Linear | CodedLinear, ...]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([layer(x) for layer in self.layers], dim=1)
@@ -87,15 +89,15 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True)
 class MixtureMlp:
-    """Mixture of experts. `router`: in the rows' dtype or in float32. `gate_up`, `down`: of all experts, as tensors see
-    `contract.mix_experts`, or as codes one by one. `shared`: MLP of every row, or None; `shared_gate` `[1, hidden]`:
+    """Mixture of experts. `router`: in the rows' dtype or in float32. `gate_up`, `down`: of all experts, see
+    `contract.mix_experts`, or as integers one by one. `shared`: MLP of every row, or None; `shared_gate` `[1, hidden]`:
     its result is multiplied by the sigmoid of a product with the row. `here`: the experts that this rank has."""
 
     routing: ExpertRouting
     router: torch.Tensor
     choice_bias: torch.Tensor | None
-    gate_up: torch.Tensor | list[CodedMatrix]
-    down: torch.Tensor | list[CodedMatrix]
+    gate_up: Weight | list[CodedMatrix]
+    down: Weight | list[CodedMatrix]
     shared: GatedMlp | None
     shared_gate: torch.Tensor | None
     here: range
@@ -106,7 +108,7 @@ class MixtureMlp:
         if len(self.here) < len(self.router):
             is_here = (experts >= self.here.start) & (experts < self.here.stop)
             experts = torch.where(is_here, experts - self.here.start, -1)
-        if isinstance(self.gate_up, torch.Tensor) and isinstance(self.down, torch.Tensor):
+        if not isinstance(self.gate_up, list) and not isinstance(self.down, list):
             mixed = kernels.mix_experts(rows, experts, weights, self.gate_up, self.down)
         else:
             linear, silu_mul = linear_codes, kernels.silu_mul
@@ -164,6 +166,7 @@ class Decoder:
         self.config = config
         inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
         self._ids = shard.vocab(config.vocab_size)
+        self._num_ids = len(Shard(0, shard.size).vocab(config.vocab_size))
         table = "model.embed_tokens.weight"
         rounded_head: CodedMatrix | None = None
         if is_int8 and config.tied_embeddings:
@@ -176,9 +179,10 @@ class Decoder:
         if is_int8:
             layers = [_make_rounded_layer(config, checkpoint, index) for index in range(config.num_layers)]
         else:
+            device = self._embeddings.device
             layers = [
-                _make_layer(config, layer, dict(read_layer(config, checkpoint, index, shard)), kernels.linear, shard)
-                for index, layer in enumerate(config.layers)
+                _make_layer(config, checkpoint, index, kernels, shard, device, self.dtype)
+                for index in range(config.num_layers)
             ]
         self._layers = tuple(layers)
         self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
@@ -191,7 +195,7 @@ class Decoder:
         elif is_int8:
             self._head = CodedLinear(self._take_rounded(checkpoint, "lm_head.weight"))
         else:
-            self._head = Linear(kernels.linear, self._take_table(checkpoint, "lm_head.weight"))
+            self._head = Linear(kernels.linear, self._take_head(checkpoint, "lm_head.weight"))
         if config.tied_embeddings:
             checkpoint.drop("lm_head.weight")
         checkpoint.finish()
@@ -280,47 +284,75 @@ class Decoder:
         """Load the rows of this rank's token ids, `[ids per rank, hidden]`.
 
         Rows behind the last id are zeros, so that all ranks have the same shape."""
-        num_rows = len(Shard(0, self._shard.size).vocab(self.config.vocab_size))
         table = checkpoint.take(name, (self.config.vocab_size, self.config.hidden_size), rows=self._ids)
-        return table if len(table) == num_rows else F.pad(table, (0, 0, 0, num_rows - len(table)))
+        return F.pad(table, (0, 0, 0, self._num_ids - len(table)))
+
+    def _take_head(self, checkpoint: WeightSource, name: str) -> Weight:
+        """Load the rows of this rank's token ids like `_take_table`, as codes if they are stored so and are as many as
+        other ranks'."""
+        if len(self._ids) < self._num_ids:
+            return self._take_table(checkpoint, name)
+        table = checkpoint.take_stored(name, (self.config.vocab_size, self.config.hidden_size), rows=self._ids)
+        return _held(table, self._kernels, self._embeddings.device, self.dtype)
 
 
 def _make_layer(
-    config: DecoderSpec, spec: LayerSpec, tensors: Mapping[str, torch.Tensor], product: Product, shard: Shard
+    config: DecoderSpec,
+    checkpoint: WeightSource,
+    index: int,
+    kernels: Kernels,
+    shard: Shard,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Layer:
-    """Build a rank's part of a layer from what `read_layer` yields, with matrices in floating point."""
+    """Build a rank's part of a layer, with matrices in floating point or codes that stand for them."""
+    tensors = dict(read_layer(config, checkpoint, index, shard))
+    vectors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
 
-    def linear(name: str) -> AnyLinear:
-        return Linear(product, tensors[name], tensors.get(f"{name}.bias"))
+    def linear(name: str) -> Linear:
+        weight = _held(tensors[name], kernels, device, dtype)
+        return Linear(kernels.linear, weight, vectors.get(f"{name}.bias"))
 
-    return _compose(config, spec, tensors, linear, lambda name, count: _split_rows(tensors[name], count), shard)
+    def experts(name: str, count: int) -> Weight:
+        whole = _held(tensors[name], kernels, device, dtype)
+        return whole.split_rows(count) if isinstance(whole, DeviceCodes) else whole.view(count, -1, whole.shape[1])
+
+    return _compose(config, config.layers[index], vectors, _joined(tensors, linear), experts, shard)
 
 
-def _split_rows(matrix: torch.Tensor, count: int) -> torch.Tensor:
-    """Return a matrix `[count * n, k]` as `[count, n, k]`."""
-    return matrix.view(count, -1, matrix.shape[1])
+def _held(matrix: AnyMatrix, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Weight:
+    """Return a matrix as kernels take it."""
+    return kernels.hold(matrix, device, dtype) if isinstance(matrix, CodedMatrix) else matrix.to(device, dtype)
+
+
+def _joined(
+    tensors: Mapping[str, AnyMatrix], layer: Callable[[str], Linear | CodedLinear]
+) -> Callable[[str], AnyLinear]:
+    """Return a function that makes the linear layer of a name: of one matrix, or of three side by side."""
+
+    def joined(name: str) -> AnyLinear:
+        return layer(name) if name in tensors else SideBySide(tuple(layer(f"{name}.{part}") for part in range(3)))
+
+    return joined
 
 
 def _make_rounded_layer(config: DecoderSpec, checkpoint: WeightSource, index: int) -> Layer:
     """Build a layer whose matrices are integers of at most 8 bits, as the checkpoint has them or rounded to int8."""
-    tensors = dict(read_stored_layer(config, checkpoint, index))
+    tensors = dict(read_layer(config, checkpoint, index))
     vectors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
 
     def coded(name: str) -> CodedMatrix:
         return rounded(tensors[name], layer_group(tensors[name].shape[1]))
 
-    def linear(name: str) -> AnyLinear:
-        if name in tensors:
-            return CodedLinear(coded(name), vectors.get(f"{name}.bias"))
-        parts = (f"{name}.{number}" for number in range(3))
-        return SideBySide(tuple(CodedLinear(coded(part), vectors.get(f"{part}.bias")) for part in parts))
+    def linear(name: str) -> CodedLinear:
+        return CodedLinear(coded(name), vectors.get(f"{name}.bias"))
 
     def experts(name: str, count: int) -> list[CodedMatrix]:
         whole = coded(name)
         size = whole.shape[0] // count
         return [whole.rows(slice(start, start + size)) for start in range(0, whole.shape[0], size)]
 
-    return _compose(config, config.layers[index], vectors, linear, experts)
+    return _compose(config, config.layers[index], vectors, _joined(tensors, linear), experts)
 
 
 def _compose(
@@ -328,7 +360,7 @@ def _compose(
     spec: LayerSpec,
     tensors: Mapping[str, torch.Tensor],
     linear: Callable[[str], AnyLinear],
-    experts: Callable[[str, int], torch.Tensor | list[CodedMatrix]],
+    experts: Callable[[str, int], Weight | list[CodedMatrix]],
     shard: Shard = WHOLE,
 ) -> Layer:
     """Build a layer. `tensors`: its vectors. `linear(name)` returns a matrix, `experts(name, count)` those of all

@@ -1,0 +1,117 @@
+"""Products with weights in few bits in Triton against those with the restored weights."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tandem_kernels.contract import ExpertRouting
+from tandem_kernels.device_codes import DeviceCodes, to_device_codes
+from tandem_kernels.dispatch import REFERENCE
+from tandem_kernels.reference.coded import CodedMatrix
+from tandem_kernels.triton import BATCH_INVARIANT, KERNELS
+from tests.covering import covering
+from tests.kernels.codes import FORMATS
+from tests.kernels.triton.tensors import DTYPES, randn
+
+_EVERY = [
+    case
+    for case in itertools.product(FORMATS, (1, 40, 70), (256, 512), ("f32", "bf16", "f16"), (False, True))
+    if (case[0], case[3]) != ("nvfp4", "f16")  # these random ones are too large
+]
+_SOME = covering(_EVERY)
+_GRID = [*_SOME, *(pytest.param(*case, marks=pytest.mark.nightly) for case in _EVERY if case not in _SOME)]
+
+
+def _held(matrix: CodedMatrix, device: torch.device) -> DeviceCodes:
+    return to_device_codes(matrix, device)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_device_has_the_bits_of_the_file(name: str, device: torch.device) -> None:
+    """Numbers of two to four bits take four, others eight."""
+    matrix = FORMATS[name].random(10, 512)
+    held = _held(matrix, device)
+    assert torch.equal(held.floats(), matrix.floats())
+    bits = 4 if matrix.numbers.bits <= 4 else 8
+    assert held.data.nbytes == 10 * matrix.shape[1] * bits // 8
+    assert held.num_bytes == held.data.nbytes + sum(part.nbytes for part in matrix.scales.parts)
+
+
+@pytest.mark.parametrize(("name", "rows", "inputs", "kind", "is_batch_invariant"), _GRID, ids=str)
+def test_products_are_those_of_the_restored_weights(
+    name: str, rows: int, inputs: int, kind: str, is_batch_invariant: bool, device: torch.device
+) -> None:
+    """Operands are the same bits, so that only the order of sums differs."""
+    dtype, matrix = DTYPES[kind], FORMATS[name].random(70, inputs)
+    kernels = BATCH_INVARIANT if is_batch_invariant else KERNELS
+    # Small rows: sums of powers of two up to 2**12 stay within half precision.
+    x, bias = randn(rows, matrix.shape[1], dtype=dtype) / 1024, randn(70, dtype=dtype, seed=5)
+    got = kernels.linear(x.to(device), kernels.hold(matrix, device, dtype), bias.to(device))
+    restored = matrix.floats().to(dtype)
+    expected = BATCH_INVARIANT.linear(x.to(device), restored.to(device), bias.to(device))
+    assert got.dtype == dtype
+    scale = x.double().abs() @ restored.double().abs().T + bias.double().abs()
+    ulps = 1e-5 if kind == "f32" else torch.finfo(dtype).eps
+    assert bool(((got - expected).cpu().double().abs() <= ulps * scale).all())
+
+
+@pytest.mark.parametrize("name", ["q4_k", "nvfp4", "fp8 of 64"])
+def test_a_row_has_the_same_bits_in_any_company(name: str, device: torch.device) -> None:
+    matrix = FORMATS[name].random(70, 256)
+    x, weight = randn(150, matrix.shape[1], dtype=torch.bfloat16).to(device), _held(matrix, device)
+    together = BATCH_INVARIANT.linear(x, weight, None)
+    for start, stop in ((0, 1), (17, 18), (5, 69), (1, 150)):
+        assert torch.equal(BATCH_INVARIANT.linear(x[start:stop], weight, None), together[start:stop])
+
+
+_MIXTURES = list(itertools.product(FORMATS, (2, 30), ("f32", "bf16"), (False, True)))
+_SOME_MIXTURES = covering(_MIXTURES)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "kind", "is_batch_invariant"),
+    [
+        *_SOME_MIXTURES,
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in _MIXTURES if case not in _SOME_MIXTURES),
+    ],
+)
+def test_mixtures_are_those_of_the_restored_experts(
+    name: str, rows: int, kind: str, is_batch_invariant: bool, device: torch.device
+) -> None:
+    """Of matrices in two formats, as files have them."""
+    dtype, kernels = DTYPES[kind], BATCH_INVARIANT if is_batch_invariant else KERNELS
+    experts, inner = 3, 96
+    gate_up = FORMATS[name].random(experts * 2 * inner, 256)
+    inputs = gate_up.shape[1]
+    down = FORMATS["q4_1"].random(experts * inputs, inner)
+    # Gates are about 1.
+    x = (randn(rows, inputs) / (16 * gate_up.floats().std())).to(dtype)
+    chosen, weights = REFERENCE.route(randn(rows, experts, seed=6).float(), None, ExpertRouting(2))
+    split = [_held(matrix, device).split_rows(experts) for matrix in (gate_up, down)]
+    got = kernels.mix_experts(x.to(device), chosen.to(device), weights.to(dtype).to(device), *split)
+    restored = [matrix.floats().to(dtype).view(experts, -1, matrix.shape[1]).to(device) for matrix in (gate_up, down)]
+    expected = kernels.mix_experts(x.to(device), chosen.to(device), weights.to(dtype).to(device), *restored)
+    largest = float(expected.abs().max())
+    assert largest > 0 and float((got - expected).abs().max()) <= (1e-5 if kind == "f32" else 2e-2) * largest
+
+
+def test_what_it_does_not_multiply_is_refused(device: torch.device) -> None:
+    weight = _held(FORMATS["q4_0"].random(3, 64), device)
+    x = torch.zeros(2, 64, device=device)
+    for linear in (KERNELS.linear, BATCH_INVARIANT.linear):
+        with pytest.raises(ValueError, match=r"rows \(2, 32\) times a weight \(3, 64\)"):
+            linear(x[:, :32].contiguous(), weight, None)
+        with pytest.raises(ValueError, match="float64"):
+            linear(x.double(), weight, None)
+        with pytest.raises(ValueError, match="a bias"):
+            linear(x, weight, x[0, :2])
+
+
+def test_float64_is_multiplied_in_floats(device: torch.device) -> None:
+    """Kernels for codes have no products in float64."""
+    matrix = FORMATS["q4_0"].random(3, 64)
+    held = KERNELS.hold(matrix, device, torch.float64)
+    assert isinstance(held, torch.Tensor) and torch.equal(held.cpu(), matrix.floats().double())
