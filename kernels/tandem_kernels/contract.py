@@ -14,10 +14,15 @@ and reads and writes nothing that is not named.
 A kernel is *batch-invariant* if a row's result has the same bits whatever other rows are in the call, and for
 `paged_attention` also wherever the row's chunk begins.
 
+hold(matrix, device, dtype) -> Weight
+    A `CodedMatrix` as these kernels take it, on `device`: its floats rounded to `dtype`, or codes that stand for them.
+
 linear(x, weight, bias) -> [T, out]
     `x @ weight.T + bias` of `x` `[T, in]`, contiguous `weight` `[out, in]` and `bias` `[out]` (None: no bias), all of
     one dtype. Products accumulate in float32 for half types. The sum is rounded once at the end, or once before and
-    once after adding the bias.
+    once after adding the bias. A weight in codes that `hold` returned is multiplied as its floats, rounded to the dtype
+    of `x`. If it rounds rows, it is multiplied as its float32 numbers, and `x` as `float8(x / scale) * scale`, rounded
+    as `cache_write` does, where 128 adjacent components have one scale.
 
 rms_norm(x, weight, eps) -> like x
     `x` is `[..., D']`, `weight` `[D']` of the same dtype. The mean of squares and the scaling are computed in float32

@@ -7,28 +7,36 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tandem_kernels.reference.coded import CodedMatrix, NumberFormat, Scales
+from tandem_kernels.reference.coded import CodedMatrix, NumberFormat, ScaleFormat, Scales
 
+ROW_GROUP = 128
+"""Adjacent components of a row that share a scale where rows are rounded to float8."""
 _NIBBLE_BITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCodes:
-    """Weights `[..., n, k]` in few bits. `data`: uint8, `shape` in row-major order: of numbers of at most four bits two
-    to a byte, the lower bits first, of others one. The parts of `scales` have a row per row of k weights."""
+    """Weights `[..., n, k]` in few bits. `data`: uint8, the codes in row-major order: of numbers of at most four bits
+    two to a byte, the lower bits first, of others one. The parts of `scales` have a row per row of k weights.
+    `rounds_rows`: products are those of rows rounded to float8, see `contract.linear`."""
 
     numbers: NumberFormat
     data: torch.Tensor
     scales: Scales
     shape: tuple[int, ...]
-
-    @property
-    def device(self) -> torch.device:
-        return self.data.device
+    rounds_rows: bool = False
 
     @property
     def num_bytes(self) -> int:
         return self.data.nbytes + sum(part.nbytes for part in self.scales.parts)
+
+    def rounding_rows(self) -> DeviceCodes:
+        """Return the same weights, whose products round rows to float8 if the numbers are of float8 and no group of
+        scales begins or ends inside `ROW_GROUP` components."""
+        scales = self.scales
+        is_whole = scales.group == self.shape[-1] or scales.group % ROW_GROUP == 0
+        is_float8 = self.numbers is NumberFormat.E4M3 and scales.format in (ScaleFormat.FLOAT, ScaleFormat.HALF)
+        return replace(self, rounds_rows=is_float8 and is_whole)
 
     def split_rows(self, count: int) -> DeviceCodes:
         """Return a matrix `[count * n, k]` as `[count, n, k]`."""

@@ -29,6 +29,7 @@ from tests.golden.conftest import TinyModels
 from tests.golden.models import NEAR_TIE, TINY, TINY_DENSE, TINY_VOCAB, Reference, make_wide, teacher_forced
 from tests.golden.parallel import Wrap, ranked_executor
 from tests.golden.steps import generate
+from tests.golden.stored_formats import write_random
 from tests.stand_in import stand_in_for_a_gpu
 
 _OUTPUTS = 6
@@ -160,6 +161,17 @@ def test_four_ranks_and_a_vocabulary_that_they_do_not_divide(wide: Reference, ra
         torch.testing.assert_close(
             teacher_forced(executor, _prompts()[-1]), wide.logits(_prompts()[-1]), atol=1e-9, rtol=1e-9
         )
+
+
+@pytest.mark.parametrize(("model", "name"), [("llama", "awq"), ("qwen3-moe", "nvfp4")])
+def test_two_ranks_of_weights_in_few_bits(
+    tiny: TinyModels, ranked: Ranked, tmp_path: Path, model: str, name: str
+) -> None:
+    stored, values = write_random(tiny(model, "float32"), tmp_path, name)
+    tokens = _prompts()[-1]
+    with ranked(stored, 2) as executor:
+        delta = teacher_forced(executor, tokens) - values.logits(tokens)
+    assert float(delta.abs().max()) < NEAR_TIE
 
 
 @pytest.mark.parametrize("name", ["llama-yarn", "qwen3"])

@@ -120,6 +120,22 @@ def test_selected_rows_are_those_of_the_floats(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_columns_are_those_of_the_floats(name: str) -> None:
+    """Parts that begin and end between groups keep their codes; a scale of whole rows fits any part."""
+    form = FORMATS[name]
+    matrix = form.random(6, 2304)
+    width = matrix.shape[1]
+    floats = matrix.floats()
+    part = range(width // 3, 2 * width // 3)
+    found = matrix.columns(part)
+    assert found is not None and torch.equal(found.floats(), floats[:, part.start : part.stop])
+    assert found.scales.format is matrix.scales.format
+    assert matrix.columns(range(width - 16)) is None
+    if form.multiple > 32:
+        assert matrix.columns(range(32, width)) is None
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_rows_that_are_no_whole_groups_are_refused(name: str) -> None:
     weight = FORMATS[name].random(4, 64)
     with pytest.raises(ValueError, match="no whole groups"):

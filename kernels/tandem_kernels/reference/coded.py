@@ -13,6 +13,7 @@ from enum import IntEnum
 
 import torch
 
+from tandem_kernels.contract import FLOAT8, FLOAT8_MAX
 from tandem_kernels.reference.linear_int8 import GROUP, fma, linear_int8, quantize_rows, quantize_weight
 
 OUTER_GROUP = 256
@@ -24,6 +25,7 @@ _FRACTION_BITS = 23
 _INNER_ZERO = 128
 _INT8_ZERO = 128
 _CHUNK_ROWS = 4096
+_FLOAT8_GROUP = 128
 
 
 class NumberFormat(IntEnum):
@@ -209,6 +211,20 @@ def round_to_int8(weight: torch.Tensor, group: int | None = None) -> CodedMatrix
     codes = (values.to(torch.int16) + _INT8_ZERO).to(torch.uint8)
     parts = Scales(ScaleFormat.FLOAT, (scales,), group or weight.shape[1], _INT8_ZERO)
     return CodedMatrix(NumberFormat.INT8, codes, parts)
+
+
+def round_to_float8(weight: torch.Tensor) -> CodedMatrix:
+    """Return float `weight` `[n, k]` rounded to float8 with a float32 scale per 128 components of a row, or per row if
+    k is no multiple of them: `max |w| / 448`, or 1 where that is 0 or subnormal."""
+    n, k = weight.shape
+    group = _FLOAT8_GROUP if k % _FLOAT8_GROUP == 0 else k
+    wide = weight.to(torch.float32).view(n, k // group, group)
+    scales = wide.abs().amax(-1) / FLOAT8_MAX
+    scales = torch.where(scales < torch.finfo(torch.float32).tiny, 1.0, scales)
+    numbers = (wide / scales[..., None]).clamp(-FLOAT8_MAX, FLOAT8_MAX).to(FLOAT8)
+    return CodedMatrix(
+        NumberFormat.E4M3, numbers.view(torch.uint8).view(n, k), Scales(ScaleFormat.FLOAT, (scales,), group)
+    )
 
 
 def has_integer_product(matrix: CodedMatrix) -> bool:

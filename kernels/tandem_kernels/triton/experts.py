@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 
 from tandem_kernels.device_codes import DeviceCodes
-from tandem_kernels.triton.attention_tile import FUSED, operand
+from tandem_kernels.triton.attention_tile import FUSED
 from tandem_kernels.triton.interpret import UNFUSED, narrow, rounded_to, widen
 from tandem_kernels.triton.linear import LinearTiles
-from tandem_kernels.triton.weight_tile import arguments_of, inputs_per_tile, weight_tile
+from tandem_kernels.triton.product import add_product, arguments_of, inputs_per_tile, row_tile
 
 FEW, MANY = "few", "many"
 TILES = {
@@ -67,8 +67,9 @@ def _divide(chosen: torch.Tensor, num_experts: int, block_m: int) -> _Tiles:
 @triton.jit
 def _gate_up_kernel(
     p_out,  # [places, INNER], places in the order of `p_order`
-    p_x,  # [rows, INPUTS]
-    p_weight,  # [EXPERTS, 2 * INNER, INPUTS], with `scales` and `FORM` the fields of `WeightArguments`
+    p_x,  # [rows, INPUTS]; up to `scales`, and FORM, see `ProductArguments`
+    p_x_scales,
+    p_weight,  # [EXPERTS, 2 * INNER, INPUTS]
     scales,
     p_order,
     p_experts,
@@ -92,19 +93,18 @@ def _gate_up_kernel(
         o_places = tl.load(p_begins + i_tile) + tl.arange(0, BLOCK_M)
         m_places = o_places < tl.load(p_ends + i_tile)
         rows = tl.load(p_order + o_places, mask=m_places, other=0) // CHOSEN
-        o_inputs = tl.arange(0, BLOCK_K)
-        p_rows = p_x + rows[:, None] * INPUTS + o_inputs[None, :]
         o_gate = expert * 2 * INNER + o_inner
         b_gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         b_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         dtype: tl.constexpr = p_out.dtype.element_ty
         for start in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
-            m_inputs = (start + o_inputs < INPUTS)[None, :]
-            b_x = operand(tl.load(p_rows + start, mask=m_places[:, None] & m_inputs, other=0.0))
-            b_weight = weight_tile(p_weight, scales, o_gate, m_inner, start, FORM, INPUTS, BLOCK_K, dtype)
-            b_gate = tl.dot(b_x, tl.trans(b_weight), b_gate, input_precision="ieee")
-            b_weight = weight_tile(p_weight, scales, o_gate + INNER, m_inner, start, FORM, INPUTS, BLOCK_K, dtype)
-            b_up = tl.dot(b_x, tl.trans(b_weight), b_up, input_precision="ieee")
+            b_x, b_scales = row_tile(p_x, p_x_scales, rows, m_places, start, FORM, INPUTS, BLOCK_K)
+            b_gate = add_product(
+                b_gate, b_x, b_scales, p_weight, scales, o_gate, m_inner, start, FORM, INPUTS, BLOCK_K, dtype
+            )
+            b_up = add_product(
+                b_up, b_x, b_scales, p_weight, scales, o_gate + INNER, m_inner, start, FORM, INPUTS, BLOCK_K, dtype
+            )
         # As `linear` and `silu_mul` round.
         b_gate, b_up = rounded_to(b_gate, dtype), rounded_to(b_up, dtype)
         b_silu = tl.div_rn(b_gate, 1.0 + tl.exp(-b_gate))
@@ -115,8 +115,9 @@ def _gate_up_kernel(
 @triton.jit
 def _down_kernel(
     p_out,  # [places, OUTPUTS], places row by row
-    p_inner,  # [places, INNER], places in the order of `p_order`
-    p_weight,  # [EXPERTS, OUTPUTS, INNER], with `scales` and `FORM` the fields of `WeightArguments`
+    p_inner,  # [places, INNER], places in the order of `p_order`; up to `scales`, and FORM, see `ProductArguments`
+    p_inner_scales,
+    p_weight,  # [EXPERTS, OUTPUTS, INNER]
     scales,
     p_factors,  # [places], places row by row
     p_order,
@@ -140,16 +141,14 @@ def _down_kernel(
         o_places = tl.load(p_begins + i_tile) + tl.arange(0, BLOCK_M)
         m_places = o_places < tl.load(p_ends + i_tile)
         places = tl.load(p_order + o_places, mask=m_places, other=0)
-        o_inner = tl.arange(0, BLOCK_K)
-        p_rows = p_inner + o_places[:, None] * INNER + o_inner[None, :]
+        o_weights = expert * OUTPUTS + o_outputs
         b_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         dtype: tl.constexpr = p_out.dtype.element_ty
         for start in tl.range(0, INNER, BLOCK_K, num_stages=STAGES):
-            m_inner = (start + o_inner < INNER)[None, :]
-            b_x = operand(tl.load(p_rows + start, mask=m_places[:, None] & m_inner, other=0.0))
-            o_weights = expert * OUTPUTS + o_outputs
-            b_weight = weight_tile(p_weight, scales, o_weights, m_outputs, start, FORM, INNER, BLOCK_K, dtype)
-            b_acc = tl.dot(b_x, tl.trans(b_weight), b_acc, input_precision="ieee")
+            b_x, b_scales = row_tile(p_inner, p_inner_scales, o_places, m_places, start, FORM, INNER, BLOCK_K)
+            b_acc = add_product(
+                b_acc, b_x, b_scales, p_weight, scales, o_weights, m_outputs, start, FORM, INNER, BLOCK_K, dtype
+            )
         b_factors = widen(tl.load(p_factors + places, mask=m_places, other=0.0))
         b_part = rounded_to(b_acc, dtype) * b_factors[:, None]
         p_tile = p_out + places[:, None] * OUTPUTS + o_outputs[None, :]
@@ -199,15 +198,15 @@ def mix_experts(
     between = torch.empty((num_places, inner), dtype=x.dtype, device=x.device)
     parts = torch.empty((num_places, width), dtype=x.dtype, device=x.device)
     num_tiles = len(places.experts)
-    data, scales, form = arguments_of(gate_up)
+    *arguments, form = arguments_of(x.contiguous(), gate_up)
     _gate_up_kernel[(num_tiles * triton.cdiv(inner, tiles.block_n),)](
-        between, x.contiguous(), data, scales, *places,
+        between, *arguments, *places,
         FORM=form, CHOSEN=num_chosen, EXPERTS=num_experts, INPUTS=width, INNER=inner,
         BLOCK_K=inputs_per_tile(gate_up, tiles.block_k), **blocks, **options,
     )  # fmt: skip
-    data, scales, form = arguments_of(down)
+    *arguments, form = arguments_of(between, down)
     _down_kernel[(num_tiles * triton.cdiv(width, tiles.block_n),)](
-        parts, between, data, scales, weights.contiguous(), *places,
+        parts, *arguments, weights.contiguous(), *places,
         FORM=form, EXPERTS=num_experts, INNER=inner, OUTPUTS=width,
         BLOCK_K=inputs_per_tile(down, tiles.block_k), **blocks, **options,
     )  # fmt: skip

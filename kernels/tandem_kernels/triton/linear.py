@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 
 from tandem_kernels.device_codes import DeviceCodes
-from tandem_kernels.triton.attention_tile import FUSED, operand
+from tandem_kernels.triton.attention_tile import FUSED
 from tandem_kernels.triton.interpret import narrow, widen
-from tandem_kernels.triton.weight_tile import arguments_of, inputs_per_tile, weight_tile
+from tandem_kernels.triton.product import add_product, arguments_of, inputs_per_tile, row_tile
 
 
 class LinearTiles(NamedTuple):
@@ -66,8 +66,9 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(
     p_out,  # [num_rows, OUTPUTS]
-    p_x,  # [num_rows, INPUTS]
-    p_weight,  # [OUTPUTS, INPUTS], with `scales` and `FORM` the fields of `WeightArguments`
+    p_x,  # [num_rows, INPUTS]; up to `scales`, and FORM, see `ProductArguments`
+    p_x_scales,
+    p_weight,  # [OUTPUTS, INPUTS]
     scales,
     p_bias,  # [OUTPUTS] or None
     num_rows,
@@ -88,24 +89,19 @@ def _linear_kernel(
     o_outputs = i_tile % in_band // height * BLOCK_N + tl.arange(0, BLOCK_N)
     m_rows, m_outputs = o_rows < num_rows, o_outputs < OUTPUTS
 
-    o_inputs = tl.arange(0, BLOCK_K)
     # Row offsets are 64 bits wide, because a matrix may have more than 2**31 elements.
-    p_x += o_rows.to(tl.int64)[:, None] * INPUTS + o_inputs[None, :]
-    o_weights = o_outputs.to(tl.int64)
+    o_rows, o_outputs = o_rows.to(tl.int64), o_outputs.to(tl.int64)
     b_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    dtype: tl.constexpr = p_out.dtype.element_ty
     for start in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
-        m_inputs = (start + o_inputs < INPUTS)[None, :]
-        # [BLOCK_M, BLOCK_K], [BLOCK_N, BLOCK_K]. Masked elements are not read.
-        b_x = operand(tl.load(p_x + start, mask=m_rows[:, None] & m_inputs, other=0.0))
-        b_weight = weight_tile(
-            p_weight, scales, o_weights, m_outputs, start, FORM, INPUTS, BLOCK_K, p_x.dtype.element_ty
+        b_x, b_scales = row_tile(p_x, p_x_scales, o_rows, m_rows, start, FORM, INPUTS, BLOCK_K)
+        b_acc = add_product(
+            b_acc, b_x, b_scales, p_weight, scales, o_outputs, m_outputs, start, FORM, INPUTS, BLOCK_K, dtype
         )
-        # "ieee": no TF32 for float32.
-        b_acc = tl.dot(b_x, tl.trans(b_weight), b_acc, input_precision="ieee")
     if p_bias is not None:
         b_acc += widen(tl.load(p_bias + o_outputs, mask=m_outputs, other=0.0))[None, :]
-    p_out += o_rows.to(tl.int64)[:, None] * OUTPUTS + o_outputs[None, :]
-    tl.store(p_out, narrow(b_acc, p_out.dtype.element_ty), mask=m_rows[:, None] & m_outputs[None, :])
+    p_out += o_rows[:, None] * OUTPUTS + o_outputs[None, :]
+    tl.store(p_out, narrow(b_acc, dtype), mask=m_rows[:, None] & m_outputs[None, :])
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor | DeviceCodes, bias: torch.Tensor | None) -> torch.Tensor:
@@ -132,12 +128,10 @@ def _launch(
     out = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    data, scales, form = arguments_of(weight)
+    *arguments, form = arguments_of(x.contiguous(), weight)
     _linear_kernel[(triton.cdiv(num_rows, tiles.block_m) * triton.cdiv(outputs, tiles.block_n),)](
         out,
-        x.contiguous(),
-        data,
-        scales,
+        *arguments,
         bias,
         num_rows,
         FORM=form,

@@ -66,9 +66,10 @@ class ModelConfig:
     model.id."""
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     """Choose the data type of weights, activations and KV cache. auto means float32 on a CPU and bfloat16 on a GPU."""
-    quantization: Literal["none", "int8"] = "none"
-    """Quantize the weights when they are loaded. int8 stores them in at most 8 bits, rounds activations to 8 bits,
-    changes the output slightly and runs on a CPU only; none computes in model.dtype."""
+    quantization: Literal["none", "int8", "fp8"] = "none"
+    """Quantize the weights when they are loaded. int8, on a CPU only, stores them in at most 8 bits and rounds
+    activations to 8 bits; fp8, on a GPU only, does the same in float8. Both change the output slightly. none computes
+    in model.dtype."""
     batch_invariant: bool = False
     """Make the logits of a token independent, bit for bit, of the other requests in its batch and of the chunks of its
     prompt. It is slower on a GPU; the compiled CPU kernels always compute this way."""

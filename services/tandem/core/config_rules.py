@@ -78,10 +78,10 @@ def _model_violations(config: Config) -> Iterator[Violation]:
         yield "model.id", "must not be empty: name a directory, a .gguf file or a hub id"
     if not all(model.served_names) or len(set(model.served_names)) < len(model.served_names):
         yield "model.served_name", "must list different names separated by commas, none of them empty"
-    if model.device == "cuda" and model.quantization != "none":
+    if model.device == "cuda" and model.quantization == "int8":
         yield (
             "model.quantization",
-            "must be none where model.device is cuda, because only the CPU kernels compute with int8",
+            "must be none or fp8 where model.device is cuda, because only the CPU kernels compute with int8",
         )
     if model.device == "cuda" and model.dtype == "float64":
         yield "model.dtype", "must be float32, bfloat16 or float16 where model.device is cuda"

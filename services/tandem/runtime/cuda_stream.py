@@ -116,17 +116,15 @@ def device_kernels(device: torch.device, *, batch_invariant: bool = False) -> Ke
     return kernels
 
 
-def require_float8(device: torch.device) -> None:
-    """Check that the kernels can read float8 KV on this GPU.
+def require_float8(device: torch.device, setting: str, other: str) -> None:
+    """Check that the kernels can compute with float8 on this GPU, as `setting` requires and `other` does not.
 
     Raises TandemError if its compute capability is below 8.9."""
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < LEAST_FLOAT8:
         name = torch.cuda.get_device_name(device)
-        message = (
-            f"engine.kv_cache_dtype needs compute capability 8.9 or later, {name} has {major}.{minor}: set it to auto"
-        )
-        raise TandemError(ErrorKind.UNSUPPORTED, message, param="kv_cache_dtype")
+        message = f"{setting} needs compute capability 8.9 or later, {name} has {major}.{minor}: set it to {other}"
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param=setting.partition(".")[2])
 
 
 def arithmetic() -> str:

@@ -93,7 +93,9 @@ def _load(
 
     All ranks load concurrently. Raises TandemError."""
     if engine.kv_cache_dtype == "float8_e4m3fn":
-        require_float8(device)
+        require_float8(device, "engine.kv_cache_dtype", "auto")
+    if model.quantization == "fp8":
+        require_float8(device, "model.quantization", "none")
     kernels = device_kernels(device, batch_invariant=model.batch_invariant)
     # torch does little work on the CPU here, and workers share the cores.
     torch.set_num_threads(1)

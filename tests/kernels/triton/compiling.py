@@ -4,7 +4,8 @@ Tensors have no memory, so that a call fails that looks at a number on the host:
 not be captured in a CUDA graph.
 
 `python -m tests.kernels.triton.compiling TYPE...` prints the name of each kernel that was compiled, once for each way,
-and `wgmma` behind it where it multiplies by Hopper's own instructions.
+`of codes` or `of float8` behind it where weights are in few bits or products in float8, and `wgmma` where it multiplies
+by Hopper's own instructions.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tandem_kernels.contract import FLOAT8, HeadNorms, LayerKV, SamplingRows
+from tandem_kernels.device_codes import DeviceCodes, has_nibbles
+from tandem_kernels.reference.coded import NumberFormat, ScaleFormat, Scales
+from tandem_kernels.triton import BATCH_INVARIANT, KERNELS
 
 _WITHOUT_STACK = ("_gate_up_kernel", "_down_kernel", "_linear_kernel")
 """Kernels whose threads should keep everything in registers."""
@@ -50,7 +54,9 @@ def compile_instead(found: dict[str, Any]) -> None:
 
         def launch(*args: Any, **options: Any) -> None:
             compiled = kernel.run(*args, grid=grid, warmup=True, **options)
-            found[f"{kernel.__name__} {compiled.hash}"] = compiled
+            numbers, *_, is_float8 = options.get("FORM", (0, False))
+            kind = " of float8" if is_float8 else " of codes" if numbers else ""
+            found[f"{kernel.__name__}{kind} {compiled.hash}"] = compiled
 
         return launch
 
@@ -68,9 +74,37 @@ def stack_of(cubin: bytes) -> int:
     return sum(int(size) for size in re.findall(r"STACK:(\d+)", output))
 
 
-def _call_all(dtype: torch.dtype) -> None:
-    from tandem_kernels.triton import BATCH_INVARIANT, KERNELS
+def _codes(n: int, k: int, numbers: NumberFormat, scales: Scales) -> DeviceCodes:
+    per_byte = 2 if has_nibbles(numbers) else 1
+    return DeviceCodes(numbers, torch.zeros(n, k // per_byte, dtype=torch.uint8), scales, (n, k))
 
+
+def _q4_k(n: int, k: int) -> DeviceCodes:
+    inner, outer = torch.zeros(n, k // 32, dtype=torch.uint8), torch.zeros(n, k // 256, dtype=torch.float16)
+    scales = Scales(ScaleFormat.INNER_PAIRS, (inner, inner, outer, outer), 32)
+    return _codes(n, k, NumberFormat.INT4, scales)
+
+
+def _nvfp4(n: int, k: int) -> DeviceCodes:
+    scales = Scales(ScaleFormat.FLOAT8, (torch.zeros(n, k // 16, dtype=torch.uint8), torch.zeros(n, 1)), 16)
+    return _codes(n, k, NumberFormat.E2M1, scales)
+
+
+def _float8(n: int, k: int) -> DeviceCodes:
+    scales = Scales(ScaleFormat.FLOAT, (torch.zeros(n, k // 128),), 128)
+    return _codes(n, k, NumberFormat.E4M3, scales).rounding_rows()
+
+
+def _call_products_of_codes(dtype: torch.dtype) -> None:
+    for rows in (2, 256):
+        chosen, weights = torch.zeros(rows, 8, dtype=torch.int64), torch.zeros(rows, 8)
+        for make in (_q4_k, _nvfp4, _float8):
+            KERNELS.linear(torch.zeros(rows, 4096, dtype=dtype), make(4096, 4096), None)
+            matrices = make(64 * 2 * 768, 2048).split_rows(64), make(64 * 2048, 768).split_rows(64)
+            KERNELS.mix_experts(torch.zeros(rows, 2048, dtype=dtype), chosen, weights, *matrices)
+
+
+def _call_all(dtype: torch.dtype) -> None:
     row, weight, ids = torch.zeros(2, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype), torch.tensor([1, 0])
     KERNELS.rms_norm(row, weight, 1e-5)
     KERNELS.add_rms_norm(row, row, weight, 1e-5)
@@ -83,6 +117,7 @@ def _call_all(dtype: torch.dtype) -> None:
             chosen, weights = torch.zeros(rows, 8, dtype=torch.int64), torch.zeros(rows, 8)
             matrices = torch.zeros(64, 2 * 768, 2048, dtype=dtype), torch.zeros(64, 2048, 768, dtype=dtype)
             KERNELS.mix_experts(torch.zeros(rows, 2048, dtype=dtype), chosen, weights, *matrices)
+        _call_products_of_codes(dtype)
     doubles, longs = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     rows = SamplingRows(doubles, longs, doubles, doubles, longs, longs, longs)
     # A number that is 1 is a constant to the compiler.
@@ -113,7 +148,8 @@ def main(types: list[str]) -> None:
         instruction = " wgmma" if "wgmma.mma_async" in compiled.asm["ptx"] else ""
         kind = name.split()[0]
         stack = stack_of(compiled.asm["cubin"]) if kind in _WITHOUT_STACK else 0
-        sys.stdout.write(f"{kind}{instruction}{f' stack {stack}' if stack else ''}\n")
+        what = name.rpartition(" ")[0]
+        sys.stdout.write(f"{what}{instruction}{f' stack {stack}' if stack else ''}\n")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ import itertools
 import pytest
 import torch
 
-from tandem_kernels.contract import ExpertRouting
+from tandem_kernels.contract import FLOAT8, FLOAT8_MAX, ExpertRouting
 from tandem_kernels.device_codes import DeviceCodes, to_device_codes
 from tandem_kernels.dispatch import REFERENCE
-from tandem_kernels.reference.coded import CodedMatrix
+from tandem_kernels.reference.coded import CodedMatrix, NumberFormat, ScaleFormat, Scales, round_to_float8
+from tandem_kernels.reference.experts import mix_experts
 from tandem_kernels.triton import BATCH_INVARIANT, KERNELS
 from tests.covering import covering
 from tests.kernels.codes import FORMATS
@@ -108,6 +109,69 @@ def test_what_it_does_not_multiply_is_refused(device: torch.device) -> None:
             linear(x.double(), weight, None)
         with pytest.raises(ValueError, match="a bias"):
             linear(x, weight, x[0, :2])
+
+
+_ROUNDED = {
+    "of blocks": (256, Scales(ScaleFormat.FLOAT, (randn(70, 2).abs() / 64,), 128)),
+    "of rows": (192, Scales(ScaleFormat.FLOAT, (randn(70, 1).abs() / 64,), 192)),
+    "of rows in halves": (96, Scales(ScaleFormat.HALF, (randn(70, 1).abs().half() / 64,), 96)),
+}
+
+
+def _float8(name: str) -> CodedMatrix:
+    width, scales = _ROUNDED[name]
+    return CodedMatrix(NumberFormat.E4M3, FORMATS["fp8 of 64"].random(70, 384).codes[:, :width].contiguous(), scales)
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    """Return rows of float32 rounded to float8 in groups of 128."""
+    groups = [group.float() for group in x.split(128, 1)]
+    scales = [group.abs().amax(1, keepdim=True) / FLOAT8_MAX for group in groups]
+    scales = [torch.where(scale > 0, scale, 1.0) for scale in scales]
+    return torch.cat([(g / s).to(FLOAT8).float() * s for g, s in zip(groups, scales, strict=True)], 1)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("name", _ROUNDED)
+def test_rows_are_rounded_to_float8(name: str, kind: str, rows: int, device: torch.device) -> None:
+    dtype, matrix = DTYPES[kind], _float8(name)
+    x, bias = randn(rows, matrix.shape[1], dtype=dtype), randn(70, dtype=dtype, seed=5)
+    x[0, :50] = 0
+    x[-1, -50:] *= 1e4
+    weight = _held(matrix, device).rounding_rows()
+    assert weight.rounds_rows
+    got = KERNELS.linear(x.to(device), weight, bias.to(device))
+    exact = _rounded(x).double() @ matrix.floats().double().T + bias.double()
+    scale = _rounded(x).double().abs() @ matrix.floats().double().abs().T + bias.double().abs()
+    assert bool(((got.cpu().double() - exact).abs() <= (1e-6 if kind == "f32" else 2.0**-8) * scale).all())
+    plain = x.double() @ matrix.floats().double().T + bias.double()
+    assert bool(((plain - exact).abs() > 1e-4 * scale).any()), "nothing was rounded"
+    alone = BATCH_INVARIANT.linear(x[-1:].to(device), weight, None)
+    assert torch.equal(alone, BATCH_INVARIANT.linear(x.to(device), weight, None)[-1:])
+
+
+def test_mixtures_round_rows_too(device: torch.device) -> None:
+    experts, inner = 3, 160
+    matrices = [round_to_float8(randn(experts * n, k, seed=n) / 16) for n, k in ((2 * inner, 256), (256, inner))]
+    held = [_held(matrix, device).rounding_rows().split_rows(experts) for matrix in matrices]
+    x = randn(9, 256)
+    chosen, weights = REFERENCE.route(randn(9, experts, seed=6), None, ExpertRouting(2))
+    got = KERNELS.mix_experts(x.to(device), chosen.to(device), weights.to(device), *held)
+    floats = [matrix.floats().view(experts, -1, matrix.shape[1]) for matrix in matrices]
+
+    def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return _rounded(rows) @ weight.T
+
+    expected = mix_experts(x, chosen, weights, *floats, linear=linear, silu_mul=REFERENCE.silu_mul)
+    # A number between the two may fall to the other side of a tie.
+    assert float((got.cpu() - expected).abs().max() / expected.abs().max()) < 1e-2
+    assert float((got.cpu() - expected).abs().mean() / expected.abs().mean()) < 1e-4
+
+
+def test_only_float8_in_whole_groups_rounds_rows(device: torch.device) -> None:
+    for name in ("fp8 of 64", "nvfp4", "q8_0"):
+        assert not _held(FORMATS[name].random(2, 256), device).rounding_rows().rounds_rows
 
 
 def test_float64_is_multiplied_in_floats(device: torch.device) -> None:

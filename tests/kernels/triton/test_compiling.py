@@ -21,6 +21,13 @@ _KERNELS = {
     "_down_kernel",
     "_down_kernel wgmma",
     "_sum_kernel",
+    *(
+        f"{kernel} of {numbers}{instruction}"
+        for kernel in ("_linear_kernel", "_gate_up_kernel", "_down_kernel")
+        for numbers in ("codes", "float8")
+        for instruction in ("", " wgmma")
+    ),
+    "_round_kernel",
     "_rope_cache_kernel",
     "_copy_kernel",
     "_digest_kernel",

@@ -36,11 +36,12 @@ def test_a_gpu_on_which_tiles_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPa
 def test_float8_takes_a_gpu_that_has_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an older GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    with pytest.raises(TandemError, match=r"an older GPU has 8\.0") as refused:
-        cuda_stream.require_float8(torch.device("cuda"))
+    needed = torch.device("cuda"), "engine.kv_cache_dtype", "auto"
+    with pytest.raises(TandemError, match=r"kv_cache_dtype needs .*an older GPU has 8\.0: set it to auto") as refused:
+        cuda_stream.require_float8(*needed)
     assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "kv_cache_dtype")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    cuda_stream.require_float8(torch.device("cuda"))
+    cuda_stream.require_float8(*needed)
 
 
 def test_bits_depend_on_the_gpu_and_on_who_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,12 @@ def test_batch_invariance_on_a_cpu_is_the_compiled_kernels(model_dir: Path) -> N
         assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "batch_invariant")
 
 
+def test_fp8_needs_a_gpu(model_dir: Path) -> None:
+    with pytest.raises(TandemError, match="fp8 runs on a GPU only") as refused:
+        _load(model_dir, ModelConfig(quantization="fp8"))
+    assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "quantization")
+
+
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_batch_invariant_kernels_are_requested_on_a_gpu(
     batch_invariant: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ from tandem.core.errors import TandemError
 from tandem.runtime.architectures.quantization_config import read_stored_formats
 from tandem.runtime.architectures.stored_format import GGUF_TYPES, GgufFormat
 from tandem.runtime.checkpoint import SINGLE_FILE, Checkpoint
+from tandem.runtime.matrices import to_floats
 from tandem_kernels.reference.coded import CodedMatrix
 from tests.stored_formats import AWQ, COMPRESSED, COMPRESSED_BLOCKS, FP8, GPTQ, WRITERS, compressed, quantise, restored
 
@@ -111,6 +112,23 @@ def test_codes_are_kept_where_rows_are_whole_groups(tmp_path: Path, name: str) -
     assert isinstance(got, CodedMatrix) != name.endswith("desc_act")
     floats = got.floats() if isinstance(got, CodedMatrix) else got
     torch.testing.assert_close(floats, torch.tensor(values), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_rank_takes_its_part_of_the_codes(tmp_path: Path, name: str) -> None:
+    """Whole rows stay codes; columns do where they are whole groups."""
+    config, write = WRITERS[name]
+    parts, values = write(random.Random(3), 32, 256)
+    named = {f"{_BASE}.{part}": tensor for part, tensor in parts.items()}
+    rows, half, odd = range(8, 24), range(128, 256), range(40, 200)
+    for part, columns in ((rows, None), (None, half), (None, odd), (rows, half)):
+        with _checkpoint(tmp_path, config, named) as checkpoint:
+            got = checkpoint.take_stored(f"{_BASE}.weight", (32, 256), part, columns)
+        assert isinstance(got, torch.Tensor) == (name.endswith("desc_act") or columns is odd)
+        expected = torch.tensor(values)
+        expected = expected if part is None else expected[part.start : part.stop]
+        expected = expected if columns is None else expected[:, columns.start : columns.stop]
+        torch.testing.assert_close(to_floats(got), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

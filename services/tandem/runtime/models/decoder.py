@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +32,9 @@ from tandem.runtime.rope_frequencies import inverse_frequencies
 from tandem_kernels.contract import ExpertRouting, HeadNorms
 from tandem_kernels.device_codes import DeviceCodes
 from tandem_kernels.dispatch import REFERENCE, Kernels, Product, Weight
-from tandem_kernels.reference.coded import CodedMatrix, linear_codes
+from tandem_kernels.reference.coded import CodedMatrix, linear_codes, round_to_float8
 from tandem_kernels.reference.experts import mix_experts
+from tandem_kernels.reference.linear_int8 import GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +181,9 @@ class Decoder:
         if is_int8:
             layers = [_make_rounded_layer(config, checkpoint, index) for index in range(config.num_layers)]
         else:
-            device = self._embeddings.device
+            hold = partial(_hold, kernels, self._embeddings, rounds_rows=quantization == "fp8")
             layers = [
-                _make_layer(config, checkpoint, index, kernels, shard, device, self.dtype)
-                for index in range(config.num_layers)
+                _make_layer(config, checkpoint, index, kernels, shard, hold) for index in range(config.num_layers)
             ]
         self._layers = tuple(layers)
         self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
@@ -293,7 +294,7 @@ class Decoder:
         if len(self._ids) < self._num_ids:
             return self._take_table(checkpoint, name)
         table = checkpoint.take_stored(name, (self.config.vocab_size, self.config.hidden_size), rows=self._ids)
-        return _held(table, self._kernels, self._embeddings.device, self.dtype)
+        return _hold(self._kernels, self._embeddings, table, rounds_rows=False)
 
 
 def _make_layer(
@@ -302,27 +303,30 @@ def _make_layer(
     index: int,
     kernels: Kernels,
     shard: Shard,
-    device: torch.device,
-    dtype: torch.dtype,
+    hold: Callable[[AnyMatrix], Weight],
 ) -> Layer:
-    """Build a rank's part of a layer, with matrices in floating point or codes that stand for them."""
+    """Build a rank's part of a layer, with matrices in floating point or codes that stand for them, as `hold` returns
+    them."""
     tensors = dict(read_layer(config, checkpoint, index, shard))
     vectors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
 
     def linear(name: str) -> Linear:
-        weight = _held(tensors[name], kernels, device, dtype)
-        return Linear(kernels.linear, weight, vectors.get(f"{name}.bias"))
+        return Linear(kernels.linear, hold(tensors[name]), vectors.get(f"{name}.bias"))
 
     def experts(name: str, count: int) -> Weight:
-        whole = _held(tensors[name], kernels, device, dtype)
+        whole = hold(tensors[name])
         return whole.split_rows(count) if isinstance(whole, DeviceCodes) else whole.view(count, -1, whole.shape[1])
 
     return _compose(config, config.layers[index], vectors, _joined(tensors, linear), experts, shard)
 
 
-def _held(matrix: AnyMatrix, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Weight:
-    """Return a matrix as kernels take it."""
-    return kernels.hold(matrix, device, dtype) if isinstance(matrix, CodedMatrix) else matrix.to(device, dtype)
+def _hold(kernels: Kernels, like: torch.Tensor, matrix: AnyMatrix, *, rounds_rows: bool) -> Weight:
+    """Return a matrix as kernels take it, of the type and on the device of `like`. `rounds_rows`: its products round
+    rows to float8, and floats are rounded to float8 themselves."""
+    if rounds_rows and isinstance(matrix, torch.Tensor) and matrix.shape[1] % GROUP == 0:
+        matrix = round_to_float8(matrix)
+    held = kernels.hold(matrix, like.device, like.dtype) if isinstance(matrix, CodedMatrix) else matrix.to(like)
+    return held.rounding_rows() if rounds_rows and isinstance(held, DeviceCodes) else held
 
 
 def _joined(
