@@ -35,6 +35,7 @@ TINY_ARGS = ["--device", "cpu", "--tiny"]
 GROUPS = {
     "decode", "chunk", "layout", "uneven", "mixed", "block size", "number format", "sampling", "pack", "unpack",
     "digest", "rope and cache write", "add and rms-norm", "silu-mul", "rms-norm", "linear", "experts",
+    "linear in few bits", "experts in few bits",
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from tandem_kernels.bench.environment import clocks, describe
 from tandem_kernels.bench.grid import FULL, QUICK, TINY, Grid
 from tandem_kernels.bench.report import KernelReport
 from tandem_kernels.bench.roofline import measure_limits
-from tandem_kernels.bench.rows import block_cases, mixture_cases, product_cases, row_cases, sampling_cases
+from tandem_kernels.bench.rows import block_cases, coded_cases, mixture_cases, product_cases, row_cases, sampling_cases
 from tandem_kernels.bench.runner import RunOutcome, run_cases, run_checks
 from tandem_kernels.bench.timing import CudaStopwatch, HostStopwatch
 from tandem_kernels.dispatch import REFERENCE, Kernels, KernelsUnavailable, kernels_for, triton_kernels
@@ -145,6 +145,7 @@ def _cases(grid: Grid) -> Iterator[BenchCase]:
         row_cases(grid),
         product_cases(grid),
         mixture_cases(grid),
+        coded_cases(grid),
     )
 
 

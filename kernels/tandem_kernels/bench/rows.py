@@ -1,4 +1,5 @@
-"""Build the cases of products, mixtures of experts, norms, gates, cache writes, block copies, digests and sampling."""
+"""Build the cases of products and mixtures of experts, also in few bits, and of norms, gates, cache writes, copies of
+blocks, digests and sampling."""
 
 from __future__ import annotations
 
@@ -13,10 +14,14 @@ from tandem_kernels.bench.grid import Grid, Shape
 from tandem_kernels.bench.pools import Pool, block_pool, normal
 from tandem_kernels.bench.timing import Call
 from tandem_kernels.contract import ExpertRouting, HeadNorms, SamplingRows
+from tandem_kernels.device_codes import ROW_GROUP, DeviceCodes
+from tandem_kernels.dispatch import Weight
+from tandem_kernels.reference.coded import CodedMatrix, NumberFormat, ScaleFormat, Scales, round_to_float8
 
 _EPS = 1e-5
 _DTYPE = torch.bfloat16
 HALF_TOLERANCE = 1e-2
+_FLOAT8_TOLERANCE = 1e-1
 _SAMPLING_METHODS: tuple[tuple[str, float, int, float, float], ...] = (
     ("greedy", 0.0, 0, 1.0, -torch.inf),
     ("temperature", 0.8, 0, 1.0, -torch.inf),
@@ -51,6 +56,17 @@ def product_cases(grid: Grid) -> Iterator[BenchCase]:
     for rows in grid.rows:
         for name, (inputs, outputs) in weights.items():
             yield BenchCase("linear", f"{shape.name} {name} {rows} rows", _linear(rows, inputs, outputs))
+
+
+def coded_cases(grid: Grid) -> Iterator[BenchCase]:
+    """Yield a case for each format of weights in few bits and each number of rows: of gate and up, and of experts."""
+    shape = grid.shapes[0]
+    for rows in grid.rows:
+        for name, make in _FORMATS.items():
+            build = _coded_linear(rows, shape.hidden, 2 * shape.inner, make)
+            yield BenchCase("linear in few bits", f"{shape.name} gate and up, {name}, {rows} rows", build)
+            mixture = _mixture(shape, rows, make)
+            yield BenchCase("experts in few bits", f"{shape.name} 64 experts, 8 used, {name}, {rows} rows", mixture)
 
 
 def mixture_cases(grid: Grid) -> Iterator[BenchCase]:
@@ -88,7 +104,7 @@ def _compiled(bench: Bench, rows: int, function: Callable[..., object], *argumen
 def _linear(rows: int, inputs: int, outputs: int) -> Callable[[Bench], BenchWork]:
     def build(bench: Bench) -> BenchWork:
         x, weight = normal(bench, rows, inputs, dtype=_DTYPE), normal(bench, outputs, inputs, dtype=_DTYPE)
-        is_torch = bench.kernels.linear is torch.nn.functional.linear
+        is_torch = "batch-invariant" not in bench.kernels.name
         return BenchWork(
             run=lambda: bench.kernels.linear(x, weight, None),
             num_bytes=x.nbytes + weight.nbytes + rows * outputs * x.element_size(),
@@ -100,25 +116,102 @@ def _linear(rows: int, inputs: int, outputs: int) -> Callable[[Bench], BenchWork
     return build
 
 
-def _mixture(shape: Shape, rows: int) -> Callable[[Bench], BenchWork]:
-    count, chosen, inner = 64, 8, max(16, shape.inner // 16)
+_Make = Callable[[Bench, torch.Tensor], Weight]
+"""Makes a weight in few bits of one in floats."""
+
+
+def _hold_int4(bench: Bench, floats: torch.Tensor) -> Weight:
+    """Round to integers of four bits with a float16 step and a zero per 128 components, as GPTQ and AWQ have."""
+    n, k = floats.shape
+    group = _group(k)
+    wide = floats.float().view(n, k // group, group)
+    least = wide.amin(-1).clamp(max=0)
+    steps = ((wide.amax(-1).clamp(min=0) - least) / _MOST_INT4).clamp(min=1e-6).half()
+    zeros = (-least / steps.float()).round()
+    codes = (wide / steps.float()[..., None] + zeros[..., None]).round().clamp(0, _MOST_INT4)
+    scales = Scales(ScaleFormat.HALF_ZEROS, (steps, zeros.to(torch.uint8)), group)
+    matrix = CodedMatrix(NumberFormat.INT4, codes.to(torch.uint8).view(n, k), scales)
+    return bench.kernels.hold(matrix, floats.device, floats.dtype)
+
+
+def _hold_float8(bench: Bench, floats: torch.Tensor) -> Weight:
+    return bench.kernels.hold(round_to_float8(floats), floats.device, floats.dtype)
+
+
+def _hold_float8_rounding(bench: Bench, floats: torch.Tensor) -> Weight:
+    held = _hold_float8(bench, floats)
+    return held.rounding_rows() if isinstance(held, DeviceCodes) else held
+
+
+_FORMATS: dict[str, _Make] = {
+    "int4": _hold_int4,
+    "float8": _hold_float8,
+    "float8 and rows too": _hold_float8_rounding,
+}
+_MOST_INT4 = 15
+
+
+def _group(width: int) -> int:
+    return ROW_GROUP if width % ROW_GROUP == 0 else width
+
+
+def _restored(weight: Weight, like: torch.Tensor) -> torch.Tensor:
+    return weight.floats().to(like) if isinstance(weight, DeviceCodes) else weight
+
+
+def _bytes_of(weight: Weight) -> int:
+    return weight.num_bytes if isinstance(weight, DeviceCodes) else weight.nbytes
+
+
+def _tolerance(weight: Weight) -> float:
+    return _FLOAT8_TOLERANCE if isinstance(weight, DeviceCodes) and weight.rounds_rows else HALF_TOLERANCE
+
+
+def _coded_linear(rows: int, inputs: int, outputs: int, make: _Make) -> Callable[[Bench], BenchWork]:
+    def build(bench: Bench) -> BenchWork:
+        x = normal(bench, rows, inputs, dtype=_DTYPE)
+        weight = make(bench, normal(bench, outputs, inputs, dtype=_DTYPE))
+        restored = _restored(weight, x)
+        return BenchWork(
+            run=lambda: bench.kernels.linear(x, weight, None),
+            num_bytes=x.nbytes + _bytes_of(weight) + rows * outputs * x.element_size(),
+            flops=2 * rows * inputs * outputs,
+            agreeing={"F.linear of the restored weight": lambda: torch.nn.functional.linear(x, restored)},
+            tolerance=_tolerance(weight),
+        )
+
+    return build
+
+
+def _hold_floats(_bench: Bench, floats: torch.Tensor) -> Weight:
+    return floats
+
+
+def _mixture(shape: Shape, rows: int, make: _Make = _hold_floats) -> Callable[[Bench], BenchWork]:
+    count, chosen, inner = 64, 8, max(32, shape.inner // 16)
 
     def build(bench: Bench) -> BenchWork:
         x = normal(bench, rows, shape.hidden, dtype=_DTYPE)
-        gate_up, down = (
-            normal(bench, count, *sizes, dtype=_DTYPE) for sizes in ((2 * inner, shape.hidden), (shape.hidden, inner))
-        )
+        held = [
+            make(bench, normal(bench, count * n, k, dtype=_DTYPE))
+            for n, k in ((2 * inner, shape.hidden), (shape.hidden, inner))
+        ]
         logits = normal(bench, rows, count, dtype=torch.float32)
         experts, weights = reference.route(logits, None, ExpertRouting(chosen))
         weights = weights.to(_DTYPE)
         plain = partial(reference.mix_experts, linear=torch.nn.functional.linear, silu_mul=bench.kernels.silu_mul)
-        num_read = len(torch.unique(experts)) * 3 * inner * shape.hidden * x.element_size()
+        restored = [_restored(weight, x).view(count, -1, weight.shape[1]) for weight in held]
+        gate_up, down = (
+            weight.split_rows(count) if isinstance(weight, DeviceCodes) else weight.view(count, -1, weight.shape[1])
+            for weight in held
+        )
+        num_read = len(torch.unique(experts)) * sum(_bytes_of(weight) for weight in held) // count
         return BenchWork(
             run=lambda: bench.kernels.mix_experts(x, experts, weights, gate_up, down),
             num_bytes=2 * x.nbytes + num_read,
             flops=2 * rows * chosen * 3 * inner * shape.hidden,
-            agreeing={"expert by expert": lambda: plain(x, experts, weights, gate_up, down)},
-            tolerance=HALF_TOLERANCE,
+            agreeing={"expert by expert": lambda: plain(x, experts, weights, *restored)},
+            tolerance=_tolerance(held[0]),
         )
 
     return build

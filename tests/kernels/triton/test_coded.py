@@ -19,7 +19,7 @@ from tests.kernels.triton.tensors import DTYPES, randn
 
 _EVERY = [
     case
-    for case in itertools.product(FORMATS, (1, 40, 70), (256, 512), ("f32", "bf16", "f16"), (False, True))
+    for case in itertools.product(FORMATS, (1, 70), (256, 512), ("f32", "bf16", "f16"), (False, True))
     if (case[0], case[3]) != ("nvfp4", "f16")  # these random ones are too large
 ]
 _SOME = covering(_EVERY)
