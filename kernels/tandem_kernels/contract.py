@@ -14,15 +14,18 @@ and reads and writes nothing that is not named.
 A kernel is *batch-invariant* if a row's result has the same bits whatever other rows are in the call, and for
 `paged_attention` also wherever the row's chunk begins.
 
-hold(matrix, device, dtype) -> Weight
-    A `CodedMatrix` as these kernels take it, on `device`: its floats rounded to `dtype`, or codes that stand for them.
+to_weight(matrix, device, dtype) -> Weight
+    Returns the weight that `linear` and `mix_experts` of the same kernels take for a `CodedMatrix`, on `device`: its
+    floats rounded to `dtype`, or `DeviceCodes`, which stand for them.
 
 linear(x, weight, bias) -> [T, out]
     `x @ weight.T + bias` of `x` `[T, in]`, contiguous `weight` `[out, in]` and `bias` `[out]` (None: no bias), all of
     one dtype. Products accumulate in float32 for half types. The sum is rounded once at the end, or once before and
-    once after adding the bias. A weight in codes that `hold` returned is multiplied as its floats, rounded to the dtype
-    of `x`. If it rounds rows, it is multiplied as its float32 numbers, and `x` as `float8(x / scale) * scale`, rounded
-    as `cache_write` does, where 128 adjacent components have one scale.
+    once after adding the bias. A weight in codes is multiplied as its floats, rounded to the dtype of `x`. If it rounds
+    rows, it is multiplied as its float32 numbers, and `x` as `float8(x / scale) * scale`, rounded as `cache_write`
+    does; each group of `FLOAT8_GROUP` adjacent components of a row has one scale, the last group may be shorter. The
+    sum over a group then has the precision of the device's products of float8 (on Hopper about 14 bits in large steps),
+    and is scaled and added in float32.
 
 rms_norm(x, weight, eps) -> like x
     `x` is `[..., D']`, `weight` `[D']` of the same dtype. The mean of squares and the scaling are computed in float32
@@ -95,9 +98,9 @@ route(logits, bias, routing) -> (experts int64 [T, K], weights [T, K])
     chosen, the greatest logits are chosen.
 
 mix_experts(x, experts, weights, gate_up, down) -> like x
-    `x` is `[T, in]`, `gate_up` `[E, 2 * I, in]`, `down` `[E, in, I]`: for each row the sum, over its chosen experts in
-    ascending order, of `weight * (down[e] @ silu_mul(gate_up[e] @ row))`. Each product is rounded as `linear` does. An
-    expert of -1 is another rank's and adds nothing.
+    `x` is `[T, in]`, `gate_up` `[E, 2 * I, in]`, `down` `[E, in, I]`, in floats or codes: for each row the sum, over
+    its chosen experts in ascending order, of `weight * (down[e] @ silu_mul(gate_up[e] @ row))`. Each product rounds its
+    rows and its result as `linear` does. An expert of -1 is another rank's and adds nothing.
 
 sample(logits, rows) -> int64 [R]
     Samples one token from each row of `logits` `[R, V]` with the parameters `SamplingRows`; -1 for a row with a number
@@ -140,6 +143,8 @@ def digest_words(pool: torch.Tensor) -> int:
 
 FLOAT8 = torch.float8_e4m3fn
 FLOAT8_MAX = 448.0
+FLOAT8_GROUP = 128
+"""Adjacent components of a row that share a scale where rows are rounded to float8 for a product."""
 
 SCRATCH_BYTES = 256 << 20
 """Upper bound on a kernel's temporary memory beside its results, whatever the number of rows."""

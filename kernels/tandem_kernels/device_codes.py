@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tandem_kernels.contract import FLOAT8_GROUP
 from tandem_kernels.reference.coded import CodedMatrix, NumberFormat, ScaleFormat, Scales
 
-ROW_GROUP = 128
-"""Adjacent components of a row that share a scale where rows are rounded to float8."""
 _NIBBLE_BITS = 4
 
 
@@ -30,11 +29,11 @@ class DeviceCodes:
     def num_bytes(self) -> int:
         return self.data.nbytes + sum(part.nbytes for part in self.scales.parts)
 
-    def rounding_rows(self) -> DeviceCodes:
+    def with_rounded_rows(self) -> DeviceCodes:
         """Return the same weights, whose products round rows to float8 if the numbers are of float8 and no group of
-        scales begins or ends inside `ROW_GROUP` components."""
+        scales begins or ends inside `FLOAT8_GROUP` components."""
         scales = self.scales
-        is_whole = scales.group == self.shape[-1] or scales.group % ROW_GROUP == 0
+        is_whole = scales.group == self.shape[-1] or scales.group % FLOAT8_GROUP == 0
         is_float8 = self.numbers is NumberFormat.E4M3 and scales.format in (ScaleFormat.FLOAT, ScaleFormat.HALF)
         return replace(self, rounds_rows=is_float8 and is_whole)
 

@@ -30,7 +30,7 @@ class BlockDigestOp(Protocol):
 
 
 Weight = torch.Tensor | DeviceCodes
-"""Weight that `linear` and `mix_experts` take: floats, or what `hold` of the same kernels returned."""
+"""Weight that `linear` and `mix_experts` take: floats, or what `to_weight` of the same kernels returned."""
 Product = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
 """Type of `linear` in `tandem_kernels.contract`."""
 
@@ -41,7 +41,7 @@ class Kernels:
     `tandem_kernels.contract`; `name` is for logs and reports."""
 
     name: str
-    hold: Callable[[CodedMatrix, torch.device, torch.dtype], Weight]
+    to_weight: Callable[[CodedMatrix, torch.device, torch.dtype], Weight]
     linear: Product
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
@@ -66,7 +66,7 @@ def _linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
 
 REFERENCE = Kernels(
     name="reference",
-    hold=restore,
+    to_weight=restore,
     linear=_linear,
     rms_norm=reference.rms_norm,
     add_rms_norm=reference.add_rms_norm,

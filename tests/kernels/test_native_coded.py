@@ -119,20 +119,29 @@ def test_selected_rows_are_those_of_the_floats(name: str) -> None:
     assert torch.equal(weight.rows(index).floats(), weight.floats()[index])
 
 
+@pytest.mark.parametrize(
+    "part", [range(256), range(768, 1536), range(32, 288), range(2048, 2304), range(2304)], ids=str
+)
 @pytest.mark.parametrize("name", FORMATS)
-def test_columns_are_those_of_the_floats(name: str) -> None:
-    """Parts that begin and end between groups keep their codes; a scale of whole rows fits any part."""
-    form = FORMATS[name]
-    matrix = form.random(6, 2304)
-    width = matrix.shape[1]
-    floats = matrix.floats()
-    part = range(width // 3, 2 * width // 3)
+def test_columns_are_those_of_the_floats(name: str, part: range) -> None:
+    """A part that begins inside a group repeats scales, but for those of two levels."""
+    matrix = FORMATS[name].random(6, 2304)
     found = matrix.columns(part)
-    assert found is not None and torch.equal(found.floats(), floats[:, part.start : part.stop])
-    assert found.scales.format is matrix.scales.format
+    assert (found is None) == (FORMATS[name].multiple == 256 and part.start % 256 > 0)
+    if found is not None:
+        assert torch.equal(found.floats(), matrix.floats()[:, part.start : part.stop])
+        assert found.scales.format is matrix.scales.format
+        assert found.codes.untyped_storage().nbytes() == found.codes.nbytes, "it keeps the whole matrix"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_parts_that_are_no_whole_groups_of_codes_are_none(name: str) -> None:
+    matrix = FORMATS[name].random(6, 256)
+    width = matrix.shape[1]
     assert matrix.columns(range(width - 16)) is None
-    if form.multiple > 32:
-        assert matrix.columns(range(32, width)) is None
+    assert matrix.columns(range(8, width)) is None
+    # Half of 288 columns begins within a group of 96, at half of it.
+    assert (matrix.columns(range(width // 2, width)) is None) == (FORMATS[name].multiple in (96, 256))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -13,8 +13,8 @@ from tandem_kernels.bench.case import Bench, BenchCase, BenchWork
 from tandem_kernels.bench.grid import Grid, Shape
 from tandem_kernels.bench.pools import Pool, block_pool, normal
 from tandem_kernels.bench.timing import Call
-from tandem_kernels.contract import ExpertRouting, HeadNorms, SamplingRows
-from tandem_kernels.device_codes import ROW_GROUP, DeviceCodes
+from tandem_kernels.contract import FLOAT8_GROUP, ExpertRouting, HeadNorms, SamplingRows
+from tandem_kernels.device_codes import DeviceCodes
 from tandem_kernels.dispatch import Weight
 from tandem_kernels.reference.coded import CodedMatrix, NumberFormat, ScaleFormat, Scales, round_to_float8
 
@@ -104,12 +104,11 @@ def _compiled(bench: Bench, rows: int, function: Callable[..., object], *argumen
 def _linear(rows: int, inputs: int, outputs: int) -> Callable[[Bench], BenchWork]:
     def build(bench: Bench) -> BenchWork:
         x, weight = normal(bench, rows, inputs, dtype=_DTYPE), normal(bench, outputs, inputs, dtype=_DTYPE)
-        is_torch = "batch-invariant" not in bench.kernels.name
         return BenchWork(
             run=lambda: bench.kernels.linear(x, weight, None),
             num_bytes=x.nbytes + weight.nbytes + rows * outputs * x.element_size(),
             flops=2 * rows * inputs * outputs,
-            agreeing={} if is_torch else {"F.linear": lambda: torch.nn.functional.linear(x, weight)},
+            agreeing={"F.linear": lambda: torch.nn.functional.linear(x, weight)},
             tolerance=HALF_TOLERANCE,
         )
 
@@ -131,16 +130,16 @@ def _hold_int4(bench: Bench, floats: torch.Tensor) -> Weight:
     codes = (wide / steps.float()[..., None] + zeros[..., None]).round().clamp(0, _MOST_INT4)
     scales = Scales(ScaleFormat.HALF_ZEROS, (steps, zeros.to(torch.uint8)), group)
     matrix = CodedMatrix(NumberFormat.INT4, codes.to(torch.uint8).view(n, k), scales)
-    return bench.kernels.hold(matrix, floats.device, floats.dtype)
+    return bench.kernels.to_weight(matrix, floats.device, floats.dtype)
 
 
 def _hold_float8(bench: Bench, floats: torch.Tensor) -> Weight:
-    return bench.kernels.hold(round_to_float8(floats), floats.device, floats.dtype)
+    return bench.kernels.to_weight(round_to_float8(floats), floats.device, floats.dtype)
 
 
 def _hold_float8_rounding(bench: Bench, floats: torch.Tensor) -> Weight:
     held = _hold_float8(bench, floats)
-    return held.rounding_rows() if isinstance(held, DeviceCodes) else held
+    return held.with_rounded_rows() if isinstance(held, DeviceCodes) else held
 
 
 _FORMATS: dict[str, _Make] = {
@@ -152,7 +151,7 @@ _MOST_INT4 = 15
 
 
 def _group(width: int) -> int:
-    return ROW_GROUP if width % ROW_GROUP == 0 else width
+    return FLOAT8_GROUP if width % FLOAT8_GROUP == 0 else width
 
 
 def _restored(weight: Weight, like: torch.Tensor) -> torch.Tensor:

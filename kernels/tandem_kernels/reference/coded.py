@@ -13,7 +13,7 @@ from enum import IntEnum
 
 import torch
 
-from tandem_kernels.contract import FLOAT8, FLOAT8_MAX
+from tandem_kernels.contract import FLOAT8, FLOAT8_GROUP, FLOAT8_MAX
 from tandem_kernels.reference.linear_int8 import GROUP, fma, linear_int8, quantize_rows, quantize_weight
 
 OUTER_GROUP = 256
@@ -25,7 +25,6 @@ _FRACTION_BITS = 23
 _INNER_ZERO = 128
 _INT8_ZERO = 128
 _CHUNK_ROWS = 4096
-_FLOAT8_GROUP = 128
 
 
 class NumberFormat(IntEnum):
@@ -105,11 +104,13 @@ class Scales:
 @dataclass(frozen=True, slots=True)
 class CodedMatrix:
     """A weight matrix `[n, k]` in few bits. `codes`: uint8 `[n, k]`, each below 2**bits of its format. k is a multiple
-    of 32, and of 256 where scales have two levels."""
+    of 32, and of 256 where scales have two levels. `is_finite`: all numbers and scales are known to be finite, as those
+    of a part of another matrix are; otherwise this is checked. Raises ValueError."""
 
     numbers: NumberFormat
     codes: torch.Tensor
     scales: Scales
+    is_finite: bool = False
 
     def __post_init__(self) -> None:
         n, k = self.codes.shape
@@ -118,7 +119,12 @@ class CodedMatrix:
             raise ValueError(f"rows of {k} components, which are no whole groups")
         if any(len(part) != n for part in self.scales.parts) or self.scales.parts[0].shape[1] != k // group:
             raise ValueError(f"scales of shape {list(self.scales.parts[0].shape)} for a matrix of {[n, k]}")
+        if not self.is_finite:
+            self._require_finite()
+
+    def _require_finite(self) -> None:
         require_finite(self.numbers, self.codes)
+        formats = self.scales.format
         for part in self.scales.parts:
             if formats is ScaleFormat.POWER and bool((part == _NAN_E8M0).any()):
                 raise ValueError("scales that are not finite numbers")
@@ -133,19 +139,24 @@ class CodedMatrix:
     def rows(self, index: torch.Tensor | slice) -> CodedMatrix:
         """Return the matrix of the rows that `index` selects."""
         parts = tuple(part[index] for part in self.scales.parts)
-        return CodedMatrix(self.numbers, self.codes[index], replace(self.scales, parts=parts))
+        return CodedMatrix(self.numbers, self.codes[index], replace(self.scales, parts=parts), is_finite=True)
 
     def columns(self, part: range) -> CodedMatrix | None:
-        """Return the matrix of adjacent columns; None if they begin or end inside a group of scales."""
-        k = self.shape[1]
-        size = OUTER_GROUP if self.scales.format in _WITH_OUTER else self.scales.group
-        size = GROUP if size == k else math.lcm(size, GROUP)
-        if part.start % size or part.stop % size:
+        """Return the matrix of adjacent columns, in memory of its own. Scales that groups of one level share are
+        repeated where the part begins or ends inside a group; None where that is not possible."""
+        k, scales = self.shape[1], self.scales
+        group = len(part) if scales.group == k else math.gcd(scales.group, part.start, part.stop)
+        has_whole_outer = scales.format not in _WITH_OUTER or (part.start % OUTER_GROUP == 0 == part.stop % OUTER_GROUP)
+        if len(part) % GROUP or (group != GROUP // 2 and group % GROUP) or not has_whole_outer:
             return None
-        parts = tuple(_columns_of(scales, part, k) for scales in self.scales.parts)
-        group = len(part) if self.scales.group == k else self.scales.group
-        scales = replace(self.scales, parts=parts, group=group)
-        return CodedMatrix(self.numbers, self.codes[:, part.start : part.stop], scales)
+        parts = tuple(_columns_of(each, part, k) for each in scales.parts)
+        codes = self.codes[:, part.start : part.stop].contiguous()
+        return CodedMatrix(self.numbers, codes, replace(scales, parts=parts, group=group), is_finite=True)
+
+    def copy(self) -> CodedMatrix:
+        """Return the same matrix in memory of its own, so that a matrix of which it is a part can be freed."""
+        scales = replace(self.scales, parts=tuple(part.clone() for part in self.scales.parts))
+        return CodedMatrix(self.numbers, self.codes.clone(), scales, is_finite=True)
 
     def floats(self) -> torch.Tensor:
         """Return the weights as float32 `[n, k]`, each rounded at most once."""
@@ -169,9 +180,13 @@ class CodedMatrix:
 
 
 def _columns_of(scales: torch.Tensor, part: range, k: int) -> torch.Tensor:
-    """Return the scales `[n, c]` of adjacent columns of k; one of a whole row stays."""
+    """Return the scales of adjacent columns of k, repeated if the part begins or ends inside a group; those of whole
+    rows stay."""
     count = scales.shape[1]
-    return scales if count == 1 else scales[:, part.start * count // k : part.stop * count // k]
+    if count == 1:
+        return scales.clone()
+    size = math.gcd(k // count, part.start, part.stop)
+    return scales.repeat_interleave(k // count // size, 1)[:, part.start // size : part.stop // size].contiguous()
 
 
 def restore(matrix: CodedMatrix, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -197,7 +212,7 @@ def join(matrices: Sequence[CodedMatrix]) -> CodedMatrix | None:
         return None
     parts = tuple(torch.cat(parts) for parts in zip(*(m.scales.parts for m in matrices), strict=True))
     codes = torch.cat([matrix.codes for matrix in matrices])
-    return CodedMatrix(first.numbers, codes, replace(first.scales, parts=parts))
+    return CodedMatrix(first.numbers, codes, replace(first.scales, parts=parts), is_finite=True)
 
 
 def _kind(matrix: CodedMatrix) -> tuple[object, ...]:
@@ -217,14 +232,18 @@ def round_to_float8(weight: torch.Tensor) -> CodedMatrix:
     """Return float `weight` `[n, k]` rounded to float8 with a float32 scale per 128 components of a row, or per row if
     k is no multiple of them: `max |w| / 448`, or 1 where that is 0 or subnormal."""
     n, k = weight.shape
-    group = _FLOAT8_GROUP if k % _FLOAT8_GROUP == 0 else k
-    wide = weight.to(torch.float32).view(n, k // group, group)
-    scales = wide.abs().amax(-1) / FLOAT8_MAX
-    scales = torch.where(scales < torch.finfo(torch.float32).tiny, 1.0, scales)
-    numbers = (wide / scales[..., None]).clamp(-FLOAT8_MAX, FLOAT8_MAX).to(FLOAT8)
-    return CodedMatrix(
-        NumberFormat.E4M3, numbers.view(torch.uint8).view(n, k), Scales(ScaleFormat.FLOAT, (scales,), group)
-    )
+    group = FLOAT8_GROUP if k % FLOAT8_GROUP == 0 else k
+    codes = torch.empty((n, k), dtype=torch.uint8, device=weight.device)
+    scales = torch.empty((n, k // group), device=weight.device)
+    # In parts, because temporary tensors take several times the memory of the weight.
+    for begin in range(0, n, _CHUNK_ROWS):
+        rows = slice(begin, begin + _CHUNK_ROWS)
+        wide = weight[rows].to(torch.float32).view(-1, k // group, group)
+        steps = wide.abs().amax(-1) / FLOAT8_MAX
+        scales[rows] = torch.where(steps < torch.finfo(torch.float32).tiny, 1.0, steps)
+        numbers = (wide / scales[rows][..., None]).clamp(-FLOAT8_MAX, FLOAT8_MAX).to(FLOAT8)
+        codes[rows] = numbers.view(torch.uint8).view(-1, k)
+    return CodedMatrix(NumberFormat.E4M3, codes, Scales(ScaleFormat.FLOAT, (scales,), group))
 
 
 def has_integer_product(matrix: CodedMatrix) -> bool:

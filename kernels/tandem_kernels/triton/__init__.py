@@ -26,14 +26,14 @@ from tandem_kernels.triton.rope import rope_cache_write
 from tandem_kernels.triton.sample import sample
 
 
-def hold(matrix: CodedMatrix, device: torch.device, dtype: torch.dtype) -> Weight:
+def to_weight(matrix: CodedMatrix, device: torch.device, dtype: torch.dtype) -> Weight:
     """Return a coded matrix as these kernels take it. The exact result is defined in `tandem_kernels.contract`."""
     return restore(matrix, device, dtype) if dtype == torch.float64 else to_device_codes(matrix, device)
 
 
 KERNELS = Kernels(
     name="triton",
-    hold=hold,
+    to_weight=to_weight,
     linear=linear_for_rows,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,

@@ -67,7 +67,8 @@ def _divide(chosen: torch.Tensor, num_experts: int, block_m: int) -> _Tiles:
 @triton.jit
 def _gate_up_kernel(
     p_out,  # [places, INNER], places in the order of `p_order`
-    p_x,  # [rows, INPUTS]; up to `scales`, and FORM, see `ProductArguments`
+    # From p_x to `scales`, and FORM: the fields of `ProductArguments`.
+    p_x,  # [rows, INPUTS]
     p_x_scales,
     p_weight,  # [EXPERTS, 2 * INNER, INPUTS]
     scales,
@@ -115,7 +116,8 @@ def _gate_up_kernel(
 @triton.jit
 def _down_kernel(
     p_out,  # [places, OUTPUTS], places row by row
-    p_inner,  # [places, INNER], places in the order of `p_order`; up to `scales`, and FORM, see `ProductArguments`
+    # From p_inner to `scales`, and FORM: the fields of `ProductArguments`.
+    p_inner,  # [places, INNER], places in the order of `p_order`
     p_inner_scales,
     p_weight,  # [EXPERTS, OUTPUTS, INNER]
     scales,

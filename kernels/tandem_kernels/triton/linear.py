@@ -66,7 +66,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(
     p_out,  # [num_rows, OUTPUTS]
-    p_x,  # [num_rows, INPUTS]; up to `scales`, and FORM, see `ProductArguments`
+    # From p_x to `scales`, and FORM: the fields of `ProductArguments`.
+    p_x,  # [num_rows, INPUTS]
     p_x_scales,
     p_weight,  # [OUTPUTS, INPUTS]
     scales,
@@ -114,7 +115,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor | DeviceCodes, bias: torch.Tens
 
 
 def linear_for_rows(x: torch.Tensor, weight: torch.Tensor | DeviceCodes, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return `x @ weight.T + bias` with the operations that suit the number of rows: cuBLAS's for floats."""
+    """Return `x @ weight.T + bias` with operations that suit the number of rows, so not batch-invariantly: cuBLAS's for
+    floats. The exact result is defined in `tandem_kernels.contract`. Raises ValueError like `linear` for codes."""
     if isinstance(weight, torch.Tensor):
         return F.linear(x, weight, bias)
     _check(x, weight, bias)

@@ -68,8 +68,8 @@ class ModelConfig:
     """Choose the data type of weights, activations and KV cache. auto means float32 on a CPU and bfloat16 on a GPU."""
     quantization: Literal["none", "int8", "fp8"] = "none"
     """Quantize the weights when they are loaded. int8, on a CPU only, stores them in at most 8 bits and rounds
-    activations to 8 bits; fp8, on a GPU only, does the same in float8. Both change the output slightly. none computes
-    in model.dtype."""
+    activations to 8 bits. fp8, on a GPU only, stores weights that are floats in float8, and rounds activations that
+    meet float8 weights. Both change the output slightly. none rounds neither."""
     batch_invariant: bool = False
     """Make the logits of a token independent, bit for bit, of the other requests in its batch and of the chunks of its
     prompt. It is slower on a GPU; the compiled CPU kernels always compute this way."""

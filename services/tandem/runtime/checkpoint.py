@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.architectures.stored_format import AnyMatrix, StoredFormat
 from tandem.runtime.matrices import select_columns, select_rows, to_floats
+from tandem_kernels.reference.coded import CodedMatrix
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -124,9 +125,11 @@ class Checkpoint:
         if stored is None:
             return self.take(name, shape, rows, columns)
         matrix = self._read_stored(stored, name, shape)
-        if rows is not None:
-            matrix = select_rows(matrix, slice(rows.start, rows.stop))
-        return matrix if columns is None else select_columns(matrix, columns)
+        if rows is not None and len(rows) < shape[0]:
+            part = select_rows(matrix, slice(rows.start, rows.stop))
+            # A view would keep the whole matrix.
+            matrix = part.copy() if isinstance(part, CodedMatrix) else part.clone()
+        return matrix if columns is None or len(columns) == shape[1] else select_columns(matrix, columns)
 
     def _format_of(self, name: str) -> StoredFormat | None:
         base = name.removesuffix(".weight")

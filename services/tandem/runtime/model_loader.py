@@ -70,12 +70,19 @@ def check_parallel(model: ModelConfig, engine: EngineConfig) -> None:
     directory = resolve_model(model.id, cache_root(model.cache_dir))
     config, whole = read_model_config(directory), engine.enable_expert_parallel
     require_divisible(config, engine.tensor_parallel, has_whole_experts=whole)
+    _require_gpu_for_fp8(model)
     if model.quantization == "int8":
         message = "engine.tensor_parallel must be 1 with model.quantization=int8"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="quantization")
     if engine.kernels == "compiled":
         message = "engine.tensor_parallel must be 1 with engine.kernels=compiled, which run in one rank only"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="kernels")
+
+
+def _require_gpu_for_fp8(model: ModelConfig) -> None:
+    if model.quantization == "fp8" and model.device != "cuda":
+        message = "model.quantization=fp8 runs on a GPU only: set it to int8 or none, or model.device to cuda"
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param="quantization")
 
 
 def files_digest(model: ModelConfig) -> str:
@@ -137,9 +144,7 @@ def load_executor(
     model, engine = settings.model, settings.engine
     if model.device == "cuda":
         return load_cuda(directory, config, model, engine, grammars, rank_context or RankContext())
-    if model.quantization == "fp8":
-        message = "model.quantization=fp8 runs on a GPU only: set it to int8 or none, or model.device to cuda"
-        raise TandemError(ErrorKind.UNSUPPORTED, message, param="quantization")
+    _require_gpu_for_fp8(model)
     if rank_context is not None:
         return _compose(*_load_rank(directory, config, model, engine, rank_context), engine, grammars)
     if model.quantization == "int8":

@@ -14,7 +14,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,10 +25,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tandem_kernels.contract import FLOAT8, HeadNorms, LayerKV, SamplingRows
+from tandem_kernels.contract import FLOAT8, FLOAT8_GROUP, HeadNorms, LayerKV, SamplingRows
 from tandem_kernels.device_codes import DeviceCodes, has_nibbles
 from tandem_kernels.reference.coded import NumberFormat, ScaleFormat, Scales
 from tandem_kernels.triton import BATCH_INVARIANT, KERNELS
+from tests.kernels.codes import FORMATS
 
 _WITHOUT_STACK = ("_gate_up_kernel", "_down_kernel", "_linear_kernel")
 """Kernels whose threads should keep everything in registers."""
@@ -79,32 +82,36 @@ def _codes(n: int, k: int, numbers: NumberFormat, scales: Scales) -> DeviceCodes
     return DeviceCodes(numbers, torch.zeros(n, k // per_byte, dtype=torch.uint8), scales, (n, k))
 
 
-def _q4_k(n: int, k: int) -> DeviceCodes:
-    inner, outer = torch.zeros(n, k // 32, dtype=torch.uint8), torch.zeros(n, k // 256, dtype=torch.float16)
-    scales = Scales(ScaleFormat.INNER_PAIRS, (inner, inner, outer, outer), 32)
-    return _codes(n, k, NumberFormat.INT4, scales)
+def weight_of(name: str, n: int, k: int) -> DeviceCodes:
+    """Return a weight of one of the `FORMATS`, without memory; of a row length that the format can have."""
+    format = FORMATS[name]
+    with torch.device("cpu"):
+        matrix = format.random(1, k)
+    parts = tuple(torch.zeros(n, part.shape[1], dtype=part.dtype) for part in matrix.scales.parts)
+    return _codes(n, matrix.shape[1], format.numbers, replace(matrix.scales, parts=parts))
 
 
-def _nvfp4(n: int, k: int) -> DeviceCodes:
-    scales = Scales(ScaleFormat.FLOAT8, (torch.zeros(n, k // 16, dtype=torch.uint8), torch.zeros(n, 1)), 16)
-    return _codes(n, k, NumberFormat.E2M1, scales)
+def float8_weight(n: int, k: int) -> DeviceCodes:
+    """Return a weight whose products round rows, without memory."""
+    scales = Scales(ScaleFormat.FLOAT, (torch.zeros(n, k // FLOAT8_GROUP),), FLOAT8_GROUP)
+    return _codes(n, k, NumberFormat.E4M3, scales).with_rounded_rows()
 
 
-def _float8(n: int, k: int) -> DeviceCodes:
-    scales = Scales(ScaleFormat.FLOAT, (torch.zeros(n, k // 128),), 128)
-    return _codes(n, k, NumberFormat.E4M3, scales).rounding_rows()
-
-
-def _call_products_of_codes(dtype: torch.dtype) -> None:
+def _call_products_of_codes(dtype: torch.dtype, names: Iterable[str]) -> None:
+    makers = [partial(weight_of, name) for name in names]
     for rows in (2, 256):
         chosen, weights = torch.zeros(rows, 8, dtype=torch.int64), torch.zeros(rows, 8)
-        for make in (_q4_k, _nvfp4, _float8):
-            KERNELS.linear(torch.zeros(rows, 4096, dtype=dtype), make(4096, 4096), None)
-            matrices = make(64 * 2 * 768, 2048).split_rows(64), make(64 * 2048, 768).split_rows(64)
-            KERNELS.mix_experts(torch.zeros(rows, 2048, dtype=dtype), chosen, weights, *matrices)
+        for make in (*makers, float8_weight):
+            weight = make(4096, 4096)
+            KERNELS.linear(torch.zeros(rows, weight.shape[1], dtype=dtype), weight, None)
+            gate_up = make(64 * 2 * 768, 2048)
+            down = make(64 * gate_up.shape[1], 768)
+            if down.shape[1] == 768:
+                x = torch.zeros(rows, gate_up.shape[1], dtype=dtype)
+                KERNELS.mix_experts(x, chosen, weights, gate_up.split_rows(64), down.split_rows(64))
 
 
-def _call_all(dtype: torch.dtype) -> None:
+def _call_all(dtype: torch.dtype, formats: Iterable[str]) -> None:
     row, weight, ids = torch.zeros(2, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype), torch.tensor([1, 0])
     KERNELS.rms_norm(row, weight, 1e-5)
     KERNELS.add_rms_norm(row, row, weight, 1e-5)
@@ -117,7 +124,7 @@ def _call_all(dtype: torch.dtype) -> None:
             chosen, weights = torch.zeros(rows, 8, dtype=torch.int64), torch.zeros(rows, 8)
             matrices = torch.zeros(64, 2 * 768, 2048, dtype=dtype), torch.zeros(64, 2048, 768, dtype=dtype)
             KERNELS.mix_experts(torch.zeros(rows, 2048, dtype=dtype), chosen, weights, *matrices)
-        _call_products_of_codes(dtype)
+        _call_products_of_codes(dtype, formats)
     doubles, longs = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     rows = SamplingRows(doubles, longs, doubles, doubles, longs, longs, longs)
     # A number that is 1 is a constant to the compiler.
@@ -138,13 +145,18 @@ def _call_all(dtype: torch.dtype) -> None:
 
 
 def main(types: list[str]) -> None:
+    """Compile for each of the types; if `every-format` is one of them, weights of every format, else of some."""
+    formats = FORMATS if "every-format" in types else ("q4_k", "nvfp4")
     kernels: dict[str, Any] = {}
     compile_instead(kernels)
     with torch.device("meta"):
         for name in types:
-            _call_all(getattr(torch, name))
+            if name != "every-format":
+                _call_all(getattr(torch, name), formats)
     for name, compiled in kernels.items():
         assert compiled.asm["cubin"], name
+        # Some conversions multiply subnormal numbers, which are not to become zeros.
+        assert " of " not in name or ".ftz" not in compiled.asm["ptx"], name
         instruction = " wgmma" if "wgmma.mma_async" in compiled.asm["ptx"] else ""
         kind = name.split()[0]
         stack = stack_of(compiled.asm["cubin"]) if kind in _WITHOUT_STACK else 0

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from tandem_kernels.contract import HeadNorms, LayerKV
+from tandem_kernels.device_codes import DeviceCodes
+from tandem_kernels.dispatch import Weight
 from tandem_kernels.triton import BATCH_INVARIANT
 from tests.kernels.triton.attention_cases import SCALE, Case, problem_of
-from tests.kernels.triton.compiling import compile_instead
+from tests.kernels.triton.compiling import compile_instead, float8_weight, weight_of
 
 ROWS = (1, 2, 3, 8, 16, 33, 64, 65, 128, 129, 4096)
 SPANS = (
@@ -62,8 +64,29 @@ def _zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=_DTYPE, device="meta")
 
 
-def _experts() -> None:
-    matrices = _zeros(16, 2 * 192, 256), _zeros(16, 256, 192)
+def _linear_of(weight: DeviceCodes) -> None:
+    for rows in ROWS:
+        BATCH_INVARIANT.linear(_zeros(rows, weight.shape[1]), weight, None)
+
+
+def _coded(*matrices: tuple[int, int]) -> list[DeviceCodes]:
+    with torch.device("meta"):
+        return [weight_of("q8_0", 16 * n, k).split_rows(16) for n, k in matrices]
+
+
+def _linear_of_codes() -> None:
+    with torch.device("meta"):
+        weight = weight_of("q4_k", 96, 256)
+    _linear_of(weight)
+
+
+def _linear_of_float8() -> None:
+    with torch.device("meta"):
+        weight = float8_weight(96, 256)
+    _linear_of(weight)
+
+
+def _experts(*matrices: Weight) -> None:
     for rows in ROWS:
         chosen = torch.zeros(rows, 2, dtype=torch.int64, device="meta")
         BATCH_INVARIANT.mix_experts(_zeros(rows, 256), chosen, _zeros(rows, 2), *matrices)
@@ -74,11 +97,18 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "wide-linear": lambda: _linear(20_000),
     "attention": lambda: _attention(float8=False),
     "float8-attention": lambda: _attention(float8=True),
-    "experts": _experts,
+    "linear-of-codes": _linear_of_codes,
+    "linear-of-float8": _linear_of_float8,
+    "experts": lambda: _experts(_zeros(16, 2 * 192, 256), _zeros(16, 256, 192)),
+    "experts-of-codes": lambda: _experts(*_coded((2 * 192, 256), (256, 192))),
     "norm": _norm,
     "gate": _gate,
     "rope": _rope,
 }
+
+
+_KERNELS_OF = {"experts": 3, "experts-of-codes": 3, "linear-of-float8": 2}
+"""Kernels that a call launches, where there are several."""
 
 
 def main(names: list[str]) -> None:
@@ -87,8 +117,7 @@ def main(names: list[str]) -> None:
     for name in names or FAMILIES:
         found.clear()
         FAMILIES[name]()
-        # A mixture is three kernels.
-        sys.stdout.write(f"{name} {len(found) // (3 if name == 'experts' else 1)}\n")
+        sys.stdout.write(f"{name} {len(found) // _KERNELS_OF.get(name, 1)}\n")
 
 
 if __name__ == "__main__":

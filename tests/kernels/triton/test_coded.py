@@ -19,7 +19,7 @@ from tests.kernels.triton.tensors import DTYPES, randn
 
 _EVERY = [
     case
-    for case in itertools.product(FORMATS, (1, 70), (256, 512), ("f32", "bf16", "f16"), (False, True))
+    for case in itertools.product(FORMATS, (1, 70), (160, 512), ("f32", "bf16", "f16"), (False, True))
     if (case[0], case[3]) != ("nvfp4", "f16")  # these random ones are too large
 ]
 _SOME = covering(_EVERY)
@@ -50,7 +50,7 @@ def test_products_are_those_of_the_restored_weights(
     kernels = BATCH_INVARIANT if is_batch_invariant else KERNELS
     # Small rows: sums of powers of two up to 2**12 stay within half precision.
     x, bias = randn(rows, matrix.shape[1], dtype=dtype) / 1024, randn(70, dtype=dtype, seed=5)
-    got = kernels.linear(x.to(device), kernels.hold(matrix, device, dtype), bias.to(device))
+    got = kernels.linear(x.to(device), kernels.to_weight(matrix, device, dtype), bias.to(device))
     restored = matrix.floats().to(dtype)
     expected = BATCH_INVARIANT.linear(x.to(device), restored.to(device), bias.to(device))
     assert got.dtype == dtype
@@ -97,6 +97,8 @@ def test_mixtures_are_those_of_the_restored_experts(
     expected = kernels.mix_experts(x.to(device), chosen.to(device), weights.to(dtype).to(device), *restored)
     largest = float(expected.abs().max())
     assert largest > 0 and float((got - expected).abs().max()) <= (1e-5 if kind == "f32" else 2e-2) * largest
+    mean = float((got - expected).abs().mean() / expected.abs().mean())
+    assert mean <= (1e-5 if kind == "f32" else 3e-3)
 
 
 def test_what_it_does_not_multiply_is_refused(device: torch.device) -> None:
@@ -139,12 +141,12 @@ def test_rows_are_rounded_to_float8(name: str, kind: str, rows: int, device: tor
     x, bias = randn(rows, matrix.shape[1], dtype=dtype), randn(70, dtype=dtype, seed=5)
     x[0, :50] = 0
     x[-1, -50:] *= 1e4
-    weight = _held(matrix, device).rounding_rows()
+    weight = _held(matrix, device).with_rounded_rows()
     assert weight.rounds_rows
     got = KERNELS.linear(x.to(device), weight, bias.to(device))
     exact = _rounded(x).double() @ matrix.floats().double().T + bias.double()
     scale = _rounded(x).double().abs() @ matrix.floats().double().abs().T + bias.double().abs()
-    assert bool(((got.cpu().double() - exact).abs() <= (1e-6 if kind == "f32" else 2.0**-8) * scale).all())
+    assert bool(((got.cpu().double() - exact).abs() <= (1e-4 if kind == "f32" else 2.0**-8) * scale).all())
     plain = x.double() @ matrix.floats().double().T + bias.double()
     assert bool(((plain - exact).abs() > 1e-4 * scale).any()), "nothing was rounded"
     alone = BATCH_INVARIANT.linear(x[-1:].to(device), weight, None)
@@ -154,7 +156,7 @@ def test_rows_are_rounded_to_float8(name: str, kind: str, rows: int, device: tor
 def test_mixtures_round_rows_too(device: torch.device) -> None:
     experts, inner = 3, 160
     matrices = [round_to_float8(randn(experts * n, k, seed=n) / 16) for n, k in ((2 * inner, 256), (256, inner))]
-    held = [_held(matrix, device).rounding_rows().split_rows(experts) for matrix in matrices]
+    held = [_held(matrix, device).with_rounded_rows().split_rows(experts) for matrix in matrices]
     x = randn(9, 256)
     chosen, weights = REFERENCE.route(randn(9, experts, seed=6), None, ExpertRouting(2))
     got = KERNELS.mix_experts(x.to(device), chosen.to(device), weights.to(device), *held)
@@ -171,11 +173,11 @@ def test_mixtures_round_rows_too(device: torch.device) -> None:
 
 def test_only_float8_in_whole_groups_rounds_rows(device: torch.device) -> None:
     for name in ("fp8 of 64", "nvfp4", "q8_0"):
-        assert not _held(FORMATS[name].random(2, 256), device).rounding_rows().rounds_rows
+        assert not _held(FORMATS[name].random(2, 256), device).with_rounded_rows().rounds_rows
 
 
 def test_float64_is_multiplied_in_floats(device: torch.device) -> None:
     """Kernels for codes have no products in float64."""
     matrix = FORMATS["q4_0"].random(3, 64)
-    held = KERNELS.hold(matrix, device, torch.float64)
+    held = KERNELS.to_weight(matrix, device, torch.float64)
     assert isinstance(held, torch.Tensor) and torch.equal(held.cpu(), matrix.floats().double())

@@ -38,7 +38,7 @@ _SHARED = 227 * 1024
 """Bytes of shared memory that a program can have on Hopper."""
 _SPILLED = 64
 """Bytes of a thread that registers do not hold, where any: addresses, of heads of 256."""
-_QUICK = ["linear", "norm", "gate", "rope"]
+_QUICK = ["linear", "linear-of-codes", "linear-of-float8", "norm", "gate", "rope"]
 """Families of kernels that compile within a second; the others are the same in wide tiles, and attention."""
 
 
@@ -67,7 +67,7 @@ def test_every_kernel_compiles(some: dict[str, list[str]]) -> None:
 
 @pytest.mark.nightly
 def test_every_kernel_compiles_for_other_types(tmp_path: Path) -> None:
-    found = lines_of({"compiling": ["float32", "float16", "float64"]}, tmp_path)["compiling"]
+    found = lines_of({"compiling": ["float32", "float16", "float64", "every-format"]}, tmp_path)["compiling"]
     assert set(found) == _KERNELS | {"_linear_kernel"}, "products of float32 are not Hopper's own"
 
 

@@ -124,7 +124,9 @@ def test_a_rank_takes_its_part_of_the_codes(tmp_path: Path, name: str) -> None:
     for part, columns in ((rows, None), (None, half), (None, odd), (rows, half)):
         with _checkpoint(tmp_path, config, named) as checkpoint:
             got = checkpoint.take_stored(f"{_BASE}.weight", (32, 256), part, columns)
-        assert isinstance(got, torch.Tensor) == (name.endswith("desc_act") or columns is odd)
+        # A scale of whole rows fits any columns.
+        is_cut = columns is odd and name != "int8"
+        assert isinstance(got, torch.Tensor) == (name.endswith("desc_act") or is_cut)
         expected = torch.tensor(values)
         expected = expected if part is None else expected[part.start : part.stop]
         expected = expected if columns is None else expected[:, columns.start : columns.stop]

@@ -12,14 +12,14 @@ all-reduces per step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, LayerSpec
+from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp
 from tandem.runtime.architectures.stored_format import AnyMatrix
 from tandem.runtime.input_batch import Batch
 from tandem.runtime.int8 import head_group, layer_group, rounded
@@ -178,14 +178,11 @@ class Decoder:
             self._embeddings = self._take_table(checkpoint, table)
         self.dtype = self._embeddings.dtype
         self._inv_freq = inv_freq.to(self._embeddings.device)
-        if is_int8:
-            layers = [_make_rounded_layer(config, checkpoint, index) for index in range(config.num_layers)]
-        else:
-            hold = partial(_hold, kernels, self._embeddings, rounds_rows=quantization == "fp8")
-            layers = [
-                _make_layer(config, checkpoint, index, kernels, shard, hold) for index in range(config.num_layers)
-            ]
-        self._layers = tuple(layers)
+        parts: _RoundedParts | _FloatParts = _RoundedParts()
+        if not is_int8:
+            to_weight = partial(_to_weight, kernels, self._embeddings, rounds_rows=quantization == "fp8")
+            parts = _FloatParts(kernels.linear, to_weight)
+        self._layers = tuple(_make_layer(config, checkpoint, index, parts, shard) for index in range(config.num_layers))
         self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
         drop_unused(config, checkpoint)
         self._head: AnyLinear
@@ -286,7 +283,7 @@ class Decoder:
 
         Rows behind the last id are zeros, so that all ranks have the same shape."""
         table = checkpoint.take(name, (self.config.vocab_size, self.config.hidden_size), rows=self._ids)
-        return F.pad(table, (0, 0, 0, self._num_ids - len(table)))
+        return table if len(table) == self._num_ids else F.pad(table, (0, 0, 0, self._num_ids - len(table)))
 
     def _take_head(self, checkpoint: WeightSource, name: str) -> Weight:
         """Load the rows of this rank's token ids like `_take_table`, as codes if they are stored so and are as many as
@@ -294,108 +291,98 @@ class Decoder:
         if len(self._ids) < self._num_ids:
             return self._take_table(checkpoint, name)
         table = checkpoint.take_stored(name, (self.config.vocab_size, self.config.hidden_size), rows=self._ids)
-        return _hold(self._kernels, self._embeddings, table, rounds_rows=False)
+        # Its errors would affect every token, so that it is never rounded.
+        return _to_weight(self._kernels, self._embeddings, table, rounds_rows=False)
 
 
-def _make_layer(
-    config: DecoderSpec,
-    checkpoint: WeightSource,
-    index: int,
-    kernels: Kernels,
-    shard: Shard,
-    hold: Callable[[AnyMatrix], Weight],
-) -> Layer:
-    """Build a rank's part of a layer, with matrices in floating point or codes that stand for them, as `hold` returns
-    them."""
-    tensors = dict(read_layer(config, checkpoint, index, shard))
-    vectors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+@dataclass(frozen=True, slots=True)
+class _FloatParts:
+    """Makes the parts of a layer with matrices in floating point, or codes that stand for them."""
 
-    def linear(name: str) -> Linear:
-        return Linear(kernels.linear, hold(tensors[name]), vectors.get(f"{name}.bias"))
+    product: Product
+    to_weight: Callable[[AnyMatrix], Weight]
 
-    def experts(name: str, count: int) -> Weight:
-        whole = hold(tensors[name])
+    def linear(self, matrix: AnyMatrix, bias: torch.Tensor | None) -> Linear:
+        return Linear(self.product, self.to_weight(matrix), bias)
+
+    def experts(self, matrix: AnyMatrix, count: int) -> Weight:
+        """Return the matrices of `count` experts, which stand below each other in `matrix`."""
+        whole = self.to_weight(matrix)
         return whole.split_rows(count) if isinstance(whole, DeviceCodes) else whole.view(count, -1, whole.shape[1])
 
-    return _compose(config, config.layers[index], vectors, _joined(tensors, linear), experts, shard)
+
+class _RoundedParts:
+    """Makes the parts of a layer with matrices that are integers of at most 8 bits, as the checkpoint has them or
+    rounded to int8."""
+
+    def linear(self, matrix: AnyMatrix, bias: torch.Tensor | None) -> CodedLinear:
+        return CodedLinear(rounded(matrix, layer_group(matrix.shape[1])), bias)
+
+    def experts(self, matrix: AnyMatrix, count: int) -> list[CodedMatrix]:
+        """Return the matrices of `count` experts, which stand below each other in `matrix`."""
+        whole = rounded(matrix, layer_group(matrix.shape[1]))
+        size = whole.shape[0] // count
+        return [whole.rows(slice(start, start + size)) for start in range(0, whole.shape[0], size)]
 
 
-def _hold(kernels: Kernels, like: torch.Tensor, matrix: AnyMatrix, *, rounds_rows: bool) -> Weight:
+def _to_weight(kernels: Kernels, like: torch.Tensor, matrix: AnyMatrix, *, rounds_rows: bool) -> Weight:
     """Return a matrix as kernels take it, of the type and on the device of `like`. `rounds_rows`: its products round
     rows to float8, and floats are rounded to float8 themselves."""
     if rounds_rows and isinstance(matrix, torch.Tensor) and matrix.shape[1] % GROUP == 0:
         matrix = round_to_float8(matrix)
-    held = kernels.hold(matrix, like.device, like.dtype) if isinstance(matrix, CodedMatrix) else matrix.to(like)
-    return held.rounding_rows() if rounds_rows and isinstance(held, DeviceCodes) else held
+    weight = kernels.to_weight(matrix, like.device, like.dtype) if isinstance(matrix, CodedMatrix) else matrix.to(like)
+    return weight.with_rounded_rows() if rounds_rows and isinstance(weight, DeviceCodes) else weight
 
 
-def _joined(
-    tensors: Mapping[str, AnyMatrix], layer: Callable[[str], Linear | CodedLinear]
-) -> Callable[[str], AnyLinear]:
-    """Return a function that makes the linear layer of a name: of one matrix, or of three side by side."""
-
-    def joined(name: str) -> AnyLinear:
-        return layer(name) if name in tensors else SideBySide(tuple(layer(f"{name}.{part}") for part in range(3)))
-
-    return joined
-
-
-def _make_rounded_layer(config: DecoderSpec, checkpoint: WeightSource, index: int) -> Layer:
-    """Build a layer whose matrices are integers of at most 8 bits, as the checkpoint has them or rounded to int8."""
-    tensors = dict(read_layer(config, checkpoint, index))
-    vectors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
-
-    def coded(name: str) -> CodedMatrix:
-        return rounded(tensors[name], layer_group(tensors[name].shape[1]))
-
-    def linear(name: str) -> CodedLinear:
-        return CodedLinear(coded(name), vectors.get(f"{name}.bias"))
-
-    def experts(name: str, count: int) -> list[CodedMatrix]:
-        whole = coded(name)
-        size = whole.shape[0] // count
-        return [whole.rows(slice(start, start + size)) for start in range(0, whole.shape[0], size)]
-
-    return _compose(config, config.layers[index], vectors, _joined(tensors, linear), experts)
-
-
-def _compose(
-    config: DecoderSpec,
-    spec: LayerSpec,
-    tensors: Mapping[str, torch.Tensor],
-    linear: Callable[[str], AnyLinear],
-    experts: Callable[[str, int], Weight | list[CodedMatrix]],
-    shard: Shard = WHOLE,
+def _make_layer(
+    config: DecoderSpec, checkpoint: WeightSource, index: int, parts: _FloatParts | _RoundedParts, shard: Shard
 ) -> Layer:
-    """Build a layer. `tensors`: its vectors. `linear(name)` returns a matrix, `experts(name, count)` those of all
-    experts of the rank."""
+    """Build a rank's part of a layer."""
+    spec, tensors = config.layers[index], dict(read_layer(config, checkpoint, index, shard))
+
+    def vector(name: str) -> torch.Tensor | None:
+        found = tensors.get(name)
+        assert not isinstance(found, CodedMatrix)
+        return found
+
+    def one(name: str) -> Linear | CodedLinear:
+        # A matrix that was read may be freed once its part is made.
+        return parts.linear(tensors.pop(name), vector(f"{name}.bias"))
+
+    def linear(name: str) -> AnyLinear:
+        return one(name) if name in tensors else SideBySide(tuple(one(f"{name}.{number}") for number in range(3)))
+
     norms = None
     if config.query_key_norm != "none":
-        norms = HeadNorms(tensors["query_norm"], tensors["key_norm"], config.rms_norm_eps)
+        query, key = vector("query_norm"), vector("key_norm")
+        assert query is not None and key is not None
+        norms = HeadNorms(query, key, config.rms_norm_eps)
     if isinstance(spec.mlp, DenseMlp):
         mlp: GatedMlp | MixtureMlp = GatedMlp(linear("gate_up"), linear("down"))
     else:
+        router, count = vector("router"), len(shard.experts(spec.mlp.count))
+        assert router is not None
         mlp = MixtureMlp(
             routing=spec.mlp.routing,
-            router=tensors["router"],
-            choice_bias=tensors.get("choice_bias"),
-            gate_up=experts("expert_gate_up", len(shard.experts(spec.mlp.count))),
-            down=experts("expert_down", len(shard.experts(spec.mlp.count))),
+            router=router,
+            choice_bias=vector("choice_bias"),
+            gate_up=parts.experts(tensors.pop("expert_gate_up"), count),
+            down=parts.experts(tensors.pop("expert_down"), count),
             shared=GatedMlp(linear("shared_gate_up"), linear("shared_down")) if spec.mlp.shared_inner else None,
-            shared_gate=tensors.get("shared_gate"),
+            shared_gate=vector("shared_gate"),
             here=shard.experts(spec.mlp.count),
         )
     return Layer(
         has_rope=spec.has_rope,
-        attention_norm=tensors.get("attention_norm"),
+        attention_norm=vector("attention_norm"),
         qkv=linear("qkv"),
         row_norms=norms if config.query_key_norm == "row" else None,
         head_norms=norms if config.query_key_norm == "head" else None,
         output=linear("output"),
-        after_attention_norm=tensors.get("after_attention_norm"),
-        mlp_norm=tensors.get("mlp_norm"),
+        after_attention_norm=vector("after_attention_norm"),
+        mlp_norm=vector("mlp_norm"),
         mlp=mlp,
-        after_mlp_norm=tensors.get("after_mlp_norm"),
+        after_mlp_norm=vector("after_mlp_norm"),
     )
 
 

@@ -53,6 +53,7 @@ def test_numbers_that_do_not_divide_are_named() -> None:
     ("model", "engine", "param"),
     [
         (ModelConfig(quantization="int8"), EngineConfig(), "quantization"),
+        (ModelConfig(quantization="fp8"), EngineConfig(), "quantization"),
         (ModelConfig(), EngineConfig(kernels="compiled"), "kernels"),
     ],
 )
@@ -60,7 +61,7 @@ def test_settings_that_ranks_do_not_support_are_refused_at_start(
     model_dir: Path, model: ModelConfig, engine: EngineConfig, param: str
 ) -> None:
     model, engine = replace(model, id=str(model_dir)), replace(engine, tensor_parallel=2)
-    with pytest.raises(TandemError, match="tensor_parallel") as caught:
+    with pytest.raises(TandemError, match=r"tensor_parallel|on a GPU only") as caught:
         check_parallel(model, engine)
     assert caught.value.param == param
 
