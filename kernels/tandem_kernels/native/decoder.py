@@ -84,7 +84,8 @@ class PackedExperts:
     """Packed weights of a mixture of `count` experts of width `inner`.
 
     `gate_up` and `down` are the matrices of all experts below each other, each padded to whole panels. `choice_bias` is
-    `[count]`, `shared_gate` `[hidden]`; None if there is none, like `shared`, which every row passes through.
+    `[count]`, `shared_gate` `[hidden]`; None if there is none, like `shared`, which every row passes through. `tokens`:
+    int64 `[count]`, the tokens that each expert has computed; every step adds its own.
     """
 
     count: int
@@ -96,6 +97,7 @@ class PackedExperts:
     down: PackedLinear
     shared: PackedMlp | None
     shared_gate: torch.Tensor | None
+    tokens: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,4 +266,5 @@ def _experts(experts: PackedExperts) -> CExperts:
         _linear(shared.gate_up) if shared else CMatrix(),
         _linear(shared.down) if shared else CMatrix(),
         address(experts.shared_gate),
+        address(experts.tokens, torch.int64),
     )

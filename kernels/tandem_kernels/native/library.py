@@ -90,6 +90,7 @@ class CExperts(Structure):
         ("shared_gate_up", CMatrix),
         ("shared_down", CMatrix),
         ("shared_gate", c_void_p),
+        ("tokens", c_void_p),
     )
 
 

@@ -294,7 +294,10 @@ class Decoder final : public AnyDecoder {
                 router.choose(e, work.logits + r * e.count, work.chosen + r * chosen, work.weights + r * chosen);
         });
         lane.wait();
-        if (lane.rank() == 0) places_.sort(work.chosen, places, e.count);
+        if (lane.rank() == 0) {
+            places_.sort(work.chosen, places, e.count);
+            places_.add_to(e.tokens);
+        }
         lane.wait();
         lane.share(places, kRowGrain, [&](int begin, int end) {
             for (std::size_t p = begin; p < std::size_t(end); ++p) {

@@ -39,6 +39,7 @@ struct Experts {
     int shared_inner;          // 0: there is no expert that every row passes through
     Matrix shared_gate_up, shared_down;
     const float* shared_gate;  // [hidden] or null
+    std::int64_t* tokens;      // [count], tokens of each expert so far; another thread may read it meanwhile
 };
 
 // Writes the indices of the `count` greatest of `scores` [n] to `out` in ascending order; of equal ones the first are
@@ -160,6 +161,11 @@ class Places {
             place_[i] = begins_[chosen[i]]++;
             source_[place_[i]] = i;
         }
+    }
+
+    // Adds the number of each expert's places to `counts` [num_experts].
+    void add_to(std::int64_t* counts) const {
+        for (const Run& run : runs_) counts[run.expert] += run.end - run.begin;
     }
 
     // Index in `chosen` of what is at a place, and the reverse.

@@ -8,7 +8,7 @@ operations per row.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -53,9 +53,13 @@ class CompiledModel:
         """Build the decoder. `weights` are those that `packed_weights` returns for `packing`."""
         self.config = config
         self.dtype = torch.float32
+        layers = [_layer(config, weights, i) for i in range(config.num_layers)]
+        self._expert_tokens = {
+            i: layer.mlp.tokens for i, layer in enumerate(layers) if not isinstance(layer.mlp, PackedMlp)
+        }
         self._decoder = CompiledDecoder(
             shape_of(config),
-            [_layer(config, weights, i) for i in range(config.num_layers)],
+            layers,
             weights["norm"],
             _linear(weights, "head", config.vocab_size, config.hidden_size),
             None if config.tied_embeddings else _linear(weights, "embeddings", config.vocab_size, config.hidden_size),
@@ -77,6 +81,10 @@ class CompiledModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return next-token logits `[rows, vocab]` of hidden rows, as `CausalModel.logits` does."""
         return self._decoder.logits(hidden.contiguous())
+
+    def expert_tokens(self) -> Mapping[int, Sequence[int]]:
+        """Return how many tokens each expert has computed, by layer, as `CausalModel.expert_tokens` does."""
+        return {layer: tokens.tolist() for layer, tokens in self._expert_tokens.items()}
 
     def _tables(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute cosines and sines of at least `num_positions` positions, `[positions, head_dim / 2]` each."""
@@ -180,6 +188,7 @@ def _experts(weights: Mapping[str, torch.Tensor], prefix: str, mlp: ExpertsMlp, 
         down=_linear(weights, f"{prefix}expert_down", mlp.count * -(-hidden // PANEL) * PANEL, mlp.inner),
         shared=_mlp(weights, f"{prefix}shared_", mlp.shared_inner, hidden) if mlp.shared_inner else None,
         shared_gate=weights.get(f"{prefix}shared_gate"),
+        tokens=torch.zeros(mlp.count, dtype=torch.int64),
     )
 
 
