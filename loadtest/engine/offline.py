@@ -9,7 +9,7 @@ worker's Watch stream, and that time is the step's `stream_s`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,6 +70,9 @@ class TimedModel:
         logits = self._model.logits(hidden)
         self._inside_s += self._clock.now() - began
         return logits
+
+    def expert_tokens(self) -> Mapping[int, Sequence[int]]:
+        return self._model.expert_tokens()
 
     def take_s(self) -> float:
         """Return the seconds inside the model since the last call."""

@@ -100,6 +100,19 @@ def test_whole_experts_on_two_ranks_give_the_tokens_of_the_reference(
         assert generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
 
 
+@pytest.mark.parametrize("enable_expert_parallel", [False, True])
+def test_the_first_rank_counts_the_tokens_of_all_experts(
+    tiny: TinyModels, ranked: Ranked, enable_expert_parallel: bool
+) -> None:
+    reference = tiny("qwen3-moe", "float64")
+    alone = reference.executor(kernels="reference", num_blocks=_BLOCKS)
+    generate(alone, _prompts(), _OUTPUTS)
+    with ranked(reference, 2, enable_expert_parallel) as executor:
+        generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True)
+        assert executor.model.expert_tokens() == alone.model.expert_tokens()
+    assert all(min(tokens) > 0 for tokens in alone.model.expert_tokens().values())
+
+
 def test_a_rank_holds_its_own_experts_only(tiny: TinyModels) -> None:
     """The second half of the experts, in as many bytes as halves of all take."""
     reference = tiny("qwen3-moe", "float64")

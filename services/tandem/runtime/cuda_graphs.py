@@ -9,7 +9,7 @@ more memory than the largest.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -69,6 +69,10 @@ class GraphedModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute logits as `CausalModel.logits` does, always without a graph."""
         return self._model.logits(hidden)
+
+    def expert_tokens(self) -> Mapping[int, Sequence[int]]:
+        """Return the tokens of each expert as `CausalModel.expert_tokens` does; padding rows are not counted."""
+        return self._model.expert_tokens()
 
     def _fill(self, batch: Batch, count: int, size: int) -> None:
         """Copy a batch of `count` sequences into the graphs' inputs and pad it to `size`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -30,4 +31,12 @@ class CausalModel(Protocol):
         """Return next-token logits `[rows, vocab]` of hidden rows that `forward` returned.
 
         The next call may overwrite the result."""
+        ...
+
+    def expert_tokens(self) -> Mapping[int, Sequence[int]]:
+        """Return how many tokens each expert has computed so far, `[experts]` for each layer that has experts, by the
+        layer's number.
+
+        Experts have their numbers in the whole model, also on a rank that holds only some of them. May be called on any
+        thread, without waiting for a running step. Raises RuntimeError when the device has failed."""
         ...

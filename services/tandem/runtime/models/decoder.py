@@ -12,7 +12,7 @@ all-reduces per step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -103,10 +103,15 @@ class MixtureMlp:
     shared: GatedMlp | None
     shared_gate: torch.Tensor | None
     here: range
+    tokens: torch.Tensor
+    """int64 `[E, K]`: the tokens so far of each expert of the whole model, by the expert's place among the K of a token,
+    so that one kernel adds those of a step."""
 
-    def __call__(self, rows: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, kernels: Kernels, counts: torch.Tensor) -> torch.Tensor:
+        """Return the mixture of each row. `counts`: int64 `[T, 1]`, 1 for a token and 0 for padding."""
         logits = kernels.linear(rows.to(self.router.dtype), self.router, None)
         experts, weights = kernels.route(logits, self.choice_bias, self.routing)
+        self.tokens.scatter_add_(0, experts, counts.expand_as(experts))
         if len(self.here) < len(self.router):
             is_here = (experts >= self.here.start) & (experts < self.here.stop)
             experts = torch.where(is_here, experts - self.here.start, -1)
@@ -197,6 +202,7 @@ class Decoder:
         if config.tied_embeddings:
             checkpoint.drop("lm_head.weight")
         checkpoint.finish()
+        self._has_experts = any(isinstance(layer.mlp, MixtureMlp) for layer in self._layers)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
@@ -205,6 +211,8 @@ class Decoder:
         Attention reads the sequences' earlier KV from `cache`; the KV of the batch's T rows is written there. With
         tensor parallelism it raises CollectiveFailed when another rank fails."""
         kernels, config, all_reduce = self._kernels, self.config, self._communicator.all_reduce
+        # Tokens of each row, for mixtures only. A row without a slot pads the batch of a CUDA graph.
+        counts = (batch.slots >= 0).long()[:, None] if self._has_experts else batch.slots
         x = self._embed(batch.tokens)
         if config.embedding_multiplier != 1:
             x = x * config.embedding_multiplier
@@ -224,7 +232,8 @@ class Decoder:
             mixed = kernels.paged_attention(query, kv, batch.attention, config.attention_scale)
             out = all_reduce(layer.output(mixed.flatten(1)))
             rows, x = self._add(out, x, layer.after_attention_norm, layer.mlp_norm)
-            out = all_reduce(layer.mlp(rows, kernels))
+            mlp = layer.mlp
+            out = all_reduce(mlp(rows, kernels, counts) if isinstance(mlp, MixtureMlp) else mlp(rows, kernels))
             is_last = index == len(self._layers)
             following = None if is_last else self._layers[index].attention_norm
             rows, x = self._add(out, x, layer.after_mlp_norm, following)
@@ -244,6 +253,14 @@ class Decoder:
             return logits
         parts = self._communicator.gather(logits)
         return logits if parts is None else torch.cat(parts, 1)[:, : self.config.vocab_size]
+
+    def expert_tokens(self) -> Mapping[int, Sequence[int]]:
+        """Return how many tokens each expert of the whole model has computed, by layer, on every rank.
+
+        Copies from the device and starts no kernel, which might wait for a running one. Raises RuntimeError when the
+        device has failed."""
+        mixtures = {i: layer.mlp for i, layer in enumerate(self._layers) if isinstance(layer.mlp, MixtureMlp)}
+        return {i: mlp.tokens.cpu().sum(1).tolist() for i, mlp in mixtures.items()}
 
     def _add(
         self, out: torch.Tensor, x: torch.Tensor, after: torch.Tensor | None, following: torch.Tensor | None
@@ -371,6 +388,7 @@ def _make_layer(
             shared=GatedMlp(linear("shared_gate_up"), linear("shared_down")) if spec.mlp.shared_inner else None,
             shared_gate=vector("shared_gate"),
             here=shard.experts(spec.mlp.count),
+            tokens=router.new_zeros((spec.mlp.count, spec.mlp.routing.num_chosen), dtype=torch.int64),
         )
     return Layer(
         has_rope=spec.has_rope,

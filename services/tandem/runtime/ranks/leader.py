@@ -6,7 +6,7 @@ different states, which would give wrong tokens, so it is raised as RanksLost an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,6 +81,10 @@ class RankedModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with self._followers.run_on_all(Logits(len(hidden))):
             return self._local.logits(hidden)
+
+    def expert_tokens(self) -> Mapping[int, Sequence[int]]:
+        """Return the counts of this rank, which routes every token and so counts those of all ranks' experts."""
+        return self._local.expert_tokens()
 
     def __repr__(self) -> str:
         return f"RankedModel({self._local!r})"

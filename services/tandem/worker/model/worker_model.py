@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.core.bundle import TokenizerBundle
@@ -32,6 +32,10 @@ def _has_nothing_to_prepare(grammar: Grammar) -> bool:
     return True
 
 
+def _has_no_experts() -> Mapping[int, Sequence[int]]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerModel:
     """Loaded model of a worker, with everything that the worker needs to run and describe it.
@@ -42,7 +46,8 @@ class WorkerModel:
     `max_model_len`: most tokens of a sequence. `bundle`: tokenizer files. `aliases`: further names of the model.
     `prepare`: compiles a grammar before its job starts, on any thread, without raising. `is_prepared`: returns whether
     it is compiled. `rank_group`: the other ranks, if any. `trial_digests`: for each of the pool's probe blocks, one
-    number per KV head of the model. `host`: the host memory for evicted blocks, for files.
+    number per KV head of the model. `host`: the host memory for evicted blocks, for files. `expert_tokens`: returns the
+    tokens of each expert by layer, see `CausalModel.expert_tokens`.
     """
 
     name: str
@@ -59,6 +64,7 @@ class WorkerModel:
     rank_group: RankGroup | None = None
     trial_digests: tuple[tuple[int, ...], ...] = ()
     host: HostBlocks | None = None
+    expert_tokens: Callable[[], Mapping[int, Sequence[int]]] = _has_no_experts
 
 
 def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerModel:
@@ -94,4 +100,5 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
         rank_group=rank_group,
         trial_digests=tuple(cache.fill_trial_blocks()),
         host=cache,
+        expert_tokens=executor.model.expert_tokens,
     )
