@@ -202,7 +202,12 @@ def _telemetry(bench: TelemetryBench, clock: Clock) -> Any:
     sink = bench.sink
     telemetry.watch(
         MetricSources(
-            snapshot=lambda: sink.snapshot, books=reader.read, is_healthy=lambda: True, num_gateways=lambda: 1
+            snapshot=lambda: sink.snapshot,
+            books=reader.read,
+            is_healthy=lambda: True,
+            num_gateways=lambda: 1,
+            expert_tokens=dict,
+            expert_imbalance=dict,
         )
     )
     return telemetry

@@ -62,6 +62,7 @@ from tandem.worker.model.rank_transfer import open_transfer
 from tandem.worker.model.worker_info import WorkerDescriptor, WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.run_file import RunFile
+from tandem.worker.telemetry.expert_load import ExpertLoad
 from tandem.worker.telemetry.gauges import MetricSources, StatsReader
 from tandem.worker.telemetry.worker_telemetry import WorkerTelemetry
 
@@ -169,12 +170,15 @@ class Worker:
         )
         add_WorkerServicer_to_server(self._service, server)
         stats = StatsReader(lambda: self._driver.call(lambda engine, now: (engine.books(), [])), clock)
+        experts = ExpertLoad(model.expert_tokens, clock)
         self._telemetry.watch(
             MetricSources(
                 snapshot=lambda: self._service.snapshot,
                 books=stats.read,
                 is_healthy=lambda: self.healthy() is None,
                 num_gateways=lambda: self.num_gateways,
+                expert_tokens=experts.tokens,
+                expert_imbalance=experts.imbalance,
             )
         )
 

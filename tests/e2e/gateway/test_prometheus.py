@@ -60,6 +60,8 @@ EMPTY = {
     "tandem_redis_errors_total": "Redis does what is asked of it",
     "tandem_model_shortage": "no model lacks workers",
     "tandem_held_requests": "no request waits for a worker to start",
+    "tandem_expert_tokens_total": "the model has no experts",
+    "tandem_expert_imbalance_ratio": "the model has no experts",
 }
 """Series that may have no data in a healthy cluster, and why."""
 

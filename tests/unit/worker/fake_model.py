@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -42,7 +42,8 @@ def _digest(content: bytes) -> int:
 
 class FakeExecutor:
     """`pool[block]` holds, per slot, the token id and the position; `memory` the blocks of trials behind it too, and
-    `host` what was offloaded. `before_step` is called on the engine's thread."""
+    `host` what was offloaded. `before_step` is called on the engine's thread. `expert_tokens` are what a model with
+    experts would count, by layer and expert."""
 
     def __init__(self, num_blocks: int, num_host_slots: int = 0) -> None:
         self.host = np.zeros((num_host_slots, _PLANES, BLOCK_SIZE), np.int64)
@@ -51,6 +52,7 @@ class FakeExecutor:
         for number in range(NUM_TRIAL_BLOCKS):
             self.memory[num_blocks + number] = number + 1
         self.before_step: Callable[[StepPlan], None] = lambda plan: None
+        self.expert_tokens: Mapping[int, Sequence[int]] = {}
         self._last: dict[int, int] = {}
 
     @property
@@ -129,5 +131,6 @@ def fake_model(
         max_model_len=1000,
         bundle=TokenizerBundle(b"{}", "", "{}", "{}"),
         host=executor,
+        expert_tokens=lambda: executor.expert_tokens,
     )
     return model, executor

@@ -17,6 +17,7 @@ from tandem.core.request import PrefillJob, Request, ResumeJob
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.worker.gateways import service
 from tandem.worker.kv import producer_session
+from tandem.worker.telemetry import expert_load
 from tandem.worker.telemetry.gauges import _queued_tokens
 from tests.e2e.client import hand_over, new_request
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
@@ -101,6 +102,19 @@ async def test_blocks_by_state_are_all_the_blocks_there_are(nodes: Nodes) -> Non
         await asyncio.sleep(0.05)
     assert seen.sum("tandem_kv_blocks", state="free") == 512 and seen.sum("tandem_kv_blocks", state="cached") >= 7
     assert seen.sum("tandem_jobs_total", outcome="cancelled") == 2 and seen.sum("tandem_kv_free_ratio") == 1
+
+
+async def test_tokens_of_experts_are_those_of_the_model(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_load, "WINDOW_S", 0.0)
+    dense, node = await nodes.start(), await nodes.start()
+    node.executor.expert_tokens = {1: (0, 0, 4), 2: (1, 2, 1)}
+    seen = await scrape(node)
+    assert [seen.sum("tandem_expert_tokens_total", expert=str(expert)) for expert in range(3)] == [1, 2, 5]
+    assert "tandem_expert_imbalance_ratio" not in seen.names()
+    node.executor.expert_tokens = {1: (6, 0, 4), 2: (3, 4, 3)}
+    seen = await scrape(node)
+    assert [seen.sum("tandem_expert_imbalance_ratio", layer=str(layer)) for layer in (1, 2)] == [3.0, 1.0]
+    assert not {name for name in (await scrape(dense)).names() if "expert" in name}
 
 
 async def test_a_transfer_is_counted_in_bytes_where_it_is_read(nodes: Nodes) -> None:

@@ -335,6 +335,23 @@ ACCEPTED_TOKENS = counter(
     "tandem.speculative.accepted_tokens", "{token}", "Counts the drafted tokens that the model accepted."
 )
 
+EXPERT_TOKENS = counter(
+    "tandem.expert.tokens",
+    "{token}",
+    "Counts the tokens that each expert of a model has computed, prompt and output tokens alike. `expert` is the"
+    " number of the expert in its layer; experts of all layers with the same number are counted together, because"
+    " engine.enable_expert_parallel puts them on the same rank.",
+    "expert",
+)
+EXPERT_IMBALANCE = gauge(
+    "tandem.expert.imbalance",
+    "1",
+    "Reports the most tokens that one expert of a layer computed, divided by the mean over the layer's experts: 1 if"
+    " all computed equally many. It covers the last complete window of at least 60 seconds, and a window without"
+    " tokens has no value.",
+    "layer",
+)
+
 # ---- KV: worker
 
 KV_CAPACITY = gauge("tandem.kv.capacity", "{block}", "Reports the KV blocks of the worker's pool.")

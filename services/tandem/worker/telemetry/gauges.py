@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
@@ -52,14 +52,17 @@ class StatsReader:
 class MetricSources:
     """Functions that return the values of the gauges; all may be called on any thread.
 
-    They return the engine's newest snapshot, its statistics (`books`), the worker's health, and the number of gateways.
-    Only `books` may block, for a fraction of a second.
+    They return the engine's newest snapshot, its statistics (`books`), the worker's health, the number of gateways, and
+    by layer the tokens of each expert and their imbalance, see `ExpertLoad`. Only `books` may block, for a fraction of
+    a second.
     """
 
     snapshot: Callable[[], EngineSnapshot]
     books: Callable[[], EngineStats]
     is_healthy: Callable[[], bool]
     num_gateways: Callable[[], int]
+    expert_tokens: Callable[[], Mapping[int, Sequence[int]]]
+    expert_imbalance: Callable[[], Mapping[int, float]]
 
 
 def watch_worker(metrics: Metrics, sources: MetricSources, info: Values, block_size: int) -> None:
@@ -72,6 +75,8 @@ def watch_worker(metrics: Metrics, sources: MetricSources, info: Values, block_s
     metrics.watch(on.KV_CAPACITY, lambda: {(): sources.books().num_blocks})
     metrics.watch(on.KV_BLOCKS, lambda: _blocks(sources.books(), sources.snapshot().load.num_reserved_blocks))
     metrics.watch(on.KV_UNUSED, lambda: _unused(sources.snapshot()))
+    metrics.watch(on.EXPERT_TOKENS, lambda: _of_all_layers(sources.expert_tokens()))
+    metrics.watch(on.EXPERT_IMBALANCE, lambda: _by_layer(sources.expert_imbalance()))
     single: dict[Instrument, Callable[[], float]] = {
         on.LEASES: lambda: sources.books().num_leases,
         on.PULLS: lambda: sources.books().num_pulls,
@@ -117,6 +122,15 @@ def _blocks(books: EngineStats, num_reserved: int) -> Mapping[Values, float]:
         ("host",): books.num_host_blocks,
         ("file",): books.num_file_blocks,
     }
+
+
+def _of_all_layers(tokens: Mapping[int, Sequence[int]]) -> Mapping[Values, float]:
+    """Return the tokens of each expert, summed over the layers. `tokens`: by layer and expert."""
+    return {(str(expert),): sum(each) for expert, each in enumerate(zip_longest(*tokens.values(), fillvalue=0))}
+
+
+def _by_layer(imbalance: Mapping[int, float]) -> Mapping[Values, float]:
+    return {(str(layer),): value for layer, value in imbalance.items()}
 
 
 def _unused(snapshot: EngineSnapshot) -> Mapping[Values, float]:
