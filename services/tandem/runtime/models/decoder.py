@@ -104,8 +104,8 @@ class MixtureMlp:
     shared_gate: torch.Tensor | None
     here: range
     tokens: torch.Tensor
-    """int64 `[E, K]`: the tokens so far of each expert of the whole model, by the expert's place among the K of a token,
-    so that one kernel adds those of a step."""
+    """int64 `[E, K]`: the tokens so far of each expert of the whole model, by the expert's place among the K of a
+    token, so that one kernel adds those of a step."""
 
     def __call__(self, rows: torch.Tensor, kernels: Kernels, counts: torch.Tensor) -> torch.Tensor:
         """Return the mixture of each row. `counts`: int64 `[T, 1]`, 1 for a token and 0 for padding."""
