@@ -140,6 +140,7 @@ _SAMPLING = {
     "stream_options": {"include_usage": True},
     "service_tier": "flex",
     "cache_salt": "s",
+    "disaggregation": "auto",
     "user": "u",
 }
 _CHATS = (

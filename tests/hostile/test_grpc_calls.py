@@ -82,6 +82,7 @@ def test_huge_and_wrong_metadata(channel: grpc.Channel, attacked: Front) -> None
         [("x", "y" * 100_000)],
         [(f"x-{number}", "y" * 100) for number in range(500)],
         [("x-tandem-lane", "fast")],
+        [("x-tandem-disaggregation", "on")],
         [("x-tandem-explain", "2")],
         [("x-tandem-timing", "y")],
     )

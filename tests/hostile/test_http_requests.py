@@ -227,6 +227,7 @@ def _values() -> Iterator[tuple[str, bytes]]:
     wrong = {
         b"x-request-timeout-ms": (b"0", b"-1", b"1.5", b"abc", b"9" * 9, b"", b"1e3", b"\xb2"),
         b"x-tandem-lane": (b"fast", b"", b"0", b"interactive,batch", b"\xff"),
+        b"x-tandem-disaggregation": (b"on", b"", b"off, strict", b"\xff"),
         b"x-tandem-explain": (b"2", b"true", b"-", b""),
         b"x-tandem-timing": (b"yes", b"10"),
         b"content-encoding": (b"gzip", b"br", b"identity, gzip", b"\xff"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tandem.admission.quota import QuotaLimits
 from tandem.core.config import Disaggregation
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import OPEN_TENANT, TenantId
 from tandem.core.lane import Lane
 
@@ -19,8 +20,9 @@ class Tenant:
     cache, and all output. `max_retained_tokens`: what its requests may keep in the prefix cache of each worker by
     `cache_control`. `lane`: the most urgent lane that it may request, and the default of its requests. `weight`:
     its share against other tenants in a lane. `cache_sharing`: "public" lets all public tenants share cached prefixes.
-    `disaggregation`: None uses the gateway's setting. `operator`: it may see the requests of other tenants in the
-    console. `proxy`: it authenticates clients itself, and its requests name the tenant that they are for.
+    `disaggregation`: None uses the gateway's setting; a request may choose another, see `choosing`. `operator`: it may
+    see the requests of other tenants in the console. `proxy`: it authenticates clients itself, and its requests name
+    the tenant that they are for.
     """
 
     id: TenantId
@@ -40,6 +42,19 @@ class Tenant:
     @property
     def limits(self) -> QuotaLimits:
         return QuotaLimits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrency)
+
+    def choosing(self, requested: Disaggregation | None, of_gateway: Disaggregation) -> Tenant:
+        """Return the tenant as it is for a request that chooses `requested`, or nothing, for its disaggregation.
+
+        `of_gateway`: the policy of tenants without their own. Raises TandemError(INVALID_REQUEST) for another choice
+        than the policy where that is `off` or `strict`: the operator has decided then."""
+        policy = self.disaggregation or of_gateway
+        if requested is None or requested == policy:
+            return self
+        if policy in ("off", "strict"):
+            message = f"disaggregation={requested} is not allowed: the policy of this tenant is {policy}"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="disaggregation")
+        return replace(self, disaggregation=requested)
 
     def may_use(self, *names: str) -> bool:
         """Return whether the tenant may use a model, of which `names` are all the names that clients may use.

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tandem.admission.api_keys import hash_text, key_digest, key_text, parse_hash
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.tenant_policy import apply_tenant_policy, cache_salt
-from tandem.core.errors import TandemError
+from tandem.core.config import Disaggregation
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
@@ -91,3 +92,22 @@ def test_a_key_is_as_long_as_it_must_be_and_its_hash_reads_back() -> None:
 
 def test_the_limit_may_be_one_token() -> None:
     assert "at most 1" in refusal(REQUEST, replace(ACME, max_prompt_tokens=1)).message
+
+
+_MODES = ("off", "auto", "prefer", "strict")
+
+
+@pytest.mark.parametrize("of_gateway", _MODES)
+@pytest.mark.parametrize("own", [None, *_MODES])
+def test_a_request_may_choose_where_the_operator_has_not_decided(
+    own: Disaggregation | None, of_gateway: Disaggregation
+) -> None:
+    acme, policy = replace(ACME, disaggregation=own), own or of_gateway
+    assert acme.choosing(None, of_gateway) == acme.choosing(policy, of_gateway) == acme
+    for requested in set(_MODES) - {policy}:
+        if policy in ("auto", "prefer"):
+            assert acme.choosing(requested, of_gateway) == replace(acme, disaggregation=requested)
+        else:
+            with pytest.raises(TandemError, match=f"={requested} is not allowed.* is {policy}") as refused:
+                acme.choosing(requested, of_gateway)
+            assert (refused.value.kind, refused.value.param) == (ErrorKind.INVALID_REQUEST, "disaggregation")

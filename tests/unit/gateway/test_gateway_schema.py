@@ -133,6 +133,7 @@ def complete(served: ServedModel, **fields: Any) -> Request:
         ("priority", 2**40, INVALID, "priority"),
         ("service_tier", "gold", INVALID, "service_tier"),
         ("cache_salt", "", INVALID, "cache_salt"),
+        ("disaggregation", "sometimes", INVALID, "disaggregation"),
         ("cache_control", {"type": "eternal"}, INVALID, "cache_control.type"),
         ("cache_control", {"type": "ephemeral", "ttl": "soon"}, INVALID, "cache_control.ttl"),
         ("cache_control", {"type": "ephemeral", "ttl": "25h"}, INVALID, "cache_control.ttl"),

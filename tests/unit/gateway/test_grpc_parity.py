@@ -75,7 +75,7 @@ ANSWERED: dict[str, tuple[dict[str, Any], Script]] = {
     "control tokens": ({"skip_special_tokens": False, "spaces_between_special_tokens": True}, steps("Par", 2, END)),
     "penalties": ({"presence_penalty": 0.5, "frequency_penalty": -1.5, "repetition_penalty": 1.1}, answer()),
     "bias": ({"logit_bias": {"5": -100, "7": 2.5}}, answer()),
-    "who asks": ({"user": "Ada", "priority": -3, "cache_salt": "salt"}, answer()),
+    "who asks": ({"user": "Ada", "priority": -3, "cache_salt": "salt", "disaggregation": "auto"}, answer()),
     "tier": ({"service_tier": "flex"}, answer()),
     "kept": ({"cache_control": {"type": "ephemeral", "ttl": "10m"}, "prompt_cache_retention": "24h"}, answer()),
     "own special tokens": ({"add_special_tokens": False}, answer()),

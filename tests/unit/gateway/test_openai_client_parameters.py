@@ -93,6 +93,28 @@ def test_a_lane_that_does_not_exist_is_refused(client: openai.OpenAI) -> None:
     assert caught.value.param == "x-tandem-lane"
 
 
+@pytest.mark.parametrize(
+    ("header", "field", "expected"),
+    [(None, None, None), (None, "off", "off"), ("Strict", None, "strict"), ("OFF", "strict", "off")],
+)
+def test_a_header_chooses_disaggregation_before_the_body(
+    front: Front, client: openai.OpenAI, header: str | None, field: str | None, expected: str | None
+) -> None:
+    front.instant()
+    options: Any = {"extra_body": {"disaggregation": field}, "extra_headers": {}}
+    if header is not None:
+        options["extra_headers"] = {"x-tandem-disaggregation": header}
+    client.chat.completions.create(model="tiny", messages=MESSAGES, **options)
+    client.completions.create(model="tiny", prompt="x", **options)
+    assert [caller.disaggregation for caller in front.dispatch.callers] == [expected, expected]
+
+
+def test_a_mode_that_does_not_exist_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="x", extra_headers={"x-tandem-disaggregation": "on"})
+    assert caught.value.param == "x-tandem-disaggregation"
+
+
 def test_a_deadline_reaches_the_dispatch(front: Front, client: openai.OpenAI) -> None:
     front.instant()
     timeout_options = {"extra_headers": {"x-request-timeout-ms": "1500"}}

@@ -357,6 +357,24 @@ async def test_a_drain_during_admission_releases_the_quota(rig: Rig, quotas: Scr
     assert refused.value.kind is ErrorKind.DRAINING and quotas.settled == [None]
 
 
+async def test_a_request_chooses_where_its_tenant_may(rig: Rig) -> None:
+    await rig.pair()
+    for policy, requested, num_jobs in ((None, "off", 1), ("off", "off", 1), ("prefer", "strict", 2)):
+        before = sum(len(worker.jobs) for worker in rig.workers)
+        tenant = Tenant(id="t", disaggregation=policy)  # type: ignore[arg-type]
+        caller = RequestContext(request_id="r", received_at=0.0, tenant=tenant, disaggregation=requested)  # type: ignore[arg-type]
+        request = await rig.open(caller=caller)
+        await until(lambda request=request: request.state.phase.name == "RUNNING")
+        assert sum(len(worker.jobs) for worker in rig.workers) - before == num_jobs
+        request.close()
+    caller = RequestContext(
+        request_id="r", received_at=0.0, tenant=Tenant(id="t", disaggregation="off"), disaggregation="auto"
+    )
+    with pytest.raises(TandemError, match="the policy of this tenant is off"):
+        await rig.open(caller=caller)
+    assert len(rig.dispatch.director.queue) == 0
+
+
 async def test_a_tenants_own_policy_beats_that_of_the_gateway(rig: Rig) -> None:
     await rig.pair()
     jobs: dict[str, list[Any]] = {"off": [], "gateway": []}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 from uuid import uuid4
 
 from tandem.admission.tenant import OPEN, Tenant
+from tandem.core.config import Disaggregation
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 
@@ -18,11 +20,13 @@ FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairne
 """Headers by which llm-d's proxies name the tenant of a request: the present name and the deprecated one."""
 TIMEOUT_HEADER = "x-request-timeout-ms"
 SESSION_HEADER = "x-tandem-session"
+DISAGGREGATION_HEADER = "x-tandem-disaggregation"
 EXPLAIN_HEADER = "x-tandem-explain"
 TIMING_HEADER = "x-tandem-timing"
 TRACEPARENT_HEADER, TRACESTATE_HEADER = "traceparent", "tracestate"
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 _LANES = {lane.label: lane for lane in Lane}
+_MODES: dict[str, Disaggregation] = {mode: mode for mode in get_args(Disaggregation)}
 
 _MILLIS = re.compile(r"[0-9]{1,8}")
 _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -35,7 +39,8 @@ class RequestContext:
     `request_id`: the client's label of the request, which need not be unique. `received_at`: when the HTTP exchange or
     RPC began, in seconds of the gateway's clock. `lane`: the priority class; None where the client named none.
     `timeout_s`: seconds until the client's own deadline; None where it has none. `session`: requests of one tenant with
-    the same session name go to the same workers where that costs nothing. `explain`: the response includes the reasons
+    the same session name go to the same workers where that costs nothing. `disaggregation`: when its prefill and decode
+    run on different workers; None where the client did not say. `explain`: the response includes the reasons
     of the placement. `include_timing`: the response includes the seconds of each stage. `traceparent`, `tracestate`:
     the headers of W3C Trace Context as received; empty where they were missing."""
 
@@ -45,6 +50,7 @@ class RequestContext:
     lane: Lane | None = None
     timeout_s: float | None = None
     session: str = ""
+    disaggregation: Disaggregation | None = None
     explain: bool = False
     include_timing: bool = False
     traceparent: str = ""
@@ -63,7 +69,7 @@ def read_context(
     """Build the context of a request from its `headers` or metadata, whose names are in lower case.
 
     The other arguments are fields of the result. Raises TandemError(INVALID_REQUEST) for an unknown lane, whichever
-    header names it, and for a flag other than 0 or 1."""
+    header names it, for an unknown mode of disaggregation, and for a flag other than 0 or 1."""
     lane_header = first_of((LANE_HEADER, *OBJECTIVE_HEADERS), headers)
     return RequestContext(
         request_id=request_id,
@@ -72,6 +78,7 @@ def read_context(
         lane=None if lane_header is None else lane_of(lane_header, headers[lane_header]),
         timeout_s=timeout_s,
         session=headers.get(SESSION_HEADER, ""),
+        disaggregation=disaggregation_of(headers.get(DISAGGREGATION_HEADER)),
         explain=is_flag_set(EXPLAIN_HEADER, headers.get(EXPLAIN_HEADER)),
         include_timing=is_flag_set(TIMING_HEADER, headers.get(TIMING_HEADER)),
         traceparent=headers.get(TRACEPARENT_HEADER, ""),
@@ -98,6 +105,19 @@ def lane_of(header: str, given: str) -> Lane:
         message = f"{header} must be one of {', '.join(_LANES)}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param=header)
     return _LANES[label]
+
+
+def disaggregation_of(given: str | None) -> Disaggregation | None:
+    """Return the mode in the header `x-tandem-disaggregation`; None where it is missing.
+
+    Raises TandemError(INVALID_REQUEST) for an unknown mode."""
+    if given is None:
+        return None
+    mode = given.strip().lower()
+    if mode not in _MODES:
+        message = f"{DISAGGREGATION_HEADER} must be one of {', '.join(_MODES)}"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=DISAGGREGATION_HEADER)
+    return _MODES[mode]
 
 
 def is_flag_set(header: str, given: str | None) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tandem.core.config import Disaggregation
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import MAX_CHOICES, MAX_COUNT, MAX_TOP_LOGPROBS
 from tandem.gateway.output.response_format import ResponseFormat, StructuredOutputs
@@ -103,7 +104,8 @@ class SharedBody(msgspec.Struct, kw_only=True):
     within a lane. `service_tier`: names a lane, as priority, default or flex. `cache_salt`: only requests with the same
     salt share cached prefixes. `cache_control`: how long to keep the prompt in the prefix cache; for OpenAI this is
     `prompt_cache_retention`. `prompt_logprobs`: number of alternatives to return for each token of the prompt. `user`:
-    names the session where no header does. `spaces_between_special_tokens`: accepted, but without effect.
+    names the session where no header does. `disaggregation`: as the header `x-tandem-disaggregation`, which takes
+    precedence. `spaces_between_special_tokens`: accepted, but without effect.
     """
 
     model: str
@@ -136,6 +138,7 @@ class SharedBody(msgspec.Struct, kw_only=True):
     cache_control: CacheControl | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     user: str | None = None
+    disaggregation: Disaggregation | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None

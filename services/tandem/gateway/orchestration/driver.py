@@ -76,6 +76,7 @@ class RequestDriver:
         self._clock = clock
         self._quotas = quotas
         self._prefixes = prefixes
+        self._disaggregation = config.disaggregation
         self.director = RequestDirector(fleet, config, _new_handoff, targets, prefixes)
         # Calls of the RequestDispatcher that a part of this driver answers alone.
         self.num_live = fleet.num_live
@@ -161,7 +162,7 @@ class RequestDriver:
 
         `ledger` accounts for the time of the request. Raises TandemError where the request is refused; then no quota,
         queue or worker holds anything of it."""
-        tenant = caller.tenant
+        tenant = caller.tenant.choosing(caller.disaggregation, self._disaggregation)
         request = apply_tenant_policy(request, tenant)
         self._refuse_when_closed()
         quota: QuotaReservation | None = None

@@ -108,8 +108,11 @@ class CompletionStream:
         """Admit the requests `jobs`, one for each prompt: all or none. Raises TandemError where one is refused, after
         cancelling those admitted before it."""
         self._explain = caller.explain
-        if not caller.session and self.params.body.user:
-            caller = replace(caller, session=self.params.body.user)
+        body = self.params.body
+        if not caller.session and body.user:
+            caller = replace(caller, session=body.user)
+        if caller.disaggregation is None:
+            caller = replace(caller, disaggregation=body.disaggregation)
         job, recording = jobs[0], self._recording
         try:
             dispatch.check_feasible(jobs, caller)
