@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from tandem.core.errors import TandemError
 from tandem.runtime.architectures.quantization_config import read_stored_formats
 from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp
-from tandem.runtime.architectures.stored_format import GGUF_TYPES
+from tandem.runtime.architectures.stored_format import GGUF_TYPES, GgufFormat
 from tandem.runtime.architectures.table import FAMILIES
 from tandem.runtime.gguf_architectures import ARCHITECTURES
 from tandem.runtime.model_config import parse_model_config
 from tandem.runtime.models.compiled import shape_of
 from tandem.runtime.parallel.shard import require_divisible
+from tandem_kernels.device_codes import has_nibbles
 from tandem_kernels.native.decoder import unsupported
+from tandem_kernels.reference.coded import CodedMatrix, NumberFormat
 from tests.unit.runtime.published_configs import PUBLISHED_CONFIGS
 
 _PAGE = (Path(__file__).resolve().parents[3] / "docs/models.md").read_text()
@@ -85,8 +89,19 @@ def test_the_page_lists_what_becomes_of_gguf_files() -> None:
     types = re.search(r"^\| `gguf` \| (Q4_0.*?) \|", _PAGE, re.M), re.search(r"^\| `gguf` \| (Q2_K.*?) \|", _PAGE, re.M)
     listed = [name.lower() for found in types if found for name in found[1].split(", ")]
     assert sorted(listed) == sorted(GGUF_TYPES)
+    wide = [name.lower() for found in re.findall(r"\| 4; 8 for (.*?) \|", _PAGE) for name in found.split(", ")]
+    assert sorted(wide) == sorted(name for name in GGUF_TYPES if not has_nibbles(_numbers_of(name)))
     (architectures,) = re.findall(r"Architectures: (.*?), with byte-level", _PAGE, re.S)
     assert re.findall(r"`(\w+)`", architectures) == list(ARCHITECTURES)
+
+
+def _numbers_of(name: str) -> NumberFormat:
+    """Return the numbers of one of ggml's types."""
+    size, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
+    blocks = torch.zeros((1, 256 // size * num_bytes), dtype=torch.uint8)
+    matrix = GgufFormat(name).read({f".weight_{name}": blocks}, (1, 256))
+    assert isinstance(matrix, CodedMatrix)
+    return matrix.numbers
 
 
 def _splits(spec: DecoderSpec) -> bool:
