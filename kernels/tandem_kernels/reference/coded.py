@@ -191,7 +191,11 @@ def _columns_of(scales: torch.Tensor, part: range, k: int) -> torch.Tensor:
 
 def restore(matrix: CodedMatrix, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Return the floats of a matrix, rounded to `dtype`, on a device."""
-    return matrix.floats().to(device, dtype)
+    out = torch.empty(matrix.shape, dtype=dtype, device=device)
+    for begin in range(0, len(out), _CHUNK_ROWS):
+        rows = slice(begin, begin + _CHUNK_ROWS)
+        out[rows] = matrix.rows(rows).floats().to(device)
+    return out
 
 
 def require_finite(numbers: NumberFormat, codes: torch.Tensor) -> None:

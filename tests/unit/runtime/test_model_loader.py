@@ -125,6 +125,20 @@ def test_batch_invariance_on_a_cpu_is_the_compiled_kernels(model_dir: Path) -> N
         assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "batch_invariant")
 
 
+def test_a_whole_embedding_table_is_not_copied(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays in the mapped file, which the workers of a machine share; only a rank with fewer tokens pads it."""
+    pad = torch.nn.functional.pad
+    sizes: list[int] = []
+
+    def record(tensor: torch.Tensor, *how: Any) -> torch.Tensor:
+        sizes.append(tensor.dim())
+        return pad(tensor, *how)
+
+    monkeypatch.setattr(torch.nn.functional, "pad", record)
+    _load(model_dir, ModelConfig(), kernels="reference")
+    assert set(sizes) <= {1}, "a matrix was padded"
+
+
 def test_fp8_needs_a_gpu(model_dir: Path) -> None:
     with pytest.raises(TandemError, match="fp8 runs on a GPU only") as refused:
         _load(model_dir, ModelConfig(quantization="fp8"))
