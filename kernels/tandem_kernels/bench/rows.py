@@ -119,7 +119,7 @@ _Make = Callable[[Bench, torch.Tensor], Weight]
 """Makes a weight in few bits of one in floats."""
 
 
-def _hold_int4(bench: Bench, floats: torch.Tensor) -> Weight:
+def _to_int4(bench: Bench, floats: torch.Tensor) -> Weight:
     """Round to integers of four bits with a float16 step and a zero per 128 components, as GPTQ and AWQ have."""
     n, k = floats.shape
     group = _group(k)
@@ -133,19 +133,19 @@ def _hold_int4(bench: Bench, floats: torch.Tensor) -> Weight:
     return bench.kernels.to_weight(matrix, floats.device, floats.dtype)
 
 
-def _hold_float8(bench: Bench, floats: torch.Tensor) -> Weight:
+def _to_float8(bench: Bench, floats: torch.Tensor) -> Weight:
     return bench.kernels.to_weight(round_to_float8(floats), floats.device, floats.dtype)
 
 
-def _hold_float8_rounding(bench: Bench, floats: torch.Tensor) -> Weight:
-    held = _hold_float8(bench, floats)
+def _float8_rounding_rows(bench: Bench, floats: torch.Tensor) -> Weight:
+    held = _to_float8(bench, floats)
     return held.with_rounded_rows() if isinstance(held, DeviceCodes) else held
 
 
 _FORMATS: dict[str, _Make] = {
-    "int4": _hold_int4,
-    "float8": _hold_float8,
-    "float8 and rows too": _hold_float8_rounding,
+    "int4": _to_int4,
+    "float8": _to_float8,
+    "float8 and rows too": _float8_rounding_rows,
 }
 _MOST_INT4 = 15
 
@@ -182,11 +182,11 @@ def _coded_linear(rows: int, inputs: int, outputs: int, make: _Make) -> Callable
     return build
 
 
-def _hold_floats(_bench: Bench, floats: torch.Tensor) -> Weight:
+def _as_floats(_bench: Bench, floats: torch.Tensor) -> Weight:
     return floats
 
 
-def _mixture(shape: Shape, rows: int, make: _Make = _hold_floats) -> Callable[[Bench], BenchWork]:
+def _mixture(shape: Shape, rows: int, make: _Make = _as_floats) -> Callable[[Bench], BenchWork]:
     count, chosen, inner = 64, 8, max(32, shape.inner // 16)
 
     def build(bench: Bench) -> BenchWork:
