@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
+from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
 from tests.effort import effort
 from tests.property.cluster import Cluster, blocks_of
@@ -37,6 +38,7 @@ class RequestSpec:
     pause: int = 0
     """Rounds before the next one comes."""
     num_choices: int = 1
+    lane: Lane = Lane.INTERACTIVE
 
     def request(self, number: int) -> Request:
         shared = min(self.shared, self.length)
@@ -45,6 +47,7 @@ class RequestSpec:
             model="model",
             prompt_tokens=(0,) * shared + (1 + number % 5,) * (self.length - shared),
             priority=self.priority,
+            lane=self.lane,
             num_choices=self.num_choices,
             prompt_logprobs=self.num_top,
             sampling=SamplingParams(
@@ -70,6 +73,7 @@ def request_specs(num_workers: int, max_length: int, max_tokens: int = 6) -> st.
         num_top=st.sampled_from([None, None, 1]),
         pause=st.sampled_from([0, 0, 0, 1, 3, 12]),
         num_choices=st.sampled_from([1, 1, 1, 2, 3, 7]),
+        lane=st.sampled_from([Lane.INTERACTIVE, Lane.BATCH]),
     )
     return st.lists(spec, min_size=2, max_size=14)
 
@@ -87,6 +91,7 @@ def shapes(**fixed: object) -> st.SearchStrategy[Knobs]:
         itl_s=st.sampled_from([0.0, 1e-9, 0.01]),
         plan_depth=st.sampled_from([1, 2]),
         right_guesses=st.sampled_from([None, 1.0, 0.6]),
+        lane_preemptions=st.sampled_from([0, 1, 3]),
         files=st.booleans(),
         **{name: st.just(value) for name, value in fixed.items()},
     )

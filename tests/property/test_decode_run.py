@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tandem.core.errors import TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import JobKey, RequestId, SeqId
+from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.budget.step_time_model import features
@@ -36,6 +37,7 @@ class Wish:
     priority: int
     cancel_after: int
     num_choices: int = 1
+    lane: Lane = Lane.INTERACTIVE
 
 
 @dataclass
@@ -100,7 +102,7 @@ def job_of(number: int, wish: Wish) -> GenerateJob:
     looks_back = float(number % 2)
     sampling = SamplingParams(max_tokens=wish.max_tokens, stop_token_ids=stop, frequency_penalty=looks_back)
     request = Request(id=RequestId(f"r{number}"), model="m", prompt_tokens=prompt, sampling=sampling,
-                      priority=wish.priority)  # fmt: skip
+                      priority=wish.priority, lane=wish.lane)  # fmt: skip
     return GenerateJob(request=request, attempt=1, num_choices=wish.num_choices)
 
 
@@ -115,6 +117,7 @@ def wishes() -> st.SearchStrategy[list[Wish]]:
         priority=st.sampled_from([0, 0, 1]),
         cancel_after=st.sampled_from([0, 0, 3, 11]),
         num_choices=st.sampled_from([1, 1, 1, 2, 3]),
+        lane=st.sampled_from([Lane.INTERACTIVE, Lane.INTERACTIVE, Lane.BATCH]),
     )
     return st.lists(one, min_size=1, max_size=6)
 
@@ -171,7 +174,11 @@ def test_a_run_leaves_what_its_steps_leave(
     submitted: list[Wish], num_blocks: int, caching: bool, max_num_seqs: int, budget: int, chunked: bool, longest: int
 ) -> None:
     limits = SchedulerLimits(
-        max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_model_len=64, enable_chunked_prefill=chunked
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        max_model_len=64,
+        enable_chunked_prefill=chunked,
+        max_lane_preemptions=2,
     )
     single, states = worked(submitted, limits, num_blocks, caching, longest=1)
     many, same = worked(submitted, limits, num_blocks, caching, longest)

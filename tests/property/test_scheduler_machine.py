@@ -42,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_slots=st.sampled_from([0, 1, 2, 3, 5, 20]),
         digests=st.booleans(),
         itl_s=st.sampled_from([0.0, 0.0, 1e-9, 0.005, 0.02, 1.0]),
+        lane_preemptions=st.sampled_from([0, 1, 3]),
         right=st.sampled_from([None, None, 1.0, 0.7, 0.2]),
         seed=st.integers(0, 1000),
     )
@@ -56,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_slots: int,
         digests: bool,
         itl_s: float,
+        lane_preemptions: int,
         right: float | None,
         seed: int,
     ) -> None:
@@ -67,6 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             digest_handoffs=digests,
             targets=LatencyTargets(interactive=LaneSlo(2.0, itl_s), batch=LaneSlo(2.0, 2 * itl_s)),
+            max_lane_preemptions=lane_preemptions,
         )
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching=caching, num_host_slots=num_host_slots)
@@ -262,14 +265,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def take_plan(self) -> bool:
         ready = [s for s in self.scheduler.state.running if s.is_schedulable and s.num_remaining == 1]
+        num_yields = sum(s.num_yields for s in ready)
         free = self.pool.num_free
         sizes = {s.id: len(s.table) for s in self.scheduler.state.running}
         before = [(s, s.num_open_plans) for s in self.scheduler.state.running]
         prompts = [s for s in self.scheduler.state.running if s.is_schedulable and s.num_remaining > 1]
         oldest = min((s.order for s in self.scheduler.state.waiting), default=(9, 0, 0))
         owed = [(s, s.num_remaining) for s in prompts[:1] if s.order < oldest]
+        most_urgent = min((s.lane for s in self.scheduler.state.waiting if s.may_start), default=Lane.BATCH)
         planned = self.scheduler.plan(self.now)
         self.check_victims(before)
+        assert all(s.num_yields <= self.limits.max_lane_preemptions for s in self.scheduler.state.by_id.values())
         if self.limits.enable_chunked_prefill:
             self.check_share_of_oldest(planned, owed, {s.id for s in ready})
         for offer in (start for start in planned.starts if start.leased):
@@ -284,7 +290,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if planned.step is not None:
             self.plans.append(planned.step)
             self.check_plan(planned.step)
-            self.check_decodes_first(planned, ready, free)
+            if sum(s.num_yields for s in ready) == num_yields:
+                self.check_decodes_first(planned, ready, free, most_urgent)
             self.check_guesses(planned.step, sizes)
         return planned.step is not None
 
@@ -295,6 +302,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for victim in victims:
             assert not isinstance(victim.job, PrefillJob)
             younger = [s for s in spared if s.order > victim.order and not isinstance(s.job, PrefillJob)]
+            if victim.num_yields:
+                younger = [s for s in younger if s.num_yields < self.limits.max_lane_preemptions]
             assert not younger, f"{victim!r} gave way, not {younger}"
 
     def check_plan(self, plan: StepPlan) -> None:
@@ -328,13 +337,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             share = sum(s.num_tokens for s in slices if s.seq == seq.id)
             assert share >= min(num_remaining, max(1, half), left), f"{planned.step} forgets {seq!r}"
 
-    def check_decodes_first(self, planned: ScheduleResult, ready: list[Sequence], free: int) -> None:
-        """Where there is room for all, every decode is in the plan, ahead of all prompts."""
+    def check_decodes_first(self, planned: ScheduleResult, ready: list[Sequence], free: int, most_urgent: int) -> None:
+        """Where there is room for all, every decode is in the plan, ahead of all prompts, but for those that are to
+        yield to the waiting sequence of the lane `most_urgent`, in open plans."""
         assert planned.step is not None
         if free < len(ready):
             return
-        names = [s.seq for s in planned.step.slices][: len(ready)]
-        assert names == [s.id for s in ready], f"{planned.step} lacks decodes of {ready}"
+        in_plan = {s.seq for s in planned.step.slices}
+        staying = [s for s in ready if s.id in in_plan]
+        names = [s.seq for s in planned.step.slices][: len(staying)]
+        assert names == [s.id for s in staying], f"{planned.step} has decodes behind prompts"
+        for seq in ready:
+            may_have_yielded = self.limits.max_lane_preemptions > 0 and most_urgent < seq.lane
+            assert seq.id in in_plan or may_have_yielded, f"{planned.step} lacks a decode of {seq!r}"
 
     def check_guesses(self, plan: StepPlan, sizes: dict[SeqId, int]) -> None:
         """They take no room that somebody may want next, and none of them is beyond a sequence's last token."""
@@ -478,6 +493,7 @@ def test_a_pull_may_arrive_before_the_blocks_that_it_hit_are_back_from_host_memo
         num_host_slots=2,
         digests=False,
         itl_s=0.0,
+        lane_preemptions=0,
         right=None,
         seed=0,
     )

@@ -38,6 +38,7 @@ class Knobs:
     plan_depth: int = 1
     right_guesses: float | None = None
     digests: bool = True
+    lane_preemptions: int = 1
     lease_s: float = 3.0
     pull_timeout_s: float = 6.0
     drain_timeout_s: float = 3.0
@@ -98,6 +99,7 @@ class Worker:
             enable_chunked_prefill=knobs.chunked,
             digest_handoffs=knobs.digests,
             targets=LatencyTargets(interactive=LaneSlo(itl_s=knobs.itl_s)),
+            max_lane_preemptions=knobs.lane_preemptions,
         )
         handoff = HandoffConfig(
             lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s

@@ -139,7 +139,7 @@ class Engine:
         if not self.may_begin:
             return None, []
         planned = self._scheduler.plan(now, self._producer.blocks_to_digest())
-        self.num_preempted += planned.num_preempted
+        self.num_preempted += planned.num_preempted + planned.num_yielded
         self._times.planned(planned, now)
         effects: list[Effect] = []
         for start in planned.starts:

@@ -25,6 +25,7 @@ def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:
         enable_chunked_prefill=engine.enable_chunked_prefill,
         digest_handoffs=config.handoff.digests,
         targets=LatencyTargets.of(config.slo),
+        max_lane_preemptions=engine.max_lane_preemptions,
         queue_horizon_s=config.worker.queue_horizon_ms / 1e3,
     )
 

@@ -28,6 +28,7 @@ from tandem.sched.phases.admit_waiting import admit_waiting, startable
 from tandem.sched.phases.apply_results import append_sampled, apply_slice
 from tandem.sched.phases.decode_run import DecodeRun, advance, forecast
 from tandem.sched.phases.job_admission import RejectedJobs, check_job
+from tandem.sched.phases.lane_preemption import is_preemption_due, preempt_for_urgent
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.phases.slices import assign_prefill_budget, plan_decodes, plan_prefills
 from tandem.sched.phases.spec_decode import Speculation
@@ -160,7 +161,8 @@ class Scheduler:
         builder = PlanBuilder(state.limits)
         if prefix_blocks and state.num_plans > self._last_prefix_plan + 1:
             return ScheduleResult(self._open_plan(builder, prefix_blocks))
-        ready = [seq for seq in state.running if seq.is_schedulable]
+        yielding = preempt_for_urgent(state, builder)
+        ready = [seq for seq in state.running if seq.is_schedulable and seq.id not in yielding]
         plan_decodes(state, builder, ready)
         started = [seq for seq in ready if seq.num_remaining > 1 and seq.status is Status.RUNNING]
         may_start = builder.num_preempted == 0 or not (builder.slices or started)
@@ -204,6 +206,8 @@ class Scheduler:
         if state.open_plans or self.pool.has_copies or self.speculation is not None:
             return None
         if state.num_free_seats > 0 and any(seq.may_start for seq in state.waiting):
+            return None
+        if is_preemption_due(state):
             return None
         return forecast(state.num_plans, limit, tuple(state.running), self.pool, state.limits)
 
@@ -333,5 +337,5 @@ class Scheduler:
             return None
         step = StepPlan(number, tuple(builder.slices.values()), tuple(builder.copies), spills, fills, digests)
         self.state.open_plan(step, builder.pulls)
-        self.pacer.planned(step, builder.num_preempted)
+        self.pacer.planned(step, builder.num_preempted, builder.num_yielded)
         return step

@@ -62,8 +62,9 @@ def test_a_budget_counts_only_where_one_was_set() -> None:
 
 
 def test_steps_over_target_and_preemptions_are_counted() -> None:
-    metrics = counted(replace(DECODES, target_s=0.01), replace(DECODES, target_s=0.1, num_preempted=2))
-    assert metrics["step.over_target",] == 1 and metrics["preemptions",] == 2
+    metrics = counted(replace(DECODES, target_s=0.01), replace(DECODES, target_s=0.1, num_preempted=2, num_yielded=3))
+    assert metrics["step.over_target",] == 1
+    assert (metrics["preemptions",], metrics["lane.preemptions",]) == (2, 3)
 
 
 def test_all_kinds_are_exported_before_the_first_step() -> None:

@@ -317,7 +317,15 @@ STEPS_OVER_TARGET = counter(
     "Counts the steps that were predicted to exceed slo.itl_ms even with the least number of prompt tokens.",
 )
 PREEMPTIONS = counter(
-    "tandem.preemptions", "{sequence}", "Counts the sequences whose KV blocks were taken away and computed again."
+    "tandem.preemptions",
+    "{sequence}",
+    "Counts the sequences whose KV blocks were taken away, because no other was free, and computed again.",
+)
+LANE_PREEMPTIONS = counter(
+    "tandem.lane.preemptions",
+    "{sequence}",
+    "Counts the running sequences that yielded their seats and KV blocks to requests of a more urgent lane; they are "
+    "computed again.",
 )
 SEQUENCES = gauge(
     "tandem.sequences", "{sequence}", "Reports the engine's sequences. `state` is `running` or `waiting`.", "state"

@@ -167,9 +167,9 @@ class StepSizer:
         self._num_budget_tokens = min(num_tokens, rung)
         return prefill_budget
 
-    def planned(self, plan: StepPlan, num_preempted: int) -> None:
-        """Record a plan made under the last result of `budget_for`, with its predicted time. `num_preempted`: sequences
-        preempted for it."""
+    def planned(self, plan: StepPlan, num_preempted: int, num_yielded: int) -> None:
+        """Record a plan made under the last result of `budget_for`, with its predicted time. `num_preempted`,
+        `num_yielded`: as in `ScheduleResult`."""
         step = features(plan.slices)
         record = StepRecord(
             number=plan.number,
@@ -181,6 +181,7 @@ class StepSizer:
             num_preempted=num_preempted,
             has_failed=False,
             num_drafted=plan.num_drafted if step.num_prefill_tokens else 0,
+            num_yielded=num_yielded,
         )
         self._open[plan.number] = record, not (plan.num_host_copies or plan.digests)
         # A driver that does not time its steps leaves them open.

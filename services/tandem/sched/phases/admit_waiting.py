@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from tandem.core.ids import BlockHash
 from tandem.core.request import PrefillJob
 from tandem.kv.block_pool import Holder
 from tandem.sched.phases.plan_builder import PlanBuilder
@@ -16,10 +15,24 @@ from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import Sequence
 
 
+def admissible(state: SchedulerState) -> Iterator[Sequence]:
+    """Yield the waiting sequences that only seats, blocks or budget keep from starting now, in order.
+
+    Sequences that wait for another worker, and prefills that wait for leases to end, are left out.
+    """
+    largest = state.largest_reservation
+    may_prefill = True
+    for seq in (seq for seq in state.waiting if seq.may_start):
+        if isinstance(seq.job, PrefillJob):
+            may_prefill = may_prefill and _may_offer(state, seq, largest)
+        if may_prefill or not isinstance(seq.job, PrefillJob):
+            yield seq
+
+
 def startable(state: SchedulerState) -> Iterator[Sequence]:
     """Yield the waiting sequences that may get a part of this step's prefill budget, in order; at most as many as there
     are free seats (places of `max_num_seqs`)."""
-    return islice(_admissible(state), state.num_free_seats)
+    return islice((seq for seq in admissible(state) if not seq.is_pull), state.num_free_seats)
 
 
 def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
@@ -55,21 +68,6 @@ def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
             may_compute = False
 
 
-def _admissible(state: SchedulerState) -> Iterator[Sequence]:
-    """Yield the waiting sequences that could start to compute now.
-
-    Sequences that wait for another worker, and prefills that wait for leases to end, are left out, so that they take no
-    part of the budget.
-    """
-    largest = state.largest_reservation
-    may_prefill = True
-    for seq in (seq for seq in state.waiting if seq.may_start):
-        if isinstance(seq.job, PrefillJob):
-            may_prefill = may_prefill and _may_offer(state, seq, largest)
-        if not seq.is_pull and (may_prefill or not isinstance(seq.job, PrefillJob)):
-            yield seq
-
-
 def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
     """Start a sequence that is computed here, and plan its first slice. Returns False, without a change, where budget
     or blocks are missing."""
@@ -78,7 +76,7 @@ def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
     cached = pool.count_hits(hashes) * pool.block_size
     if builder.chunk_of(seq, len(seq.tokens) - cached) == 0:
         return False
-    if not _take_blocks(state, seq, hashes, _num_blocks(state, seq), spare=len(state.running)):
+    if not _take_blocks(state, seq):
         return False
     if not seq.was_started:
         seq.num_cached = cached
@@ -92,24 +90,35 @@ def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
 
 def _grant_pull(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
     """Give a pull its reserved blocks. Returns False, without a change, where too few are free."""
-    hashes = seq.reusable(state.pool.block_size)
-    num_hits = state.pool.count_hits(hashes)
-    if not _take_blocks(state, seq, hashes, state.reserved_blocks[seq.id], spare=0):
+    num_hits = state.pool.count_hits(seq.reusable(state.pool.block_size))
+    if not _take_blocks(state, seq):
         return False
     state.park_for_pull(seq)
     builder.pulls.append(PullAllocated(seq.key, seq.table, num_hits, _num_blocks(state, seq)))
     return True
 
 
-def _take_blocks(state: SchedulerState, seq: Sequence, hashes: list[BlockHash], num_blocks: int, spare: int) -> bool:
-    """Fill the empty table of a sequence, leaving `spare` free blocks into which running sequences can grow. Returns
-    False, without a change, when there are too few."""
-    if state.pool.num_free_needed(hashes, num_blocks) + spare > state.pool.num_free:
+def num_free_needed(state: SchedulerState, seq: Sequence) -> int:
+    """Return how many blocks must be free for a waiting sequence to start: those that its table would take, and, unless
+    its KV is pulled, one into which each running sequence can grow."""
+    hashes = seq.reusable(state.pool.block_size)
+    spare = 0 if seq.is_pull else len(state.running)
+    return state.pool.num_free_needed(hashes, _num_first_blocks(state, seq)) + spare
+
+
+def _take_blocks(state: SchedulerState, seq: Sequence) -> bool:
+    """Fill the empty table of a waiting sequence. Returns False, without a change, when too few blocks are free."""
+    if num_free_needed(state, seq) > state.pool.num_free:
         return False
-    state.pool.share(seq.table, hashes)
-    grown = state.pool.grow(seq.table, num_blocks)
+    state.pool.share(seq.table, seq.reusable(state.pool.block_size))
+    grown = state.pool.grow(seq.table, _num_first_blocks(state, seq))
     assert grown, "room was counted"
     return True
+
+
+def _num_first_blocks(state: SchedulerState, seq: Sequence) -> int:
+    """Return how many blocks a waiting sequence gets when it starts: for a pull those that are reserved for it."""
+    return state.reserved_blocks[seq.id] if seq.is_pull else _num_blocks(state, seq)
 
 
 def _may_offer(state: SchedulerState, seq: Sequence, largest_reservation: int) -> bool:

@@ -5,6 +5,7 @@ finishes by itself: running sequences, and leases whose consumers hold a reserva
 that waits for a reservation to be used would close a cycle, because the reservation may belong to a pull that waits for
 a prefill in the same way; so a prefill and a reservation that do not fit beside each other are not both accepted.
 Remote prefix fetches close no cycle either, see `engine.kv_consumer.KVConsumer` and `engine.kv_producer.KVProducer`.
+A pull may be accepted to a seat that a running sequence of a less urgent lane yields when the pull gets its blocks.
 Once a pull has arrived, no other job waits for it: of its choices, those without seat or blocks wait for running
 sequences and leases, as a preempted sequence does.
 """
@@ -18,7 +19,9 @@ from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId
+from tandem.core.lane import Lane
 from tandem.core.request import Job, PrefillJob, ResumeJob
+from tandem.sched.phases.lane_preemption import may_yield
 from tandem.sched.state.limits import SchedulerLimits, blocks_for, num_seats, prefill_need, pull_need
 from tandem.sched.state.scheduler_state import SchedulerState
 
@@ -112,10 +115,12 @@ class ReservedCapacity:
     prefills: tuple[int, ...]
 
 
-def reserved_capacity(state: SchedulerState) -> ReservedCapacity:
-    """Return what the accepted jobs hold or have reserved, in addition to which a new job must fit."""
+def reserved_capacity(state: SchedulerState, lane: Lane) -> ReservedCapacity:
+    """Return what the accepted jobs hold or have reserved, in addition to which a new job in `lane` must fit. Seats
+    that running sequences yield to that lane do not count."""
     pulls = (seq for seq in state.waiting if seq.is_pull)
-    seated = chain(state.running, state.pulling.values(), pulls)
+    staying = (seq for seq in state.running if not may_yield(seq, lane, state.limits))
+    seated = chain(staying, state.pulling.values(), pulls)
     size = state.pool.block_size
     return ReservedCapacity(
         num_blocks=state.pool.num_blocks,
@@ -131,7 +136,7 @@ def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: floa
 
     A `ResumeJob` that is rejected for lack of capacity is recorded in `rejected`, at the time `now`.
     """
-    held = reserved_capacity(state)
+    held = reserved_capacity(state, job.request.lane)
     limits = state.limits
     block_size = state.pool.block_size
     check_fits(job, limits, held.num_blocks, block_size)

@@ -24,7 +24,7 @@ class PlanBuilder:
 
     - `budget`: tokens that the step may still have; `slices`: the slice of each sequence, in the order of planning.
     - `starts`, `pulls`: sequences that begin to compute, and pulls that got blocks; `num_preempted`: sequences that
-      lost their blocks.
+      lost their blocks because none was free; `num_yielded`: those that yielded to more urgent lanes.
     - `copies`: blocks to copy before the step, (source, target).
     - `has_prefill`: a prompt chunk is planned; `num_digests_left`: blocks that the step may still digest.
     """
@@ -36,6 +36,7 @@ class PlanBuilder:
         self.starts: list[SequenceStarted] = []
         self.copies: list[tuple[BlockId, BlockId]] = []
         self.num_preempted = 0
+        self.num_yielded = 0
         self.has_prefill = False
         self.num_digests_left = MAX_DIGESTS
         self._chunks: list[tuple[JobKey, int]] = []
@@ -88,5 +89,10 @@ class PlanBuilder:
         """Return everything that planning decided; `step` is the plan itself, None where there is nothing to
         compute."""
         return ScheduleResult(
-            step, tuple(self.pulls), self.num_preempted, tuple(self.starts), tuple(self._chunks)
-        )  # fmt: skip
+            step,
+            tuple(self.pulls),
+            self.num_preempted,
+            self.num_yielded,
+            starts=tuple(self.starts),
+            chunks=tuple(self._chunks),
+        )

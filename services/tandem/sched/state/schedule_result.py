@@ -52,7 +52,8 @@ class ScheduleResult:
 
     - `step`: the plan to compute; None when there is nothing to compute.
     - `pulls`: the pulls that got blocks; `starts`: the sequences that this worker begins to compute.
-    - `num_preempted`: sequences that lost their blocks and wait to be computed again.
+    - `num_preempted`: sequences that lost their blocks because none was free, and `num_yielded`: those that yielded to
+      more urgent lanes; both wait to be computed again.
     - `chunks`: (sequence, number of known tokens that the step computes). A single known token from which a new one is
       sampled counts as a decode and is not listed.
     """
@@ -60,6 +61,7 @@ class ScheduleResult:
     step: StepPlan | None
     pulls: tuple[PullAllocated, ...] = ()
     num_preempted: int = 0
+    num_yielded: int = 0
     starts: tuple[SequenceStarted, ...] = ()
     chunks: tuple[tuple[JobKey, int], ...] = ()
 
@@ -72,7 +74,8 @@ class StepRecord:
     - `predicted_s`, `measured_s`: seconds from the start of planning to the delivery of the results.
     - `target_s`: the strictest ITL target, in seconds, of the sequences that decoded; 0: none.
     - `num_budget_tokens`: the prompt tokens that the step was allowed to compute.
-    - `num_preempted`: sequences preempted while it was planned; `has_failed`: a slice of it failed.
+    - `num_preempted`, `num_yielded`: as in `ScheduleResult`, counted while it was planned; `has_failed`: a slice of it
+      failed.
     - `num_drafted`: draft tokens of speculative decoding in the step, which `features` counts as prefill tokens.
     """
 
@@ -85,6 +88,7 @@ class StepRecord:
     num_preempted: int
     has_failed: bool
     num_drafted: int = 0
+    num_yielded: int = 0
 
     @property
     def is_planned_over_target(self) -> bool:

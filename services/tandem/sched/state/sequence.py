@@ -81,6 +81,8 @@ class Sequence:
         self.num_pending = 0
         self.num_drafted = 0
         self.num_open_plans = 0
+        # Times that it yielded its seat to a sequence of a more urgent lane.
+        self.num_yields = 0
         self.num_cached = 0
         self.num_digested = 0
         self.migration_state = MigrationState.NONE

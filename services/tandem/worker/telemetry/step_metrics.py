@@ -25,6 +25,7 @@ class StepMetrics:
         self._num_saturated = metrics.counter(on.STEPS_SATURATED).of()
         self._num_over_target = metrics.counter(on.STEPS_OVER_TARGET).of()
         self._num_preempted = metrics.counter(on.PREEMPTIONS).of()
+        self._num_yielded = metrics.counter(on.LANE_PREEMPTIONS).of()
 
     def observe(self, record: StepRecord) -> None:
         features = record.features
@@ -39,6 +40,7 @@ class StepMetrics:
         self._num_saturated.value += 0 < record.num_budget_tokens <= num_prefill
         self._num_over_target.value += record.is_planned_over_target
         self._num_preempted.value += record.num_preempted
+        self._num_yielded.value += record.num_yielded
 
     def __repr__(self) -> str:
         counted = ", ".join(f"{cells[0].value:g} {kind}" for kind, cells in zip(KINDS, self._kinds, strict=True))

@@ -1,0 +1,212 @@
+"""Test which running sequences yield seats and blocks to waiting ones of more urgent lanes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.lane import Lane
+from tandem.core.request import Job, SamplingParams
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.scheduler import Scheduler
+from tandem.sched.state.limits import SchedulerLimits
+from tests.unit.sched.test_scheduler import add, finish, generate, names, prefill, resume, step
+
+_MANY = 99
+
+
+def _scheduler(seats: int, most: int = 1, num_blocks: int = 60) -> Scheduler:
+    limits = SchedulerLimits(max_num_batched_tokens=32, max_num_seqs=seats, max_model_len=64, max_lane_preemptions=most)
+    return Scheduler(BlockPool(num_blocks, 2), limits, "model")
+
+
+def _in(lane: Lane, job: Job) -> Job:
+    return replace(job, request=replace(job.request, lane=lane))
+
+
+def _batch(name: str, max_tokens: int = 20) -> Job:
+    return _in(Lane.BATCH, generate(name, 4, max_tokens))
+
+
+def _urgent(name: str, max_tokens: int = 3) -> Job:
+    return _in(Lane.INTERACTIVE, generate(name, 4, max_tokens))
+
+
+def _run(s: Scheduler) -> list[list[str]]:
+    """Step until nothing is left, and return the sequences of each step."""
+    steps: list[list[str]] = []
+    while s.num_sequences and len(steps) < _MANY:
+        steps.append(step(s)[0])
+    return steps
+
+
+def test_the_youngest_of_the_least_urgent_lane_yields() -> None:
+    s = _scheduler(3)
+    add(s, _batch("old"), _in(Lane.STANDARD, generate("standard", 4, 20)), _batch("young"))
+    step(s)
+    add(s, _urgent("mine"))
+    who, planned = step(s)
+    assert who == ["standard", "old", "mine"] and planned.num_yielded == 1
+    assert [len(s.state.running), len(s.state.waiting)] == [3, 1]
+    assert _run(s)[-1] == ["young"], "it goes on when a seat is free"
+
+
+def test_what_was_computed_is_found_in_the_prefix_cache() -> None:
+    s = _scheduler(1)
+    add(s, _batch("b"))
+    for _ in range(5):
+        step(s)
+    add(s, _urgent("mine"))
+    while "b" not in (who := step(s))[0]:
+        pass
+    (piece,) = (who[1].step or pytest.fail()).slices
+    assert (piece.start, len(s.state.by_id[piece.seq].tokens)) == (8, 10), "four blocks of two tokens"
+
+
+@pytest.mark.parametrize("lane", [Lane.BATCH, Lane.STANDARD])
+def test_lanes_that_are_not_less_urgent_yield_nothing(lane: Lane) -> None:
+    s = _scheduler(1)
+    add(s, _in(Lane.STANDARD, generate("first", 4, 9)))
+    step(s)
+    add(s, _in(lane, generate("second", 4, 9)))
+    assert step(s)[0] == ["first"]
+
+
+def test_a_sequence_yields_so_often_and_no_more() -> None:
+    s = _scheduler(1, most=2)
+    add(s, _batch("b"))
+    step(s)
+    for number in range(5):
+        add(s, _urgent(f"u{number}", 2))
+    steps = _run(s)
+    assert steps.count(["b"]) == 19 and len(steps) < _MANY
+    # Each urgent one that found no seat took it, all in a row: that is one time.
+    later = _scheduler(1, most=2)
+    add(later, _batch("b"))
+    order: list[str] = []
+    for number in range(4):
+        order += [who for who, _ in (step(later) for _ in range(2)) for who in who]
+        add(later, _urgent(f"u{number}", 1))
+    assert order.count("b") >= 3 and [name for name in order if name != "b"] == ["u0", "u1"]
+
+
+def test_nothing_yields_where_seats_are_free_or_it_is_off() -> None:
+    for s in (_scheduler(2), _scheduler(1, most=0)):
+        add(s, _batch("b"))
+        step(s)
+        add(s, _urgent("mine"))
+        who, planned = step(s)
+        assert "b" in who and planned.num_yielded == 0
+
+
+def test_a_sequence_in_an_open_plan_is_left_out_until_it_can_yield() -> None:
+    """Steps that are planned ahead, as on a GPU."""
+    s = _scheduler(2)
+    add(s, _batch("a"), _batch("b"))
+    first = s.plan().step
+    add(s, _urgent("mine"))
+    second = s.plan()
+    assert names(s, second.step) == ["a"] and second.num_yielded == 0
+    finish(s, first)
+    third = s.plan()
+    assert names(s, third.step) == ["a", "mine"] and third.num_yielded == 1
+    s.check()
+
+
+def test_what_another_worker_may_read_keeps_its_seat() -> None:
+    s = _scheduler(1)
+    add(s, _in(Lane.BATCH, prefill("p", 6)))
+    step(s)
+    add(s, _urgent("mine"))
+    assert step(s)[1].num_yielded == 0
+
+
+def test_a_hand_off_is_accepted_to_a_seat_that_will_be_yielded() -> None:
+    s = _scheduler(2)
+    add(s, _batch("a"), _batch("b"))
+    step(s)
+    for name in ("x", "y"):
+        add(s, _in(Lane.INTERACTIVE, resume(name, 4)))
+    with pytest.raises(TandemError, match="2 of 2 sequences are taken") as refused:
+        add(s, _in(Lane.INTERACTIVE, resume("z", 4)))
+    assert refused.value.kind is ErrorKind.OVERLOADED
+    with pytest.raises(TandemError, match="4 of 2 sequences are taken"):
+        add(s, _in(Lane.BATCH, resume("late", 4)))
+    assert step(s)[0] == ["a", "b"], "the source of neither is ready"
+    s.on_producer_ready(_in(Lane.INTERACTIVE, resume("x", 4)).key)
+    who, planned = step(s)
+    assert who == ["a"] and [str(pull.key.request) for pull in planned.pulls] == ["x"]
+
+
+def test_runs_of_decodes_end_where_a_seat_is_due() -> None:
+    s, job = _scheduler(1), _batch("b")
+    add(s, replace(job, request=replace(job.request, sampling=SamplingParams(max_tokens=20))))
+    step(s)
+    assert s.run(8) is not None
+    add(s, _urgent("mine"))
+    assert s.run(8) is None
+
+
+def test_as_many_yield_as_a_prompt_needs_blocks() -> None:
+    s = _scheduler(9, num_blocks=16)
+    add(s, *(_batch(name, 20) for name in "abc"))
+    for _ in range(5):
+        step(s)
+    assert [len(seq.table) for seq in s.state.running] == [4, 4, 4]
+    add(s, _in(Lane.INTERACTIVE, generate("mine", 14, 2)))
+    who, planned = step(s)
+    assert who == ["a", "mine"] and planned.num_yielded == 2, "4 free blocks and 4 of each, for 7 and room to grow"
+    assert _run(s)[-1] == ["c"]
+    s.check()
+
+
+def test_nothing_yields_in_vain() -> None:
+    """A prompt for which all less urgent sequences together have too few blocks waits, and they run on."""
+    s = _scheduler(9, num_blocks=16)
+    add(s, _in(Lane.INTERACTIVE, generate("older", 16, 4)), _batch("b", 20))
+    step(s)
+    add(s, _in(Lane.INTERACTIVE, generate("mine", 22, 2)))
+    who, planned = step(s)
+    assert who == ["older", "b"] and planned.num_yielded == 0
+
+
+@pytest.mark.parametrize(("num_older", "num_yielded"), [(0, 1), (4, 0)])
+def test_blocks_that_both_share_are_not_counted_as_freed(num_older: int, num_yielded: int) -> None:
+    """The two blocks that the batch request shares with the urgent one make room for nothing."""
+    s = _scheduler(9, num_blocks=10 if num_older else 8)
+    add(s, _batch("b", 12))
+    if num_older:
+        add(s, _in(Lane.INTERACTIVE, generate("older", num_older, 9)))
+    for _ in range(3):
+        step(s)
+    prompt = s.state.by_key[_batch("b").key].tokens[:4]
+    mine = _urgent("mine")
+    add(
+        s, replace(mine, request=replace(mine.request, prompt_tokens=(*prompt, *range(100, 112 if num_older else 109))))
+    )
+    who, planned = step(s)
+    assert ("mine" in who, planned.num_yielded) == (num_yielded == 1, num_yielded)
+    s.check()
+
+
+def test_a_pull_gets_the_blocks_of_less_urgent_sequences() -> None:
+    s = _scheduler(9, num_blocks=12)
+    add(s, _batch("a", 20), _batch("b", 20))
+    for _ in range(5):
+        step(s)
+    add(s, job := _in(Lane.INTERACTIVE, resume("x", 8)))
+    s.on_producer_ready(job.key)
+    who, planned = step(s)
+    assert (who, planned.num_yielded) == (["a"], 1)
+    assert [str(pull.key.request) for pull in planned.pulls] == ["x"]
+
+
+def test_only_as_many_yield_as_a_step_can_compute_prompts() -> None:
+    s = _scheduler(4)
+    add(s, *(_batch(name) for name in "abcd"))
+    step(s)
+    add(s, *(_in(Lane.INTERACTIVE, generate(f"u{number}", 20, 2)) for number in range(4)))
+    who, planned = step(s)
+    assert planned.num_yielded == 2 and who[:2] == ["a", "b"], "32 tokens per step, prompts of 20"
