@@ -1,0 +1,60 @@
+"""Test that an interactive request does not wait for batch answers that fill a worker, and that these lose no token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.pair import SETTINGS
+from tests.e2e.gateway.processes import Cluster, cluster, until
+
+_BATCH = {"x-tandem-lane": "batch"}
+_LONG, _SHORT = 2000, 4
+
+
+@pytest.fixture
+def running(tmp_path: Path, redis_url: str, model: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path, redis_url, model, *SETTINGS, "--namespace", tmp_path.name) as running:
+        yield running
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("pools", "path"), [(("prefill", "decode"), "remote"), (("mixed",), "local")])
+def test_batch_answers_yield_a_seat_and_lose_no_token(running: Cluster, pools: tuple[str, ...], path: str) -> None:
+    # The last worker decodes, two sequences at a time.
+    *_, decoder = workers = [running.worker(pool, pool, "--max-num-seqs", "2") for pool in pools]
+    gateway = running.gateway("gateway")
+    for program in running.programs:
+        program.wait_ready()
+    gateway.wait_serving()
+    bodies = [completion(40, salt, _LONG, stream=True) for salt in (1, 2)]
+
+    def alone(number: int) -> str:
+        with Post(gateway.url, bodies[number]) as post:
+            return post.finish().text()
+
+    until(lambda: _short(gateway.url, 9)[1] == path, f"a request on the path {path}")
+    with Post(gateway.url, bodies[0], headers=_BATCH) as first, Post(gateway.url, bodies[1], headers=_BATCH) as second:
+        first.wait_events(3)
+        second.wait_events(3)
+        answers = [_short(gateway.url, salt) for salt in (3, 4)]
+        books = decoder.books()
+        texts = [post.finish().text() for post in (first, second)]
+    assert books.num_sequences == 2, "both batch answers, which filled the worker, were unfinished when others ended"
+    assert [answer[1] for answer in answers] == [path, path]
+    assert texts == [alone(0), alone(1)]
+    assert answers == [_short(gateway.url, salt) for salt in (3, 4)]
+    for worker in workers:
+        until(worker.is_idle, f"an idle {worker.name}")
+    running.stop()
+    assert running.complaints() == []
+
+
+def _short(url: str, salt: int) -> tuple[str, str]:
+    """Return the text and the path of a short interactive answer."""
+    with Post(url, completion(30, salt, _SHORT)) as post:
+        answer = post.finish()
+    return answer.text(), answer.path
