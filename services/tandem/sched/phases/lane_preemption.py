@@ -53,12 +53,12 @@ def _yielding(state: SchedulerState) -> Iterator[Sequence]:
     """
     limits, pool = state.limits, state.pool
     num_seats, num_blocks, num_tokens = state.num_free_seats, pool.num_free, limits.max_num_batched_tokens
-    running = list(state.running)
+    running = list(state.running) if limits.max_lane_preemptions and len(state.waiting) else []
     for seq in admissible(state):
+        if not running or running[-1].lane <= seq.lane or num_tokens <= 0:
+            return
         # Those that may not yield to this sequence do not yield to the later, less urgent ones either.
         running = [other for other in running if may_yield(other, seq.lane, limits)]
-        if not running or num_tokens <= 0:
-            return
         hashes = seq.reusable(pool.block_size)
         hits = frozenset(pool.cached(hashes))
         num_seats -= 1
