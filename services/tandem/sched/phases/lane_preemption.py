@@ -1,8 +1,8 @@
 """Let waiting sequences take seats and KV blocks of running ones in less urgent lanes.
 
 A sequence that yields is preempted, to be computed again: it loses no token, and what is left of its blocks in the
-prefix cache, in device or host memory, is not computed twice. It waits in its lane's order, and yields at most
-`max_lane_preemptions` times, so that it ends however many urgent sequences arrive.
+prefix cache, in device or host memory, is not computed twice. It yields at most `max_lane_preemptions` times.
+While it waits for a seat again, more urgent lanes go first, as before any waiting sequence of its lane.
 """
 
 from __future__ import annotations
