@@ -5,7 +5,8 @@ finishes by itself: running sequences, and leases whose consumers hold a reserva
 that waits for a reservation to be used would close a cycle, because the reservation may belong to a pull that waits for
 a prefill in the same way; so a prefill and a reservation that do not fit beside each other are not both accepted.
 Remote prefix fetches close no cycle either, see `engine.kv_consumer.KVConsumer` and `engine.kv_producer.KVProducer`.
-A pull may be accepted to a seat that a running sequence of a less urgent lane yields when the pull gets its blocks.
+A pull may be accepted to a seat that a running sequence of a less urgent lane yields; if that sequence may no longer
+yield, the pull waits until it ends.
 Once a pull has arrived, no other job waits for it: of its choices, those without seat or blocks wait for running
 sequences and leases, as a preempted sequence does.
 """
@@ -39,8 +40,9 @@ class Capacity(NamedTuple):
 
 
 class _RejectedJob(NamedTuple):
-    """What a job lacked, and when it was rejected last."""
+    """Hold the lane of a job, what the job lacked, and when it was rejected last."""
 
+    lane: Lane
     lacks: Capacity
     rejected_at: float
 
@@ -62,7 +64,7 @@ class RejectedJobs:
 
         `lacks` has the job's whole need of each resource that was short, and 0 for a resource that was not.
         """
-        self._jobs[_name(job)] = _RejectedJob(lacks, now)
+        self._jobs[_name(job)] = _RejectedJob(job.request.lane, lacks, now)
 
     def remove(self, job: Job) -> None:
         """Forget the rejections of a job that is accepted now, in this attempt or another; nothing happens if there are
@@ -70,7 +72,8 @@ class RejectedJobs:
         self._jobs.pop(_name(job), None)
 
     def ahead(self, job: Job, need: Capacity, now: float) -> Capacity:
-        """Return the capacity that a job with this `need` must leave free for larger jobs that were rejected before it.
+        """Return the capacity that a job with this `need` must leave free for larger jobs that were rejected before it,
+        except those in less urgent lanes.
 
         Forgets jobs that were not submitted again within PATIENCE_S seconds.
         """
@@ -91,7 +94,8 @@ class RejectedJobs:
         for name, rejected in self._jobs.items():
             if name == mine:
                 return
-            yield rejected.lacks
+            if rejected.lane <= job.request.lane:
+                yield rejected.lacks
 
 
 def _name(job: Job) -> _Name:
@@ -105,7 +109,8 @@ class ReservedCapacity:
     - `num_blocks`: blocks of the whole pool; `num_leased`: those that other workers may read.
     - `reservations`: the blocks reserved for each accepted pull that holds none yet; `prefills`: the blocks that each
       waiting prefill needs.
-    - `num_seqs`: seats (places of `max_num_seqs`) of all sequences that run, are pulled or have a reservation.
+    - `num_seqs`: seats (places of `max_num_seqs`) of all sequences that run and yield nothing to the new job, are
+      pulled or have a reservation.
     """
 
     num_blocks: int
