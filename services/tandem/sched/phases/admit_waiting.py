@@ -99,16 +99,15 @@ def _grant_pull(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> b
 
 
 def num_free_needed(state: SchedulerState, seq: Sequence) -> int:
-    """Return how many blocks must be free for a waiting sequence to start: those that its table would take, and, unless
-    its KV is pulled, one into which each running sequence can grow."""
-    hashes = seq.reusable(state.pool.block_size)
-    spare = 0 if seq.is_pull else len(state.running)
-    return state.pool.num_free_needed(hashes, _num_first_blocks(state, seq)) + spare
+    """Return how many free blocks the table of a waiting sequence would take at its start."""
+    return state.pool.num_free_needed(seq.reusable(state.pool.block_size), _num_first_blocks(state, seq))
 
 
 def _take_blocks(state: SchedulerState, seq: Sequence) -> bool:
-    """Fill the empty table of a waiting sequence. Returns False, without a change, when too few blocks are free."""
-    if num_free_needed(state, seq) > state.pool.num_free:
+    """Fill the empty table of a waiting sequence. Returns False, without a change, when too few blocks are free: unless
+    its KV is pulled, one is left into which each running sequence can grow."""
+    spare = 0 if seq.is_pull else len(state.running)
+    if num_free_needed(state, seq) + spare > state.pool.num_free:
         return False
     state.pool.share(seq.table, seq.reusable(state.pool.block_size))
     grown = state.pool.grow(seq.table, _num_first_blocks(state, seq))

@@ -53,6 +53,7 @@ def _yielding(state: SchedulerState) -> Iterator[Sequence]:
     """
     limits, pool = state.limits, state.pool
     num_seats, num_blocks, num_tokens = state.num_free_seats, pool.num_free, limits.max_num_batched_tokens
+    num_growing = len(state.running)
     running = list(state.running) if limits.max_lane_preemptions and len(state.waiting) else []
     for seq in admissible(state):
         if not running or running[-1].lane <= seq.lane or num_tokens <= 0:
@@ -65,11 +66,12 @@ def _yielding(state: SchedulerState) -> Iterator[Sequence]:
         num_blocks -= num_free_needed(state, seq)
         num_tokens -= 0 if seq.is_pull else len(seq.tokens) - pool.count_hits(hashes) * pool.block_size
         victims: list[Sequence] = []
-        while running and (num_seats < 0 or num_blocks < 0):
+        while num_seats < 0 or num_blocks < (0 if seq.is_pull else num_growing):
+            if not running:
+                return
             victims.append(victim := running.pop())
             num_seats += 1
-            # A victim's own blocks, and the one into which it could have grown.
-            num_blocks += pool.num_freed(victim.table, hits) + (not seq.is_pull)
-        if num_seats < 0 or num_blocks < 0:
-            return
+            num_growing -= 1
+            num_blocks += pool.num_freed(victim.table, hits)
+        num_growing += not seq.is_pull
         yield from victims

@@ -235,6 +235,7 @@ class Sequence:
         for token in sampled:
             seq.append(token)
         seq.num_cached = self.num_cached
+        seq.num_yields = self.num_yields
         seq.num_scored = self.num_scored
         seq.was_started = True
         seq.may_start = True
