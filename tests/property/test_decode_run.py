@@ -169,9 +169,17 @@ def worked(
     budget=st.sampled_from([8, 32]),
     chunked=st.booleans(),
     longest=st.sampled_from([2, 5, 64]),
+    max_lane_pause_s=st.sampled_from([0.0, 30.0]),
 )
 def test_a_run_leaves_what_its_steps_leave(
-    submitted: list[Wish], num_blocks: int, caching: bool, max_num_seqs: int, budget: int, chunked: bool, longest: int
+    submitted: list[Wish],
+    num_blocks: int,
+    caching: bool,
+    max_num_seqs: int,
+    budget: int,
+    chunked: bool,
+    longest: int,
+    max_lane_pause_s: float,
 ) -> None:
     limits = SchedulerLimits(
         max_num_batched_tokens=budget,
@@ -179,6 +187,7 @@ def test_a_run_leaves_what_its_steps_leave(
         max_model_len=64,
         enable_chunked_prefill=chunked,
         max_lane_preemptions=2,
+        max_lane_pause_s=max_lane_pause_s,
     )
     single, states = worked(submitted, limits, num_blocks, caching, longest=1)
     many, same = worked(submitted, limits, num_blocks, caching, longest)

@@ -70,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             digest_handoffs=digests,
             targets=LatencyTargets(interactive=LaneSlo(2.0, itl_s), batch=LaneSlo(2.0, 2 * itl_s)),
             max_lane_preemptions=lane_preemptions,
+            max_lane_pause_s=0.05,
         )
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching=caching, num_host_slots=num_host_slots)
@@ -265,19 +266,34 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def take_plan(self) -> bool:
         ready = [s for s in self.scheduler.state.running if s.is_schedulable and s.num_remaining == 1]
-        num_yields = sum(s.num_yields for s in ready)
+        num_yields = {s: s.num_yields for s in self.scheduler.state.running}
         free = self.pool.num_free
         sizes = {s.id: len(s.table) for s in self.scheduler.state.running}
         before = [(s, s.num_open_plans) for s in self.scheduler.state.running]
         prompts = [s for s in self.scheduler.state.running if s.is_schedulable and s.num_remaining > 1]
-        oldest = min((s.order for s in self.scheduler.state.waiting), default=(9, 0, 0))
-        owed = [(s, s.num_remaining) for s in prompts[:1] if s.order < oldest]
-        most_urgent = min((s.lane for s in self.scheduler.state.waiting if s.may_start), default=Lane.BATCH)
+        owed = [(s, s.num_remaining) for s in prompts[:1]]
+        queued = list(self.scheduler.state.waiting)
+        waiting = [s for s in queued if s.may_start]
         planned = self.scheduler.plan(self.now)
-        self.check_victims(before)
-        assert all(s.num_yields <= self.limits.max_lane_preemptions for s in self.scheduler.state.by_id.values())
+        self.check_victims(before, num_yields)
+        # Promoted ones are among the most urgent.
+        most_urgent = min((s.order[0] for s in waiting), default=Lane.BATCH)
+        yielded = [s for s, number in num_yields.items() if s.num_yields > number]
+        assert planned.num_yielded == len(yielded) == sum(s.num_yields - number for s, number in num_yields.items())
+        may_yield = {
+            s
+            for s, number in num_yields.items()
+            if number < self.limits.max_lane_preemptions and s.order[0] > most_urgent
+        }
+        since = self.now - self.limits.max_lane_pause_s
+        assert not [s for s in waiting if s not in yielded and s.yielded_at is not None and s.yielded_at <= since]
+        assert may_yield.issuperset(yielded)
         if self.limits.enable_chunked_prefill:
-            self.check_share_of_oldest(planned, owed, {s.id for s in ready})
+            # Some have been promoted.
+            oldest = min((s.order for s in queued), default=(9, 0, 0))
+            self.check_share_of_oldest(
+                planned, [pair for pair in owed if pair[0].order < oldest], {s.id for s in ready}
+            )
         for offer in (start for start in planned.starts if start.leased):
             assert offer.key not in self.leases
             self.leases[offer.key] = offer.leased
@@ -290,20 +306,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         if planned.step is not None:
             self.plans.append(planned.step)
             self.check_plan(planned.step)
-            if sum(s.num_yields for s in ready) == num_yields:
-                self.check_decodes_first(planned, ready, free, most_urgent)
+            self.check_decodes_first(planned, [s for s in ready if s not in yielded], free, may_yield)
             self.check_guesses(planned.step, sizes)
         return planned.step is not None
 
-    def check_victims(self, before: list[tuple[Sequence, int]]) -> None:
+    def check_victims(self, before: list[tuple[Sequence, int]], num_yields: dict[Sequence, int]) -> None:
         """Whoever is preempted is the youngest that may be."""
         victims = [s for s, _ in before if s.status is Status.WAITING]
         spared = [s for s, num_open in before if s.status is Status.RUNNING and not num_open]
         for victim in victims:
             assert not isinstance(victim.job, PrefillJob)
             younger = [s for s in spared if s.order > victim.order and not isinstance(s.job, PrefillJob)]
-            if victim.num_yields:
-                younger = [s for s in younger if s.num_yields < self.limits.max_lane_preemptions]
+            if victim.num_yields > num_yields[victim]:
+                younger = [s for s in younger if num_yields[s] < self.limits.max_lane_preemptions]
             assert not younger, f"{victim!r} gave way, not {younger}"
 
     def check_plan(self, plan: StepPlan) -> None:
@@ -337,9 +352,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             share = sum(s.num_tokens for s in slices if s.seq == seq.id)
             assert share >= min(num_remaining, max(1, half), left), f"{planned.step} forgets {seq!r}"
 
-    def check_decodes_first(self, planned: ScheduleResult, ready: list[Sequence], free: int, most_urgent: int) -> None:
+    def check_decodes_first(
+        self, planned: ScheduleResult, ready: list[Sequence], free: int, may_yield: set[Sequence]
+    ) -> None:
         """Where there is room for all, every decode is in the plan, ahead of all prompts, but for those that are to
-        yield to the waiting sequence of the lane `most_urgent`, in open plans."""
+        yield and are in open plans: the last of those that may."""
         assert planned.step is not None
         if free < len(ready):
             return
@@ -347,9 +364,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         staying = [s for s in ready if s.id in in_plan]
         names = [s.seq for s in planned.step.slices][: len(staying)]
         assert names == [s.id for s in staying], f"{planned.step} has decodes behind prompts"
-        for seq in ready:
-            may_have_yielded = self.limits.max_lane_preemptions > 0 and most_urgent < seq.lane
-            assert seq.id in in_plan or may_have_yielded, f"{planned.step} lacks a decode of {seq!r}"
+        missing = [s for s in ready if s.id not in in_plan]
+        assert may_yield.issuperset(missing), f"{planned.step} lacks a decode of {missing}"
+        later = [s for s in staying if s in may_yield and missing and s.order > missing[0].order]
+        assert not later, f"{planned.step} has decodes of {later}, not of {missing[0]!r}"
 
     def check_guesses(self, plan: StepPlan, sizes: dict[SeqId, int]) -> None:
         """They take no room that somebody may want next, and none of them is beyond a sequence's last token."""

@@ -100,6 +100,7 @@ class Worker:
             digest_handoffs=knobs.digests,
             targets=LatencyTargets(interactive=LaneSlo(itl_s=knobs.itl_s)),
             max_lane_preemptions=knobs.lane_preemptions,
+            max_lane_pause_s=0.05,
         )
         handoff = HandoffConfig(
             lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s

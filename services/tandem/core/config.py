@@ -157,8 +157,12 @@ class EngineConfig:
     """Capture decode-only steps as CUDA graphs at startup, one per batch size, which shortens steps on a GPU. Turn it
     off to start faster or to save GPU memory."""
     max_lane_preemptions: Annotated[int, Meta(ge=0, le=1000)] = 2
-    """Set how often a running request may give its seat (one of max_num_seqs) to a waiting request of a more urgent
-    lane. It loses no token and is computed again later, for the most part from the prefix cache. 0 means never."""
+    """Set how often a running request may give its seat (one of max_num_seqs) and KV blocks to a waiting request of a
+    more urgent lane. It loses no token and is computed again later, for the most part from the prefix cache. 0 means
+    never."""
+    max_lane_pause_s: NonNegative = 30.0
+    """Set the seconds that such a request waits behind more urgent lanes before it is served as an interactive one. A
+    client sees a pause of about this length at most, engine.max_lane_preemptions times."""
     plan_depth: Annotated[int, Meta(ge=0, le=2)] = 0
     """Set the number of steps that may be planned before the first of them has finished; 2 plans the next step while
     the GPU computes. 0 means 2 on a GPU without speculative decoding, else 1."""

@@ -26,6 +26,7 @@ def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:
         digest_handoffs=config.handoff.digests,
         targets=LatencyTargets.of(config.slo),
         max_lane_preemptions=engine.max_lane_preemptions,
+        max_lane_pause_s=engine.max_lane_pause_s,
         queue_horizon_s=config.worker.queue_horizon_ms / 1e3,
     )
 

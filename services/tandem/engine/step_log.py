@@ -19,7 +19,7 @@ from tandem.core.step_cost import StepFeatures
 from tandem.kv.layout import KVLayout
 from tandem.sched.state.schedule_result import StepRecord
 
-FORMAT = "tandem-steps-1"
+FORMAT = "tandem-steps-2"
 _SECTIONS = ("engine", "speculative", "slo", "handoff")
 """Sections of `Config` on which the work of a step depends."""
 
@@ -89,6 +89,7 @@ def encode_step(step: LoggedStep) -> str:
         "target_s": record.target_s,
         "budget_tokens": record.num_budget_tokens,
         "preempted": record.num_preempted,
+        "yielded": record.num_yielded,
         "failed": record.has_failed,
     }
     return json.dumps(fields)
@@ -150,6 +151,7 @@ def _step(fields: Mapping[str, Any]) -> LoggedStep:
         target_s=float(fields["target_s"]),
         num_budget_tokens=int(fields["budget_tokens"]),
         num_preempted=int(fields["preempted"]),
+        num_yielded=int(fields["yielded"]),
         has_failed=bool(fields["failed"]),
     )
     if not (math.isfinite(record.measured_s) and record.measured_s > 0 and math.isfinite(float(fields["at"]))):

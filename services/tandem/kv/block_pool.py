@@ -233,12 +233,6 @@ class BlockPool:
         hits = (self._index.newest(block_hash) for block_hash in hashes[:num_hits])
         return num_blocks - sum(1 for block in hits if block is not None and not self._is_free(block))
 
-    def num_freed(self, table: BlockTable, kept: frozenset[BlockId]) -> int:
-        """Count the blocks that `release` of a table would free, without those of `kept`."""
-        tables, leases, reads, copies = self._tables, self._leases, self._reads, self._copies
-        alone = (block for block in table._blocks if tables[block] == 1 and block not in kept)
-        return sum(1 for block in alone if block not in leases and block not in reads and block not in copies)
-
     def share(self, table: BlockTable, hashes: Sequence[BlockHash]) -> int:
         """Fill an empty table with the cached blocks of the leading `hashes`, and return their number.
 

@@ -2,9 +2,10 @@
 
 There is no prefill phase and no decode phase, only sequences with tokens still to compute: a step takes every decode
 first and fills the rest of its budget with prefill chunks (Sarathi-Serve, OSDI 2024). `budget.step_sizer` decides how
-large that rest is, `budget.prefill_sharing` how prompts share it. Sequences are planned in order and preempted, to be
-recomputed, only from the tail that the plan has not reached. Several plans may be open; they are committed in the order
-in which they were made.
+large that rest is, `budget.prefill_sharing` how prompts share it. Sequences are planned in order. Where blocks are
+missing, sequences are preempted, to be recomputed, from the tail that the plan has not reached; before a plan, some may
+yield to waiting ones of more urgent lanes (`phases.lane_preemption`). Several plans may be open; they are committed in
+the order in which they were made.
 
 `state.scheduler_state` owns the sequences; the phases of a step are functions over it, in `phases`.
 """
@@ -28,7 +29,7 @@ from tandem.sched.phases.admit_waiting import admit_waiting, startable
 from tandem.sched.phases.apply_results import append_sampled, apply_slice
 from tandem.sched.phases.decode_run import DecodeRun, advance, forecast
 from tandem.sched.phases.job_admission import RejectedJobs, check_job
-from tandem.sched.phases.lane_preemption import is_preemption_due, preempt_for_urgent
+from tandem.sched.phases.lane_preemption import may_preempt, preempt_for_urgent
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.phases.slices import assign_prefill_budget, plan_decodes, plan_prefills
 from tandem.sched.phases.spec_decode import Speculation
@@ -161,7 +162,7 @@ class Scheduler:
         builder = PlanBuilder(state.limits)
         if prefix_blocks and state.num_plans > self._last_prefix_plan + 1:
             return ScheduleResult(self._open_plan(builder, prefix_blocks))
-        yielding = preempt_for_urgent(state, builder)
+        yielding = preempt_for_urgent(state, builder, now)
         ready = [seq for seq in state.running if seq.is_schedulable and seq.id not in yielding]
         plan_decodes(state, builder, ready)
         started = [seq for seq in ready if seq.num_remaining > 1 and seq.status is Status.RUNNING]
@@ -207,7 +208,7 @@ class Scheduler:
             return None
         if state.num_free_seats > 0 and any(seq.may_start for seq in state.waiting):
             return None
-        if is_preemption_due(state):
+        if may_preempt(state):
             return None
         return forecast(state.num_plans, limit, tuple(state.running), self.pool, state.limits)
 
@@ -328,6 +329,7 @@ class Scheduler:
     def _open_plan(self, builder: PlanBuilder, prefix_blocks: Many[PrefixBlock]) -> StepPlan | None:
         """Turn a builder into an open plan; None where there is nothing to compute, copy or digest."""
         self.pool.copy_ahead()
+        self.pacer.preempted(builder.num_preempted, builder.num_yielded)
         spills, fills = self.pool.host.take_copies()
         number = self.state.num_plans
         digests = () if builder.slices else tuple(prefix_blocks[: builder.num_digests_left])
@@ -337,5 +339,5 @@ class Scheduler:
             return None
         step = StepPlan(number, tuple(builder.slices.values()), tuple(builder.copies), spills, fills, digests)
         self.state.open_plan(step, builder.pulls)
-        self.pacer.planned(step, builder.num_preempted, builder.num_yielded)
+        self.pacer.planned(step)
         return step

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import SampledToken
 from tandem.core.lane import Lane
 from tandem.core.request import Job, SamplingParams
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.sequence import MigrationState
+from tandem.sched.state.step_plan import StepResult
 from tests.unit.sched.test_scheduler import add, finish, generate, names, prefill, resume, step
 
 _MANY = 99
@@ -136,10 +138,10 @@ def test_a_hand_off_is_accepted_to_a_seat_that_will_be_yielded() -> None:
     step(s)
     for name in ("x", "y"):
         add(s, _in(Lane.INTERACTIVE, resume(name, 4)))
-    with pytest.raises(TandemError, match="2 of 2 sequences are taken") as refused:
+    with pytest.raises(TandemError, match="2 sequences run or have a seat reserved, max_num_seqs is 2") as refused:
         add(s, _in(Lane.INTERACTIVE, resume("z", 4)))
     assert refused.value.kind is ErrorKind.OVERLOADED
-    with pytest.raises(TandemError, match="4 of 2 sequences are taken"):
+    with pytest.raises(TandemError, match="4 sequences run or have a seat reserved, max_num_seqs is 2"):
         add(s, _in(Lane.BATCH, resume("late", 4)))
     assert step(s)[0] == ["a", "b"], "the source of neither is ready"
     s.on_producer_ready(_in(Lane.INTERACTIVE, resume("x", 4)).key)
@@ -231,10 +233,109 @@ def test_a_pull_gets_the_blocks_of_less_urgent_sequences() -> None:
     assert [str(pull.key.request) for pull in planned.pulls] == ["x"]
 
 
-def test_only_as_many_yield_as_a_step_can_compute_prompts() -> None:
+def test_each_plan_makes_room_for_one_prompt_and_for_all_pulls() -> None:
     s = _scheduler(4)
     add(s, *(_batch(name) for name in "abcd"))
     step(s)
-    add(s, *(_in(Lane.INTERACTIVE, generate(f"u{number}", 20, 2)) for number in range(4)))
+    pulls = [_in(Lane.INTERACTIVE, resume(name, 4)) for name in "xy"]
+    add(s, _urgent("u0"), _urgent("u1"), *pulls)
+    for job in pulls:
+        s.on_producer_ready(job.key)
     who, planned = step(s)
-    assert planned.num_yielded == 2 and who[:2] == ["a", "b"], "32 tokens per step, prompts of 20"
+    assert (who, planned.num_yielded, len(planned.pulls)) == (["a", "b", "c", "u0"], 1, 0), "u1 holds back the pulls"
+    who, planned = step(s)
+    assert (who, planned.num_yielded, len(planned.pulls)) == (["u0", "u1"], 3, 2)
+
+
+def test_prompts_with_one_cached_prefix_take_its_blocks_once() -> None:
+    s = _scheduler(9, num_blocks=20)
+    add(s, first := _in(Lane.INTERACTIVE, generate("first", 16, 1)))
+    step(s)
+    add(s, *(_batch(name, 20) for name in "ab"))
+    step(s)
+    prompt = first.request.prompt_tokens
+    for number in range(2):
+        mine = _urgent(f"u{number}")
+        add(s, replace(mine, request=replace(mine.request, prompt_tokens=(*prompt, number))))
+    planned = step(s)[1]
+    assert (planned.num_yielded, len(planned.starts)) == (0, 2), "9 blocks and 1, of which 14 are free, 3 to grow"
+    s.check()
+
+
+def test_a_block_that_two_victims_share_is_free_once_both_have_yielded() -> None:
+    s = _scheduler(9, num_blocks=11)
+    job = _batch("b", 8)
+    both = replace(job, request=replace(job.request, prompt_tokens=tuple(range(12)), num_choices=2), num_choices=2)
+    add(s, both)
+    finish(s, s.plan().step, 50, 51)
+    step(s)
+    assert len(s.state.running) == 2
+    add(s, _in(Lane.INTERACTIVE, generate("mine", 14, 2)))
+    planned = step(s)[1]
+    assert (planned.num_yielded, len(planned.starts)) == (2, 1)
+    s.check()
+
+
+def test_a_prompt_that_waits_for_leases_hides_no_pull_behind_it() -> None:
+    s = _scheduler(9, num_blocks=16)
+    add(s, _in(Lane.BATCH, prefill("p", 12)))
+    step(s)
+    add(s, _batch("a", 20), _batch("b", 20))
+    for _ in range(5):
+        step(s)
+    add(s, _in(Lane.INTERACTIVE, generate("large", 24, 2)), pull := _in(Lane.INTERACTIVE, resume("x", 8)))
+    s.on_producer_ready(pull.key)
+    planned = step(s)[1]
+    assert [str(granted.key.request) for granted in planned.pulls] == ["x"] and planned.num_yielded == 1
+
+
+def test_yields_of_a_plan_without_a_step_are_in_the_next_record() -> None:
+    s = _scheduler(1)
+    add(s, _batch("b"))
+    step(s)
+    add(s, job := _in(Lane.INTERACTIVE, resume("x", 4)))
+    s.on_producer_ready(job.key)
+    planned = s.plan()
+    assert planned.num_yielded == 1 and planned.step is None
+    s.kv_arrived(job.key, (SampledToken(1),), 0, 4)
+    later = s.plan().step
+    assert later is not None
+    assert s.pacer.measured(StepResult(later.number, ()), 0.1).num_yielded == 1
+
+
+def test_no_run_of_decodes_passes_the_moment_where_enough_could_yield() -> None:
+    """The room that a batch request could give grows while it decodes."""
+    s = _scheduler(9, num_blocks=16)
+    for job in (_in(Lane.INTERACTIVE, generate("older", 16, 8)), _batch("b")):
+        sampling = SamplingParams(max_tokens=job.request.sampling.max_tokens)
+        add(s, replace(job, request=replace(job.request, sampling=sampling)))
+    step(s)
+    assert s.run(8) is not None
+    add(s, _in(Lane.INTERACTIVE, generate("mine", 22, 2)))
+    assert step(s)[1].num_yielded == 0
+    assert s.run(8) is None
+
+
+def test_a_paused_sequence_is_served_as_an_interactive_one_in_time() -> None:
+    s = _scheduler(1, most=3)
+    add(s, _batch("b"))
+    step(s)
+    add(s, *(_urgent(f"u{number}", 2) for number in range(9)))
+    order: list[str] = []
+    for now in range(0, 99, 12):
+        planned = s.plan(float(now))
+        order += names(s, planned.step)
+        finish(s, planned.step)
+    assert order == ["u0", "u0", "u1", "u1", "b", "b", "b", "b", "b"], "30 s later it has a seat, and keeps it"
+    s.check()
+
+
+def test_choices_of_a_promoted_sequence_are_served_alike() -> None:
+    s = _scheduler(4)
+    job = _batch("b", 8)
+    add(s, replace(job, request=replace(job.request, num_choices=2), num_choices=2))
+    s.state.promote(next(iter(s.state.waiting)))
+    finish(s, s.plan().step, 50, 51)
+    assert [seq.served_lane for seq in s.state.running] == [Lane.INTERACTIVE] * 2
+    add(s, *(_urgent(name) for name in "xyz"))
+    assert step(s)[1].num_yielded == 0

@@ -19,7 +19,7 @@ def test_draft_tokens_are_reported_beside_their_cost(num_drafted: int) -> None:
     )
     prompt = ScheduledSlice(SeqId(1), 0, 5, (1,) * 5, (BlockId(1),), None)
     pacer = StepSizer(16)
-    pacer.planned(StepPlan(0, (decode, prompt)), 0, 0)
+    pacer.planned(StepPlan(0, (decode, prompt)))
     result = StepResult(0, (SliceResult(SeqId(0), (SampledToken(7),)), SliceResult(SeqId(1))))
     record = pacer.measured(result, 0.1)
     assert (record.num_drafted, record.features.num_prefill_tokens) == (num_drafted, 5 + num_drafted)

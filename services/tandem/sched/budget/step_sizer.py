@@ -144,6 +144,8 @@ class StepSizer:
         self._open: dict[int, tuple[StepRecord, bool]] = {}
         self._target_s = 0.0
         self._num_budget_tokens = 0
+        self._num_preempted = 0
+        self._num_yielded = 0
 
     def budget_for(self, decodes: StepFeatures, num_tokens: int, target_s: float) -> PrefillBudget:
         """Return the tokens and seconds that the next step may spend on prompts, in addition to its `decodes`.
@@ -167,9 +169,13 @@ class StepSizer:
         self._num_budget_tokens = min(num_tokens, rung)
         return prefill_budget
 
-    def planned(self, plan: StepPlan, num_preempted: int, num_yielded: int) -> None:
-        """Record a plan made under the last result of `budget_for`, with its predicted time. `num_preempted`,
-        `num_yielded`: as in `ScheduleResult`."""
+    def preempted(self, num_preempted: int, num_yielded: int) -> None:
+        """Count preemptions, as in `ScheduleResult`; the record of the next plan contains them."""
+        self._num_preempted += num_preempted
+        self._num_yielded += num_yielded
+
+    def planned(self, plan: StepPlan) -> None:
+        """Record a plan made under the last result of `budget_for`, with its predicted time."""
         step = features(plan.slices)
         record = StepRecord(
             number=plan.number,
@@ -178,11 +184,12 @@ class StepSizer:
             measured_s=0.0,
             target_s=self._target_s if plan.slices else 0.0,
             num_budget_tokens=self._num_budget_tokens,
-            num_preempted=num_preempted,
+            num_preempted=self._num_preempted,
             has_failed=False,
             num_drafted=plan.num_drafted if step.num_prefill_tokens else 0,
-            num_yielded=num_yielded,
+            num_yielded=self._num_yielded,
         )
+        self._num_preempted = self._num_yielded = 0
         self._open[plan.number] = record, not (plan.num_host_copies or plan.digests)
         # A driver that does not time its steps leaves them open.
         self._open.pop(plan.number - MAX_OPEN, None)

@@ -63,7 +63,7 @@ def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
         elif isinstance(seq.job, PrefillJob) and not _may_offer(state, seq, state.largest_reservation):
             may_prefill = False
         elif not _start(state, builder, seq):
-            if _num_blocks(state, seq) <= state.pool.num_blocks - state.pool.num_leased:
+            if not waits_for_leases(state, seq):
                 return
             may_compute = False
 
@@ -98,26 +98,28 @@ def _grant_pull(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> b
     return True
 
 
-def num_free_needed(state: SchedulerState, seq: Sequence) -> int:
-    """Return how many free blocks the table of a waiting sequence would take at its start."""
-    return state.pool.num_free_needed(seq.reusable(state.pool.block_size), _num_first_blocks(state, seq))
+def waits_for_leases(state: SchedulerState, seq: Sequence) -> bool:
+    """Return whether a waiting prompt needs more blocks than there are without leased ones."""
+    return not seq.is_pull and _num_blocks(state, seq) > state.pool.num_blocks - state.pool.num_leased
+
+
+def num_first_blocks(state: SchedulerState, seq: Sequence) -> int:
+    """Return how many blocks a waiting sequence gets when it starts: for a pull those that are reserved for it."""
+    return state.reserved_blocks[seq.id] if seq.is_pull else _num_blocks(state, seq)
 
 
 def _take_blocks(state: SchedulerState, seq: Sequence) -> bool:
     """Fill the empty table of a waiting sequence. Returns False, without a change, when too few blocks are free: unless
     its KV is pulled, one is left into which each running sequence can grow."""
+    pool, num_blocks = state.pool, num_first_blocks(state, seq)
+    hashes = seq.reusable(pool.block_size)
     spare = 0 if seq.is_pull else len(state.running)
-    if num_free_needed(state, seq) + spare > state.pool.num_free:
+    if pool.num_free_needed(hashes, num_blocks) + spare > pool.num_free:
         return False
-    state.pool.share(seq.table, seq.reusable(state.pool.block_size))
-    grown = state.pool.grow(seq.table, _num_first_blocks(state, seq))
+    pool.share(seq.table, hashes)
+    grown = pool.grow(seq.table, num_blocks)
     assert grown, "room was counted"
     return True
-
-
-def _num_first_blocks(state: SchedulerState, seq: Sequence) -> int:
-    """Return how many blocks a waiting sequence gets when it starts: for a pull those that are reserved for it."""
-    return state.reserved_blocks[seq.id] if seq.is_pull else _num_blocks(state, seq)
 
 
 def _may_offer(state: SchedulerState, seq: Sequence, largest_reservation: int) -> bool:

@@ -216,7 +216,8 @@ def check_reservation(need: Capacity, held: ReservedCapacity, limits: SchedulerL
     if any(lacking(need, held, limits)):
         raise _overloaded(
             f"no room to reserve {need.num_blocks} blocks: {held.num_leased + sum(held.reservations)} of "
-            f"{held.num_blocks} are leased or reserved, {held.num_seqs} of {limits.max_num_seqs} sequences are taken"
+            f"{held.num_blocks} are leased or reserved, "
+            f"{held.num_seqs} sequences run or have a seat reserved, max_num_seqs is {limits.max_num_seqs}"
         )
     largest = max(held.prefills, default=0)
     if need.num_blocks + largest > held.num_blocks:

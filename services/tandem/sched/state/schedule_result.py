@@ -74,8 +74,8 @@ class StepRecord:
     - `predicted_s`, `measured_s`: seconds from the start of planning to the delivery of the results.
     - `target_s`: the strictest ITL target, in seconds, of the sequences that decoded; 0: none.
     - `num_budget_tokens`: the prompt tokens that the step was allowed to compute.
-    - `num_preempted`, `num_yielded`: as in `ScheduleResult`, counted while it was planned; `has_failed`: a slice of it
-      failed.
+    - `num_preempted`, `num_yielded`: as in `ScheduleResult`, counted since the plan before it, which plans without a
+      step are not; `has_failed`: a slice of it failed.
     - `num_drafted`: draft tokens of speculative decoding in the step, which `features` counts as prefill tokens.
     """
 

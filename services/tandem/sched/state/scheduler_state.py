@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 
 from tandem.core.ids import JobKey, SeqId
+from tandem.core.lane import Lane
 from tandem.core.request import Job
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.state.limits import SchedulerLimits, pull_need
@@ -114,6 +115,7 @@ class SchedulerState:
         self.waiting.remove(seq)
         seq.num_computed = num_computed
         seq.was_started = True
+        seq.yielded_at = None
         seq.status = Status.RUNNING
         self.running.add(seq)
 
@@ -140,6 +142,13 @@ class SchedulerState:
         self.pool.release(seq.table)
         seq.num_computed = 0
         seq.status = Status.WAITING
+        self.waiting.add(seq)
+
+    def promote(self, seq: Sequence) -> None:
+        """Serve a waiting sequence as one of the most urgent lane from now on."""
+        self.waiting.remove(seq)
+        seq.yielded_at = None
+        seq.order = (Lane.INTERACTIVE, *seq.order[1:])
         self.waiting.add(seq)
 
     def replace_by_branches(self, seq: Sequence, ended: Iterable[JobKey], others: Iterable[Sequence]) -> None:

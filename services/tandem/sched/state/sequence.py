@@ -60,7 +60,8 @@ class Sequence:
       planned in addition and which count only if they are right.
     - `num_cached`: tokens that were prefix-cache hits; `num_digested`: leading blocks whose checksums are computed or
       planned.
-    - `order`: position in the queues. `table`: its KV blocks. `num_open_plans`: open plans that contain it.
+    - `order`: position in the queues; its lane is more urgent than `lane` once the sequence was promoted.
+    - `table`: its KV blocks. `num_open_plans`: open plans that contain it.
     - `may_start`: False while a `ResumeJob` waits for its producer, and any other job for a prefix.
     """
 
@@ -83,6 +84,8 @@ class Sequence:
         self.num_open_plans = 0
         # Times that it yielded its seat to a sequence of a more urgent lane.
         self.num_yields = 0
+        # When it yielded to a more urgent lane; None once it runs again or was promoted.
+        self.yielded_at: float | None = None
         self.num_cached = 0
         self.num_digested = 0
         self.migration_state = MigrationState.NONE
@@ -102,6 +105,11 @@ class Sequence:
         self.adaptive_draft: AdaptiveDraft | None = None
         self._root = root
         self._hashes: list[BlockHash] = []
+
+    @property
+    def served_lane(self) -> int:
+        """Return the lane as part of which it is served."""
+        return self.order[0]
 
     @property
     def is_pull(self) -> bool:
@@ -236,6 +244,7 @@ class Sequence:
             seq.append(token)
         seq.num_cached = self.num_cached
         seq.num_yields = self.num_yields
+        seq.order = (self.order[0], *seq.order[1:])
         seq.num_scored = self.num_scored
         seq.was_started = True
         seq.may_start = True
