@@ -92,6 +92,7 @@ def shapes(**fixed: object) -> st.SearchStrategy[Knobs]:
         plan_depth=st.sampled_from([1, 2]),
         right_guesses=st.sampled_from([None, 1.0, 0.6]),
         lane_preemptions=st.sampled_from([0, 1, 3]),
+        batch_max_share=st.sampled_from([1.0, 1.0, 0.5, 0.2]),
         files=st.booleans(),
         **{name: st.just(value) for name, value in fixed.items()},
     )

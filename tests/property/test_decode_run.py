@@ -50,7 +50,7 @@ class Worker:
     run_lengths: list[int] = field(default_factory=list)
 
     def step(self) -> bool:
-        plan = self.scheduler.plan(0.0).step
+        plan = self.scheduler.plan(float(self.scheduler.state.num_plans)).step
         if plan is None:
             return False
         self.reports.append(("step", plan.number, features(plan.slices)))
@@ -169,7 +169,8 @@ def worked(
     budget=st.sampled_from([8, 32]),
     chunked=st.booleans(),
     longest=st.sampled_from([2, 5, 64]),
-    max_lane_pause_s=st.sampled_from([0.0, 30.0]),
+    max_lane_pause_s=st.sampled_from([0.0, 5.0, 30.0]),
+    batch_max_share=st.sampled_from([1.0, 1.0, 0.5]),
 )
 def test_a_run_leaves_what_its_steps_leave(
     submitted: list[Wish],
@@ -180,6 +181,7 @@ def test_a_run_leaves_what_its_steps_leave(
     chunked: bool,
     longest: int,
     max_lane_pause_s: float,
+    batch_max_share: float,
 ) -> None:
     limits = SchedulerLimits(
         max_num_batched_tokens=budget,
@@ -188,6 +190,7 @@ def test_a_run_leaves_what_its_steps_leave(
         enable_chunked_prefill=chunked,
         max_lane_preemptions=2,
         max_lane_pause_s=max_lane_pause_s,
+        batch_max_share=batch_max_share,
     )
     single, states = worked(submitted, limits, num_blocks, caching, longest=1)
     many, same = worked(submitted, limits, num_blocks, caching, longest)

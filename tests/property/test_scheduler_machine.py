@@ -16,7 +16,7 @@ from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.kv.block_pool import BlockPool, Holder
 from tandem.sched.budget.step_sizer import LEAST_TOKENS
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.limits import SchedulerLimits, num_seats
 from tandem.sched.state.schedule_result import PullAllocated, ScheduleResult, SequenceUpdate
 from tandem.sched.state.sequence import Sequence, Status
 from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
@@ -43,6 +43,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         digests=st.booleans(),
         itl_s=st.sampled_from([0.0, 0.0, 1e-9, 0.005, 0.02, 1.0]),
         lane_preemptions=st.sampled_from([0, 1, 3]),
+        batch_max_share=st.sampled_from([1.0, 1.0, 0.5, 0.2]),
         right=st.sampled_from([None, None, 1.0, 0.7, 0.2]),
         seed=st.integers(0, 1000),
     )
@@ -58,6 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         digests: bool,
         itl_s: float,
         lane_preemptions: int,
+        batch_max_share: float,
         right: float | None,
         seed: int,
     ) -> None:
@@ -69,6 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             digest_handoffs=digests,
             targets=LatencyTargets(interactive=LaneSlo(2.0, itl_s), batch=LaneSlo(2.0, 2 * itl_s)),
+            batch_max_share=batch_max_share,
             max_lane_preemptions=lane_preemptions,
             max_lane_pause_s=0.05,
         )
@@ -285,9 +288,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             for s, number in num_yields.items()
             if number < self.limits.max_lane_preemptions and s.order[0] > most_urgent
         }
-        since = self.now - self.limits.max_lane_pause_s
-        assert not [s for s in waiting if s not in yielded and s.yielded_at is not None and s.yielded_at <= since]
         assert may_yield.issuperset(yielded)
+        started = {start.key for start in planned.starts}
+        assert not [s for s in yielded if s.status is not Status.WAITING or s.key in started]
+        self.check_batch_limit(planned, [s for s in waiting if s.key in started])
+        since = self.now - self.limits.max_lane_pause_s
+        paused = [s for s in waiting if s.status is Status.WAITING and s not in yielded and s.paused_at is not None]
+        assert not [s for s in paused if s.order[0] and (s.paused_at or 0) <= since], "some wait too long"
         if self.limits.enable_chunked_prefill:
             # Some have been promoted.
             oldest = min((s.order for s in queued), default=(9, 0, 0))
@@ -309,6 +316,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.check_decodes_first(planned, [s for s in ready if s not in yielded], free, may_yield)
             self.check_guesses(planned.step, sizes)
         return planned.step is not None
+
+    def check_batch_limit(self, planned: ScheduleResult, started: list[Sequence]) -> None:
+        """A batch prompt starts alone, or beside others within the limit."""
+        batch = [s for s in started if s.order[0] == Lane.BATCH and s.status is Status.RUNNING]
+        if batch and self.limits.batch_max_share < 1:
+            pulls = [self.scheduler.state.pulling[grant.key] for grant in planned.pulls]
+            granted = sum(num_seats(s.job, self.limits) for s in pulls if s.lane == Lane.BATCH)
+            used = self.scheduler.state.lane_uses()[Lane.BATCH].num_seats - granted
+            most = max(self.limits.batch_max_share * self.limits.max_num_seqs, num_seats(batch[0].job, self.limits))
+            assert used <= most, f"{batch} exceed the limit"
 
     def check_victims(self, before: list[tuple[Sequence, int]], num_yields: dict[Sequence, int]) -> None:
         """Whoever is preempted is the youngest that may be."""
@@ -512,6 +529,7 @@ def test_a_pull_may_arrive_before_the_blocks_that_it_hit_are_back_from_host_memo
         digests=False,
         itl_s=0.0,
         lane_preemptions=0,
+        batch_max_share=1.0,
         right=None,
         seed=0,
     )

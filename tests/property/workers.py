@@ -39,6 +39,7 @@ class Knobs:
     right_guesses: float | None = None
     digests: bool = True
     lane_preemptions: int = 1
+    batch_max_share: float = 1.0
     lease_s: float = 3.0
     pull_timeout_s: float = 6.0
     drain_timeout_s: float = 3.0
@@ -99,6 +100,7 @@ class Worker:
             enable_chunked_prefill=knobs.chunked,
             digest_handoffs=knobs.digests,
             targets=LatencyTargets(interactive=LaneSlo(itl_s=knobs.itl_s)),
+            batch_max_share=knobs.batch_max_share,
             max_lane_preemptions=knobs.lane_preemptions,
             max_lane_pause_s=0.05,
         )

@@ -23,6 +23,7 @@
     "engine" .Values.engine
     "speculative" .Values.speculative
     "slo" .Values.slo
+    "lanes" .Values.lanes
     "handoff" .Values.handoff
     "transfer" .Values.transfer
     "worker" (merge (dict "host" .Values.bindAddress) .Values.worker)

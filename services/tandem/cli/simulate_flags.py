@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-SECTIONS = ("engine", "slo", "handoff", "gateway")
+SECTIONS = ("engine", "slo", "lanes", "handoff", "gateway")
 DEFAULTS = {"engine.max_num_batched_tokens": "2048", "engine.max_num_seqs": "256"}
 """Defaults for accelerators; the settings' own defaults are for a CPU."""
 

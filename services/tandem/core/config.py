@@ -156,13 +156,6 @@ class EngineConfig:
     cuda_graphs: bool = True
     """Capture decode-only steps as CUDA graphs at startup, one per batch size, which shortens steps on a GPU. Turn it
     off to start faster or to save GPU memory."""
-    max_lane_preemptions: Annotated[int, Meta(ge=0, le=1000)] = 2
-    """Set how often a running request may give its seat (one of max_num_seqs) and KV blocks to a waiting request of a
-    more urgent lane. It loses no token and is computed again later, for the most part from the prefix cache. 0 means
-    never."""
-    max_lane_pause_s: NonNegative = 30.0
-    """Set the seconds that such a request waits behind more urgent lanes before it is served as an interactive one. A
-    client sees a pause of about this length at most, engine.max_lane_preemptions times."""
     plan_depth: Annotated[int, Meta(ge=0, le=2)] = 0
     """Set the number of steps that may be planned before the first of them has finished; 2 plans the next step while
     the GPU computes. 0 means 2 on a GPU without speculative decoding, else 1."""
@@ -202,6 +195,23 @@ class SpeculativeConfig:
     ngram_max: PositiveCount = 4
     """Set the length in tokens up to which matches are compared when an n-gram occurred several times before. The
     longest match is used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanesConfig:
+    """What requests of less urgent lanes (priority classes) get of each worker, and how they yield."""
+
+    batch_max_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Let batch requests start on a worker only while they take at most this fraction of its sequences
+    (engine.max_num_seqs) and of its KV blocks. One of them may always run. Lower it to shorten the ITL of other
+    lanes."""
+    max_preemptions: Annotated[int, Meta(ge=0, le=1000)] = 2
+    """Set how often a running request may give its seat (one of engine.max_num_seqs) and KV blocks to a waiting request
+    of a more urgent lane. It loses no token and is computed again later, for the most part from the prefix cache. 0
+    means never."""
+    max_pause_s: Positive = 30.0
+    """Set the seconds that a preempted request waits behind others before it gets the next free seat and blocks,
+    whatever its lane. It then yields no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -590,6 +600,7 @@ class Config:
     engine: EngineConfig = EngineConfig()
     speculative: SpeculativeConfig = SpeculativeConfig()
     slo: SloConfig = SloConfig()
+    lanes: LanesConfig = LanesConfig()
     handoff: HandoffConfig = HandoffConfig()
     transfer: TransferConfig = TransferConfig()
     worker: WorkerConfig = WorkerConfig()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -34,13 +34,28 @@ class SampledToken(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Pauses(NamedTuple):
+    """Count how often a choice was preempted and went on, and the seconds that it waited in between."""
+
+    num: int
+    seconds: float
+
+    @classmethod
+    def sum(cls, all_pauses: Iterable[Pauses]) -> Pauses:
+        found = list(all_pauses)
+        return cls(sum(pauses.num for pauses in found), sum(pauses.seconds for pauses in found))
+
+
+NO_PAUSES = Pauses(0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """Report the output token of a choice at position `index`, counted from 0 over all attempts.
 
     The first token that a job samples carries two more values: `num_cached_tokens`, the prompt tokens found in the
     prefix cache of the worker that computed the prompt, and `stages`, how the job's time until then divides. A token
-    that another worker sampled and this one repeats has no stages.
+    that another worker sampled and this one repeats has no stages. `pauses`: those since the choice's last token here.
     """
 
     key: JobKey
@@ -48,6 +63,7 @@ class Token:
     token: SampledToken
     num_cached_tokens: int | None = None
     stages: JobStages | None = None
+    pauses: Pauses | None = None
 
 
 @dataclass(frozen=True, slots=True)

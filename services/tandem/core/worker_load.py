@@ -52,6 +52,9 @@ class WorkerLoad:
     - `lane_tokens`: for each lane the queued tokens of this lane and all more urgent ones; `lane_longest`: the tokens
       of the longest prompt among them. `size_tokens`, `size_longest`: the same counts, lane by lane, over the prompts
       of at most PROMPT_SIZES[0] tokens, at most PROMPT_SIZES[1], and so on; empty: not reported.
+    - `lane_seqs`: for each lane the sequences that run, whose KV is being pulled, or that have a seat reserved;
+      `lane_blocks`: the blocks that these hold or have reserved, shared ones counted once per sequence. Empty: not
+      reported.
     - `num_horizon_tokens`: limit on queued prompt tokens, above which the worker rejects a prompt; 0: no limit. Which
       tokens count is defined in `competing_tokens`.
     - `number`: rises with every change while the worker lives. Reports arrive over several streams, and the one with
@@ -74,6 +77,8 @@ class WorkerLoad:
     lane_longest: tuple[int, ...] = ()
     size_tokens: tuple[int, ...] = ()
     size_longest: tuple[int, ...] = ()
+    lane_seqs: tuple[int, ...] = ()
+    lane_blocks: tuple[int, ...] = ()
     num_horizon_tokens: int = 0
     num_prefill_tokens: int = field(default=0, compare=False)
     num_decode_tokens: int = field(default=0, compare=False)

@@ -25,8 +25,9 @@ def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:
         enable_chunked_prefill=engine.enable_chunked_prefill,
         digest_handoffs=config.handoff.digests,
         targets=LatencyTargets.of(config.slo),
-        max_lane_preemptions=engine.max_lane_preemptions,
-        max_lane_pause_s=engine.max_lane_pause_s,
+        batch_max_share=config.lanes.batch_max_share,
+        max_lane_preemptions=config.lanes.max_preemptions,
+        max_lane_pause_s=config.lanes.max_pause_s,
         queue_horizon_s=config.worker.queue_horizon_ms / 1e3,
     )
 

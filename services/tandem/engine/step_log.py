@@ -20,7 +20,7 @@ from tandem.kv.layout import KVLayout
 from tandem.sched.state.schedule_result import StepRecord
 
 FORMAT = "tandem-steps-2"
-_SECTIONS = ("engine", "speculative", "slo", "handoff")
+_SECTIONS = ("engine", "speculative", "slo", "lanes", "handoff")
 """Sections of `Config` on which the work of a step depends."""
 
 

@@ -25,7 +25,7 @@ from tandem.kv.block_pool import BlockPool, BlockTable, Holder
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS
 from tandem.kv.hashing import root_hash
 from tandem.sched.budget.step_sizer import StepSizer
-from tandem.sched.phases.admit_waiting import admit_waiting, startable
+from tandem.sched.phases.admit_waiting import admissible, admit_waiting, startable
 from tandem.sched.phases.apply_results import append_sampled, apply_slice
 from tandem.sched.phases.decode_run import DecodeRun, advance, forecast
 from tandem.sched.phases.job_admission import RejectedJobs, check_job
@@ -159,15 +159,15 @@ class Scheduler:
         this kind, so that running sequences go on.
         """
         state = self.state
-        builder = PlanBuilder(state.limits)
+        builder = PlanBuilder(state.limits, now)
         if prefix_blocks and state.num_plans > self._last_prefix_plan + 1:
             return ScheduleResult(self._open_plan(builder, prefix_blocks))
-        yielding = preempt_for_urgent(state, builder, now)
+        yielding = preempt_for_urgent(state, builder)
         ready = [seq for seq in state.running if seq.is_schedulable and seq.id not in yielding]
         plan_decodes(state, builder, ready)
         started = [seq for seq in ready if seq.num_remaining > 1 and seq.status is Status.RUNNING]
         may_start = builder.num_preempted == 0 or not (builder.slices or started)
-        assign_prefill_budget(state, builder, self.pacer, started, startable(state) if may_start else (), now)
+        assign_prefill_budget(state, builder, self.pacer, started, startable(state, builder) if may_start else (), now)
         if may_start:
             admit_waiting(state, builder)
         plan_prefills(state, builder, started)
@@ -206,7 +206,7 @@ class Scheduler:
         state = self.state
         if state.open_plans or self.pool.has_copies or self.speculation is not None:
             return None
-        if state.num_free_seats > 0 and any(seq.may_start for seq in state.waiting):
+        if state.num_free_seats > 0 and next(admissible(state), None) is not None:
             return None
         if may_preempt(state):
             return None
@@ -255,6 +255,7 @@ class Scheduler:
         `draining` and `num_remote_hit_tokens` are copied into the report.
         """
         queued, pool, state, pacer, drafts = self.backlog(), self.pool, self.state, self.pacer, self.speculation
+        lane_seqs, lane_blocks = zip(*state.lane_uses(with_reservations=True), strict=True)
         return WorkerLoad(
             num_running=state.num_seated,
             num_waiting=len(state.waiting),
@@ -263,6 +264,8 @@ class Scheduler:
             lane_longest=queued.longest,
             size_tokens=queued.size_tokens,
             size_longest=queued.size_longest,
+            lane_seqs=lane_seqs,
+            lane_blocks=lane_blocks,
             num_horizon_tokens=queued.num_horizon_tokens,
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
@@ -329,7 +332,7 @@ class Scheduler:
     def _open_plan(self, builder: PlanBuilder, prefix_blocks: Many[PrefixBlock]) -> StepPlan | None:
         """Turn a builder into an open plan; None where there is nothing to compute, copy or digest."""
         self.pool.copy_ahead()
-        self.pacer.preempted(builder.num_preempted, builder.num_yielded)
+        self.pacer.preempted(builder.num_preempted, len(builder.yielded))
         spills, fills = self.pool.host.take_copies()
         number = self.state.num_plans
         digests = () if builder.slices else tuple(prefix_blocks[: builder.num_digests_left])

@@ -21,6 +21,7 @@ from tandem.core.events import (
     JobEvent,
     KVReceived,
     MigrationOffered,
+    Pauses,
     PromptLogprobs,
     TerminalEvent,
     Token,
@@ -100,12 +101,14 @@ def encode_update(
 
 def _add_token(update: pb.WatchUpdate, runs: dict[JobKey, pb.TokenRun], event: Token) -> None:
     run = runs.get(event.key)
-    if run is None or event.index != run.first_index + len(run.tokens):
+    if run is None or event.index != run.first_index + len(run.tokens) or event.pauses is not None:
         run = runs[event.key] = update.runs.add(key=encode_key(event.key), first_index=event.index)
     if event.num_cached_tokens is not None:
         run.num_cached_tokens = event.num_cached_tokens
     if event.stages is not None:
         run.stages.CopyFrom(pb.JobStages(**event.stages._asdict()))
+    if event.pauses is not None:
+        run.num_pauses, run.paused_s = event.pauses
     encode_sampled(event.token, run.tokens.add())
 
 
@@ -158,9 +161,10 @@ def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
         key = decode_key(run.key)
         num_cached = run.num_cached_tokens if run.HasField("num_cached_tokens") else None
         stages = _decode_stages(run.stages) if run.HasField("stages") else None
+        pauses = Pauses(run.num_pauses, _duration(run.paused_s)) if run.num_pauses else None
         for index, token in enumerate(run.tokens, run.first_index):
-            events.append(Token(key, index, decode_sampled(token), num_cached, stages))
-            num_cached = stages = None
+            events.append(Token(key, index, decode_sampled(token), num_cached, stages, pauses))
+            num_cached = stages = pauses = None
     events.extend(_decode_end(end) for end in message.ends)
     return tuple(events)
 
@@ -168,7 +172,11 @@ def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
 def _decode_stages(message: pb.JobStages) -> JobStages:
     """Decode the durations of a job's stages; an invalid one (negative, infinite, NaN) becomes 0."""
     durations = (getattr(message, name) for name in JobStages._fields)
-    return JobStages(*(seconds if 0 <= seconds < math.inf else 0.0 for seconds in durations))
+    return JobStages(*map(_duration, durations))
+
+
+def _duration(seconds: float) -> float:
+    return seconds if 0 <= seconds < math.inf else 0.0
 
 
 def _decode_scores(message: pb.PromptScores) -> PromptLogprobs:
@@ -215,7 +223,7 @@ _LOAD = tuple(field.name for field in fields(WorkerLoad))
 _STEP_COST = tuple(field.name for field in fields(StepCost))
 _STATS = tuple(field.name for field in fields(EngineStats))
 _BUNDLE = tuple(field.name for field in fields(TokenizerBundle))
-_BY_LANE = ("lane_tokens", "lane_longest", "size_tokens", "size_longest")
+_BY_LANE = ("lane_tokens", "lane_longest", "size_tokens", "size_longest", "lane_seqs", "lane_blocks")
 
 
 def encode_load(load: WorkerLoad) -> pb.Load:
@@ -235,6 +243,8 @@ def decode_load(message: pb.Load) -> WorkerLoad:
     )
     num_sizes = len(message.lane_tokens) * len(PROMPT_SIZES)
     require(len(message.size_tokens) in (0, num_sizes), "a load has an unexpected number of prompt sizes")
+    for num_lanes in (len(message.lane_seqs), len(message.lane_blocks)):
+        require(num_lanes in (0, len(Lane)), "a load has an unexpected number of lanes")
     return WorkerLoad(**same_fields(message, _LOAD) | {name: tuple(getattr(message, name)) for name in _BY_LANE})
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import SampledToken
+from tandem.core.events import Pauses, SampledToken
 from tandem.core.lane import Lane
 from tandem.core.request import Job, SamplingParams
 from tandem.kv.block_pool import BlockPool
@@ -339,3 +339,28 @@ def test_choices_of_a_promoted_sequence_are_served_alike() -> None:
     assert [seq.served_lane for seq in s.state.running] == [Lane.INTERACTIVE] * 2
     add(s, *(_urgent(name) for name in "xyz"))
     assert step(s)[1].num_yielded == 0
+
+
+def test_the_token_after_a_pause_reports_it() -> None:
+    s = _scheduler(1, most=3)
+    add(s, _batch("b"))
+    reported = []
+    for now in range(9):
+        if now in (1, 5):
+            add(s, _urgent(f"u{now}", 2))
+        planned = s.plan(float(now))
+        reported += [(now, update.pauses) for update in finish(s, planned.step) if update.pauses is not None]
+    assert reported == [(3, Pauses(1, 2.0)), (7, Pauses(1, 2.0))]
+
+
+def test_a_job_of_several_choices_reports_its_pause_once() -> None:
+    s, job = _scheduler(4), _in(Lane.BATCH, generate("b", 40, 9))
+    add(s, replace(job, request=replace(job.request, num_choices=2), num_choices=2))
+    finish(s, s.plan(1.0).step)
+    s.state.preempt(next(iter(s.state.running)), 2.0)
+    updates = []
+    for now in (4.0, 5.0):
+        updates += finish(s, s.plan(now).step, 50, 51)
+    (whole,) = [update for update in updates if update.branches]
+    assert [part.pauses for part in whole.parts] == [Pauses(1, 2.0), None]
+    assert not [update for update in finish(s, s.plan(6.0).step) if update.pauses]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from tandem.core.events import (
     JobEvent,
     KVReceived,
     MigrationOffered,
+    Pauses,
     SampledToken,
     Token,
 )
@@ -222,6 +223,16 @@ def test_the_stages_of_a_job_are_sent_with_its_first_token() -> None:
     message.runs[0].stages.prefill_s, message.runs[0].stages.transfer_s = -1.0, math.nan
     (first, _) = worker_codec.decode_update(message)
     assert isinstance(first, Token) and first.stages == JobStages(0.5, 0.0, 0.0, 0.125, 2.0)
+
+
+def test_pauses_are_sent_with_the_token_after_them() -> None:
+    key = JobKey(RequestId("r"), 1)
+    tokens = [Token(key, index, SampledToken(index)) for index in range(4)]
+    events = (*tokens[:2], replace(tokens[2], pauses=Pauses(2, 1.5)), tokens[3])
+    message = sent(worker_codec.encode_update(events))
+    assert worker_codec.decode_update(message) == events
+    message.runs[1].paused_s = math.nan
+    assert worker_codec.decode_update(message)[2] == replace(tokens[2], pauses=Pauses(2, 0.0))
 
 
 def test_a_gap_begins_a_run_and_keeps_the_order() -> None:

@@ -95,6 +95,8 @@ async def test_blocks_by_state_are_all_the_blocks_there_are(nodes: Nodes) -> Non
     assert 0 < seen.sum("tandem_kv_free_ratio") < 1
     assert (seen.sum("tandem_sequences", state="running"), seen.sum("tandem_sequences", state="waiting")) == (1, 1)
     assert seen.sum("tandem_queued_tokens", lane="interactive") == seen.sum("tandem_queued_tokens") >= 40 - 4 * 7
+    assert seen.sum("tandem_lane_sequences", lane="interactive") == seen.sum("tandem_lane_sequences") == 1
+    assert seen.sum("tandem_lane_kv_blocks", lane="interactive") == seen.sum("tandem_lane_kv_blocks") >= 8
     await node.client.cancel(running, waiting)
     await node.client.settled()
     # Statistics are cached for a tenth of a second, so earlier ones may be exported once more.

@@ -1,4 +1,5 @@
 // Draws the workers by pool and the KV traffic between them.
+import { LANES } from "./charts.js";
 import { byId, el, mark, setText, svg, sync, width } from "./dom.js";
 import { bytes, count, percent, plural, rate } from "./format.js";
 
@@ -148,6 +149,8 @@ function showBlocks(parts, worker) {
   setText(parts.kv, worker.num_blocks ? percent(held / all) : "");
   parts.kv.title = `${count(held)} of ${count(worker.num_blocks)} blocks held, ${count(leased)} of them leased, ` +
     `${count(worker.num_reserved_blocks)} reserved`;
+  parts.load.title = LANES.map((lane, index) => `${lane}: ${count(worker.lane_seqs[index] ?? 0)} sequences, ` +
+    `${count(worker.lane_blocks[index] ?? 0)} blocks`).join("; ");
 }
 
 function showSteps(parts, worker, feed) {

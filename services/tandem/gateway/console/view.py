@@ -138,6 +138,8 @@ def _worker(worker: WorkerView, breaker: BreakerState | None, model: str) -> rep
         num_free_blocks=load.num_free_blocks,
         num_leased_blocks=load.num_leased_blocks,
         num_reserved_blocks=load.num_reserved_blocks,
+        lane_seqs=load.lane_seqs,
+        lane_blocks=load.lane_blocks,
         block_size=worker.block_size,
         num_prefill_tokens=load.num_prefill_tokens,
         num_decode_tokens=load.num_decode_tokens,

@@ -330,6 +330,19 @@ LANE_PREEMPTIONS = counter(
 SEQUENCES = gauge(
     "tandem.sequences", "{sequence}", "Reports the engine's sequences. `state` is `running` or `waiting`.", "state"
 )
+LANE_SEQUENCES = gauge(
+    "tandem.lane_sequences",
+    "{sequence}",
+    "Reports the sequences of each lane that run, read their KV from another worker, or have a seat reserved.",
+    "lane",
+)
+LANE_KV_BLOCKS = gauge(
+    "tandem.lane_kv_blocks",
+    "{block}",
+    "Reports the KV blocks that sequences of each lane hold or have reserved. A block that several share counts for"
+    " each.",
+    "lane",
+)
 QUEUED_TOKENS = gauge(
     "tandem.queued_tokens",
     "{token}",

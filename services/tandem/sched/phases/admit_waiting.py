@@ -7,6 +7,7 @@ from itertools import islice
 
 from tandem.core.request import PrefillJob
 from tandem.kv.block_pool import Holder
+from tandem.sched.phases.batch_limit import BatchLimit
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.phases.slices import plan_slice
 from tandem.sched.state.limits import blocks_for, may_offer
@@ -18,21 +19,26 @@ from tandem.sched.state.sequence import Sequence
 def admissible(state: SchedulerState) -> Iterator[Sequence]:
     """Yield the waiting sequences that only seats, blocks or budget keep from starting now, in order.
 
-    Sequences that wait for another worker, and prefills that wait for leases to end, are left out.
+    Sequences that wait for another worker, prefills that wait for leases to end, and batch prompts that wait for the
+    limit of their lane are left out.
     """
     largest = state.largest_reservation
     may_prefill = True
+    batch_limit = BatchLimit(state)
     for seq in (seq for seq in state.waiting if seq.may_start):
+        if not batch_limit.admits(seq, _num_blocks(state, seq)):
+            continue
         if isinstance(seq.job, PrefillJob):
             may_prefill = may_prefill and _may_offer(state, seq, largest)
         if may_prefill or not isinstance(seq.job, PrefillJob):
             yield seq
 
 
-def startable(state: SchedulerState) -> Iterator[Sequence]:
+def startable(state: SchedulerState, builder: PlanBuilder) -> Iterator[Sequence]:
     """Yield the waiting sequences that may get a part of this step's prefill budget, in order; at most as many as there
     are free seats (places of `max_num_seqs`)."""
-    return islice((seq for seq in admissible(state) if not seq.is_pull), state.num_free_seats)
+    prompts = (seq for seq in admissible(state) if not seq.is_pull and seq.id not in builder.yielded)
+    return islice(prompts, state.num_free_seats)
 
 
 def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
@@ -41,18 +47,19 @@ def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
     Adds all of them to `builder`. A sequence without room holds back all later ones, so that no sequence is overtaken
     for ever, with these exceptions:
 
-    - A sequence that waits for another worker holds back no other.
+    - A sequence that waits for another worker holds back no other. A batch prompt that waits for the limit of its lane
+      holds back only other batch prompts.
+    - A sequence that has yielded in this plan does not start in it.
     - A prefill that may not lease its blocks yet holds back only other prefills.
     - A sequence that needs more blocks than there are without leased ones holds back all but pulls: it waits for
       leases, which end only when their consumers get room by pulls.
     """
     may_compute = True
     may_prefill = True
-    for seq in list(state.waiting):
+    batch_limit = BatchLimit(state)
+    for seq in [seq for seq in state.waiting if seq.may_start and seq.id not in builder.yielded]:
         if not state.num_free_seats:
             return
-        if not seq.may_start:
-            continue
         if seq.is_pull:
             if not _grant_pull(state, builder, seq):
                 return
@@ -62,7 +69,7 @@ def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
             continue
         elif isinstance(seq.job, PrefillJob) and not _may_offer(state, seq, state.largest_reservation):
             may_prefill = False
-        elif not _start(state, builder, seq):
+        elif batch_limit.admits(seq, _num_blocks(state, seq)) and not _start(state, builder, seq):
             if not waits_for_leases(state, seq):
                 return
             may_compute = False
@@ -80,7 +87,7 @@ def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
         return False
     if not seq.was_started:
         seq.num_cached = cached
-    state.start(seq, cached)
+    state.start(seq, cached, builder.now)
     leased = seq.table.ids() if isinstance(seq.job, PrefillJob) else ()
     pool.retain(leased, Holder.LEASE)
     builder.starts.append(SequenceStarted(seq.key, seq.num_cached, leased))

@@ -51,7 +51,9 @@ def fork_update(
         handed_over = finish is None and isinstance(job, PrefillJob)
         if finish is None and not handed_over:
             going_on.append(branch)
-        parts.append(SequenceUpdate(branch.job, *facts, tokens, finish=finish, handed_over=handed_over))
+        # All choices waited as one sequence, so the first reports its pauses.
+        pauses = seq.pauses if seq.pauses.num and not parts else None
+        parts.append(SequenceUpdate(branch.job, *facts, tokens, finish=finish, handed_over=handed_over, pauses=pauses))
     handed_over = any(part.handed_over for part in parts)
     finish = None if any(part.finish is None for part in parts) else parts[0].finish
     first_tokens = tuple(sampled) if handed_over else ()
@@ -151,6 +153,7 @@ def append_sampled(
         finish,
         handed_over,
         first_tokens=sampled if handed_over else (),
+        pauses=seq.take_pauses() if sampled else None,
     )
 
 
@@ -160,6 +163,7 @@ def _fork(
     """Fork a job of several choices after its first tokens: each choice that goes on becomes a sequence of its own."""
     _publish(state, seq)
     progress, going_on = fork_update(seq, tokens, digests)
+    seq.take_pauses()
     if not going_on:
         state.finish(seq)
         return progress

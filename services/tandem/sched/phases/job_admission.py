@@ -22,6 +22,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Job, PrefillJob, ResumeJob
+from tandem.sched.phases.batch_limit import is_over_limit
 from tandem.sched.phases.lane_preemption import may_yield
 from tandem.sched.state.limits import SchedulerLimits, blocks_for, num_seats, prefill_need, pull_need
 from tandem.sched.state.scheduler_state import SchedulerState
@@ -149,12 +150,25 @@ def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: floa
         check_prefill(prefill_need(job, block_size), held)
     elif isinstance(job, ResumeJob):
         need = Capacity(pull_need(job, limits, held.num_blocks, block_size), num_seats(job, limits))
-        held = _with(rejected.ahead(job, need, now), held)
+        ahead = rejected.ahead(job, need, now)
+        held = _with(ahead, held)
         lacks = lacking(need, held, limits)
-        if any(lacks):
-            rejected.put(job, lacks, now)
+        is_over = _is_over_batch_limit(job, need, ahead, state)
+        if any(lacks) or is_over:
+            rejected.put(job, need if is_over else lacks, now)
+        if is_over:
+            raise _overloaded("batch requests have their share of this worker (lanes.batch_max_share)")
         check_reservation(need, held, limits)
         rejected.remove(job)
+
+
+def _is_over_batch_limit(job: ResumeJob, need: Capacity, ahead: Capacity, state: SchedulerState) -> bool:
+    """Return whether a pull of the batch lane would exceed the limit of that lane, together with the pulls that run,
+    that have a reservation, or that were rejected before it (`ahead`)."""
+    if job.request.lane != Lane.BATCH or state.limits.batch_max_share == 1:
+        return False
+    before = state.lane_uses(with_reservations=True)[Lane.BATCH].plus(ahead.num_seats, ahead.num_blocks)
+    return is_over_limit(state, before, before.plus(need.num_seats, need.num_blocks))
 
 
 def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> None:

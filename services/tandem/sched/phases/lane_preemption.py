@@ -2,12 +2,13 @@
 
 A sequence that yields is preempted, to be computed again: it loses no token, and what is left of its blocks in the
 prefix cache, in device or host memory, is not computed twice. It yields at most `max_lane_preemptions` times.
-While it waits for a seat again, more urgent lanes go first, but not for longer than `max_lane_pause_s`: then it is
-served as an interactive one, and yields no more.
+Whatever preempted a sequence, more urgent lanes go before it while it waits, but not for longer than
+`max_lane_pause_s`: then it is promoted, which puts it before all others, and yields no more.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 from tandem.core.ids import SeqId
@@ -28,63 +29,62 @@ def may_yield(seq: Sequence, lane: int, limits: SchedulerLimits) -> bool:
     return seq.served_lane > lane and seq.num_yields < limits.max_lane_preemptions and not is_read
 
 
-def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder, now: float) -> frozenset[SeqId]:
-    """Preempt, at `now`, the running sequences that yield to waiting ones, the least urgent and youngest first.
+def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder) -> frozenset[SeqId]:
+    """Preempt the running sequences that yield to waiting ones, the least urgent and youngest first.
 
     A sequence in an open plan cannot be preempted yet. Returns these: the next plan leaves them out, so that one of the
     following ones can preempt them."""
-    for seq in [seq for seq in state.waiting if _has_paused(seq, now - state.limits.max_lane_pause_s)]:
+    for seq in [seq for seq in state.waiting if _has_paused(seq, builder.now - state.limits.max_lane_pause_s)]:
         state.promote(seq)
     yielding = list(_yielding(state))
     for seq in yielding:
         if not seq.num_open_plans:
             seq.num_yields += 1
-            seq.yielded_at = now
-            state.preempt(seq)
-            builder.num_yielded += 1
+            state.preempt(seq, builder.now)
+            builder.yielded.add(seq.id)
     return frozenset(seq.id for seq in yielding if seq.num_open_plans)
 
 
 def may_preempt(state: SchedulerState) -> bool:
     """Return whether a running sequence may yield to a waiting one, now or once more blocks are free."""
-    waiting = (
-        Lane.INTERACTIVE if seq.yielded_at is not None else seq.served_lane for seq in state.waiting if seq.may_start
-    )
-    lane = min(waiting, default=None)
+    if not state.limits.max_lane_preemptions or not len(state.waiting):
+        return False
+    waiting = (seq for seq in state.waiting if seq.may_start)
+    # A paused sequence may be promoted any time.
+    lane = min((Lane.INTERACTIVE if seq.paused_at is not None else seq.served_lane for seq in waiting), default=None)
     return lane is not None and any(may_yield(seq, lane, state.limits) for seq in state.running)
 
 
 def _has_paused(seq: Sequence, since: float) -> bool:
-    return seq.yielded_at is not None and seq.yielded_at <= since
+    return seq.served_lane > Lane.INTERACTIVE and seq.paused_at is not None and seq.paused_at <= since
 
 
 def _yielding(state: SchedulerState) -> Iterator[Sequence]:
     """Yield the running sequences that are to make room for waiting ones: for all pulls, and for the first prompt.
 
-    Further prompts wait for the next plans, because a step may have prefill budget for no more than one.
-
-    Waiting sequences are served in order. The first for which room can not be made ends the search: it holds back all
-    later ones, and nothing yields in vain.
+    Further prompts wait for the next plans, because a step may have prefill budget for no more than one. Waiting
+    sequences are served in order. The first for which room can not be made ends the search, because it holds back all
+    later ones.
     """
+    if not may_preempt(state):
+        return
+    candidates = deque(seq for seq in reversed(state.running) if may_yield(seq, Lane.INTERACTIVE, state.limits))
     num_seats, num_growing = state.num_free_seats, len(state.running)
-    running = list(state.running) if may_preempt(state) else []
     room = RoomForecast(state.pool)
     is_first_prompt = True
     for seq in admissible(state):
-        if not running or running[-1].served_lane <= seq.served_lane:
+        if not candidates:
             return
         if waits_for_leases(state, seq):
             continue
-        # Those that may not yield to this sequence do not yield to the later, less urgent ones either.
-        running = [other for other in running if may_yield(other, seq.served_lane, state.limits)]
         may_take = seq.is_pull or is_first_prompt
         num_seats -= 1
         room.fill(seq.reusable(state.pool.block_size), num_first_blocks(state, seq))
         victims: list[Sequence] = []
         while num_seats < 0 or room.num_free < (0 if seq.is_pull else num_growing):
-            if not running or not may_take:
+            if not may_take or not candidates or candidates[0].served_lane <= seq.served_lane:
                 return
-            victims.append(victim := running.pop())
+            victims.append(victim := candidates.popleft())
             room.release(victim.table)
             num_seats += 1
             num_growing -= 1

@@ -22,21 +22,23 @@ parts."""
 class PlanBuilder:
     """Collect the parts of a plan while `Scheduler.plan` builds it, and return them with `build`.
 
+    - `now`: when the plan is made, in seconds of the caller's clock.
     - `budget`: tokens that the step may still have; `slices`: the slice of each sequence, in the order of planning.
     - `starts`, `pulls`: sequences that begin to compute, and pulls that got blocks; `num_preempted`: sequences that
-      lost their blocks because none was free; `num_yielded`: those that yielded to more urgent lanes.
+      lost their blocks because none was free; `yielded`: those that yielded to more urgent lanes.
     - `copies`: blocks to copy before the step, (source, target).
     - `has_prefill`: a prompt chunk is planned; `num_digests_left`: blocks that the step may still digest.
     """
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, now: float) -> None:
+        self.now = now
         self.budget = limits.max_num_batched_tokens
         self.slices: dict[SeqId, ScheduledSlice] = {}
         self.pulls: list[PullAllocated] = []
         self.starts: list[SequenceStarted] = []
         self.copies: list[tuple[BlockId, BlockId]] = []
         self.num_preempted = 0
-        self.num_yielded = 0
+        self.yielded: set[SeqId] = set()
         self.has_prefill = False
         self.num_digests_left = MAX_DIGESTS
         self._chunks: list[tuple[JobKey, int]] = []
@@ -92,7 +94,7 @@ class PlanBuilder:
             step,
             tuple(self.pulls),
             self.num_preempted,
-            self.num_yielded,
+            len(self.yielded),
             starts=tuple(self.starts),
             chunks=tuple(self._chunks),
         )

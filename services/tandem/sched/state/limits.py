@@ -21,8 +21,9 @@ class SchedulerLimits:
       one such prompt per step.
     - `digest_handoffs`: compute checksums of blocks that other workers read.
     - `vocab_size`: token ids are below it.
+    - `batch_max_share`: fraction of seats and blocks up to which batch sequences start.
     - `max_lane_preemptions`: most times that a running sequence yields its seat to one of a more urgent lane.
-    - `max_lane_pause_s`: seconds that it then waits at most behind more urgent lanes.
+    - `max_lane_pause_s`: seconds that a preempted sequence waits at most behind more urgent lanes.
     - `queue_horizon_s`: predicted seconds of prefill that are accepted in addition to the longest prompt of its size
       class; 0: two full steps, None: no limit.
     """
@@ -34,6 +35,7 @@ class SchedulerLimits:
     digest_handoffs: bool = True
     targets: LatencyTargets = NO_TARGETS
     vocab_size: int = MAX_COUNT
+    batch_max_share: float = 1.0
     max_lane_preemptions: int = 0
     max_lane_pause_s: float = 30.0
     queue_horizon_s: float | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import FinishReason, SampledToken
+from tandem.core.events import FinishReason, Pauses, SampledToken
 from tandem.core.ids import BlockId, JobKey
 from tandem.core.request import Job
 from tandem.core.step_cost import StepFeatures
@@ -74,8 +74,8 @@ class StepRecord:
     - `predicted_s`, `measured_s`: seconds from the start of planning to the delivery of the results.
     - `target_s`: the strictest ITL target, in seconds, of the sequences that decoded; 0: none.
     - `num_budget_tokens`: the prompt tokens that the step was allowed to compute.
-    - `num_preempted`, `num_yielded`: as in `ScheduleResult`, counted since the plan before it, which plans without a
-      step are not; `has_failed`: a slice of it failed.
+    - `num_preempted`, `num_yielded`: as in `ScheduleResult`, with those of plans since the step before it that had no
+      step; `has_failed`: a slice of it failed.
     - `num_drafted`: draft tokens of speculative decoding in the step, which `features` counts as prefill tokens.
     """
 
@@ -109,6 +109,7 @@ class SequenceUpdate:
     - The sequence has ended on this worker if one of these is set: `finish` (it is complete), `handed_over` (another
       worker continues it), `error` (it failed, with kind `error_kind`).
     - `first_tokens`: the tokens that a prefill hands over, one per choice of its job.
+    - `pauses`: those of the sequence since its last update with tokens; None where there were none.
     - `branches`: one update per choice of a job of several choices, in the step that samples their first tokens or in
       which they end without any; empty in all other steps. Until then one sequence stands for all choices. A branch has
       the token and the end of its choice; `tokens` of the update itself is then empty, and its `finish` is set only if
@@ -129,6 +130,7 @@ class SequenceUpdate:
     first_tokens: tuple[SampledToken, ...] = ()
     branches: tuple[SequenceUpdate, ...] = ()
     error_kind: ErrorKind = ErrorKind.INTERNAL
+    pauses: Pauses | None = None
 
     @property
     def parts(self) -> tuple[SequenceUpdate, ...]:

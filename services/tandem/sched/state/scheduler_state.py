@@ -8,15 +8,27 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
 
 from tandem.core.ids import JobKey, SeqId
 from tandem.core.lane import Lane
 from tandem.core.request import Job
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.state.limits import SchedulerLimits, pull_need
+from tandem.sched.state.limits import SchedulerLimits, num_seats, pull_need
 from tandem.sched.state.schedule_result import PullAllocated
-from tandem.sched.state.sequence import Order, Sequence, Status
+from tandem.sched.state.sequence import FIRST_PRIORITY, Order, Sequence, Status
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
+
+
+class LaneUse(NamedTuple):
+    """Seats and KV blocks that sequences of one lane take, or have reserved."""
+
+    num_seats: int
+    num_blocks: int
+
+    def plus(self, num_seats: int, num_blocks: int) -> LaneUse:
+        return LaneUse(self.num_seats + num_seats, self.num_blocks + num_blocks)
 
 
 class OrderedQueue:
@@ -98,6 +110,19 @@ class SchedulerState:
         """Return the number of blocks of the largest reservation; 0: there is none."""
         return max(self.reserved_blocks.values(), default=0)
 
+    def lane_uses(self, *, with_reservations: bool = False) -> list[LaneUse]:
+        """Return the seats and blocks that the running and pulled sequences of each lane take, by the number of the
+        lane; `with_reservations`: and those that are reserved for waiting pulls. Leased blocks do not count."""
+        seats, blocks = [0] * len(Lane), [0] * len(Lane)
+        for seq in chain(self.running, self.pulling.values()):
+            seats[seq.lane] += num_seats(seq.job, self.limits)
+            blocks[seq.lane] += len(seq.table)
+        for seq_id, num_reserved in self.reserved_blocks.items() if with_reservations else ():
+            seq = self.by_id[seq_id]
+            seats[seq.lane] += num_seats(seq.job, self.limits)
+            blocks[seq.lane] += num_reserved
+        return [LaneUse(*use) for use in zip(seats, blocks, strict=True)]
+
     # ---- sequences
 
     def enqueue(self, seq: Sequence) -> None:
@@ -108,14 +133,14 @@ class SchedulerState:
             self.reserved_blocks[seq.id] = self._pull_need(seq.job)
         self.waiting.add(seq)
 
-    def start(self, seq: Sequence, num_computed: int) -> None:
-        """Move a waiting sequence to the running ones; its table already holds blocks with the KV of `num_computed`
-        tokens.
+    def start(self, seq: Sequence, num_computed: int, now: float) -> None:
+        """Move a waiting sequence to the running ones at `now`; its table already holds blocks with the KV of
+        `num_computed` tokens.
         """
         self.waiting.remove(seq)
+        seq.resume(now)
         seq.num_computed = num_computed
         seq.was_started = True
-        seq.yielded_at = None
         seq.status = Status.RUNNING
         self.running.add(seq)
 
@@ -136,19 +161,20 @@ class SchedulerState:
         self.running.add(seq)
         return seq
 
-    def preempt(self, seq: Sequence) -> None:
-        """Release the blocks of a running sequence, and move it back to the waiting ones to be computed again."""
+    def preempt(self, seq: Sequence, now: float) -> None:
+        """Release the blocks of a running sequence at `now`, and move it back to the waiting ones to be computed
+        again."""
         self.running.remove(seq)
+        seq.paused_at = now
         self.pool.release(seq.table)
         seq.num_computed = 0
         seq.status = Status.WAITING
         self.waiting.add(seq)
 
     def promote(self, seq: Sequence) -> None:
-        """Serve a waiting sequence as one of the most urgent lane from now on."""
+        """Serve a waiting sequence before all that are not promoted, from now on."""
         self.waiting.remove(seq)
-        seq.yielded_at = None
-        seq.order = (Lane.INTERACTIVE, *seq.order[1:])
+        seq.order = (Lane.INTERACTIVE, FIRST_PRIORITY, seq.order[-1])
         self.waiting.add(seq)
 
     def replace_by_branches(self, seq: Sequence, ended: Iterable[JobKey], others: Iterable[Sequence]) -> None:

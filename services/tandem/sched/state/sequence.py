@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from tandem.core.events import FinishReason, SampledToken
+from tandem.core.events import NO_PAUSES, FinishReason, Pauses, SampledToken
 from tandem.core.ids import BlockHash, JobKey, SeqId
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.kv.block_pool import BlockTable
@@ -18,6 +18,10 @@ from tandem.sched.state.step_plan import Sampling
 
 Order = tuple[int, int, int]
 """Lane, priority, arrival number: the sequence with the smallest tuple runs first."""
+
+
+FIRST_PRIORITY = -(1 << 62)
+"""Priority before all that requests may have."""
 
 
 class Status(Enum):
@@ -60,7 +64,7 @@ class Sequence:
       planned in addition and which count only if they are right.
     - `num_cached`: tokens that were prefix-cache hits; `num_digested`: leading blocks whose checksums are computed or
       planned.
-    - `order`: position in the queues; its lane is more urgent than `lane` once the sequence was promoted.
+    - `order`: position in the queues; a promoted sequence is before all others, whatever its `lane`.
     - `table`: its KV blocks. `num_open_plans`: open plans that contain it.
     - `may_start`: False while a `ResumeJob` waits for its producer, and any other job for a prefix.
     """
@@ -84,8 +88,10 @@ class Sequence:
         self.num_open_plans = 0
         # Times that it yielded its seat to a sequence of a more urgent lane.
         self.num_yields = 0
-        # When it yielded to a more urgent lane; None once it runs again or was promoted.
-        self.yielded_at: float | None = None
+        # When it was preempted; None while it is not to be computed again.
+        self.paused_at: float | None = None
+        # Pauses that no update has reported yet.
+        self.pauses = NO_PAUSES
         self.num_cached = 0
         self.num_digested = 0
         self.migration_state = MigrationState.NONE
@@ -183,6 +189,17 @@ class Sequence:
             return Sampling(sampling, job.choice, stop - self.num_prompt, num_choices=job.num_choices)
         output = tuple(self.tokens[self.num_prompt :])
         return Sampling(sampling, job.choice, len(output), job.request.prompt_tokens, output, job.num_choices)
+
+    def resume(self, now: float) -> None:
+        """End a pause, if it was preempted before."""
+        if self.paused_at is not None:
+            self.pauses = Pauses.sum((self.pauses, Pauses(1, max(0.0, now - self.paused_at))))
+            self.paused_at = None
+
+    def take_pauses(self) -> Pauses | None:
+        """Return the pauses since the last call; None where there were none."""
+        pauses, self.pauses = self.pauses, NO_PAUSES
+        return pauses if pauses.num else None
 
     def append(self, token: SampledToken) -> None:
         self.tokens.append(token.id)

@@ -184,18 +184,22 @@ class WatchPosition(_message.Message):
     def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., next_index: _Optional[int] = ...) -> None: ...
 
 class TokenRun(_message.Message):
-    __slots__ = ("key", "first_index", "tokens", "num_cached_tokens", "stages")
+    __slots__ = ("key", "first_index", "tokens", "num_cached_tokens", "stages", "num_pauses", "paused_s")
     KEY_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAUSES_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_S_FIELD_NUMBER: _ClassVar[int]
     key: JobKey
     first_index: int
     tokens: _containers.RepeatedCompositeFieldContainer[_kv_pb2.SampledToken]
     num_cached_tokens: int
     stages: JobStages
-    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_kv_pb2.SampledToken, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., stages: _Optional[_Union[JobStages, _Mapping]] = ...) -> None: ...
+    num_pauses: int
+    paused_s: float
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_kv_pb2.SampledToken, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., stages: _Optional[_Union[JobStages, _Mapping]] = ..., num_pauses: _Optional[int] = ..., paused_s: _Optional[float] = ...) -> None: ...
 
 class JobStages(_message.Message):
     __slots__ = ("prefill_queue_s", "prefill_s", "transfer_s", "decode_queue_s", "decode_s")
@@ -260,7 +264,7 @@ class JobCancelled(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_reserved_blocks", "draining", "num_drafted_tokens", "num_accepted_tokens", "num_steps_over_target", "lane_tokens", "lane_longest", "num_horizon_tokens", "number", "size_tokens", "size_longest", "num_remote_hit_tokens", "num_prefill_tokens", "num_decode_tokens")
+    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_reserved_blocks", "draining", "num_drafted_tokens", "num_accepted_tokens", "num_steps_over_target", "lane_tokens", "lane_longest", "num_horizon_tokens", "number", "size_tokens", "size_longest", "num_remote_hit_tokens", "num_prefill_tokens", "num_decode_tokens", "lane_seqs", "lane_blocks")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +285,8 @@ class Load(_message.Message):
     NUM_REMOTE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LANE_SEQS_FIELD_NUMBER: _ClassVar[int]
+    LANE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_queued_tokens: int
@@ -301,7 +307,9 @@ class Load(_message.Message):
     num_remote_hit_tokens: int
     num_prefill_tokens: int
     num_decode_tokens: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reserved_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_steps_over_target: _Optional[int] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., lane_longest: _Optional[_Iterable[int]] = ..., num_horizon_tokens: _Optional[int] = ..., number: _Optional[int] = ..., size_tokens: _Optional[_Iterable[int]] = ..., size_longest: _Optional[_Iterable[int]] = ..., num_remote_hit_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ...) -> None: ...
+    lane_seqs: _containers.RepeatedScalarFieldContainer[int]
+    lane_blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reserved_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_steps_over_target: _Optional[int] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., lane_longest: _Optional[_Iterable[int]] = ..., num_horizon_tokens: _Optional[int] = ..., number: _Optional[int] = ..., size_tokens: _Optional[_Iterable[int]] = ..., size_longest: _Optional[_Iterable[int]] = ..., num_remote_hit_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ..., lane_seqs: _Optional[_Iterable[int]] = ..., lane_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("base_s", "prefill_token_s", "decode_seq_s", "decode_context_s", "prefill_pair_s")

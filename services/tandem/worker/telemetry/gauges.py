@@ -72,6 +72,8 @@ def watch_worker(metrics: Metrics, sources: MetricSources, info: Values, block_s
     metrics.watch(on.KV_INFO, lambda: {(str(block_size), str(sources.snapshot().load.num_blocks)): 1})
     metrics.watch(on.SEQUENCES, lambda: _sequences(sources.snapshot()))
     metrics.watch(on.QUEUED_TOKENS, lambda: _queued_tokens(sources.snapshot().load.lane_tokens))
+    metrics.watch(on.LANE_SEQUENCES, lambda: _by_lane(sources.snapshot().load.lane_seqs))
+    metrics.watch(on.LANE_KV_BLOCKS, lambda: _by_lane(sources.snapshot().load.lane_blocks))
     metrics.watch(on.KV_CAPACITY, lambda: {(): sources.books().num_blocks})
     metrics.watch(on.KV_BLOCKS, lambda: _blocks(sources.books(), sources.snapshot().load.num_reserved_blocks))
     metrics.watch(on.KV_UNUSED, lambda: _unused(sources.snapshot()))
@@ -105,7 +107,11 @@ def _queued_tokens(up_to: tuple[int, ...]) -> Mapping[Values, float]:
     """Return the queued tokens of each lane. `up_to` has, per lane, the tokens of that lane and of all more urgent
     ones."""
     own = [more - less for less, more in pairwise((0, *up_to))]
-    return {(lane.label,): num_tokens for lane, num_tokens in zip(Lane, own, strict=False)}
+    return _by_lane(own)
+
+
+def _by_lane(values: Sequence[int]) -> Mapping[Values, float]:
+    return {(lane.label,): value for lane, value in zip(Lane, values, strict=False)}
 
 
 def _blocks(books: EngineStats, num_reserved: int) -> Mapping[Values, float]:

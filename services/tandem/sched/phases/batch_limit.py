@@ -1,0 +1,41 @@
+"""Limit what batch sequences take of a worker's seats (places of `max_num_seqs`) and KV blocks."""
+
+from __future__ import annotations
+
+from tandem.core.lane import Lane
+from tandem.sched.state.limits import num_seats
+from tandem.sched.state.scheduler_state import LaneUse, SchedulerState
+from tandem.sched.state.sequence import Sequence
+
+
+class BatchLimit:
+    """Decide which waiting batch prompts may start, by `batch_max_share`; sequences of other lanes always may.
+
+    The limit holds when a sequence starts; it may grow beyond. Seats and blocks that are reserved for pulls do not
+    count: a prompt that waits for them could close a cycle, see `job_admission`.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._use = state.lane_uses()[Lane.BATCH] if state.limits.batch_max_share < 1 else None
+        self._state = state
+        self._is_reached = False
+
+    def admits(self, seq: Sequence, num_blocks: int) -> bool:
+        """Return whether a waiting sequence, which will take `num_blocks` blocks, may start, and count it if so.
+
+        Once the limit refuses a prompt it refuses all later ones too, so that no smaller one overtakes it for ever."""
+        if self._use is None or seq.is_pull or seq.served_lane != Lane.BATCH:
+            return True
+        use = self._use.plus(num_seats(seq.job, self._state.limits), num_blocks)
+        self._is_reached = self._is_reached or is_over_limit(self._state, self._use, use)
+        if not self._is_reached:
+            self._use = use
+        return not self._is_reached
+
+
+def is_over_limit(state: SchedulerState, before: LaneUse, after: LaneUse) -> bool:
+    """Return whether batch sequences that take `after` are more than allowed. The first, where `before` is empty, is
+    always allowed, so that every request can run."""
+    share = state.limits.batch_max_share
+    num_seats, num_blocks = share * state.limits.max_num_seqs, share * state.pool.num_blocks
+    return before.num_seats > 0 and (after.num_seats > num_seats or after.num_blocks > num_blocks)

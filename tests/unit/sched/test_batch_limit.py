@@ -1,0 +1,146 @@
+"""Test the limit on what batch sequences take of a worker, and the use of each lane in load reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.lane import Lane
+from tandem.core.request import Job, SamplingParams
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.scheduler import Scheduler
+from tandem.sched.state.limits import SchedulerLimits
+from tests.unit.sched.test_scheduler import add, finish, generate, prefill, resume, step
+
+
+def _scheduler(share: float = 0.5, num_blocks: int = 60, budget: int = 64) -> Scheduler:
+    limits = SchedulerLimits(
+        max_num_batched_tokens=budget,
+        max_num_seqs=4,
+        max_model_len=64,
+        max_lane_preemptions=1,
+        max_lane_pause_s=30.0,
+        batch_max_share=share,
+    )
+    return Scheduler(BlockPool(num_blocks, 2), limits, "model")
+
+
+def _in(lane: Lane, job: Job) -> Job:
+    return replace(job, request=replace(job.request, lane=lane))
+
+
+def _batch(name: str, num_prompt: int = 4, max_tokens: int = 20) -> Job:
+    return _in(Lane.BATCH, generate(name, num_prompt, max_tokens))
+
+
+def _urgent(name: str, max_tokens: int = 3) -> Job:
+    return _in(Lane.INTERACTIVE, generate(name, 4, max_tokens))
+
+
+def _choices(job: Job, num_choices: int) -> Job:
+    return replace(job, request=replace(job.request, num_choices=num_choices), num_choices=num_choices)
+
+
+def test_batch_prompts_wait_at_the_limit_and_hold_back_no_other_lane() -> None:
+    s = _scheduler()
+    add(s, *(_batch(name, 4, number) for number, name in enumerate("abc", 3)))
+    assert step(s)[0] == ["a", "b"], "half of four seats"
+    add(s, _urgent("mine"), _in(Lane.STANDARD, generate("standard", 4, 9)))
+    assert step(s)[0] == ["a", "b", "mine", "standard"]
+    step(s)
+    assert "c" in step(s)[0], "a has ended"
+
+
+def test_without_a_limit_batch_takes_all() -> None:
+    s = _scheduler(1.0)
+    add(s, *(_batch(name) for name in "abcd"))
+    assert len(step(s)[0]) == 4
+
+
+def test_one_batch_request_may_always_run() -> None:
+    s = _scheduler(0.1)
+    add(s, _batch("large", 40, 2), _batch("b"))
+    assert step(s)[0] == ["large"]
+    assert step(s)[0] == ["large"], "its decode"
+    assert step(s)[0] == ["b"]
+
+
+def test_a_prompt_that_waits_for_the_limit_is_not_overtaken_by_smaller_ones() -> None:
+    s = _scheduler(num_blocks=60)
+    add(s, _batch("first", 10, 4))
+    step(s)
+    add(s, _batch("large", 52, 2), _batch("small", 4, 2))
+    assert step(s)[0] == ["first"], "26 blocks and those of the first are more than 30"
+    step(s)
+    while "large" not in (who := step(s)[0]):
+        assert "small" not in who
+    assert who == ["large", "small"], "once the first has ended both fit"
+
+
+def test_prefills_count_while_they_are_computed() -> None:
+    s = _scheduler(budget=16)
+    add(s, *(_in(Lane.BATCH, prefill(name, 16)) for name in "pqr"))
+    assert step(s)[0] == ["p"]
+    add(s, _in(Lane.INTERACTIVE, prefill("mine", 8)))
+    assert "mine" in step(s)[0]
+    s.check()
+
+
+def test_a_hand_off_above_the_limit_is_refused_and_keeps_its_turn() -> None:
+    s = _scheduler()
+    add(s, _batch("a"))
+    step(s)
+    with pytest.raises(TandemError, match="batch_max_share") as refused:
+        add(s, _choices(_in(Lane.BATCH, resume("x", 4)), 2))
+    assert refused.value.kind is ErrorKind.OVERLOADED
+    with pytest.raises(TandemError, match="batch_max_share"):
+        add(s, _in(Lane.BATCH, resume("y", 4)))
+    add(s, _in(Lane.INTERACTIVE, resume("z", 4)))
+    s.cancel(_batch("a").key)
+    add(s, _choices(_in(Lane.BATCH, resume("x", 4)), 2))
+    with pytest.raises(TandemError, match="batch_max_share"):
+        add(s, _in(Lane.BATCH, resume("y", 4)))
+
+
+def test_all_choices_of_a_sequence_count() -> None:
+    s = _scheduler(budget=8)
+    add(s, _choices(_batch("a", 16), 2), _batch("b"))
+    assert step(s)[0] == ["a"], "it will be two sequences, which is half of the seats"
+    assert s.load().lane_seqs == (0, 0, 2)
+    assert step(s)[0] == ["a"]
+
+
+def test_a_promoted_sequence_starts_whatever_the_limit() -> None:
+    s = _scheduler(0.5, num_blocks=20)
+    add(s, _batch("a"), _batch("b"))
+    step(s)
+    add(s, *(_urgent(f"u{number}", 9) for number in range(3)))
+    step(s)
+    assert step(s)[1].num_yielded == 1
+    (waiting,) = [seq for seq in s.state.waiting if seq.lane == Lane.BATCH]
+    add(s, replace(_batch("late"), request=replace(_batch("late").request, priority=-5)))
+    finish(s, s.plan(99.0).step)
+    assert waiting.served_lane == Lane.INTERACTIVE and waiting not in s.state.waiting
+
+
+def test_runs_of_decodes_go_on_while_a_prompt_waits_for_the_limit() -> None:
+    s = _scheduler()
+    sampling = SamplingParams(max_tokens=20)
+    for job in map(_batch, "abc"):
+        add(s, replace(job, request=replace(job.request, sampling=sampling)))
+    step(s)
+    assert s.run(8) is not None
+    add(s, _urgent("mine"))
+    assert s.run(8) is None
+
+
+def test_a_load_report_has_the_use_of_each_lane() -> None:
+    s = _scheduler(1.0)
+    add(s, _batch("a"), _urgent("u"), pull := _in(Lane.STANDARD, resume("x", 8)), _batch("b"))
+    step(s)
+    assert (s.load().lane_seqs, s.load().lane_blocks) == ((1, 1, 2), (2, 5, 4)), "with the reservation"
+    s.on_producer_ready(pull.key)
+    step(s)
+    assert (s.load().lane_seqs, s.load().lane_blocks) == ((1, 1, 2), (3, 5, 6)), "with the pull"
