@@ -11,7 +11,7 @@ from loadtest.common.model import model_directory
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import ModelConfig, Pool
 from tandem.core.errors import TandemError
-from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
+from tandem.core.events import NO_PAUSES, Finished, FinishReason, Pauses, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import JobKey, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
@@ -73,6 +73,10 @@ class InstantStream:
     @property
     def num_attempts(self) -> int:
         return 1
+
+    @property
+    def pauses(self) -> Pauses:
+        return NO_PAUSES
 
     @property
     def has_more(self) -> bool:

@@ -16,7 +16,7 @@ from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, JobEvent, KVReceived, PromptLogprobs, Token
+from tandem.core.events import Finished, JobEvent, KVReceived, Pauses, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
@@ -294,9 +294,9 @@ class RequestDirector:
             open_request.progress_at = now
             if type(event) is not Token:
                 self._learn(open_request, worker, event, out)
-            # A job's first token reports more than what was sampled.
-            elif event.num_cached_tokens is not None or event.stages is not None:
-                self._learn_first_token(open_request, worker, event, now, out)
+            # A job's first token, and one after a pause, reports more than what was sampled.
+            elif event.num_cached_tokens is not None or event.stages is not None or event.pauses is not None:
+                self._learn_from_token(open_request, worker, event, now, out)
             elif open_request.state.streamed(worker, event.key, event.index, (event.token.id,)):
                 open_request.delivered_at = now
                 open_request.has_begun = True
@@ -544,13 +544,16 @@ class RequestDirector:
                 if open_request.fixed_placement is None:
                     out.append(KVMoved(placement.prefill, worker, event.num_bytes, is_prefix=False))
 
-    def _learn_first_token(
+    def _learn_from_token(
         self, open_request: OpenRequest, worker: WorkerRef, token: Token, now: float, out: list[Command]
     ) -> None:
-        """Learn from a job's first token where its time went and how much of the prompt was cached, also where the
-        client has the token already."""
-        if token.stages is not None and open_request.state.attempts.is_open(worker, token.key.attempt):
-            open_request.ledger.add_job_stages(token.key.attempt, token.stages)
+        """Learn from a token where its job's time went and how much of the prompt was cached, also where the client has
+        the token already."""
+        if open_request.state.attempts.is_open(worker, token.key.attempt):
+            if token.stages is not None:
+                open_request.ledger.add_job_stages(token.key.attempt, token.stages)
+            if token.pauses is not None:
+                open_request.ledger.pauses = Pauses.sum((open_request.ledger.pauses, token.pauses))
         if token.num_cached_tokens is None:
             return
         self._compare(open_request, token.num_cached_tokens, now)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from tandem.core.events import NO_PAUSES
 from tandem.core.request_stages import JobStages, Stage
 
 MAX_MOVES = 64
@@ -61,10 +62,10 @@ class PhaseLedger:
 
     Times are seconds of the gateway's clock; `began_at`: when the request arrived. `phase`: the current phase,
     read-only for callers. `moves`: the first `MAX_MOVES` phase changes, each with the phase that was entered and the
-    time; read-only.
+    time; read-only. `pauses`: those that workers have reported, over all choices.
     """
 
-    __slots__ = ("_job_stages", "_lost", "_seconds", "_since", "began_at", "moves", "phase")
+    __slots__ = ("_job_stages", "_lost", "_seconds", "_since", "began_at", "moves", "pauses", "phase")
 
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
@@ -74,6 +75,7 @@ class PhaseLedger:
         self._job_stages: dict[int, JobStages] = {}
         self._lost = [0.0] * len(LedgerPhase)
         self.moves: list[tuple[LedgerPhase, float]] = []
+        self.pauses = NO_PAUSES
 
     def move(self, phase: LedgerPhase, now: float) -> None:
         """Enter `phase`, and add the time since the last change to the phase that ends; does nothing once the phase is

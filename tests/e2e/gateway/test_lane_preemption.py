@@ -42,10 +42,13 @@ def test_batch_answers_yield_a_seat_and_lose_no_token(running: Cluster, pools: t
         second.wait_events(3)
         answers = [_short(gateway.url, salt) for salt in (3, 4)]
         books = decoder.books()
-        texts = [post.finish().text() for post in (first, second)]
+        ended = [post.finish() for post in (first, second)]
     assert books.num_sequences == 2, "both batch answers, which filled the worker, were unfinished when others ended"
     assert [answer[1] for answer in answers] == [path, path]
-    assert texts == [alone(0), alone(1)]
+    assert [answer.text() for answer in ended] == [alone(0), alone(1)]
+    receipts = [answer.about() for answer in ended]
+    assert sum(receipt.get("preemptions", 0) for receipt in receipts) >= 1, receipts
+    assert all(receipt.get("paused_ms", 0) >= 0 for receipt in receipts)
     assert answers == [_short(gateway.url, salt) for salt in (3, 4)]
     for worker in workers:
         until(worker.is_idle, f"an idle {worker.name}")

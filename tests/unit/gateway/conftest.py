@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig, Pool
 from tandem.core.errors import TandemError
-from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
+from tandem.core.events import NO_PAUSES, Finished, FinishReason, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
@@ -75,6 +75,7 @@ class ScriptedStream:
 
     has_more = False
     num_attempts = 1
+    pauses = NO_PAUSES
     workers = ("p1", "d1")
     reasons: ClassVar[dict[str, object]] = {"prefill": "p1", "decode": "d1"}
 

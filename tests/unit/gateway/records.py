@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tandem.core.events import NO_PAUSES
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.gateway.telemetry.usage import Usage
 from tandem.orchestration.phase_ledger import StageSeconds
@@ -23,6 +24,7 @@ _RECORD = RequestRecord(
     path="remote",
     reason="",
     num_attempts=1,
+    pauses=NO_PAUSES,
     workers=("p", "d"),
     is_streamed=True,
     usage=Usage(10, 4, 2),

@@ -13,7 +13,7 @@ import pytest
 from tandem.core.clock import SystemClock
 from tandem.core.config import Pool
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
+from tandem.core.events import NO_PAUSES, Finished, FinishReason, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
@@ -45,6 +45,7 @@ class OneTokenStream:
 
     path = "remote"
     num_attempts = 1
+    pauses = NO_PAUSES
     workers = ("p1", "d1")
     reasons: ClassVar[dict[str, object]] = {}
     rate_limits: ClassVar[dict[str, str]] = {}

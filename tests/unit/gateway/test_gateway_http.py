@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Pauses
 from tandem.core.request_stages import Stage
 from tests.unit.gateway.conftest import Endless
 
@@ -214,6 +215,14 @@ def test_placement_reasons_are_sent_on_request(front: Front, http: httpx.Client,
     assert tandem_field({}).keys() == tandem_field({"x-tandem-explain": "0"}).keys() == {"path", "attempts"}
     refused = http.post(URL, json=CHAT, headers={"x-tandem-explain": "yes"})
     assert refused.status_code == 400 and error_of(refused)["param"] == "x-tandem-explain"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_receipt_tells_of_preemptions(front: Front, http: httpx.Client, is_streamed: bool) -> None:
+    front.answer("x").pauses = Pauses(2, 1.2345678)
+    text = http.post(URL, json={**CHAT, "stream": is_streamed}).text
+    last = text.removesuffix("data: [DONE]\n\n").strip().rpartition("data: ")[2]
+    assert json.loads(last)["tandem"] == {"path": "remote", "attempts": 1, "preemptions": 2, "paused_ms": 1234.568}
 
 
 def test_a_whole_answer_has_a_timing_header(front: Front, http: httpx.Client) -> None:

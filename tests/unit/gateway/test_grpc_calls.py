@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Pauses
 from tandem.gateway.grpc.call import DETAIL_TYPE
 from tandem.gateway.grpc.service import MAX_HELD
 from tandem.wire.channels import CHANNEL_OPTIONS
@@ -52,6 +53,12 @@ def test_metadata_in_both_directions(front: Front, stub: Any, method: str) -> No
         initial_metadata["x-request-id"] == "mine-1" and initial_metadata["x-tandem-path"] == "fallback;reason=gr????er"
     )
     assert front.dispatch.callers[-1].request_id == "mine-1"
+
+
+def test_the_last_message_tells_of_preemptions(front: Front, stub: Any) -> None:
+    front.answer("Hi").pauses = Pauses(2, 1.5)
+    reply = stub.Complete(pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="x")]))
+    assert (reply.preemptions, reply.paused_ms) == (2, 1500)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tandem.core.events import Pauses
 from tandem.gateway.telemetry import request_log
 from tandem.gateway.telemetry.request_log import LOGGER, RequestLog
 from tandem.gateway.telemetry.request_record import RequestRecord
@@ -25,6 +26,7 @@ RECORD = record(
     model="m",
     reason="long_prompt",
     num_attempts=2,
+    pauses=Pauses(3, 1.5),
     usage=Usage(100, 20, None),
     received_at=1e9,
     total_s=1.23456789,
@@ -96,6 +98,8 @@ def test_a_line_has_all_fields(caplog: pytest.LogCaptureFixture) -> None:
         "path": "remote",
         "workers": ["p", "d"],
         "attempts": 2,
+        "preemptions": 3,
+        "paused_s": 1.5,
         "is_streamed": True,
         "prompt_tokens": 100,
         "output_tokens": 20,

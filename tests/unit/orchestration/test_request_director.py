@@ -9,13 +9,14 @@ import pytest
 
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed, Finished, FinishReason, SampledToken, Token
+from tandem.core.events import Failed, Finished, FinishReason, Pauses, SampledToken, Token
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import Command, EndRequest, SubmitJob
 from tandem.orchestration.director import RequestDirector
+from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.worker_view import WorkerView
 from tandem.scaling.demand_totals import QueueBacklog
 from tests.unit.orchestration.known_workers import BookedWorkers
@@ -58,6 +59,19 @@ def test_a_request_whose_only_waiting_choice_is_closed_leaves_the_queue_and_goes
     tokens = [Token(second.job.key, index, SampledToken(7)) for index in (1, 2)]
     commands = director.on_worker_events(WORKER, [*tokens, Finished(second.job.key, FinishReason.LENGTH, 3, 0)], 4.0)
     assert isinstance(commands[-1], EndRequest) and isinstance(commands[-1].outcome, Finished)
+
+
+def test_pauses_of_all_choices_of_the_present_attempt_are_added_up() -> None:
+    view = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
+    director = RequestDirector(BookedWorkers([view]), GatewayConfig(), lambda request: HandoffId("h"))
+    ledger = PhaseLedger(0.0)
+    (submit,) = director.submit(REQUEST, 0.0, ledger=ledger).commands
+    assert isinstance(submit, SubmitJob)
+    director.on_submit_result(WORKER, submit.job.key, None, 0.0)
+    for attempt, choice, index in ((0, 0, 0), (0, 1, 0), (0, 0, 1), (7, 0, 2)):
+        key = JobKey(REQUEST.id, submit.job.attempt + attempt, choice)
+        director.on_worker_events(WORKER, [Token(key, index, SampledToken(7), pauses=Pauses(1, 0.5))], 1.0)
+    assert ledger.pauses == Pauses(3, 1.5)
 
 
 def test_the_requests_of_a_lost_worker_are_placed_on_another_at_once() -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.config import Pool
-from tandem.core.events import Finished, PromptLogprobs, Token
+from tandem.core.events import Finished, Pauses, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
@@ -66,6 +66,12 @@ class TokenStream(Protocol):
     @property
     def num_attempts(self) -> int:
         """Return how many times the request was placed on workers: 1 plus the number of retries."""
+        ...
+
+    @property
+    def pauses(self) -> Pauses:
+        """Return how often choices of the request were preempted and went on until now, and the seconds that they
+        waited, added up."""
         ...
 
     @property

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from tandem.core.events import SampledToken
 from tandem.gateway.http.openai_response import LOWEST_LOGPROB, GatheredParts, OutputFormatter, join_calls, usage_reply
-from tandem.gateway.http.server_timing import timing_ms
+from tandem.gateway.http.server_timing import paused_ms, timing_ms
 from tandem.gateway.output.text_stream import Delta
 from tandem.gateway.serving.completions import CompletionStream, Part
 from tandem.gateway.serving.echo import ScoredPrompt
@@ -62,6 +62,8 @@ class ReplyFormatter(ABC, OutputFormatter, Generic[Reply]):
         reply.usage.CopyFrom(pb.Usage(**usage))
         reply.path = self._answer.path
         reply.attempts = self._answer.num_attempts
+        pauses = self._answer.pauses
+        reply.preemptions, reply.paused_ms = pauses.num, paused_ms(pauses)
         if (timing := self._answer.timing) is not None:
             reply.timing.CopyFrom(pb.Timing(**timing_ms(timing)))
 

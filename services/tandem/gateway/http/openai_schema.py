@@ -56,12 +56,15 @@ class TandemFacts(msgspec.Struct):
 
     `path`: where the request ran: `remote` (prefill and decode on different workers), `local` (both on one worker) or
     `fallback` (both on one worker, though different ones were intended), with a reason. `attempts`: 1 plus the number
-    of retries on other workers. `reasons`: why the router chose the placement, one object for each prompt, costs in
-    milliseconds; present with the request header `x-tandem-explain`. `timing`: the time of each stage; present with
-    `x-tandem-timing`."""
+    of retries on other workers. `preemptions`: how often a choice of it was preempted and went on later, and
+    `paused_ms` how long they waited in sum; absent where none was. `reasons`: why the router chose the placement, one
+    object for each prompt, costs in milliseconds; present with the request header `x-tandem-explain`. `timing`: the
+    time of each stage; present with `x-tandem-timing`."""
 
     path: str
     attempts: int
+    preemptions: int | UnsetType = UNSET
+    paused_ms: float | UnsetType = UNSET
     reasons: list[dict[str, Any]] | UnsetType = UNSET
     timing: TimingFacts | UnsetType = UNSET
 

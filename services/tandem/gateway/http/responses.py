@@ -13,7 +13,7 @@ from tandem.gateway.context.request_context import TIMING_HEADER
 from tandem.gateway.http.exchange import Exchange, header_value, json_response
 from tandem.gateway.http.openai_response import ResponseFormatter
 from tandem.gateway.http.openai_schema import TandemFacts, TimingFacts
-from tandem.gateway.http.server_timing import server_timing, timing_ms
+from tandem.gateway.http.server_timing import paused_ms, server_timing, timing_ms
 from tandem.gateway.http.sse import EventStream
 from tandem.gateway.output.text_stream import ChoiceEnd
 from tandem.gateway.serving.completions import CompletionStream, Part
@@ -97,9 +97,12 @@ async def _collect(
 
 
 def _facts(answer: CompletionStream, timing: RequestTiming | None) -> TandemFacts:
+    pauses = answer.pauses
     return TandemFacts(
         answer.path,
         answer.num_attempts,
+        pauses.num or UNSET,
+        paused_ms(pauses) if pauses.num else UNSET,
         UNSET if answer.reasons is None else answer.reasons,
         UNSET if timing is None else TimingFacts(**timing_ms(timing)),
     )

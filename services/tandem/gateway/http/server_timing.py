@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandem.core.events import Pauses
 from tandem.gateway.telemetry.request_recorder import RequestTiming
 
 
@@ -20,6 +21,11 @@ def server_timing(timing: RequestTiming) -> str:
     (https://www.w3.org/TR/server-timing/)."""
     named = {**timing.stages._asdict(), "total": timing.total_s}
     return ", ".join(f"{name};dur={_ms(seconds)}" for name, seconds in named.items())
+
+
+def paused_ms(pauses: Pauses) -> float:
+    """Return the sum of a request's pauses in milliseconds."""
+    return _ms(pauses.seconds)
 
 
 def _ms(seconds: float) -> float:

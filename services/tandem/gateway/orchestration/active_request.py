@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 from tandem.admission.quota_reservation import QuotaReservation
 from tandem.core.errors import TandemError
-from tandem.core.events import Finished, PromptLogprobs, Token
+from tandem.core.events import Finished, Pauses, PromptLogprobs, Token
 from tandem.core.ids import RequestId
 from tandem.gateway.context.rate_limits import rate_limit_headers
 from tandem.orchestration.director import OpenRequest
@@ -77,6 +77,10 @@ class ActiveRequest:
     @property
     def num_attempts(self) -> int:
         return 1 + self.state.num_retries
+
+    @property
+    def pauses(self) -> Pauses:
+        return self._open_request.ledger.pauses
 
     @property
     def workers(self) -> Sequence[str]:

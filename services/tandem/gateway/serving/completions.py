@@ -15,7 +15,7 @@ import msgspec
 
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, PromptLogprobs
+from tandem.core.events import Finished, Pauses, PromptLogprobs
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import RequestDispatcher, ServedModel, TokenStream
 from tandem.gateway.context.request_context import RequestContext
@@ -143,6 +143,11 @@ class CompletionStream:
     def num_attempts(self) -> int:
         """Return 1 plus the number of retries on other workers; with several prompts, the maximum over the prompts."""
         return max(stream.num_attempts for stream in self._streams)
+
+    @property
+    def pauses(self) -> Pauses:
+        """Return the pauses of all prompts and choices."""
+        return Pauses.sum(stream.pauses for stream in self._streams)
 
     @property
     def reasons(self) -> list[dict[str, object]] | None:

@@ -59,6 +59,8 @@ def _line(record: RequestRecord) -> dict[str, Any]:
         "outcome": record.outcome,
         "workers": record.workers,
         "attempts": record.num_attempts,
+        "preemptions": record.pauses.num,
+        "paused_s": round(record.pauses.seconds, 6),
         "is_streamed": record.is_streamed,
         "prompt_tokens": usage.num_prompt,
         "output_tokens": usage.num_output,

@@ -73,6 +73,8 @@ def _attributes(
         "tandem.tenant": record.tenant,
         "tandem.lane": record.lane,
         "tandem.attempts": record.num_attempts,
+        "tandem.preemptions": record.pauses.num,
+        "tandem.paused_s": record.pauses.seconds,
         "tandem.streamed": record.is_streamed,
         "tandem.total_s": record.total_s,
     }
