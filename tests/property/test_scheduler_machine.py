@@ -294,7 +294,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_batch_limit(planned, [s for s in waiting if s.key in started])
         since = self.now - self.limits.max_lane_pause_s
         paused = [s for s in waiting if s.status is Status.WAITING and s not in yielded and s.paused_at is not None]
-        assert not [s for s in paused if s.order[0] and (s.paused_at or 0) <= since], "some wait too long"
+        assert not [s for s in paused if not s.is_promoted and (s.paused_at or 0) <= since], "some wait too long"
         if self.limits.enable_chunked_prefill:
             # Some have been promoted.
             oldest = min((s.order for s in queued), default=(9, 0, 0))

@@ -330,13 +330,28 @@ def test_a_paused_sequence_is_served_as_an_interactive_one_in_time() -> None:
     s.check()
 
 
+def test_a_preempted_sequence_of_a_low_priority_is_promoted_too() -> None:
+    s = _scheduler(1)
+    low = generate("low", 4, 9)
+    add(s, replace(low, request=replace(low.request, priority=9)))
+    step(s)
+    s.state.preempt(next(iter(s.state.running)), 0.0)
+    add(s, *(generate(f"u{number}", 4, 2) for number in range(5)))
+    order = []
+    for now in (10.0, 20.0, 30.0, 40.0):
+        planned = s.plan(now)
+        order += names(s, planned.step)
+        finish(s, planned.step)
+    assert order == ["u0", "u0", "low", "low"]
+
+
 def test_choices_of_a_promoted_sequence_are_served_alike() -> None:
     s = _scheduler(4)
     job = _batch("b", 8)
     add(s, replace(job, request=replace(job.request, num_choices=2), num_choices=2))
     s.state.promote(next(iter(s.state.waiting)))
     finish(s, s.plan().step, 50, 51)
-    assert [seq.served_lane for seq in s.state.running] == [Lane.INTERACTIVE] * 2
+    assert [seq.is_promoted for seq in s.state.running] == [True, True]
     add(s, *(_urgent(name) for name in "xyz"))
     assert step(s)[1].num_yielded == 0
 

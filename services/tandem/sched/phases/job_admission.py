@@ -157,7 +157,10 @@ def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: floa
         if any(lacks) or is_over:
             rejected.put(job, need if is_over else lacks, now)
         if is_over:
-            raise _overloaded("batch requests have their share of this worker (lanes.batch_max_share)")
+            raise _overloaded(
+                f"batch requests have {limits.batch_max_share:g} of this worker's sequences or blocks, with those that "
+                "were refused before this one; see lanes.batch_max_share"
+            )
         check_reservation(need, held, limits)
         rejected.remove(job)
 

@@ -34,8 +34,10 @@ def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder) -> frozenset
 
     A sequence in an open plan cannot be preempted yet. Returns these: the next plan leaves them out, so that one of the
     following ones can preempt them."""
-    for seq in [seq for seq in state.waiting if _has_paused(seq, builder.now - state.limits.max_lane_pause_s)]:
-        state.promote(seq)
+    since = builder.now - state.limits.max_lane_pause_s
+    for seq in [seq for seq in state.waiting if seq.paused_at is not None and seq.paused_at <= since]:
+        if not seq.is_promoted:
+            state.promote(seq)
     yielding = list(_yielding(state))
     for seq in yielding:
         if not seq.num_open_plans:
@@ -53,10 +55,6 @@ def may_preempt(state: SchedulerState) -> bool:
     # A paused sequence may be promoted any time.
     lane = min((Lane.INTERACTIVE if seq.paused_at is not None else seq.served_lane for seq in waiting), default=None)
     return lane is not None and any(may_yield(seq, lane, state.limits) for seq in state.running)
-
-
-def _has_paused(seq: Sequence, since: float) -> bool:
-    return seq.served_lane > Lane.INTERACTIVE and seq.paused_at is not None and seq.paused_at <= since
 
 
 def _yielding(state: SchedulerState) -> Iterator[Sequence]:

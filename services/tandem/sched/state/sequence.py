@@ -118,6 +118,11 @@ class Sequence:
         return self.order[0]
 
     @property
+    def is_promoted(self) -> bool:
+        """Return whether it is served before all others, because it was preempted and waited long."""
+        return self.order[1] == FIRST_PRIORITY
+
+    @property
     def is_pull(self) -> bool:
         """Return whether the KV of this sequence is still to be pulled from a producer.
 
@@ -261,7 +266,7 @@ class Sequence:
             seq.append(token)
         seq.num_cached = self.num_cached
         seq.num_yields = self.num_yields
-        seq.order = (self.order[0], *seq.order[1:])
+        seq.order = (*self.order[:2], seq.order[2])
         seq.num_scored = self.num_scored
         seq.was_started = True
         seq.may_start = True
