@@ -46,9 +46,9 @@ def test_batch_answers_yield_a_seat_and_lose_no_token(running: Cluster, pools: t
     assert books.num_sequences == 2, "both batch answers, which filled the worker, were unfinished when others ended"
     assert [answer[1] for answer in answers] == [path, path]
     assert [answer.text() for answer in ended] == [alone(0), alone(1)]
-    receipts = [answer.about() for answer in ended]
-    assert sum(receipt.get("preemptions", 0) for receipt in receipts) >= 1, receipts
-    assert all(receipt.get("paused_ms", 0) >= 0 for receipt in receipts)
+    facts = [answer.about() for answer in ended]
+    assert sum(fact.get("preemptions", 0) for fact in facts) >= 1, facts
+    assert all(fact.get("paused_ms", 0) >= 0 for fact in facts)
     assert answers == [_short(gateway.url, salt) for salt in (3, 4)]
     for worker in workers:
         until(worker.is_idle, f"an idle {worker.name}")

@@ -218,7 +218,7 @@ def test_placement_reasons_are_sent_on_request(front: Front, http: httpx.Client,
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_receipt_tells_of_preemptions(front: Front, http: httpx.Client, is_streamed: bool) -> None:
+def test_an_answer_reports_preemptions(front: Front, http: httpx.Client, is_streamed: bool) -> None:
     front.answer("x").pauses = Pauses(2, 1.2345678)
     text = http.post(URL, json={**CHAT, "stream": is_streamed}).text
     last = text.removesuffix("data: [DONE]\n\n").strip().rpartition("data: ")[2]

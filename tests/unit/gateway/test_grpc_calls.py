@@ -55,7 +55,7 @@ def test_metadata_in_both_directions(front: Front, stub: Any, method: str) -> No
     assert front.dispatch.callers[-1].request_id == "mine-1"
 
 
-def test_the_last_message_tells_of_preemptions(front: Front, stub: Any) -> None:
+def test_the_last_message_reports_preemptions(front: Front, stub: Any) -> None:
     front.answer("Hi").pauses = Pauses(2, 1.5)
     reply = stub.Complete(pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="x")]))
     assert (reply.preemptions, reply.paused_ms) == (2, 1500)
