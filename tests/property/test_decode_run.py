@@ -171,6 +171,7 @@ def worked(
     longest=st.sampled_from([2, 5, 64]),
     max_lane_pause_s=st.sampled_from([0.0, 5.0, 30.0]),
     batch_max_share=st.sampled_from([1.0, 1.0, 0.5]),
+    lane_preemptions=st.sampled_from([0, 1, 2]),
 )
 def test_a_run_leaves_what_its_steps_leave(
     submitted: list[Wish],
@@ -182,13 +183,14 @@ def test_a_run_leaves_what_its_steps_leave(
     longest: int,
     max_lane_pause_s: float,
     batch_max_share: float,
+    lane_preemptions: int,
 ) -> None:
     limits = SchedulerLimits(
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
         max_model_len=64,
         enable_chunked_prefill=chunked,
-        max_lane_preemptions=2,
+        max_lane_preemptions=lane_preemptions,
         max_lane_pause_s=max_lane_pause_s,
         batch_max_share=batch_max_share,
     )

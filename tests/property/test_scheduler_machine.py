@@ -16,7 +16,7 @@ from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.kv.block_pool import BlockPool, Holder
 from tandem.sched.budget.step_sizer import LEAST_TOKENS
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.state.limits import SchedulerLimits, num_seats
+from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.schedule_result import PullAllocated, ScheduleResult, SequenceUpdate
 from tandem.sched.state.sequence import Sequence, Status
 from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
@@ -322,9 +322,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch = [s for s in started if s.order[0] == Lane.BATCH and s.status is Status.RUNNING]
         if batch and self.limits.batch_max_share < 1:
             pulls = [self.scheduler.state.pulling[grant.key] for grant in planned.pulls]
-            granted = sum(num_seats(s.job, self.limits) for s in pulls if s.lane == Lane.BATCH)
+            granted = sum(self.scheduler.state.num_seats_of(s) for s in pulls if s.lane == Lane.BATCH)
             used = self.scheduler.state.lane_uses()[Lane.BATCH].num_seats - granted
-            most = max(self.limits.batch_max_share * self.limits.max_num_seqs, num_seats(batch[0].job, self.limits))
+            most = self.limits.batch_max_share * self.limits.max_num_seqs
+            most = max(most, self.scheduler.state.num_seats_of(batch[0]))
             assert used <= most, f"{batch} exceed the limit"
 
     def check_victims(self, before: list[tuple[Sequence, int]], num_yields: dict[Sequence, int]) -> None:

@@ -203,15 +203,14 @@ class LanesConfig:
 
     batch_max_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Let batch requests start on a worker only while they take at most this fraction of its sequences
-    (engine.max_num_seqs) and of its KV blocks. One of them may always run. Lower it to shorten the ITL of other
-    lanes."""
+    (engine.max_num_seqs) and of its KV blocks; one may always run. Lower it to shorten the ITL of other lanes."""
     max_preemptions: Annotated[int, Meta(ge=0, le=1000)] = 2
     """Set how often a running request may give its seat (one of engine.max_num_seqs) and KV blocks to a waiting request
     of a more urgent lane. It loses no token and is computed again later, for the most part from the prefix cache. 0
     means never."""
     max_pause_s: Positive = 30.0
-    """Set the seconds that a preempted request waits behind others before it gets the next free seat and blocks,
-    whatever its lane. It then yields no more."""
+    """Set the seconds after which a preempted request that still waits is the next to go on, whatever its lane. Others
+    yield to it then as to an interactive one, and it yields no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,9 +52,9 @@ class WorkerLoad:
     - `lane_tokens`: for each lane the queued tokens of this lane and all more urgent ones; `lane_longest`: the tokens
       of the longest prompt among them. `size_tokens`, `size_longest`: the same counts, lane by lane, over the prompts
       of at most PROMPT_SIZES[0] tokens, at most PROMPT_SIZES[1], and so on; empty: not reported.
-    - `lane_seqs`: for each lane the sequences that run, whose KV is being pulled, or that have a seat reserved;
-      `lane_blocks`: the blocks that these hold or have reserved, shared ones counted once per sequence. Empty: not
-      reported.
+    - `lane_seqs`: for each lane the seats of sequences that run, whose KV is being pulled, or that have a reservation;
+      `lane_blocks`: the blocks that these hold or have reserved, shared ones counted once per sequence. A sequence that
+      stands for several choices has the seats of these. Empty: not reported.
     - `num_horizon_tokens`: limit on queued prompt tokens, above which the worker rejects a prompt; 0: no limit. Which
       tokens count is defined in `competing_tokens`.
     - `number`: rises with every change while the worker lives. Reports arrive over several streams, and the one with

@@ -16,7 +16,7 @@ from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, JobEvent, KVReceived, Pauses, PromptLogprobs, Token
+from tandem.core.events import Finished, JobEvent, KVReceived, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
@@ -553,7 +553,7 @@ class RequestDirector:
             if token.stages is not None:
                 open_request.ledger.add_job_stages(token.key.attempt, token.stages)
             if token.pauses is not None:
-                open_request.ledger.pauses = Pauses.sum((open_request.ledger.pauses, token.pauses))
+                open_request.ledger.add_pauses(token.key, token.index, token.pauses)
         if token.num_cached_tokens is None:
             return
         self._compare(open_request, token.num_cached_tokens, now)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from tandem.core.events import NO_PAUSES
+from tandem.core.events import Pauses
+from tandem.core.ids import JobKey
 from tandem.core.request_stages import JobStages, Stage
 
 MAX_MOVES = 64
@@ -62,10 +63,10 @@ class PhaseLedger:
 
     Times are seconds of the gateway's clock; `began_at`: when the request arrived. `phase`: the current phase,
     read-only for callers. `moves`: the first `MAX_MOVES` phase changes, each with the phase that was entered and the
-    time; read-only. `pauses`: those that workers have reported, over all choices.
+    time; read-only.
     """
 
-    __slots__ = ("_job_stages", "_lost", "_seconds", "_since", "began_at", "moves", "pauses", "phase")
+    __slots__ = ("_job_stages", "_lost", "_pauses", "_seconds", "_since", "began_at", "moves", "phase")
 
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
@@ -75,7 +76,7 @@ class PhaseLedger:
         self._job_stages: dict[int, JobStages] = {}
         self._lost = [0.0] * len(LedgerPhase)
         self.moves: list[tuple[LedgerPhase, float]] = []
-        self.pauses = NO_PAUSES
+        self._pauses: dict[tuple[JobKey, int], Pauses] = {}
 
     def move(self, phase: LedgerPhase, now: float) -> None:
         """Enter `phase`, and add the time since the last change to the phase that ends; does nothing once the phase is
@@ -103,6 +104,15 @@ class PhaseLedger:
         """
         known = self._job_stages.get(attempt, JobStages())
         self._job_stages[attempt] = JobStages(*map(max, known, stages))
+
+    def add_pauses(self, key: JobKey, index: int, pauses: Pauses) -> None:
+        """Record the pauses before the token at `index` of a choice; a token that is reported again changes nothing."""
+        self._pauses[key, index] = pauses
+
+    @property
+    def pauses(self) -> Pauses:
+        """Return the pauses of all choices."""
+        return Pauses.sum(self._pauses.values())
 
     def seconds(self, now: float) -> StageSeconds:
         """Return the seconds of each stage up to `now`; they add up to the time from `began_at` until `now`, or until

@@ -159,7 +159,8 @@ class Scheduler:
         this kind, so that running sequences go on.
         """
         state = self.state
-        builder = PlanBuilder(state.limits, now)
+        state.now = now
+        builder = PlanBuilder(state.limits)
         if prefix_blocks and state.num_plans > self._last_prefix_plan + 1:
             return ScheduleResult(self._open_plan(builder, prefix_blocks))
         yielding = preempt_for_urgent(state, builder)
@@ -206,7 +207,8 @@ class Scheduler:
         state = self.state
         if state.open_plans or self.pool.has_copies or self.speculation is not None:
             return None
-        if state.num_free_seats > 0 and next(admissible(state), None) is not None:
+        is_paused = any(seq.paused_at is not None for seq in state.waiting)
+        if state.num_free_seats > 0 and (is_paused or next(admissible(state), None) is not None):
             return None
         if may_preempt(state):
             return None

@@ -48,7 +48,7 @@ def test_batch_answers_yield_a_seat_and_lose_no_token(running: Cluster, pools: t
     assert [answer.text() for answer in ended] == [alone(0), alone(1)]
     facts = [answer.about() for answer in ended]
     assert sum(fact.get("preemptions", 0) for fact in facts) >= 1, facts
-    assert all(fact.get("paused_ms", 0) >= 0 for fact in facts)
+    assert all(fact["paused_ms"] > 0 for fact in facts if "preemptions" in fact)
     assert answers == [_short(gateway.url, salt) for salt in (3, 4)]
     for worker in workers:
         until(worker.is_idle, f"an idle {worker.name}")

@@ -61,14 +61,14 @@ def test_a_request_whose_only_waiting_choice_is_closed_leaves_the_queue_and_goes
     assert isinstance(commands[-1], EndRequest) and isinstance(commands[-1].outcome, Finished)
 
 
-def test_pauses_of_all_choices_of_the_present_attempt_are_added_up() -> None:
+def test_pauses_of_all_choices_of_the_present_attempt_count_once() -> None:
     view = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
     director = RequestDirector(BookedWorkers([view]), GatewayConfig(), lambda request: HandoffId("h"))
     ledger = PhaseLedger(0.0)
     (submit,) = director.submit(REQUEST, 0.0, ledger=ledger).commands
     assert isinstance(submit, SubmitJob)
     director.on_submit_result(WORKER, submit.job.key, None, 0.0)
-    for attempt, choice, index in ((0, 0, 0), (0, 1, 0), (0, 0, 1), (7, 0, 2)):
+    for attempt, choice, index in ((0, 0, 0), (0, 1, 0), (0, 0, 2), (0, 0, 2), (7, 0, 2)):
         key = JobKey(REQUEST.id, submit.job.attempt + attempt, choice)
         director.on_worker_events(WORKER, [Token(key, index, SampledToken(7), pauses=Pauses(1, 0.5))], 1.0)
     assert ledger.pauses == Pauses(3, 1.5)

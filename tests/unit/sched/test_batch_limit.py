@@ -12,7 +12,7 @@ from tandem.core.request import Job, SamplingParams
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
-from tests.unit.sched.test_scheduler import add, finish, generate, prefill, resume, step
+from tests.unit.sched.test_scheduler import add, generate, names, prefill, resume, step
 
 
 def _scheduler(share: float = 0.5, num_blocks: int = 60, budget: int = 64) -> Scheduler:
@@ -80,12 +80,12 @@ def test_a_prompt_that_waits_for_the_limit_is_not_overtaken_by_smaller_ones() ->
 
 
 def test_prefills_count_while_they_are_computed() -> None:
-    s = _scheduler(budget=16)
+    s = _scheduler(0.25, budget=60)
     add(s, *(_in(Lane.BATCH, prefill(name, 16)) for name in "pqr"))
-    assert step(s)[0] == ["p"]
-    add(s, _in(Lane.INTERACTIVE, prefill("mine", 8)))
-    assert "mine" in step(s)[0]
-    s.check()
+    assert [step(s)[0] for _ in range(3)] == [["p"], ["q"], ["r"]], "a quarter of four seats"
+    add(s, _choices(_in(Lane.BATCH, prefill("several", 55)), 2))
+    s.plan()
+    assert s.load().lane_seqs == (0, 0, 1), "its choices go on elsewhere"
 
 
 def test_a_hand_off_above_the_limit_is_refused_and_keeps_its_turn() -> None:
@@ -113,16 +113,14 @@ def test_all_choices_of_a_sequence_count() -> None:
 
 
 def test_a_promoted_sequence_starts_whatever_the_limit() -> None:
-    s = _scheduler(0.5, num_blocks=20)
-    add(s, _batch("a"), _batch("b"))
+    s = _scheduler(0.25)
+    add(s, _batch("a"))
     step(s)
-    add(s, *(_urgent(f"u{number}", 9) for number in range(3)))
-    step(s)
-    assert step(s)[1].num_yielded == 1
-    (waiting,) = [seq for seq in s.state.waiting if seq.lane == Lane.BATCH]
-    add(s, replace(_batch("late"), request=replace(_batch("late").request, priority=-5)))
-    finish(s, s.plan(99.0).step)
-    assert waiting.served_lane == Lane.INTERACTIVE and waiting not in s.state.waiting
+    s.state.preempt(next(iter(s.state.running)))
+    add(s, replace(late := _batch("late"), request=replace(late.request, priority=-5)))
+    assert step(s)[0] == ["late"] and step(s)[0] == ["late"], "it goes before the older one, and is the limit"
+    planned = s.plan(31.0)
+    assert names(s, planned.step) == ["late", "a"]
 
 
 def test_runs_of_decodes_go_on_while_a_prompt_waits_for_the_limit() -> None:

@@ -335,7 +335,7 @@ def test_a_preempted_sequence_of_a_low_priority_is_promoted_too() -> None:
     low = generate("low", 4, 9)
     add(s, replace(low, request=replace(low.request, priority=9)))
     step(s)
-    s.state.preempt(next(iter(s.state.running)), 0.0)
+    s.state.preempt(next(iter(s.state.running)))
     add(s, *(generate(f"u{number}", 4, 2) for number in range(5)))
     order = []
     for now in (10.0, 20.0, 30.0, 40.0):
@@ -372,10 +372,46 @@ def test_a_job_of_several_choices_reports_its_pause_once() -> None:
     s, job = _scheduler(4), _in(Lane.BATCH, generate("b", 40, 9))
     add(s, replace(job, request=replace(job.request, num_choices=2), num_choices=2))
     finish(s, s.plan(1.0).step)
-    s.state.preempt(next(iter(s.state.running)), 2.0)
+    s.state.now = 2.0
+    s.state.preempt(next(iter(s.state.running)))
     updates = []
     for now in (4.0, 5.0):
         updates += finish(s, s.plan(now).step, 50, 51)
     (whole,) = [update for update in updates if update.branches]
     assert [part.pauses for part in whole.parts] == [Pauses(1, 2.0), None]
     assert not [update for update in finish(s, s.plan(6.0).step) if update.pauses]
+
+
+def test_behind_a_prompt_that_waits_for_leases_nothing_yields_to_prompts() -> None:
+    s = _scheduler(2, num_blocks=16)
+    add(s, _in(Lane.BATCH, prefill("p", 12)))
+    step(s)
+    add(s, _batch("a"), _batch("b"))
+    step(s)
+    add(s, _in(Lane.INTERACTIVE, generate("large", 24, 2)), _urgent("small"))
+    who, planned = step(s)
+    assert (who, planned.num_yielded) == (["a", "b"], 0)
+
+
+def test_choices_that_wait_for_a_seat_pause_and_are_promoted() -> None:
+    s = _scheduler(2)
+    job = _batch("b", 3)
+    add(s, replace(job, request=replace(job.request, num_choices=3), num_choices=3))
+    finish(s, s.plan(1.0).step, 50, 51, 52)
+    (third,) = s.state.waiting
+    add(s, *(_urgent(f"u{number}", 2) for number in range(8)))
+    reported = []
+    for now in (2.0, 3.0, 4.0, 40.0, 41.0, 42.0, 43.0):
+        planned = s.plan(now)
+        reported += [update.pauses for update in finish(s, planned.step) if update.pauses]
+    assert third.is_promoted and reported[-1].num == 1 and reported[-1].seconds > 36
+
+
+def test_blocks_that_decodes_take_in_the_same_plan_are_counted() -> None:
+    s = _scheduler(9, num_blocks=14)
+    add(s, *(_batch(name) for name in "abc"))
+    step(s)
+    assert s.pool.num_free == 8, "and now each takes one"
+    add(s, _in(Lane.INTERACTIVE, generate("mine", 6, 2)))
+    who, planned = step(s)
+    assert ("mine" in who, planned.num_yielded) == (True, 1)

@@ -87,7 +87,7 @@ def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
         return False
     if not seq.was_started:
         seq.num_cached = cached
-    state.start(seq, cached, builder.now)
+    state.start(seq, cached)
     leased = seq.table.ids() if isinstance(seq.job, PrefillJob) else ()
     pool.retain(leased, Holder.LEASE)
     builder.starts.append(SequenceStarted(seq.key, seq.num_cached, leased))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tandem.core.lane import Lane
-from tandem.sched.state.limits import num_seats
 from tandem.sched.state.scheduler_state import LaneUse, SchedulerState
 from tandem.sched.state.sequence import Sequence
 
@@ -11,8 +10,9 @@ from tandem.sched.state.sequence import Sequence
 class BatchLimit:
     """Decide which waiting batch prompts may start, by `batch_max_share`; sequences of other lanes always may.
 
-    The limit holds when a sequence starts; it may grow beyond. Seats and blocks that are reserved for pulls do not
-    count: a prompt that waits for them could close a cycle, see `job_admission`.
+    The limit holds when a sequence starts; its further choices and blocks may exceed it. Seats and blocks that are
+    reserved for pulls do not count: a prompt that waits for them could close a cycle, see `job_admission`. So pulls and
+    prompts may exceed the limit together.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -26,7 +26,7 @@ class BatchLimit:
         Once the limit refuses a prompt it refuses all later ones too, so that no smaller one overtakes it for ever."""
         if self._use is None or seq.is_pull or seq.served_lane != Lane.BATCH:
             return True
-        use = self._use.plus(num_seats(seq.job, self._state.limits), num_blocks)
+        use = self._use.plus(self._state.num_seats_of(seq), num_blocks)
         self._is_reached = self._is_reached or is_over_limit(self._state, self._use, use)
         if not self._is_reached:
             self._use = use
@@ -36,6 +36,6 @@ class BatchLimit:
 def is_over_limit(state: SchedulerState, before: LaneUse, after: LaneUse) -> bool:
     """Return whether batch sequences that take `after` are more than allowed. The first, where `before` is empty, is
     always allowed, so that every request can run."""
-    share = state.limits.batch_max_share
+    share = state.limits.batch_max_share + 1e-9
     num_seats, num_blocks = share * state.limits.max_num_seqs, share * state.pool.num_blocks
     return before.num_seats > 0 and (after.num_seats > num_seats or after.num_blocks > num_blocks)

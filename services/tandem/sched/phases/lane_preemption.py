@@ -3,7 +3,8 @@
 A sequence that yields is preempted, to be computed again: it loses no token, and what is left of its blocks in the
 prefix cache, in device or host memory, is not computed twice. It yields at most `max_lane_preemptions` times.
 Whatever preempted a sequence, more urgent lanes go before it while it waits, but not for longer than
-`max_lane_pause_s`: then it is promoted, which puts it before all others, and yields no more.
+`max_lane_pause_s`: then it is promoted. It is the next to start, others yield to it as to an interactive one, and it
+yields no more.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder) -> frozenset
 
     A sequence in an open plan cannot be preempted yet. Returns these: the next plan leaves them out, so that one of the
     following ones can preempt them."""
-    since = builder.now - state.limits.max_lane_pause_s
+    since = state.now - state.limits.max_lane_pause_s
     for seq in [seq for seq in state.waiting if seq.paused_at is not None and seq.paused_at <= since]:
         if not seq.is_promoted:
             state.promote(seq)
@@ -42,7 +43,7 @@ def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder) -> frozenset
     for seq in yielding:
         if not seq.num_open_plans:
             seq.num_yields += 1
-            state.preempt(seq, builder.now)
+            state.preempt(seq)
             builder.yielded.add(seq.id)
     return frozenset(seq.id for seq in yielding if seq.num_open_plans)
 
@@ -67,25 +68,34 @@ def _yielding(state: SchedulerState) -> Iterator[Sequence]:
     if not may_preempt(state):
         return
     candidates = deque(seq for seq in reversed(state.running) if may_yield(seq, Lane.INTERACTIVE, state.limits))
-    num_seats, num_growing = state.num_free_seats, len(state.running)
+    num_seats, num_running = state.num_free_seats, len(state.running)
+    # Decodes of this plan take blocks before anything starts.
+    num_growing = sum(_grows(seq, state.pool.block_size) for seq in state.running)
     room = RoomForecast(state.pool)
-    is_first_prompt = True
+    is_first_prompt = may_compute = True
     for seq in admissible(state):
         if not candidates:
             return
-        if waits_for_leases(state, seq):
+        may_compute = may_compute and not waits_for_leases(state, seq)
+        if not (may_compute or seq.is_pull):
             continue
         may_take = seq.is_pull or is_first_prompt
         num_seats -= 1
         room.fill(seq.reusable(state.pool.block_size), num_first_blocks(state, seq))
         victims: list[Sequence] = []
-        while num_seats < 0 or room.num_free < (0 if seq.is_pull else num_growing):
+        while num_seats < 0 or room.num_free < num_growing + (0 if seq.is_pull else num_running):
             if not may_take or not candidates or candidates[0].served_lane <= seq.served_lane:
                 return
             victims.append(victim := candidates.popleft())
             room.release(victim.table)
             num_seats += 1
-            num_growing -= 1
-        num_growing += not seq.is_pull
+            num_running -= 1
+            num_growing -= _grows(victim, state.pool.block_size)
+        num_running += not seq.is_pull
         is_first_prompt &= seq.is_pull
         yield from victims
+
+
+def _grows(seq: Sequence, block_size: int) -> bool:
+    """Return whether the next token of a decoding sequence takes a block."""
+    return seq.num_remaining == 1 and seq.num_planned == len(seq.table) * block_size

@@ -22,7 +22,6 @@ parts."""
 class PlanBuilder:
     """Collect the parts of a plan while `Scheduler.plan` builds it, and return them with `build`.
 
-    - `now`: when the plan is made, in seconds of the caller's clock.
     - `budget`: tokens that the step may still have; `slices`: the slice of each sequence, in the order of planning.
     - `starts`, `pulls`: sequences that begin to compute, and pulls that got blocks; `num_preempted`: sequences that
       lost their blocks because none was free; `yielded`: those that yielded to more urgent lanes.
@@ -30,8 +29,7 @@ class PlanBuilder:
     - `has_prefill`: a prompt chunk is planned; `num_digests_left`: blocks that the step may still digest.
     """
 
-    def __init__(self, limits: SchedulerLimits, now: float) -> None:
-        self.now = now
+    def __init__(self, limits: SchedulerLimits) -> None:
         self.budget = limits.max_num_batched_tokens
         self.slices: dict[SeqId, ScheduledSlice] = {}
         self.pulls: list[PullAllocated] = []

@@ -114,7 +114,7 @@ def make_room(state: SchedulerState, builder: PlanBuilder, seq: Sequence, num_bl
         victim = _victim(state, builder, seq)
         if victim is None:
             return False
-        state.preempt(victim, builder.now)
+        state.preempt(victim)
         builder.num_preempted += 1
         if victim is seq:
             return False

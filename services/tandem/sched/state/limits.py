@@ -23,7 +23,7 @@ class SchedulerLimits:
     - `vocab_size`: token ids are below it.
     - `batch_max_share`: fraction of seats and blocks up to which batch sequences start.
     - `max_lane_preemptions`: most times that a running sequence yields its seat to one of a more urgent lane.
-    - `max_lane_pause_s`: seconds that a preempted sequence waits at most behind more urgent lanes.
+    - `max_lane_pause_s`: seconds after which a preempted sequence that still waits is the next to start.
     - `queue_horizon_s`: predicted seconds of prefill that are accepted in addition to the longest prompt of its size
       class; 0: two full steps, None: no limit.
     """

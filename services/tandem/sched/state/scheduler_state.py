@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tandem.core.ids import JobKey, SeqId
 from tandem.core.lane import Lane
-from tandem.core.request import Job
+from tandem.core.request import Job, PrefillJob
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.state.limits import SchedulerLimits, num_seats, pull_need
 from tandem.sched.state.schedule_result import PullAllocated
@@ -74,6 +74,7 @@ class SchedulerState:
     - `open_plans`: plans without a result, by number, oldest first; the next plan gets the number `num_plans`.
     - `filled_pulls`: for each open plan, the pulled sequences into whose blocks it copies content from host memory. It
       counts as an open plan of these sequences, which must keep the blocks until they are copied.
+    - `now`: time of the latest plan, in seconds of the caller's clock.
     """
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
@@ -89,6 +90,7 @@ class SchedulerState:
         self.open_plans: dict[int, StepPlan] = {}
         self.filled_pulls: dict[int, list[Sequence]] = {}
         self.num_plans = 0
+        self.now = 0.0
 
     @property
     def num_seated(self) -> int:
@@ -112,16 +114,22 @@ class SchedulerState:
 
     def lane_uses(self, *, with_reservations: bool = False) -> list[LaneUse]:
         """Return the seats and blocks that the running and pulled sequences of each lane take, by the number of the
-        lane; `with_reservations`: and those that are reserved for waiting pulls. Leased blocks do not count."""
+        lane; `with_reservations`: and those that are reserved for waiting pulls. A sequence that stands for several
+        choices counts with the seats that they will take. Leased blocks do not count."""
         seats, blocks = [0] * len(Lane), [0] * len(Lane)
         for seq in chain(self.running, self.pulling.values()):
-            seats[seq.lane] += num_seats(seq.job, self.limits)
+            seats[seq.lane] += self.num_seats_of(seq)
             blocks[seq.lane] += len(seq.table)
         for seq_id, num_reserved in self.reserved_blocks.items() if with_reservations else ():
             seq = self.by_id[seq_id]
-            seats[seq.lane] += num_seats(seq.job, self.limits)
+            seats[seq.lane] += self.num_seats_of(seq)
             blocks[seq.lane] += num_reserved
         return [LaneUse(*use) for use in zip(seats, blocks, strict=True)]
+
+    def num_seats_of(self, seq: Sequence) -> int:
+        """Return the seats that a sequence takes here, or that its choices will: one for a prefill, whose choices go on
+        elsewhere."""
+        return 1 if isinstance(seq.job, PrefillJob) else min(len(seq.choices), num_seats(seq.job, self.limits))
 
     # ---- sequences
 
@@ -133,12 +141,12 @@ class SchedulerState:
             self.reserved_blocks[seq.id] = self._pull_need(seq.job)
         self.waiting.add(seq)
 
-    def start(self, seq: Sequence, num_computed: int, now: float) -> None:
-        """Move a waiting sequence to the running ones at `now`; its table already holds blocks with the KV of
-        `num_computed` tokens.
+    def start(self, seq: Sequence, num_computed: int) -> None:
+        """Move a waiting sequence to the running ones; its table already holds blocks with the KV of `num_computed`
+        tokens.
         """
         self.waiting.remove(seq)
-        seq.resume(now)
+        seq.resume(self.now)
         seq.num_computed = num_computed
         seq.was_started = True
         seq.status = Status.RUNNING
@@ -161,11 +169,10 @@ class SchedulerState:
         self.running.add(seq)
         return seq
 
-    def preempt(self, seq: Sequence, now: float) -> None:
-        """Release the blocks of a running sequence at `now`, and move it back to the waiting ones to be computed
-        again."""
+    def preempt(self, seq: Sequence) -> None:
+        """Release the blocks of a running sequence, and move it back to the waiting ones to be computed again."""
         self.running.remove(seq)
-        seq.paused_at = now
+        seq.paused_at = self.now
         self.pool.release(seq.table)
         seq.num_computed = 0
         seq.status = Status.WAITING
@@ -187,6 +194,8 @@ class SchedulerState:
             del self.by_key[key]
         self.by_key[seq.key] = seq
         for other in others:
+            if other.status is Status.WAITING:
+                other.paused_at = self.now
             self.by_id[other.id] = other
             self.by_key[other.key] = other
             (self.running if other.status is Status.RUNNING else self.waiting).add(other)
