@@ -21,16 +21,19 @@ class BatchLimit:
         self._is_reached = False
 
     def admits(self, seq: Sequence, num_blocks: int) -> bool:
-        """Return whether a waiting sequence, which will take `num_blocks` blocks, may start, and count it if so.
+        """Return whether a waiting sequence, which will take `num_blocks` blocks, may start, and count it if so. A
+        promoted one always may.
 
         Once the limit refuses a prompt it refuses all later ones too, so that no smaller one overtakes it for ever."""
-        if self._use is None or seq.is_pull or seq.served_lane != Lane.BATCH:
+        if self._use is None or seq.is_pull or seq.lane != Lane.BATCH:
             return True
         use = self._use.plus(self._state.num_seats_of(seq), num_blocks)
-        self._is_reached = self._is_reached or is_over_limit(self._state, self._use, use)
-        if not self._is_reached:
-            self._use = use
-        return not self._is_reached
+        is_over = self._is_reached or is_over_limit(self._state, self._use, use)
+        if is_over and not seq.is_promoted:
+            self._is_reached = True
+            return False
+        self._use = use
+        return True
 
 
 def is_over_limit(state: SchedulerState, before: LaneUse, after: LaneUse) -> bool:
