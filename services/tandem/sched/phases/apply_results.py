@@ -52,7 +52,7 @@ def fork_update(
         if finish is None and not handed_over:
             going_on.append(branch)
         # All choices waited as one sequence, so the first reports its pauses.
-        pauses = seq.pauses if seq.pauses.num and not parts else None
+        pauses = None if parts else seq.pauses
         parts.append(SequenceUpdate(branch.job, *facts, tokens, finish=finish, handed_over=handed_over, pauses=pauses))
     handed_over = any(part.handed_over for part in parts)
     finish = None if any(part.finish is None for part in parts) else parts[0].finish
@@ -153,7 +153,7 @@ def append_sampled(
         finish,
         handed_over,
         first_tokens=sampled if handed_over else (),
-        pauses=seq.take_pauses() if sampled else None,
+        pauses=seq.take_pauses() if seq.pauses and sampled else None,
     )
 
 

@@ -36,8 +36,8 @@ def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder) -> frozenset
     A sequence in an open plan cannot be preempted yet. Returns these: the next plan leaves them out, so that one of the
     following ones can preempt them."""
     since = state.now - state.limits.max_lane_pause_s
-    for seq in [seq for seq in state.waiting if seq.paused_at is not None and seq.paused_at <= since]:
-        if not seq.is_promoted:
+    for seq in state.paused.values():
+        if seq.paused_at is not None and seq.paused_at <= since and not seq.is_promoted:
             state.promote(seq)
     yielding = list(_yielding(state))
     for seq in yielding:
@@ -50,12 +50,15 @@ def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder) -> frozenset
 
 def may_preempt(state: SchedulerState) -> bool:
     """Return whether a running sequence may yield to a waiting one, now or once more blocks are free."""
-    if not state.limits.max_lane_preemptions or not len(state.waiting):
+    least_urgent = next(reversed(state.running), None)
+    if not state.limits.max_lane_preemptions or least_urgent is None:
         return False
-    waiting = (seq for seq in state.waiting if seq.may_start)
+    first = next((seq for seq in state.waiting if seq.may_start), None)
+    if first is None:
+        return False
     # A paused sequence may be promoted any time.
-    lane = min((Lane.INTERACTIVE if seq.paused_at is not None else seq.served_lane for seq in waiting), default=None)
-    return lane is not None and any(may_yield(seq, lane, state.limits) for seq in state.running)
+    lane = Lane.INTERACTIVE if state.paused else first.served_lane
+    return least_urgent.served_lane > lane and any(may_yield(seq, lane, state.limits) for seq in state.running)
 
 
 def _yielding(state: SchedulerState) -> Iterator[Sequence]:

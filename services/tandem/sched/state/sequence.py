@@ -91,7 +91,7 @@ class Sequence:
         # When it was preempted; None while it is not to be computed again.
         self.paused_at: float | None = None
         # Pauses that no update has reported yet.
-        self.pauses = NO_PAUSES
+        self.pauses: Pauses | None = None
         self.num_cached = 0
         self.num_digested = 0
         self.migration_state = MigrationState.NONE
@@ -196,15 +196,15 @@ class Sequence:
         return Sampling(sampling, job.choice, len(output), job.request.prompt_tokens, output, job.num_choices)
 
     def resume(self, now: float) -> None:
-        """End a pause, if it was preempted before."""
-        if self.paused_at is not None:
-            self.pauses = Pauses.sum((self.pauses, Pauses(1, max(0.0, now - self.paused_at))))
-            self.paused_at = None
+        """End its pause at `now`."""
+        assert self.paused_at is not None
+        self.pauses = Pauses.sum((self.pauses or NO_PAUSES, Pauses(1, max(0.0, now - self.paused_at))))
+        self.paused_at = None
 
     def take_pauses(self) -> Pauses | None:
         """Return the pauses since the last call; None where there were none."""
-        pauses, self.pauses = self.pauses, NO_PAUSES
-        return pauses if pauses.num else None
+        pauses, self.pauses = self.pauses, None
+        return pauses
 
     def append(self, token: SampledToken) -> None:
         self.tokens.append(token.id)
