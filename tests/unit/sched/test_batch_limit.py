@@ -134,6 +134,31 @@ def test_runs_of_decodes_go_on_while_a_prompt_waits_for_the_limit() -> None:
     assert s.run(8) is None
 
 
+def test_no_run_of_decodes_passes_the_promotion_of_a_paused_sequence() -> None:
+    limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, batch_max_share=0.25)
+    s = Scheduler(BlockPool(60, 2), limits, "model")
+    late, paused = (
+        replace(job, request=replace(job.request, sampling=SamplingParams(max_tokens=40), priority=priority))
+        for job, priority in ((_batch("late"), 0), (_batch("paused"), 1))
+    )
+    add(s, paused)
+    step(s)
+    s.state.preempt(next(iter(s.state.running)))
+    add(s, late)
+    step(s)
+    assert [str(seq.key.request) for seq in s.state.running] == ["late"] and s.state.num_free_seats
+    assert s.run(8) is None, "the other will be promoted, and then exceed the limit"
+
+
+def test_a_share_that_is_no_binary_fraction_is_not_rounded_down() -> None:
+    limits = SchedulerLimits(
+        max_num_batched_tokens=400, max_num_seqs=100, max_model_len=64, max_lane_preemptions=0, batch_max_share=0.57
+    )
+    s = Scheduler(BlockPool(2000, 2), limits, "model")
+    add(s, *(_batch(f"b{number}", 4) for number in range(80)))
+    assert len(step(s)[0]) == 57
+
+
 def test_a_load_report_has_the_use_of_each_lane() -> None:
     s = _scheduler(1.0)
     add(s, _batch("a"), _urgent("u"), pull := _in(Lane.STANDARD, resume("x", 8)), _batch("b"))
