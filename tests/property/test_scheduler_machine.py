@@ -293,8 +293,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not [s for s in yielded if s.status is not Status.WAITING or s.key in started]
         self.check_batch_limit(planned, [s for s in waiting if s.key in started])
         since = self.now - self.limits.max_lane_pause_s
-        paused = [s for s in waiting if s.status is Status.WAITING and s not in yielded and s.paused_at is not None]
-        assert not [s for s in paused if not s.is_promoted and (s.paused_at or 0) <= since], "some wait too long"
+        paused_at = self.scheduler.state.paused_at
+        late = [s for s in waiting if s not in yielded and paused_at.get(s.id, self.now) <= since]
+        assert not [s for s in late if not s.is_promoted], f"{late} wait too long"
         if self.limits.enable_chunked_prefill:
             # Some have been promoted.
             oldest = min((s.order for s in queued), default=(9, 0, 0))

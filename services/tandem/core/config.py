@@ -199,7 +199,7 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanesConfig:
-    """What requests of less urgent lanes (priority classes) get of each worker, and how they yield."""
+    """Limits and preemption of requests by lane (priority class), on each worker."""
 
     batch_max_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Let batch requests start on a worker only while they take at most this fraction of its sequences

@@ -207,7 +207,7 @@ class Scheduler:
         state = self.state
         if state.open_plans or self.pool.has_copies or self.speculation is not None:
             return None
-        if state.num_free_seats > 0 and (state.paused or next(admissible(state), None) is not None):
+        if state.num_free_seats > 0 and (state.paused_at or next(admissible(state), None) is not None):
             return None
         if may_preempt(state):
             return None

@@ -9,12 +9,13 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Pauses, SampledToken
 from tandem.core.lane import Lane
-from tandem.core.request import Job, SamplingParams
+from tandem.core.request import SamplingParams
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.sequence import MigrationState
 from tandem.sched.state.step_plan import StepResult
+from tests.unit.sched.lane_jobs import batch, in_lane, urgent, with_choices
 from tests.unit.sched.test_scheduler import add, finish, generate, names, prefill, resume, step
 
 _MANY = 99
@@ -23,18 +24,6 @@ _MANY = 99
 def _scheduler(seats: int, most: int = 1, num_blocks: int = 60) -> Scheduler:
     limits = SchedulerLimits(max_num_batched_tokens=32, max_num_seqs=seats, max_model_len=64, max_lane_preemptions=most)
     return Scheduler(BlockPool(num_blocks, 2), limits, "model")
-
-
-def _in(lane: Lane, job: Job) -> Job:
-    return replace(job, request=replace(job.request, lane=lane))
-
-
-def _batch(name: str, max_tokens: int = 20) -> Job:
-    return _in(Lane.BATCH, generate(name, 4, max_tokens))
-
-
-def _urgent(name: str, max_tokens: int = 3) -> Job:
-    return _in(Lane.INTERACTIVE, generate(name, 4, max_tokens))
 
 
 def _run(s: Scheduler) -> list[list[str]]:
@@ -47,9 +36,9 @@ def _run(s: Scheduler) -> list[list[str]]:
 
 def test_the_youngest_of_the_least_urgent_lane_yields() -> None:
     s = _scheduler(3)
-    add(s, _batch("old"), _in(Lane.STANDARD, generate("standard", 4, 20)), _batch("young"))
+    add(s, batch("old"), in_lane(Lane.STANDARD, generate("standard", 4, 20)), batch("young"))
     step(s)
-    add(s, _urgent("mine"))
+    add(s, urgent("mine"))
     who, planned = step(s)
     assert who == ["standard", "old", "mine"] and planned.num_yielded == 1
     assert [len(s.state.running), len(s.state.waiting)] == [3, 1]
@@ -58,10 +47,10 @@ def test_the_youngest_of_the_least_urgent_lane_yields() -> None:
 
 def test_what_was_computed_is_found_in_the_prefix_cache() -> None:
     s = _scheduler(1)
-    add(s, _batch("b"))
+    add(s, batch("b"))
     for _ in range(5):
         step(s)
-    add(s, _urgent("mine"))
+    add(s, urgent("mine"))
     while "b" not in (who := step(s))[0]:
         pass
     (piece,) = (who[1].step or pytest.fail()).slices
@@ -71,35 +60,35 @@ def test_what_was_computed_is_found_in_the_prefix_cache() -> None:
 @pytest.mark.parametrize("lane", [Lane.BATCH, Lane.STANDARD])
 def test_lanes_that_are_not_less_urgent_yield_nothing(lane: Lane) -> None:
     s = _scheduler(1)
-    add(s, _in(Lane.STANDARD, generate("first", 4, 9)))
+    add(s, in_lane(Lane.STANDARD, generate("first", 4, 9)))
     step(s)
-    add(s, _in(lane, generate("second", 4, 9)))
+    add(s, in_lane(lane, generate("second", 4, 9)))
     assert step(s)[0] == ["first"]
 
 
 def test_a_sequence_yields_so_often_and_no_more() -> None:
     s = _scheduler(1, most=2)
-    add(s, _batch("b"))
+    add(s, batch("b"))
     step(s)
     for number in range(5):
-        add(s, _urgent(f"u{number}", 2))
+        add(s, urgent(f"u{number}", 2))
     assert step(s)[1].num_yielded == 1
     # All urgent ones take the seat in a row: that is one time.
     assert _run(s)[-1] == ["b"]
     later = _scheduler(1, most=2)
-    add(later, _batch("b"))
+    add(later, batch("b"))
     order: list[str] = []
     for number in range(4):
         order += [who for who, _ in (step(later) for _ in range(2)) for who in who]
-        add(later, _urgent(f"u{number}", 1))
+        add(later, urgent(f"u{number}", 1))
     assert order.count("b") >= 3 and [name for name in order if name != "b"] == ["u0", "u1"]
 
 
 def test_nothing_yields_where_seats_are_free_or_it_is_off() -> None:
     for s in (_scheduler(2), _scheduler(1, most=0)):
-        add(s, _batch("b"))
+        add(s, batch("b"))
         step(s)
-        add(s, _urgent("mine"))
+        add(s, urgent("mine"))
         who, planned = step(s)
         assert "b" in who and planned.num_yielded == 0
 
@@ -107,9 +96,9 @@ def test_nothing_yields_where_seats_are_free_or_it_is_off() -> None:
 def test_a_sequence_in_an_open_plan_is_left_out_until_it_can_yield() -> None:
     """Steps that are planned ahead, as on a GPU."""
     s = _scheduler(2)
-    add(s, _batch("a"), _batch("b"))
+    add(s, batch("a"), batch("b"))
     first = s.plan().step
-    add(s, _urgent("mine"))
+    add(s, urgent("mine"))
     second = s.plan()
     assert names(s, second.step) == ["a"] and second.num_yielded == 0
     finish(s, first)
@@ -120,72 +109,72 @@ def test_a_sequence_in_an_open_plan_is_left_out_until_it_can_yield() -> None:
 
 def test_what_another_worker_may_read_keeps_its_seat() -> None:
     s = _scheduler(1)
-    add(s, _in(Lane.BATCH, prefill("p", 50)))
+    add(s, in_lane(Lane.BATCH, prefill("p", 50)))
     step(s)
-    add(s, _urgent("mine"))
+    add(s, urgent("mine"))
     assert step(s)[0] == ["p"], "the second half of the prompt"
     moving = _scheduler(1)
-    add(moving, _batch("b"))
+    add(moving, batch("b"))
     step(moving)
     next(iter(moving.state.running)).migration_state = MigrationState.STREAMING
-    add(moving, _urgent("mine"))
+    add(moving, urgent("mine"))
     assert step(moving)[1].num_yielded == 0
 
 
 def test_a_hand_off_is_accepted_to_a_seat_that_will_be_yielded() -> None:
     s = _scheduler(2)
-    add(s, _batch("a"), _batch("b"))
+    add(s, batch("a"), batch("b"))
     step(s)
     for name in ("x", "y"):
-        add(s, _in(Lane.INTERACTIVE, resume(name, 4)))
+        add(s, in_lane(Lane.INTERACTIVE, resume(name, 4)))
     with pytest.raises(TandemError, match="2 sequences run or have a seat reserved, max_num_seqs is 2") as refused:
-        add(s, _in(Lane.INTERACTIVE, resume("z", 4)))
+        add(s, in_lane(Lane.INTERACTIVE, resume("z", 4)))
     assert refused.value.kind is ErrorKind.OVERLOADED
     with pytest.raises(TandemError, match="4 sequences run or have a seat reserved, max_num_seqs is 2"):
-        add(s, _in(Lane.BATCH, resume("late", 4)))
+        add(s, in_lane(Lane.BATCH, resume("late", 4)))
     assert step(s)[0] == ["a", "b"], "the source of neither is ready"
-    s.on_producer_ready(_in(Lane.INTERACTIVE, resume("x", 4)).key)
+    s.on_producer_ready(in_lane(Lane.INTERACTIVE, resume("x", 4)).key)
     who, planned = step(s)
     assert who == ["a"] and [str(pull.key.request) for pull in planned.pulls] == ["x"]
 
 
 def test_a_rejected_hand_off_keeps_no_seat_from_a_more_urgent_one() -> None:
     s = _scheduler(4)
-    add(s, *(_batch(name) for name in "abcd"))
+    add(s, *(batch(name) for name in "abcd"))
     step(s)
-    large = _in(Lane.BATCH, resume("large", 4))
-    large = replace(large, request=replace(large.request, num_choices=2), num_choices=2)
+    large = in_lane(Lane.BATCH, resume("large", 4))
+    large = with_choices(large, 2)
     with pytest.raises(TandemError, match="no room to reserve"):
         add(s, large)
     for name in "wxyz":
-        add(s, _in(Lane.INTERACTIVE, resume(name, 4)))
+        add(s, in_lane(Lane.INTERACTIVE, resume(name, 4)))
 
 
 def test_several_short_prompts_leave_room_once_for_those_that_run() -> None:
     s = _scheduler(24, num_blocks=44)
-    add(s, *(_batch(f"b{number}", 4) for number in range(8)))
+    add(s, *(batch(f"b{number}", 4) for number in range(8)))
     step(s)
-    add(s, *(_urgent(f"u{number}") for number in range(4)))
+    add(s, *(urgent(f"u{number}") for number in range(4)))
     planned = step(s)[1]
     assert (planned.num_yielded, len(planned.starts)) == (0, 4)
 
 
 def test_runs_of_decodes_end_where_a_seat_is_due() -> None:
-    s, job = _scheduler(1), _batch("b")
+    s, job = _scheduler(1), batch("b")
     add(s, replace(job, request=replace(job.request, sampling=SamplingParams(max_tokens=20))))
     step(s)
     assert s.run(8) is not None
-    add(s, _urgent("mine"))
+    add(s, urgent("mine"))
     assert s.run(8) is None
 
 
 def test_as_many_yield_as_a_prompt_needs_blocks() -> None:
     s = _scheduler(9, num_blocks=16)
-    add(s, *(_batch(name, 20) for name in "abc"))
+    add(s, *(batch(name, 20) for name in "abc"))
     for _ in range(5):
         step(s)
     assert [len(seq.table) for seq in s.state.running] == [4, 4, 4]
-    add(s, _in(Lane.INTERACTIVE, generate("mine", 14, 2)))
+    add(s, in_lane(Lane.INTERACTIVE, generate("mine", 14, 2)))
     who, planned = step(s)
     assert who == ["a", "mine"] and planned.num_yielded == 2, "4 free blocks and 4 of each, for 7 and room to grow"
     assert _run(s)[-1] == ["c"]
@@ -195,9 +184,9 @@ def test_as_many_yield_as_a_prompt_needs_blocks() -> None:
 def test_nothing_yields_in_vain() -> None:
     """A prompt for which all less urgent sequences together have too few blocks waits, and they run on."""
     s = _scheduler(9, num_blocks=16)
-    add(s, _in(Lane.INTERACTIVE, generate("older", 16, 4)), _batch("b", 20))
+    add(s, in_lane(Lane.INTERACTIVE, generate("older", 16, 4)), batch("b", 20))
     step(s)
-    add(s, _in(Lane.INTERACTIVE, generate("mine", 22, 2)))
+    add(s, in_lane(Lane.INTERACTIVE, generate("mine", 22, 2)))
     who, planned = step(s)
     assert who == ["older", "b"] and planned.num_yielded == 0
 
@@ -206,13 +195,13 @@ def test_nothing_yields_in_vain() -> None:
 def test_blocks_that_both_share_are_not_counted_as_freed(num_older: int, num_yielded: int) -> None:
     """The two blocks that the batch request shares with the urgent one make room for nothing."""
     s = _scheduler(9, num_blocks=10 if num_older else 8)
-    add(s, _batch("b", 12))
+    add(s, batch("b", 12))
     if num_older:
-        add(s, _in(Lane.INTERACTIVE, generate("older", num_older, 9)))
+        add(s, in_lane(Lane.INTERACTIVE, generate("older", num_older, 9)))
     for _ in range(3):
         step(s)
-    prompt = s.state.by_key[_batch("b").key].tokens[:4]
-    mine = _urgent("mine")
+    prompt = s.state.by_key[batch("b").key].tokens[:4]
+    mine = urgent("mine")
     add(
         s, replace(mine, request=replace(mine.request, prompt_tokens=(*prompt, *range(100, 112 if num_older else 109))))
     )
@@ -223,10 +212,10 @@ def test_blocks_that_both_share_are_not_counted_as_freed(num_older: int, num_yie
 
 def test_a_pull_gets_the_blocks_of_less_urgent_sequences() -> None:
     s = _scheduler(9, num_blocks=12)
-    add(s, _batch("a", 20), _batch("b", 20))
+    add(s, batch("a", 20), batch("b", 20))
     for _ in range(5):
         step(s)
-    add(s, job := _in(Lane.INTERACTIVE, resume("x", 8)))
+    add(s, job := in_lane(Lane.INTERACTIVE, resume("x", 8)))
     s.on_producer_ready(job.key)
     who, planned = step(s)
     assert (who, planned.num_yielded) == (["a"], 1)
@@ -235,10 +224,10 @@ def test_a_pull_gets_the_blocks_of_less_urgent_sequences() -> None:
 
 def test_each_plan_makes_room_for_one_prompt_and_for_all_pulls() -> None:
     s = _scheduler(4)
-    add(s, *(_batch(name) for name in "abcd"))
+    add(s, *(batch(name) for name in "abcd"))
     step(s)
-    pulls = [_in(Lane.INTERACTIVE, resume(name, 4)) for name in "xy"]
-    add(s, _urgent("u0"), _urgent("u1"), *pulls)
+    pulls = [in_lane(Lane.INTERACTIVE, resume(name, 4)) for name in "xy"]
+    add(s, urgent("u0"), urgent("u1"), *pulls)
     for job in pulls:
         s.on_producer_ready(job.key)
     who, planned = step(s)
@@ -249,13 +238,13 @@ def test_each_plan_makes_room_for_one_prompt_and_for_all_pulls() -> None:
 
 def test_prompts_with_one_cached_prefix_take_its_blocks_once() -> None:
     s = _scheduler(9, num_blocks=20)
-    add(s, first := _in(Lane.INTERACTIVE, generate("first", 16, 1)))
+    add(s, first := in_lane(Lane.INTERACTIVE, generate("first", 16, 1)))
     step(s)
-    add(s, *(_batch(name, 20) for name in "ab"))
+    add(s, *(batch(name, 20) for name in "ab"))
     step(s)
     prompt = first.request.prompt_tokens
     for number in range(2):
-        mine = _urgent(f"u{number}")
+        mine = urgent(f"u{number}")
         add(s, replace(mine, request=replace(mine.request, prompt_tokens=(*prompt, number))))
     planned = step(s)[1]
     assert (planned.num_yielded, len(planned.starts)) == (0, 2), "9 blocks and 1, of which 14 are free, 3 to grow"
@@ -264,13 +253,13 @@ def test_prompts_with_one_cached_prefix_take_its_blocks_once() -> None:
 
 def test_a_block_that_two_victims_share_is_free_once_both_have_yielded() -> None:
     s = _scheduler(9, num_blocks=11)
-    job = _batch("b", 8)
+    job = batch("b", 8)
     both = replace(job, request=replace(job.request, prompt_tokens=tuple(range(12)), num_choices=2), num_choices=2)
     add(s, both)
     finish(s, s.plan().step, 50, 51)
     step(s)
     assert len(s.state.running) == 2
-    add(s, _in(Lane.INTERACTIVE, generate("mine", 14, 2)))
+    add(s, in_lane(Lane.INTERACTIVE, generate("mine", 14, 2)))
     planned = step(s)[1]
     assert (planned.num_yielded, len(planned.starts)) == (2, 1)
     s.check()
@@ -278,12 +267,12 @@ def test_a_block_that_two_victims_share_is_free_once_both_have_yielded() -> None
 
 def test_a_prompt_that_waits_for_leases_hides_no_pull_behind_it() -> None:
     s = _scheduler(9, num_blocks=16)
-    add(s, _in(Lane.BATCH, prefill("p", 12)))
+    add(s, in_lane(Lane.BATCH, prefill("p", 12)))
     step(s)
-    add(s, _batch("a", 20), _batch("b", 20))
+    add(s, batch("a", 20), batch("b", 20))
     for _ in range(5):
         step(s)
-    add(s, _in(Lane.INTERACTIVE, generate("large", 24, 2)), pull := _in(Lane.INTERACTIVE, resume("x", 8)))
+    add(s, in_lane(Lane.INTERACTIVE, generate("large", 24, 2)), pull := in_lane(Lane.INTERACTIVE, resume("x", 8)))
     s.on_producer_ready(pull.key)
     planned = step(s)[1]
     assert [str(granted.key.request) for granted in planned.pulls] == ["x"] and planned.num_yielded == 1
@@ -291,9 +280,9 @@ def test_a_prompt_that_waits_for_leases_hides_no_pull_behind_it() -> None:
 
 def test_yields_of_a_plan_without_a_step_are_in_the_next_record() -> None:
     s = _scheduler(1)
-    add(s, _batch("b"))
+    add(s, batch("b"))
     step(s)
-    add(s, job := _in(Lane.INTERACTIVE, resume("x", 4)))
+    add(s, job := in_lane(Lane.INTERACTIVE, resume("x", 4)))
     s.on_producer_ready(job.key)
     planned = s.plan()
     assert planned.num_yielded == 1 and planned.step is None
@@ -306,21 +295,21 @@ def test_yields_of_a_plan_without_a_step_are_in_the_next_record() -> None:
 def test_no_run_of_decodes_passes_the_moment_where_enough_could_yield() -> None:
     """The room that a batch request could give grows while it decodes."""
     s = _scheduler(9, num_blocks=16)
-    for job in (_in(Lane.INTERACTIVE, generate("older", 16, 8)), _batch("b")):
+    for job in (in_lane(Lane.INTERACTIVE, generate("older", 16, 8)), batch("b")):
         sampling = SamplingParams(max_tokens=job.request.sampling.max_tokens)
         add(s, replace(job, request=replace(job.request, sampling=sampling)))
     step(s)
     assert s.run(8) is not None
-    add(s, _in(Lane.INTERACTIVE, generate("mine", 22, 2)))
+    add(s, in_lane(Lane.INTERACTIVE, generate("mine", 22, 2)))
     assert step(s)[1].num_yielded == 0
     assert s.run(8) is None
 
 
 def test_a_paused_sequence_is_served_as_an_interactive_one_in_time() -> None:
     s = _scheduler(1, most=3)
-    add(s, _batch("b"))
+    add(s, batch("b"))
     step(s)
-    add(s, *(_urgent(f"u{number}", 2) for number in range(9)))
+    add(s, *(urgent(f"u{number}", 2) for number in range(9)))
     order: list[str] = []
     for now in range(0, 99, 12):
         planned = s.plan(float(now))
@@ -347,30 +336,30 @@ def test_a_preempted_sequence_of_a_low_priority_is_promoted_too() -> None:
 
 def test_choices_of_a_promoted_sequence_are_served_alike() -> None:
     s = _scheduler(4)
-    job = _batch("b", 8)
-    add(s, replace(job, request=replace(job.request, num_choices=2), num_choices=2))
+    job = batch("b", 8)
+    add(s, with_choices(job, 2))
     s.state.promote(next(iter(s.state.waiting)))
     finish(s, s.plan().step, 50, 51)
     assert [seq.is_promoted for seq in s.state.running] == [True, True]
-    add(s, *(_urgent(name) for name in "xyz"))
+    add(s, *(urgent(name) for name in "xyz"))
     assert step(s)[1].num_yielded == 0
 
 
 def test_the_token_after_a_pause_reports_it() -> None:
     s = _scheduler(1, most=3)
-    add(s, _batch("b"))
+    add(s, batch("b"))
     reported = []
     for now in range(9):
         if now in (1, 5):
-            add(s, _urgent(f"u{now}", 2))
+            add(s, urgent(f"u{now}", 2))
         planned = s.plan(float(now))
         reported += [(now, update.pauses) for update in finish(s, planned.step) if update.pauses is not None]
     assert reported == [(3, Pauses(1, 2.0)), (7, Pauses(1, 2.0))]
 
 
 def test_a_job_of_several_choices_reports_its_pause_once() -> None:
-    s, job = _scheduler(4), _in(Lane.BATCH, generate("b", 40, 9))
-    add(s, replace(job, request=replace(job.request, num_choices=2), num_choices=2))
+    s, job = _scheduler(4), in_lane(Lane.BATCH, generate("b", 40, 9))
+    add(s, with_choices(job, 2))
     finish(s, s.plan(1.0).step)
     s.state.now = 2.0
     s.state.preempt(next(iter(s.state.running)))
@@ -384,22 +373,22 @@ def test_a_job_of_several_choices_reports_its_pause_once() -> None:
 
 def test_behind_a_prompt_that_waits_for_leases_nothing_yields_to_prompts() -> None:
     s = _scheduler(2, num_blocks=16)
-    add(s, _in(Lane.BATCH, prefill("p", 12)))
+    add(s, in_lane(Lane.BATCH, prefill("p", 12)))
     step(s)
-    add(s, _batch("a"), _batch("b"))
+    add(s, batch("a"), batch("b"))
     step(s)
-    add(s, _in(Lane.INTERACTIVE, generate("large", 24, 2)), _urgent("small"))
+    add(s, in_lane(Lane.INTERACTIVE, generate("large", 24, 2)), urgent("small"))
     who, planned = step(s)
     assert (who, planned.num_yielded) == (["a", "b"], 0)
 
 
 def test_choices_that_wait_for_a_seat_pause_and_are_promoted() -> None:
     s = _scheduler(2)
-    job = _batch("b", 3)
-    add(s, replace(job, request=replace(job.request, num_choices=3), num_choices=3))
+    job = batch("b", 3)
+    add(s, with_choices(job, 3))
     finish(s, s.plan(1.0).step, 50, 51, 52)
     (third,) = s.state.waiting
-    add(s, *(_urgent(f"u{number}", 2) for number in range(8)))
+    add(s, *(urgent(f"u{number}", 2) for number in range(8)))
     reported = []
     for now in (2.0, 3.0, 4.0, 40.0, 41.0, 42.0, 43.0):
         planned = s.plan(now)
@@ -409,9 +398,9 @@ def test_choices_that_wait_for_a_seat_pause_and_are_promoted() -> None:
 
 def test_blocks_that_decodes_take_in_the_same_plan_are_counted() -> None:
     s = _scheduler(9, num_blocks=14)
-    add(s, *(_batch(name) for name in "abc"))
+    add(s, *(batch(name) for name in "abc"))
     step(s)
     assert s.pool.num_free == 8, "and now each takes one"
-    add(s, _in(Lane.INTERACTIVE, generate("mine", 6, 2)))
+    add(s, in_lane(Lane.INTERACTIVE, generate("mine", 6, 2)))
     who, planned = step(s)
     assert ("mine" in who, planned.num_yielded) == (True, 1)

@@ -333,7 +333,8 @@ SEQUENCES = gauge(
 LANE_SEQUENCES = gauge(
     "tandem.lane_sequences",
     "{sequence}",
-    "Reports the sequences of each lane that run, read their KV from another worker, or have a seat reserved.",
+    "Reports the sequences of each lane that run, read their KV from another worker, or have a seat reserved. One that"
+    " stands for several choices counts with the seats that they will take.",
     "lane",
 )
 LANE_KV_BLOCKS = gauge(

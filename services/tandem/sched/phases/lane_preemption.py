@@ -36,8 +36,9 @@ def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder) -> frozenset
     A sequence in an open plan cannot be preempted yet. Returns these: the next plan leaves them out, so that one of the
     following ones can preempt them."""
     since = state.now - state.limits.max_lane_pause_s
-    for seq in state.paused.values():
-        if seq.paused_at is not None and seq.paused_at <= since and not seq.is_promoted:
+    for seq_id, paused_at in state.paused_at.items():
+        seq = state.by_id[seq_id]
+        if paused_at <= since and not seq.is_promoted:
             state.promote(seq)
     yielding = list(_yielding(state))
     for seq in yielding:
@@ -57,7 +58,7 @@ def may_preempt(state: SchedulerState) -> bool:
     if first is None:
         return False
     # A paused sequence may be promoted any time.
-    lane = Lane.INTERACTIVE if state.paused else first.served_lane
+    lane = Lane.INTERACTIVE if state.paused_at else first.served_lane
     return least_urgent.served_lane > lane and any(may_yield(seq, lane, state.limits) for seq in state.running)
 
 

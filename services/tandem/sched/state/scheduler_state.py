@@ -70,7 +70,8 @@ class SchedulerState:
     A sequence is in exactly one of `waiting`, `running`, `pulling` and `closing`, according to its `status`.
 
     - `by_id`: every sequence; `by_key`: the sequence of each choice that has not ended.
-    - `paused`: waiting sequences that have begun: preempted ones, and choices that wait for a seat.
+    - `paused_at`: since when each waiting sequence that has begun is paused: preempted ones, and choices that wait for
+      a seat.
     - `reserved_blocks`: number of blocks reserved for each pull that has none yet.
     - `open_plans`: plans without a result, by number, oldest first; the next plan gets the number `num_plans`.
     - `filled_pulls`: for each open plan, the pulled sequences into whose blocks it copies content from host memory. It
@@ -87,7 +88,7 @@ class SchedulerState:
         self.closing: dict[SeqId, Sequence] = {}
         self.by_key: dict[JobKey, Sequence] = {}
         self.by_id: dict[SeqId, Sequence] = {}
-        self.paused: dict[SeqId, Sequence] = {}
+        self.paused_at: dict[SeqId, float] = {}
         self.reserved_blocks: dict[SeqId, int] = {}
         self.open_plans: dict[int, StepPlan] = {}
         self.filled_pulls: dict[int, list[Sequence]] = {}
@@ -120,9 +121,8 @@ class SchedulerState:
         choices counts with the seats that they will take. Leased blocks do not count."""
         seats, blocks = [0] * len(Lane), [0] * len(Lane)
         for seq in chain(self.running, self.pulling.values()):
-            lane = seq.lane
-            seats[lane] += 1 if seq.job.num_choices == 1 else self.num_seats_of(seq)
-            blocks[lane] += len(seq.table)
+            seats[seq.lane] += self.num_seats_of(seq)
+            blocks[seq.lane] += len(seq.table)
         for seq_id, num_reserved in self.reserved_blocks.items() if with_reservations else ():
             seq = self.by_id[seq_id]
             seats[seq.lane] += self.num_seats_of(seq)
@@ -149,8 +149,9 @@ class SchedulerState:
         tokens.
         """
         self.waiting.remove(seq)
-        if self.paused.pop(seq.id, None) is not None:
-            seq.resume(self.now)
+        paused_at = self.paused_at.pop(seq.id, None)
+        if paused_at is not None:
+            seq.add_pause(max(0.0, self.now - paused_at))
         seq.num_computed = num_computed
         seq.was_started = True
         seq.status = Status.RUNNING
@@ -176,7 +177,7 @@ class SchedulerState:
     def preempt(self, seq: Sequence) -> None:
         """Release the blocks of a running sequence, and move it back to the waiting ones to be computed again."""
         self.running.remove(seq)
-        self._pause(seq)
+        self.paused_at[seq.id] = self.now
         self.pool.release(seq.table)
         seq.num_computed = 0
         seq.status = Status.WAITING
@@ -199,7 +200,7 @@ class SchedulerState:
         self.by_key[seq.key] = seq
         for other in others:
             if other.status is Status.WAITING:
-                self._pause(other)
+                self.paused_at[other.id] = self.now
             self.by_id[other.id] = other
             self.by_key[other.key] = other
             (self.running if other.status is Status.RUNNING else self.waiting).add(other)
@@ -220,7 +221,7 @@ class SchedulerState:
         for key in seq.keys:
             del self.by_key[key]
         self.reserved_blocks.pop(seq.id, None)
-        self.paused.pop(seq.id, None)
+        self.paused_at.pop(seq.id, None)
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
         elif seq.status is Status.PULLING:
@@ -272,8 +273,8 @@ class SchedulerState:
         assert keys == set(self.by_key), "keys and queues differ"
         needed = {s.id: self._pull_need(s.job) for s in queued if s.is_pull and s.status is Status.WAITING}
         assert self.reserved_blocks == needed, f"reserved {self.reserved_blocks}, needed {needed}"
-        paused = {s.id for s in self.waiting if s.paused_at is not None}
-        assert self.paused.keys() == paused, f"paused are {paused}, not {self.paused.keys()}"
+        begun = {s.id for s in self.waiting if s.was_started}
+        assert self.paused_at.keys() == begun, f"{begun} have begun and wait, not {self.paused_at.keys()}"
         for seq in queued:
             slices = [s for p in self.open_plans.values() for s in p.slices if s.seq == seq.id]
             num_held = sum(held.count(seq) for held in self.filled_pulls.values())
@@ -284,10 +285,6 @@ class SchedulerState:
     def __str__(self) -> str:
         queues = f"{len(self.running)} running, {len(self.waiting)} waiting, {len(self.pulling)} pulling"
         return f"{queues}, {len(self.closing)} closing, {len(self.open_plans)} plans open"
-
-    def _pause(self, seq: Sequence) -> None:
-        seq.paused_at = self.now
-        self.paused[seq.id] = seq
 
     def _forget(self, seq: Sequence) -> None:
         self.pool.release(seq.table)

@@ -88,8 +88,6 @@ class Sequence:
         self.num_open_plans = 0
         # Times that it yielded its seat to a sequence of a more urgent lane.
         self.num_yields = 0
-        # When it was preempted; None while it is not to be computed again.
-        self.paused_at: float | None = None
         # Pauses that no update has reported yet.
         self.pauses: Pauses | None = None
         self.num_cached = 0
@@ -195,11 +193,9 @@ class Sequence:
         output = tuple(self.tokens[self.num_prompt :])
         return Sampling(sampling, job.choice, len(output), job.request.prompt_tokens, output, job.num_choices)
 
-    def resume(self, now: float) -> None:
-        """End its pause at `now`."""
-        assert self.paused_at is not None
-        self.pauses = Pauses.sum((self.pauses or NO_PAUSES, Pauses(1, max(0.0, now - self.paused_at))))
-        self.paused_at = None
+    def add_pause(self, seconds: float) -> None:
+        """Count a pause that has ended, for the next update."""
+        self.pauses = Pauses.sum((self.pauses or NO_PAUSES, Pauses(1, seconds)))
 
     def take_pauses(self) -> Pauses | None:
         """Return the pauses since the last call; None where there were none."""
