@@ -61,3 +61,40 @@ def _short(url: str, salt: int) -> tuple[str, str]:
     with Post(url, completion(30, salt, _SHORT)) as post:
         answer = post.finish()
     return answer.text(), answer.path
+
+
+@pytest.mark.timeout(180)
+def test_a_paused_answer_can_be_cancelled_and_survives_its_worker(running: Cluster) -> None:
+    prefill, decoder = (running.worker(pool, pool, "--max-num-seqs", "1") for pool in ("prefill", "decode"))
+    gateway = running.gateway("gateway")
+    for program in running.programs:
+        program.wait_ready()
+    gateway.wait_serving()
+    until(lambda: _short(gateway.url, 9)[1] == "remote", "a request on two workers")
+    bodies = [completion(40, salt, 1200, stream=True) for salt in (1, 2)]
+    expected = []
+    for body in bodies:
+        with Post(gateway.url, body | {"cache_salt": "undisturbed"}) as post:
+            expected.append(post.finish().text())
+
+    with Post(gateway.url, bodies[0], headers=_BATCH) as paused:
+        paused.wait_events(3)
+        urgent = Post(gateway.url, bodies[1])
+        urgent.wait_events(3)
+        assert decoder.books().num_sequences == 2, "one has the only seat, so the other is paused"
+    with urgent:
+        until(lambda: decoder.books().num_sequences <= 1, "the end of the cancelled one")
+        assert urgent.finish().text() == expected[1]
+    until(decoder.is_idle, "an idle decode worker")
+    assert running.complaints() == []
+
+    with Post(gateway.url, bodies[0], headers=_BATCH) as paused:
+        paused.wait_events(3)
+        with Post(gateway.url, bodies[1]) as urgent:
+            urgent.wait_events(3)
+            assert decoder.books().num_sequences == 2
+            decoder.kill()
+            answers = [post.finish() for post in (paused, urgent)]
+    assert [(answer.error(), answer.text()) for answer in answers] == [(None, text) for text in expected]
+    assert [answer.about()["attempts"] for answer in answers] == [2, 2]
+    until(prefill.is_idle, "an idle prefill worker")
