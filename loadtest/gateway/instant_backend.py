@@ -125,6 +125,9 @@ class InstantDispatch:
     def scrape_targets(self) -> list[ScrapeTarget]:
         return []
 
+    def fairness(self) -> dict[tuple[str, Lane], float]:
+        return {}
+
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}
 

@@ -1,19 +1,26 @@
-"""Order the requests that wait for one model: by lane, then among tenants by tokens served, then as each tenant's
+"""Order the requests that wait for one model: by lane, then among tenants by tokens charged, then as each tenant's
 `TenantQueue` decides.
 
-Tenants share tokens fairly. As in the virtual token counter (Sheng et al., OSDI 2024) each tenant has a counter of the
-tokens it was served divided by its weight, charged with the prompt when a request is sent and with output as it is
-sampled. A tenant without waiting requests whose next request arrives is lifted to the current counter of the others:
-capacity that it did not use is lost. Next is the tenant whose first request would *end* soonest by the counters
-(counter + tokens / weight; Demers et al., SIGCOMM 1989), not the one with the smallest counter as in the paper: between
-equal tenants the short request goes first, and a long request that waits for capacity does not block tenants with small
-requests.
+Tenants share the workers fairly. As in the virtual token counter (Sheng et al., OSDI 2024) each tenant has a counter of
+the tokens it was charged divided by its weight, charged with the prompt when a request is sent and with output as it is
+sampled. Where KV time counts, a request whose KV time exceeds its tokens is charged with the KV time instead
+(`admission.request_queue`). A tenant without waiting requests whose next request arrives is lifted to the current
+counter of the others: capacity that it did not use is lost. Next is the tenant whose first request would *end* soonest
+by the counters (counter + tokens / weight; Demers et al., SIGCOMM 1989), not the one with the smallest counter as in
+the paper: between equal tenants the short request goes first, and a long request that waits for capacity does not block
+tenants with small requests.
 
-Bounds, inside a lane, with L the most tokens that one request is charged:
+Bounds, inside a lane, with L the most tokens that one request is charged when it is sent, and F the most by which the
+charges for one tenant's requests that workers have change until these requests end:
 
-- Of two tenants that always have a waiting request, served tokens / weight differ by at most 2 L / (least weight).
-- With G gateways that exchange counters every T seconds, each of which serves R tokens per second, and D seconds of
-  delay, by at most G * R * (T + D) / (least weight) more: tokens that other gateways have served and not reported yet.
+- Of two tenants that always have a waiting request, charged tokens / weight differ by at most 2 (L + 2 F) / (least
+  weight). When the tenant that is ahead was last sent a request, it was ahead by at most L; since then the charge of
+  neither has changed against the order by more than F. The factor 2 stands for both ends of the time.
+- F is the output, the KV time and the corrections that are not charged yet, which nobody knows in advance. The KV time
+  in it is at most that of all KV memory for the longest time of a request.
+- With G gateways that exchange counters every T seconds, each of which charges R tokens per second, and D seconds of
+  delay, by at most G * R * (T + D) / (least weight) more: tokens that other gateways have charged and not reported yet.
+  Gateways exchange the charges, so that KV time needs no exchange of its own.
 
 Lanes are strict: a lane waits while a more urgent lane has waiting requests, without limit. The tenants' `lane` setting
 decides who may use which, so starvation of a lane is a matter of configuration.
@@ -31,7 +38,7 @@ from tandem.core.lane import Lane
 
 
 class FairQueue:
-    """Order the waiting requests of one model so that tenants share it fairly, by a counter of tokens served for each
+    """Order the waiting requests of one model so that tenants share it fairly, by a counter of tokens charged for each
     tenant in each lane.
 
     `push`, `pop`, `remove` and (amortized) `first` cost the logarithm of the number of waiting requests and a shift of
@@ -62,7 +69,7 @@ class FairQueue:
         """
         flow = self._flow(item.flow_key)
         if not flow.waiting:
-            flow.counter = max(flow.counter, self._virtual[item.lane])
+            flow.lift(self._virtual[item.lane])
         self._num_pushed += 1
         self._enter(key, item, self._num_pushed)
         return self._num_pushed
@@ -115,18 +122,18 @@ class FairQueue:
     # ---- counters
 
     def charge(self, flow_key: FlowKey, num_tokens: int) -> None:
-        """Add `num_tokens` served by this gateway to the counter of a tenant in a lane; a negative number undoes a
+        """Add `num_tokens` charged by this gateway to the counter of a tenant in a lane; a negative number undoes a
         charge."""
         self._served[flow_key] = self._served.get(flow_key, 0) + num_tokens
         self.add_to_counter(flow_key, num_tokens)
 
     def served(self) -> Mapping[FlowKey, int]:
-        """Return the tokens that this gateway has served since it started, by tenant and lane; gateways report them to
+        """Return the tokens that this gateway has charged since it started, by tenant and lane; gateways report them to
         each other."""
         return self._served
 
     def add_to_counter(self, flow_key: FlowKey, num_tokens: int) -> None:
-        """Add tokens that another gateway has served to the counter of a tenant in a lane; `served` does not include
+        """Add tokens that another gateway has charged to the counter of a tenant in a lane; `served` does not include
         them."""
         flow = self._flow(flow_key)
         flow.counter += num_tokens / flow.weight
@@ -134,11 +141,16 @@ class FairQueue:
             self._rank(flow)
 
     def counter(self, flow_key: FlowKey) -> float:
-        """Return the fairness counter of a tenant in a lane: tokens served divided by the tenant's weight.
+        """Return the fairness counter of a tenant in a lane: tokens charged divided by the tenant's weight.
 
         Only differences between counters are meaningful.
         """
         return self._flow(flow_key).counter
+
+    def services_of_waiting(self) -> Mapping[FlowKey, float]:
+        """Return the tokens / weight that each tenant with waiting requests was charged in its lane so far, by all
+        gateways."""
+        return {flow_key: flow.counter - flow.lifted for flow_key, flow in self._flows.items() if flow.waiting}
 
     # ---- prediction and overflow
 

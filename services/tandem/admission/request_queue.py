@@ -1,15 +1,27 @@
-"""Order the requests of one gateway that wait for workers, with a fair queue for each model, and charge their
-tenants."""
+"""Order the requests of one gateway that wait for workers, with a fair queue for each model, and charge their tenants.
+
+A request uses two resources: the workers' computation, by tokens, and their KV memory, by KV time. KV time is the
+integral over the request's time at workers of its prompt and output tokens; `gateway.kv_time_tokens` converts it to
+tokens. The charge for a request is the larger of the two, its dominant resource, as for a packet in memoryless DRFQ
+(Ghodsi et al., SIGCOMM 2012). The sum of both would be asset fairness, with which a tenant may get less than from a
+cluster of its own of a size by its weight (Ghodsi et al., NSDI 2011). The maximum is taken for each request and not for
+each tenant: otherwise a tenant that has used much KV could then compute as many tokens for nothing, while others wait.
+So a tenant that sends some requests that dominate in tokens, and others that dominate in KV time, is charged up to
+twice its dominant share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tandem.admission.fair_queue import FairQueue
+from tandem.admission.fairness_window import PERIOD_S, FairnessWindow
 from tandem.admission.queue_item import FlowKey, QueueItem
 from tandem.core.ids import RequestId
+from tandem.core.lane import Lane
 from tandem.core.request import Request
 
 LEARNING = 0.1
@@ -25,32 +37,54 @@ class ModelFlow(NamedTuple):
 
 @dataclass(slots=True)
 class _QueueEntry:
-    """State of one request. `num_expected` prompt tokens were expected to be computed when it arrived; `num_charged`
-    are charged now."""
+    """State of one request.
 
-    model: str
+    `num_expected` prompt tokens were expected to be computed when it arrived, `num_computed` are charged as computed,
+    none while it waits. `num_output`: sampled tokens. `num_kv`: KV time as tokens. `num_charged`: all that its tenant
+    is charged for it.
+    """
+
+    queue: FairQueue
     item: QueueItem
+    flow_key: FlowKey
     number: int
     num_prompt: int
     num_expected: int
-    num_charged: int
+    num_computed: int = 0
+    num_output: int = 0
+    num_kv: float = 0.0
+    num_charged: int = 0
     is_sent: bool = False
-    has_sampled: bool = False
     credit: int = 0
+
+    @property
+    def num_due(self) -> int:
+        """Return the tokens to charge for the request: those computed, or its KV time where that is more."""
+        return max(self.num_computed + self.num_output, int(self.num_kv))
+
+    def charge(self, num_tokens: int) -> None:
+        """Change the charge for the request to `num_tokens`."""
+        if num_tokens != self.num_charged:
+            self.queue.charge(self.flow_key, num_tokens - self.num_charged)
+            self.num_charged = num_tokens
 
 
 class RequestQueue:
     """Order the requests of one gateway that wait to be sent, with a fair queue per model, and charge tenants for what
     is served.
 
-    `max_queued`: how many may wait. The queue knows a request from `enter` until `leave`, whether it waits or was sent.
-    A prompt is charged with the tokens that it probably has to compute, estimated from the cached fractions of its
-    tenant's recent prompts in its lane; the charge is corrected when the request has ended.
+    `max_queued`: how many may wait. `kv_time_tokens`: tokens that a second of 1,000 KV tokens counts as. The queue
+    knows a request from `enter` until `leave`, whether it waits or was sent. A prompt is charged with the tokens that
+    it probably has to compute, estimated from the cached fractions of its tenant's recent prompts in its lane; the
+    charge is corrected when the request has ended.
     """
 
-    def __init__(self, max_queued: int) -> None:
+    def __init__(self, max_queued: int, kv_time_tokens: float = 0.0) -> None:
         self._max_queued = max_queued
+        self._kv_time_tokens = kv_time_tokens
         self._queues: dict[str, FairQueue] = {}
+        self._windows: dict[str, FairnessWindow] = {}
+        self._sample_at = -math.inf
         self._entries: dict[RequestId, _QueueEntry] = {}
         self._num_waiting = 0
         self._uncached: dict[FlowKey, float] = {}
@@ -84,7 +118,7 @@ class RequestQueue:
         queue = self._queues.setdefault(request.model, FairQueue())
         number = queue.push(request.id, item)
         self._entries[request.id] = _QueueEntry(
-            request.model, item, number, len(request.prompt_tokens), item.num_tokens, item.num_tokens
+            queue, item, item.flow_key, number, len(request.prompt_tokens), item.num_tokens
         )
         self._num_waiting += 1
         return queue.fullest() if self._num_waiting > self._max_queued else None
@@ -93,10 +127,10 @@ class RequestQueue:
         """Mark a waiting request as sent and charge its tenant. `num_tokens`: prompt tokens that its workers will
         probably compute; None keeps the earlier estimate."""
         entry = self._entries[request]
-        queue = self._queues[entry.model]
-        entry.credit = queue.pop(request)
-        if num_tokens is not None:
-            self._recharge(entry, num_tokens)
+        entry.credit = entry.queue.pop(request)
+        entry.num_charged += entry.item.num_tokens
+        entry.num_computed = entry.item.num_tokens if num_tokens is None else num_tokens
+        entry.charge(entry.num_due)
         entry.is_sent = True
         self._num_waiting -= 1
 
@@ -104,14 +138,17 @@ class RequestQueue:
         """Return a sent request to its old position in the queue, because its workers rejected or lost it.
 
         Does nothing when the request waits already or is unknown. A request that has produced output counts as one
-        token while it waits, so that it goes before others; its real cost is charged when it is sent.
+        token while it waits, so that it goes before others; its real cost is charged when it is sent. The charge for
+        its output and KV time remains.
         """
         entry = self._entries.get(request)
         if entry is not None and entry.is_sent:
-            if entry.has_sampled:
+            if entry.num_output:
                 entry.item = replace(entry.item, num_tokens=1)
-            self._recharge(entry, entry.item.num_tokens)
-            self._queues[entry.model].put_back(request, entry.item, entry.number, entry.credit)
+            entry.num_computed = 0
+            entry.charge(entry.num_due + entry.item.num_tokens)
+            entry.queue.put_back(request, entry.item, entry.number, entry.credit)
+            entry.num_charged -= entry.item.num_tokens
             entry.is_sent = False
             self._num_waiting += 1
 
@@ -125,12 +162,23 @@ class RequestQueue:
             self.send(request)
 
     def charge_output(self, request: RequestId, num_tokens: int) -> None:
-        """Charge `num_tokens` more output tokens of a request to its tenant; does nothing when the request is
-        unknown."""
+        """Charge `num_tokens` more output tokens of a request to its tenant, as far as they exceed its KV time; does
+        nothing when the request is unknown."""
         entry = self._entries.get(request)
         if entry is not None:
-            entry.has_sampled = True
-            self._queues[entry.model].charge(entry.item.flow_key, num_tokens)
+            entry.num_output += num_tokens
+            num_more = entry.num_computed + entry.num_output - entry.num_charged
+            if num_more > 0:
+                entry.queue.charge(entry.flow_key, num_more)
+                entry.num_charged += num_more
+
+    def charge_kv_time(self, request: RequestId, token_seconds: float) -> None:
+        """Charge more KV time of a request to its tenant, as far as it exceeds the request's tokens; does nothing when
+        the request is unknown."""
+        entry = self._entries.get(request)
+        if entry is not None:
+            entry.num_kv += token_seconds * self._kv_time_tokens / 1000
+            entry.charge(entry.num_due)
 
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
         """Remove a request that has ended, whether it waits or was sent; does nothing when it is unknown.
@@ -142,7 +190,7 @@ class RequestQueue:
         if entry is None:
             return
         if not entry.is_sent:
-            self._queues[entry.model].remove(request)
+            entry.queue.remove(request)
             self._num_waiting -= 1
         elif num_cached is not None:
             self._settle(entry, entry.num_prompt - num_cached)
@@ -166,10 +214,10 @@ class RequestQueue:
         """Return the prompt tokens of a request that will probably be computed. Raises KeyError when the request is
         unknown.
 
-        For a sent request these are the tokens charged, for a waiting one the estimate at its arrival.
+        For a sent request this is the estimate of its placement, for a waiting one that of its arrival.
         """
         entry = self._entries[request]
-        return entry.num_charged if entry.is_sent else entry.num_expected
+        return entry.num_computed if entry.is_sent else entry.num_expected
 
     def num_ahead(self, model: str, item: QueueItem) -> int:
         """Return the prompt tokens of requests for `model` that would be sent before a new request `item`, if no other
@@ -180,14 +228,33 @@ class RequestQueue:
     # ---- other gateways
 
     def served(self) -> Iterator[tuple[ModelFlow, int]]:
-        """Yield the tokens that this gateway has served since it started, for each model, tenant and lane."""
+        """Yield the tokens that this gateway has charged since it started, for each model, tenant and lane."""
         for model, queue in self._queues.items():
             for flow_key, num_tokens in queue.served().items():
                 yield ModelFlow(model, flow_key), num_tokens
 
     def add_remote_usage(self, model_flow: ModelFlow, num_tokens: int) -> None:
-        """Add tokens that another gateway has served to the counter of a model, tenant and lane."""
+        """Add tokens that another gateway has charged to the counter of a model, tenant and lane."""
         self._queues.setdefault(model_flow.model, FairQueue()).add_to_counter(model_flow.flow_key, num_tokens)
+
+    # ---- fairness of the last minute
+
+    def sample(self, now: float) -> None:
+        """Record how much the waiting tenants of each model were charged, for `fairness`; does nothing within a second
+        of the last sample."""
+        if now < self._sample_at:
+            return
+        self._sample_at = now + PERIOD_S
+        for model, queue in self._queues.items():
+            window = self._windows.setdefault(model, FairnessWindow())
+            window.add(now, queue.services_of_waiting())
+
+    def fairness(self, now: float) -> Mapping[tuple[str, Lane], float]:
+        """Return Jain's index of the last minute for each lane of each model that was requested, as
+        `FairnessWindow.index`."""
+        return {
+            (model, lane): window.index(lane, now) for model, window in self._windows.copy().items() for lane in Lane
+        }
 
     def check(self) -> None:
         """Raise AssertionError if a stored count or sum differs from a recount over the waiting requests; for tests."""
@@ -201,12 +268,8 @@ class RequestQueue:
 
     # ---- charges
 
-    def _recharge(self, entry: _QueueEntry, num_tokens: int) -> None:
-        self._queues[entry.model].charge(entry.item.flow_key, num_tokens - entry.num_charged)
-        entry.num_charged = num_tokens
-
     def _settle(self, entry: _QueueEntry, num_computed: int) -> None:
-        flow_key = entry.item.flow_key
-        self._recharge(entry, num_computed)
-        before = self._uncached.get(flow_key, 1.0)
-        self._uncached[flow_key] = before + LEARNING * (num_computed / entry.num_prompt - before)
+        entry.num_computed = num_computed
+        entry.charge(entry.num_due)
+        before = self._uncached.get(entry.flow_key, 1.0)
+        self._uncached[entry.flow_key] = before + LEARNING * (num_computed / entry.num_prompt - before)

@@ -52,14 +52,16 @@ class TenantQueue:
     """Choose which waiting request of one tenant in one lane is sent next, by priority, age and length.
 
     `weight`: the tenant's share against other tenants. `num_tokens`: sum over the waiting requests. `credit`: tokens
-    sent ahead of the oldest request; once they reach its own tokens, it is sent next. `counter` (tokens served /
-    weight) and `stamp` (number of the newest entry in the heap of tenants) are maintained by `FairQueue`. `_by_age` and
-    `_by_size` are sorted: at ten thousand entries a shift of the list costs a few microseconds.
+    sent ahead of the oldest request; once they reach its own tokens, it is sent next. `counter` (tokens charged /
+    weight, plus `lifted`) and `stamp` (number of the newest entry in the heap of tenants) are maintained by
+    `FairQueue`. `_by_age` and `_by_size` are sorted: at ten thousand entries a shift of the list costs a few
+    microseconds.
     """
 
     flow_key: FlowKey
     weight: float = 1.0
     counter: float = 0.0
+    lifted: float = 0.0
     num_tokens: int = 0
     credit: int = 0
     stamp: int = 0
@@ -67,6 +69,12 @@ class TenantQueue:
     _by_age: list[_ByAge] = field(default_factory=list)
     _by_size: list[_BySize] = field(default_factory=list)
     _sizes: Counter[_Size] = field(default_factory=Counter)
+
+    def lift(self, counter: float) -> None:
+        """Raise the tenant's counter to `counter`, because it was idle; does nothing when it is not below."""
+        if self.counter < counter:
+            self.lifted += counter - self.counter
+            self.counter = counter
 
     def enter(self, key: RequestId, item: QueueItem, number: int) -> None:
         """Add a waiting request. `number` is its age: a smaller number is older."""

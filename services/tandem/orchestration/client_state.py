@@ -99,7 +99,12 @@ class ClientState:
     @property
     def num_tokens(self) -> int:
         """Return the number of output tokens that the client has, over all choices, including those that have ended."""
-        return self._num_ended_tokens + sum(choice.next_index for choice in self.choices.values())
+        return self._num_ended_tokens + self.num_open_tokens
+
+    @property
+    def num_open_tokens(self) -> int:
+        """Return the number of output tokens that the client has of the choices that have not ended."""
+        return sum(choice.next_index for choice in self.choices.values())
 
     @property
     def is_scored(self) -> bool:

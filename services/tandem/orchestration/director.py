@@ -65,11 +65,12 @@ class OpenRequest:
       reported.
     - `fixed_placement`: the workers of a link probe, which is not routed; None for a client's request.
     - `has_begun`: a worker has accepted it and computes it, or did.
+    - `kv_charged_s`: the seconds at workers for which its tenant was charged with KV time.
     """
 
     __slots__ = (
-        "deadline", "delivered_at", "fixed_placement", "has_begun", "ledger", "predicted", "prefill_s", "progress_at",
-        "state",
+        "deadline", "delivered_at", "fixed_placement", "has_begun", "kv_charged_s", "ledger", "predicted", "prefill_s",
+        "progress_at", "state",
     )  # fmt: skip
 
     def __init__(self, state: RequestState, ledger: PhaseLedger, now: float) -> None:
@@ -82,6 +83,7 @@ class OpenRequest:
         self.predicted: Sequence[Prediction] = ()
         self.fixed_placement: Placement | None = None
         self.has_begun = False
+        self.kv_charged_s = 0.0
 
     @property
     def id(self) -> RequestId:
@@ -106,6 +108,13 @@ class OpenRequest:
         return TokenUsage(
             len(self.state.request.prompt_tokens) - (self.state.num_cached or 0), self.state.num_delivered
         )
+
+    def uncharged_kv_time(self, now: float) -> float:
+        """Return the token-seconds of KV that the request has held at workers since the last call: their seconds, by
+        its tokens of now."""
+        held_s = self.ledger.worker_seconds(now)
+        more_s, self.kv_charged_s = held_s - self.kv_charged_s, held_s
+        return self.state.num_context * more_s
 
     def move_ledger(self, now: float) -> None:
         phase = self.state.attempts.ledger_phase
@@ -177,6 +186,11 @@ class RequestDirector:
         """Return, by model, how many requests wait because no worker, not even a full one, could serve them; models
         without any have no entry."""
         return self._queue.num_held()
+
+    def fairness(self, now: float) -> Mapping[tuple[str, Lane], float]:
+        """Return how evenly the tenants that waited were served during the last minute, as Jain's index, by model and
+        lane."""
+        return self.queue.fairness(now)
 
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
         """Count the open requests of clients by (tenant, whether the request waits to be placed on workers). Link
@@ -376,17 +390,19 @@ class RequestDirector:
         ]
 
     def on_timer(self, now: float) -> list[Command]:
-        """End or retry overdue requests, repeat searches for workers that take over offered KV, and place waiting
-        requests.
+        """End or retry overdue requests, repeat searches for workers that take over offered KV, charge KV time, and
+        place waiting requests.
 
         Call it every `TICK_S`.
         """
         out: list[Command] = []
         for open_request in self.requests():
+            self._charge_kv_time(open_request, now)
             self._apply(open_request, partial(self._timed_out, open_request, now), now, out)
             for search in open_request.state.seeks():
                 self._find_consumer(open_request, search, now, out)
         self._place_queued(now, out)
+        self.queue.sample(now)
         return out
 
     # ---- inside
@@ -449,7 +465,7 @@ class RequestDirector:
                 self._workers.add_inflight_job(worker, job)
                 out.append(command)
             case EndRequest(outcome=outcome):
-                self._end(open_request, outcome, out)
+                self._end(open_request, outcome, now, out)
             case _:
                 out.append(command)
 
@@ -469,9 +485,10 @@ class RequestDirector:
             consumer = self._queue.pick_consumer(open_request.state.request.model, search, now)
         self._apply(open_request, partial(open_request.state.consumer_found, search.choice, consumer), now, out)
 
-    def _end(self, open_request: OpenRequest, outcome: Finished | TandemError, out: list[Command]) -> None:
+    def _end(self, open_request: OpenRequest, outcome: Finished | TandemError, now: float, out: list[Command]) -> None:
         if self._open.pop(open_request.id, None) is None:
             return
+        self._charge_kv_time(open_request, now)
         self._forget_placement(open_request)
         self._queue.leave(open_request.id, open_request.state.num_cached)
         open_request.has_begun = open_request.has_begun or isinstance(outcome, Finished)
@@ -490,7 +507,11 @@ class RequestDirector:
                 self._resolve(open_request, command, now, out)
         except Exception as another:
             failure.add_note(f"and at ending it: {another!r}")
-        self._end(open_request, error, out)
+        self._end(open_request, error, now, out)
+
+    def _charge_kv_time(self, open_request: OpenRequest, now: float) -> None:
+        if self._config.kv_time_tokens:
+            self.queue.charge_kv_time(open_request.id, open_request.uncharged_kv_time(now))
 
     # ---- time and what workers teach
 

@@ -96,6 +96,12 @@ class PhaseLedger:
         if len(self.moves) < MAX_MOVES:
             self.moves.append((phase, self._since))
 
+    def worker_seconds(self, now: float) -> float:
+        """Return the seconds up to `now` for which workers had the request, over all attempts."""
+        spent = sum(self._seconds[LedgerPhase.ROUTE : LedgerPhase.DELIVER]) + sum(self._lost)
+        is_there = LedgerPhase.ROUTE <= self.phase < LedgerPhase.DELIVER
+        return spent + max(0.0, now - self._since) if is_there else spent
+
     def add_job_stages(self, attempt: int, stages: JobStages) -> None:
         """Record the stages that a job of an attempt reports with its first sampled token.
 

@@ -88,7 +88,7 @@ class PlacementQueue:
         self, ranking: WorkerRanking, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS,
         prefixes: Prefixes | None = None, routing: Routing = BY_COST,
     ) -> None:  # fmt: skip
-        self.queue = RequestQueue(config.max_queued)
+        self.queue = RequestQueue(config.max_queued, config.kv_time_tokens)
         self.breaker = CircuitBreakers()
         self._prefix_fetches = PrefixFetchBackoff()
         self._ranking = ranking

@@ -86,6 +86,12 @@ class RequestState:
         return self._client_state.num_tokens
 
     @property
+    def num_context(self) -> int:
+        """Return the tokens whose KV the request needs: its prompt, once for all choices, and the output that the
+        client has of the choices that have not ended."""
+        return len(self.request.prompt_tokens) + self._client_state.num_open_tokens
+
+    @property
     def num_cached(self) -> int | None:
         """Return the prompt tokens that a prefix cache served, as reported by the first attempt that sampled a token;
         None before."""

@@ -154,6 +154,9 @@ class ScriptedDispatch:
     def scrape_targets(self) -> list[ScrapeTarget]:
         return [ScrapeTarget("127.0.0.1:9100", WorkerId("p1"), "prefill", "tiny")]
 
+    def fairness(self) -> dict[tuple[str, Lane], float]:
+        return {}
+
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}
 

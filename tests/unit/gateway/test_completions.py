@@ -97,6 +97,9 @@ class SlowDispatch:
     def scrape_targets(self) -> list[ScrapeTarget]:
         return []
 
+    def fairness(self) -> dict[tuple[str, Lane], float]:
+        return {}
+
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}
 

@@ -148,6 +148,13 @@ class RequestDispatcher(Protocol):
         """Return the number of requests that wait for a placement, by lane; every lane has an entry."""
         ...
 
+    def fairness(self) -> Mapping[tuple[str, Lane], float]:
+        """Return how evenly the tenants that waited were served during the last minute, by model and lane.
+
+        It is Jain's index of their service divided by their weights: 1 where all were served alike, or fewer than two
+        waited."""
+        ...
+
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         """Return the state of each circuit breaker, which stops requests to a failing worker; only workers whose last
         jobs failed have an entry."""

@@ -16,6 +16,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffId, RequestId, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.request import Job, Request
 from tandem.gateway.context.interfaces import KnownPrefixes, Quotas
 from tandem.gateway.context.request_context import RequestContext
@@ -146,6 +147,9 @@ class RequestDriver:
         in_use = {one.state.request.model for one in self.director.requests() if one.fixed_placement is None}
         found = self._fleet.shortages()
         return [shortage for shortage in found if shortage.model in in_use or not self._fleet.is_intended(shortage)]
+
+    def fairness(self) -> Mapping[tuple[str, Lane], float]:
+        return self.director.fairness(self._clock.now())
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self.director.breakers(self._clock.now())

@@ -30,6 +30,10 @@ def watch_answers(metrics: Metrics, recorder: RequestRecorder) -> None:
 def watch_dispatch(metrics: Metrics, dispatch: RequestDispatcher) -> None:
     metrics.watch(have.QUEUED_REQUESTS, lambda: {(lane.label,): n for lane, n in dispatch.num_queued().items()})
     metrics.watch(have.HELD_REQUESTS, lambda: {(model,): n for model, n in dispatch.num_held().items()})
+    metrics.watch(
+        have.FAIRNESS_INDEX,
+        lambda: {(model, lane.label): index for (model, lane), index in dispatch.fairness().items()},
+    )
     metrics.watch(have.WAKEABLE_MODELS, lambda: {(pool,): n for pool, n in dispatch.num_wakeable().items()})
     metrics.watch(have.SERVED_MODELS, _one(lambda: len(dispatch.models())))
     metrics.watch(have.READY, _one(lambda: dispatch.ready() is None))

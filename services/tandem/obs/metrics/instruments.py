@@ -101,6 +101,15 @@ HELD_REQUESTS = gauge(
     " in tandem.queued_requests.",
     MODEL,
 )
+FAIRNESS_INDEX = gauge(
+    "tandem.fairness_index",
+    "1",
+    "Reports how evenly the tenants that waited for at least half of the last minute were served, by model and lane:"
+    " Jain's index of what each was charged, divided by its weight. 1 means all were served alike, or fewer than two"
+    " waited.",
+    MODEL,
+    "lane",
+)
 WAITING_GRAMMARS = gauge(
     "tandem.waiting_grammars",
     "{grammar}",
