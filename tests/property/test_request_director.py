@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -30,6 +31,7 @@ from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import CancelJob, Command, EndRequest, SubmitJob
 from tandem.orchestration.director import OpenRequest, RequestDirector
+from tandem.orchestration.job_group import JobGroupPhase
 from tandem.routing.placement import Placement
 from tandem.routing.worker_view import WorkerView
 from tests.effort import effort
@@ -37,8 +39,9 @@ from tests.unit.orchestration.known_workers import BookedWorkers
 
 POOLS = ("prefill", "decode", "mixed")
 CONFIG = GatewayConfig(
-    max_queued=4, max_retries=2, progress_timeout_s=5.0, queue_timeout_s=8.0, no_worker_wait_s=3.0, early_rejection="on"
-)
+    max_queued=4, max_retries=2, progress_timeout_s=5.0, queue_timeout_s=8.0, no_worker_wait_s=3.0,
+    early_rejection="on", kv_time_tokens=100.0,
+)  # fmt: skip
 REFUSALS = (ErrorKind.OVERLOADED, ErrorKind.DRAINING, ErrorKind.WORKER_LOST, ErrorKind.CONTEXT_LENGTH)
 FAILURES = (ErrorKind.KV_LOST, ErrorKind.INTERNAL, ErrorKind.DRAINING, ErrorKind.CONTEXT_LENGTH)
 
@@ -77,6 +80,7 @@ class DirectorMachine(RuleBasedStateMachine):
         self.settled: dict[RequestId, int] = {}
         self.tokens: dict[tuple[RequestId, int], list[int]] = defaultdict(list)
         self.choice_ends: set[tuple[RequestId, int]] = set()
+        self.worker_s: dict[RequestId, float] = defaultdict(float)
 
     def new_view(self, pool: str) -> WorkerView:
         self.num_lives += 1
@@ -236,11 +240,16 @@ class DirectorMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.01, 0.05, 1.0, 6.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
+        for request, open_request in self.open.items():
+            if any(group.phase is not JobGroupPhase.QUEUED for group in open_request.state.attempts.job_groups):
+                self.worker_s[request] += seconds
         overdue = set(self.director.overdue(self.now))
         self.execute(self.director.on_timer(self.now))
         # What was taken from its workers is queued now, where it may be overdue too.
         self.execute(self.director.on_timer(self.now))
         assert not overdue & set(self.director.overdue(self.now)), "what was overdue was not seen to"
+        for open_request in self.open.values():
+            self.check_kv_time(open_request)
 
     # ---- what must hold
 
@@ -330,6 +339,7 @@ class DirectorMachine(RuleBasedStateMachine):
 
     def end(self, request: RequestId, outcome: Finished | TandemError) -> None:
         assert request in self.open, f"{request} ended twice"
+        self.check_kv_time(self.open[request])
         usage = self.open.pop(request).usage()
         assert request not in self.settled
         self.settled[request] = self.reserved[request]
@@ -338,6 +348,10 @@ class DirectorMachine(RuleBasedStateMachine):
         else:
             if outcome.__cause__ is not None:
                 raise AssertionError(f"{request} was aborted") from outcome.__cause__
+
+    def check_kv_time(self, open_request: OpenRequest) -> None:
+        """All seconds at workers, of every attempt, were charged once, and none in the queue."""
+        assert open_request.kv_charged_s == pytest.approx(self.worker_s[open_request.id]), open_request
 
 
 TestDirector = DirectorMachine.TestCase

@@ -138,3 +138,12 @@ def test_the_stages_always_add_up(
         stages = ledger.seconds(now + rest)
         assert min(stages) >= 0.0
         assert stages.total == pytest.approx(now + rest - 50.0, abs=1e-6)
+
+
+def test_the_seconds_at_workers_are_those_of_all_attempts() -> None:
+    ledger = walked((P.QUEUE, 1.0), (P.ROUTE, 3.0), (P.FIRST, 3.5), (P.QUEUE, 8.0), (P.ROUTE, 20.0), (P.FIRST, 21.0))
+    assert ledger.worker_seconds(102.0) == 6.0, "clocks do not go back"
+    assert ledger.worker_seconds(122.0) == 7.0
+    for phase, at in ((P.HANDOVER, 23.0), (P.DECODE, 24.0), (P.DELIVER, 30.0), (P.OVER, 31.0)):
+        ledger.move(phase, 100.0 + at)
+    assert ledger.worker_seconds(1e9) == 5.0 + 10.0

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.admission.queue_item import FlowKey
+from tandem.admission.request_queue import ModelFlow
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, Pauses, SampledToken, Token
-from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
 from tandem.core.worker_load import WorkerLoad
@@ -178,3 +180,99 @@ def test_without_a_wake_timeout_the_shorter_limits_hold() -> None:
 def ends(commands: Sequence[Command]) -> dict[str, ErrorKind]:
     found = [command for command in commands if isinstance(command, EndRequest)]
     return {end.request: end.outcome.kind for end in found if isinstance(end.outcome, TandemError)}
+
+
+# ---- KV time
+
+TENANT = ModelFlow("m", FlowKey(Lane.INTERACTIVE, TenantId("t")))
+HELD = replace(REQUEST, prompt_tokens=(1,) * 100, tenant=TenantId("t"), sampling=SamplingParams(max_tokens=50))
+
+
+def charging_director() -> tuple[BookedWorkers, RequestDirector]:
+    """Return a director that counts each token-second of KV as one token."""
+    workers = BookedWorkers([FREE])
+    return workers, RequestDirector(workers, GatewayConfig(kv_time_tokens=1000.0), lambda request: HandoffId("h"))
+
+
+def charged(director: RequestDirector) -> int:
+    return dict(director.queue.served()).get(TENANT, 0)
+
+
+def submitted(commands: Sequence[Command]) -> SubmitJob:
+    (submit,) = [command for command in commands if isinstance(command, SubmitJob)]
+    return submit
+
+
+def test_kv_time_is_charged_while_workers_have_a_request_and_not_while_it_waits() -> None:
+    workers, director = charging_director()
+    workers.add(FULL)
+    assert not director.submit(replace(HELD, num_choices=1), 0.0).commands
+    director.on_timer(5.0)
+    assert charged(director) == 0
+    workers.add(FREE)
+    first = submitted(director.on_timer(10.0))
+    director.on_submit_result(WORKER, first.job.key, None, 10.5)
+    director.on_timer(12.0)
+    assert charged(director) == 200, "of 100 tokens for two seconds; the prompt was 100"
+    tokens = [Token(first.job.key, index, SampledToken(7)) for index in range(20)]
+    director.on_worker_events(WORKER, tokens, 12.0)
+    director.on_timer(13.0)
+    assert charged(director) == 320, "120 tokens more, while 20 sampled ones cost nothing beside the KV time"
+
+    workers.add(FULL)
+    director.on_worker_events(WORKER, [Failed(first.job.key, ErrorKind.INTERNAL, "the step failed")], 14.0)
+    for now in (14.0, 15.0, 20.0):
+        director.on_timer(now)
+        assert charged(director) == 440, "the time of the failed attempt counts, that in the queue does not"
+    workers.add(FREE)
+    second = submitted(director.on_timer(20.0))
+    end = Finished(second.job.key, FinishReason.STOP, 20, 0)
+    assert director.on_worker_events(WORKER, [end], 20.5)
+    assert charged(director) == 500, "from the last tick to the end"
+    director.on_timer(30.0)
+    assert charged(director) == 500 and not director.requests()
+
+
+def test_choices_share_the_kv_of_their_prompt_and_those_that_ended_hold_none() -> None:
+    _, director = charging_director()
+    submit = submitted(director.submit(HELD, 0.0).commands)
+    director.on_submit_result(WORKER, submit.job.key, None, 0.0)
+    keys = [JobKey(REQUEST.id, submit.job.attempt, choice) for choice in (0, 1)]
+    tokens = [Token(key, index, SampledToken(7)) for key in keys for index in range(10)]
+    director.on_worker_events(WORKER, tokens, 0.0)
+    director.on_timer(10.0)
+    assert charged(director) == 10 * (100 + 2 * 10)
+    director.on_worker_events(WORKER, [Finished(keys[0], FinishReason.STOP, 10, 0)], 10.0)
+    director.on_timer(20.0)
+    assert charged(director) == 1200 + 10 * (100 + 10)
+
+
+def test_a_cancelled_and_a_failed_request_are_charged_up_to_their_end() -> None:
+    for end in ("cancel", "deadline", "abort"):
+        _, director = charging_director()
+        submit = submitted(director.submit(replace(HELD, num_choices=1), 0.0, timeout_s=6.0).commands)
+        director.on_submit_result(WORKER, submit.job.key, None, 0.0)
+        if end == "cancel":
+            director.cancel(REQUEST.id, 6.0)
+        elif end == "deadline":
+            assert ends(director.on_timer(6.0)) == {"r": ErrorKind.DEADLINE}
+        else:
+            director.abort(REQUEST.id, ValueError("a bug"), 6.0)
+        assert charged(director) == 600 and not director.requests(), end
+
+
+def test_a_tenant_that_holds_much_kv_waits_for_one_that_holds_little() -> None:
+    for kv_time_tokens, expected in ((0.0, "t"), (1000.0, "u")):
+        workers = BookedWorkers([FREE])
+        config = GatewayConfig(kv_time_tokens=kv_time_tokens)
+        director = RequestDirector(workers, config, lambda request: HandoffId("h"))
+        one = replace(HELD, num_choices=1)
+        director.on_submit_result(WORKER, submitted(director.submit(one, 0.0).commands).job.key, None, 0.0)
+        other = replace(one, tenant=TenantId("u"), id=RequestId("u"), prompt_tokens=(1,) * 300)
+        director.on_submit_result(WORKER, submitted(director.submit(other, 0.0).commands).job.key, None, 0.0)
+        director.cancel(RequestId("u"), 0.1)
+        workers.add(FULL)
+        for name, tenant in (("t", "t"), ("u", "u")):
+            director.submit(replace(one, id=RequestId(f"{name}-next"), tenant=TenantId(tenant)), 1.0)
+        director.on_timer(20.0)
+        assert director.queue.first("m") == f"{expected}-next"
