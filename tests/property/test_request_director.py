@@ -30,7 +30,7 @@ from tandem.core.request import Job, PrefillJob, Request, ResumeJob, SamplingPar
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import CancelJob, Command, EndRequest, SubmitJob
-from tandem.orchestration.director import OpenRequest, RequestDirector
+from tandem.orchestration.director import KV_PERIOD_S, OpenRequest, RequestDirector
 from tandem.orchestration.job_group import JobGroupPhase
 from tandem.routing.placement import Placement
 from tandem.routing.worker_view import WorkerView
@@ -249,7 +249,7 @@ class DirectorMachine(RuleBasedStateMachine):
         self.execute(self.director.on_timer(self.now))
         assert not overdue & set(self.director.overdue(self.now)), "what was overdue was not seen to"
         for open_request in self.open.values():
-            self.check_kv_time(open_request)
+            assert abs(self.worker_s[open_request.id] - open_request.kv_charged_s) <= KV_PERIOD_S + 1e-9, open_request
 
     # ---- what must hold
 
@@ -339,7 +339,8 @@ class DirectorMachine(RuleBasedStateMachine):
 
     def end(self, request: RequestId, outcome: Finished | TandemError) -> None:
         assert request in self.open, f"{request} ended twice"
-        self.check_kv_time(self.open[request])
+        charged_s = self.open[request].kv_charged_s
+        assert charged_s == pytest.approx(self.worker_s[request]), "each second at workers is charged once, others not"
         usage = self.open.pop(request).usage()
         assert request not in self.settled
         self.settled[request] = self.reserved[request]
@@ -348,10 +349,6 @@ class DirectorMachine(RuleBasedStateMachine):
         else:
             if outcome.__cause__ is not None:
                 raise AssertionError(f"{request} was aborted") from outcome.__cause__
-
-    def check_kv_time(self, open_request: OpenRequest) -> None:
-        """All seconds at workers, of every attempt, were charged once, and none in the queue."""
-        assert open_request.kv_charged_s == pytest.approx(self.worker_s[open_request.id]), open_request
 
 
 TestDirector = DirectorMachine.TestCase

@@ -45,6 +45,8 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 TICK_S = 0.05
 """How often a driver calls `on_timer` while requests are open."""
+KV_PERIOD_S = 0.5
+"""How often KV time is charged for each open request, because that takes as long as the rest of its tick."""
 PROBE_TIMEOUT_S = 30.0
 """Longest time of a link probe, after which its pair of workers counts as failed."""
 
@@ -65,12 +67,13 @@ class OpenRequest:
       reported.
     - `fixed_placement`: the workers of a link probe, which is not routed; None for a client's request.
     - `has_begun`: a worker has accepted it and computes it, or did.
-    - `kv_charged_s`: the seconds at workers for which its tenant was charged with KV time.
+    - `kv_charged_s`: the seconds at workers for which its tenant was charged with KV time; `kv_charged_at`: when that
+      was.
     """
 
     __slots__ = (
-        "deadline", "delivered_at", "fixed_placement", "has_begun", "kv_charged_s", "ledger", "predicted", "prefill_s",
-        "progress_at", "state",
+        "deadline", "delivered_at", "fixed_placement", "has_begun", "kv_charged_at", "kv_charged_s", "ledger",
+        "predicted", "prefill_s", "progress_at", "state",
     )  # fmt: skip
 
     def __init__(self, state: RequestState, ledger: PhaseLedger, now: float) -> None:
@@ -84,6 +87,7 @@ class OpenRequest:
         self.fixed_placement: Placement | None = None
         self.has_begun = False
         self.kv_charged_s = 0.0
+        self.kv_charged_at = now
 
     @property
     def id(self) -> RequestId:
@@ -109,12 +113,11 @@ class OpenRequest:
             len(self.state.request.prompt_tokens) - (self.state.num_cached or 0), self.state.num_delivered
         )
 
-    def uncharged_kv_time(self, now: float) -> float:
-        """Return the token-seconds of KV that the request has held at workers since the last call: their seconds, by
-        its tokens of now."""
-        held_s = self.ledger.worker_seconds(now)
-        more_s, self.kv_charged_s = held_s - self.kv_charged_s, held_s
-        return self.state.num_context * more_s
+    def take_kv_time(self, now: float) -> float:
+        """Return the token-seconds of KV that the request has held at workers since the last call: its seconds there,
+        by its tokens of now."""
+        before_s, self.kv_charged_s, self.kv_charged_at = self.kv_charged_s, self.ledger.worker_seconds(now), now
+        return self.state.num_context * (self.kv_charged_s - before_s)
 
     def move_ledger(self, now: float) -> None:
         phase = self.state.attempts.ledger_phase
@@ -397,7 +400,8 @@ class RequestDirector:
         """
         out: list[Command] = []
         for open_request in self.requests():
-            self._charge_kv_time(open_request, now)
+            if now - open_request.kv_charged_at >= KV_PERIOD_S:
+                self._charge_kv_time(open_request, now)
             self._apply(open_request, partial(self._timed_out, open_request, now), now, out)
             for search in open_request.state.seeks():
                 self._find_consumer(open_request, search, now, out)
@@ -511,7 +515,7 @@ class RequestDirector:
 
     def _charge_kv_time(self, open_request: OpenRequest, now: float) -> None:
         if self._config.kv_time_tokens:
-            self.queue.charge_kv_time(open_request.id, open_request.uncharged_kv_time(now))
+            self.queue.charge_kv_time(open_request.id, open_request.take_kv_time(now))
 
     # ---- time and what workers teach
 
