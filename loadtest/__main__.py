@@ -25,6 +25,7 @@ _COMMANDS = {
     "frontend": _Command(
         "loadtest.gateway.frontend_bench", "cost of the gateway's HTTP front end with nothing behind it"
     ),
+    "fairness": _Command("loadtest.cluster.fairness", "charges for KV time between tenants, in virtual time"),
     "neighbour": _Command("loadtest.gateway.neighbour", "what one tenant's attack on the gateway costs another tenant"),
     "offline": _Command("loadtest.engine.offline_command", "workloads on our engine in this process, with split steps"),
     "model": _Command("loadtest.engine.model_steps", "steps of a whole model beside their roofline time"),

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
+from tandem.admission.queue_item import FlowKey
 from tandem.admission.quota import QuotaLimits
+from tandem.admission.request_queue import ModelFlow
+from tandem.admission.tenant import Tenant
 from tandem.admission.token_bucket import UNIT
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed
 from tandem.core.ids import GatewayId, TenantId
+from tandem.core.lane import Lane
 from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
@@ -36,6 +40,8 @@ from tandem.routing import circuit_breaker
 from tandem.stores.redis_health import RedisHealth
 from tests.unit.gateway.rig import Rig
 from tests.unit.gateway.scripted_worker import BLOCK_SIZE, until
+
+TENANTS = ("acme", "globex")
 
 
 def gauges(metrics: Metrics) -> dict[str, Any]:
@@ -60,6 +66,27 @@ async def test_the_gauges_of_the_worker_pool(make_rig: Callable[..., Rig], monke
     assert after["tandem.live_workers"] == {("prefill",): 0, ("decode",): 0, ("mixed",): 1}
     assert (after["tandem.ready"], after["tandem.served_models"]) == ({(): 1}, {(): 1})
     waiting.close()
+
+
+async def test_the_fairness_index_is_that_of_each_model_and_lane(rig: Rig) -> None:
+    """One tenant is charged three times as much as the other. The samples are later than those of the driver."""
+    metrics, queue = Metrics(), rig.dispatch.director.queue
+    watch_dispatch(metrics, rig.dispatch)
+    assert "tandem.fairness_index" not in gauges(metrics), "nothing was requested"
+    callers = [RequestContext(request_id=name, received_at=0.0, tenant=Tenant(id=TenantId(name))) for name in TENANTS]
+    streams = [await rig.open(caller=caller) for caller in callers]
+    (model,) = queue.models()
+    flows = [ModelFlow(model, FlowKey(Lane.INTERACTIVE, TenantId(name))) for name in TENANTS]
+    now = rig.clock.now()
+    for second in range(50):
+        queue.sample(now + 2 + second)
+        for flow, num_tokens in zip(flows, (300, 100), strict=True):
+            queue.add_remote_usage(flow, num_tokens)
+    assert gauges(metrics)["tandem.fairness_index"] == {
+        (model, "interactive"): pytest.approx(0.8, abs=0.01), (model, "standard"): 1.0, (model, "batch"): 1.0
+    }  # fmt: skip
+    for stream in streams:
+        stream.close()
 
 
 async def test_an_endpoint_picker_sees_the_queue_and_the_blocks_of_all_workers(rig: Rig) -> None:

@@ -82,8 +82,34 @@ async def test_two_request_queues_share_their_totals(redis_url: str) -> None:
             await sync.stop()
 
 
-def _serve(queue: RequestQueue) -> None:
-    request = _request(f"r{next(_numbers)}", "acme", 1000)
+async def test_the_charge_for_kv_time_reaches_the_other_gateway(redis_url: str) -> None:
+    """A tenant whose request has few tokens and holds much KV at one gateway waits at the other one."""
+    queues = [RequestQueue(10, kv_time_tokens=40.0), RequestQueue(10, kv_time_tokens=40.0)]
+    here, there = (counters(redis_url, f"g{i}", "kv") for i in range(2))
+    await here.exchange(queues[0].served())
+    await there.exchange(queues[1].served())
+    request = _request("held", "acme", 10)
+    queues[0].enter(request, queues[0].item_for(request, 1.0))
+    queues[0].send(request.id)
+    _serve(queues[1], "globex", 100)
+    assert await _others(here, there, queues) == 10 and not _prefers_globex(queues[1])
+    queues[0].charge_kv_time(request.id, 50_000.0)
+    assert await _others(here, there, queues) == 1990 and _prefers_globex(queues[1])
+    await here.close()
+    await there.close()
+
+
+async def _others(here: ServiceCounters, there: ServiceCounters, queues: list[RequestQueue]) -> int:
+    """Exchange once at both gateways, and return what the second one has learnt of the first one."""
+    await here.exchange(queues[0].served())
+    fresh = await there.exchange(queues[1].served())
+    for service, num_tokens in fresh:
+        queues[1].add_remote_usage(service, num_tokens)
+    return sum(num_tokens for _, num_tokens in fresh)
+
+
+def _serve(queue: RequestQueue, tenant: str = "acme", num_tokens: int = 1000) -> None:
+    request = _request(f"r{next(_numbers)}", tenant, num_tokens)
     queue.enter(request, queue.item_for(request, 1.0))
     queue.send(request.id)
     queue.leave(request.id)

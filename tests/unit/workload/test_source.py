@@ -55,7 +55,7 @@ def test_a_path_to_a_mix_is_read(tmp_path: Path, name: str) -> None:
 
 
 def test_opening_errors_have_a_reason(tmp_path: Path) -> None:
-    names = "agent, batch-night, flood, long-paste, mix, month-end, noisy, rag, tenants"
+    names = "agent, batch-night, cached-documents, flood, long-paste, mix, month-end, noisy, rag, tenants"
     assert refusal("nothing").startswith("nothing: ") and refusal("nothing").endswith(names)
     assert "cannot be read" in refusal(str(tmp_path / "missing.yaml"))
     assert refusal("mix", count=0) == "mix: count must be at least 1, got 0"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from tandem.core.events import Finished, Token
-from tandem.core.ids import RequestId
+from tandem.core.ids import RequestId, TenantId
 from tandem.core.request import Request
 from tandem.scaling.demand_totals import QueueBacklog, sum_backlogs
 from tandem.sim.cluster.client_streams import Delivery, ignore
@@ -85,6 +86,15 @@ class SimCluster:
     def num_queued(self) -> int:
         """Return the number of requests that wait at the gateways for a placement."""
         return sum(len(gateway.director.queue) for gateway in self._gateways)
+
+    def num_kv_tokens(self) -> Counter[TenantId]:
+        """Return, by tenant, the tokens whose KV the requests at workers need; a prefix that several of them share
+        counts for each."""
+        found: Counter[TenantId] = Counter()
+        for open_request in (one for gateway in self._gateways for one in gateway.director.requests()):
+            if open_request.fixed_placement is None and not open_request.is_queued:
+                found[open_request.state.request.tenant] += open_request.state.num_context
+        return found
 
     def backlog(self) -> QueueBacklog:
         """Return the requests that wait at the gateways for a place."""
