@@ -3,6 +3,7 @@ lanes are strict, and waiting at the gateway costs no throughput."""
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.workload.mix import Mix, scheduled_requests
-from tandem.workload.request_class import RequestClass
+from tandem.workload.request_class import Prefix, RequestClass
 from tests.simulation.clusters import gpu_spec, slow_spec, traces_of
 
 A, B = TenantId("a"), TenantId("b")
@@ -215,3 +216,20 @@ def test_a_full_queue_rejects_the_flood_and_not_its_neighbour() -> None:
     lost = [trace for trace in traces if isinstance(trace.outcome, TandemError)]
     assert lost and {trace.tenant for trace in lost} == {"a"}
     assert {trace.outcome.reason for trace in lost if isinstance(trace.outcome, TandemError)} == {"queue_full"}
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (2, 3))])
+def test_a_tenant_that_holds_the_kv_leaves_its_neighbour_a_share_where_kv_time_counts(seed: int) -> None:
+    """A worker holds some seven of the long requests, whose prompts are cached but for a few tokens. More of them
+    arrive than it can hold, and a chat that computes more tokens."""
+    long = RequestClass("a", 0.2, (20, 60), (300, 400), tenant="a", prefix=Prefix((1600, 1600), num_documents=8))
+    chat = RequestClass("b", 0.8, (200, 400), (16, 64), tenant="b")
+    worker = replace(gpu_spec(), num_blocks=800)
+    found: list[float] = []
+    for kv_time_tokens in (0.0, 2000.0):
+        spec = ClusterSpec(workers=((worker, 1),), gateway=replace(LINE, kv_time_tokens=kv_time_tokens))
+        traces = run([long, chat], 40.0, 250, spec, seed)
+        assert all(trace.is_complete for trace in traces)
+        found.append(statistics.mean(trace.ttft_s for trace in traces if trace.tenant == "b"))
+    before, after = found
+    assert after < 0.7 * before, f"mean TTFT of the chat: {before:.2f} s, {after:.2f} s with charges for KV time"
