@@ -31,15 +31,13 @@ class FairnessWindow:
     of them."""
 
     def __init__(self) -> None:
-        self._samples: deque[_Sample] = deque()
+        self._samples: deque[_Sample] = deque(maxlen=round(WINDOW_S / PERIOD_S))
 
     def add(self, now: float, services: Mapping[FlowKey, float]) -> None:
-        """Add a sample, and remove those older than the window.
+        """Add a sample, at least `PERIOD_S` after the last one.
 
         `services`: what each tenant with waiting requests was charged in total, divided by its weight, by tenant and
         lane."""
-        while self._samples and self._samples[0].time < now - WINDOW_S:
-            self._samples.popleft()
         if services:
             self._samples.append(_Sample(now, services))
 

@@ -61,7 +61,7 @@ def waiting(queue: RequestQueue, name: str, tenant: str, weight: float) -> None:
 
 @pytest.mark.parametrize(("weight", "index"), [(1.0, 0.8), (3.0, 1.0)])
 def test_a_queue_measures_charges_of_all_gateways_by_weight_and_no_lift(weight: float, index: float) -> None:
-    """Tenant b begins late, so that its counter is lifted, and has a third of what a is charged."""
+    """Tenant b has a third of what a is charged. It waits a second time, when its counter is lifted."""
     queue = RequestQueue(100, kv_time_tokens=1000)
     waiting(queue, "a", "a", weight)
     waiting(queue, "a-waits", "a", weight)
@@ -72,6 +72,12 @@ def test_a_queue_measures_charges_of_all_gateways_by_weight_and_no_lift(weight: 
     queue.send(RequestId("b"))
     for tick in range(20 * 40):
         queue.sample(tick / 20)
+        if tick == 20 * 20:
+            assert queue.fairness(20.0)["m", Lane.INTERACTIVE] == 1.0, "20 samples, although there were 400 ticks"
+            queue.send(RequestId("b-waits"))
+            queue.send(RequestId("a-waits"))
+            waiting(queue, "b-again", "b", 1.0)
+            waiting(queue, "a-again", "a", weight)
         if tick % 20 == 0:
             queue.charge_kv_time(RequestId("a"), 20.0)
             queue.charge_kv_time(RequestId("b"), 10.0)

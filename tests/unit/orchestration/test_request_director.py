@@ -276,3 +276,15 @@ def test_a_tenant_that_holds_much_kv_waits_for_one_that_holds_little() -> None:
             director.submit(replace(one, id=RequestId(f"{name}-next"), tenant=TenantId(tenant)), 1.0)
         director.on_timer(20.0)
         assert director.queue.first("m") == f"{expected}-next"
+
+
+def test_the_fairness_index_shows_a_tenant_that_gets_less_than_another_while_both_wait() -> None:
+    """The first request of a tenant holds KV all the time, while both tenants have a request that waits."""
+    workers, director = charging_director()
+    director.submit(replace(HELD, num_choices=1), 0.0)
+    workers.add(FULL)
+    for tenant in ("t", "u"):
+        director.submit(replace(HELD, id=RequestId(f"{tenant}-next"), tenant=TenantId(tenant)), 0.0)
+    for tick in range(40 * 20):
+        director.on_timer(tick / 20)
+    assert director.fairness(40.0)["m", Lane.INTERACTIVE] == pytest.approx(0.5)
