@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from tandem.core.lane import Lane, parse_lanes
+
 MAX_FLOAT = float_info.max
 """The bound of settings that may be any finite number: infinity is greater, and NaN is in no range."""
 
@@ -288,6 +290,9 @@ class WorkerConfig:
     pool: Pool = "mixed"
     """Set the role in which gateways use this worker: prefill, decode, or mixed for both. `tandem role` changes it at
     runtime."""
+    lanes: str = ""
+    """Set the lanes whose requests gateways place on this worker, separated by commas: interactive, standard, batch.
+    Empty means all lanes."""
     id: str = ""
     """Set the name of the worker in logs, metrics and `tandem role`, unique in the cluster. Empty means host name and
     process id."""
@@ -329,6 +334,11 @@ class WorkerConfig:
     metrics_port: OptionalPort = 0
     """Set the TCP port of the worker's /metrics. 0 means any free port, which the gateways list for Prometheus; -1
     turns it off."""
+
+    @property
+    def served_lanes(self) -> frozenset[Lane]:
+        """Return the lanes in `lanes`. Raises ValueError for an unknown one."""
+        return parse_lanes(self.lanes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from tandem.core.addresses import is_loopback
 from tandem.core.config import Config, EngineConfig
+from tandem.core.lane import Lane
 from tandem.core.ray_worker_groups import read_groups
 
 _KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -137,6 +138,12 @@ def _worker_violations(config: Config) -> Iterator[Violation]:
     worker = config.worker
     if len(worker.id.encode()) > 200:
         yield "worker.id", "must be at most 200 bytes long"
+    labels = [label.strip() for label in worker.lanes.split(",")] if worker.lanes else []
+    if len(set(labels)) < len(labels) or not {lane.label for lane in Lane}.issuperset(labels):
+        yield (
+            "worker.lanes",
+            f"must list different lanes separated by commas, of {', '.join(lane.label for lane in Lane)}",
+        )
     if worker.advertise_address and not _is_endpoint(worker.advertise_address):
         yield "worker.advertise_address", "must be empty or host:port, with a port up to 65535"
 

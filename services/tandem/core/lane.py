@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -17,3 +18,29 @@ class Lane(IntEnum):
     def label(self) -> str:
         """Return the lower-case name, as written by clients, files and metrics."""
         return self.name.lower()
+
+
+ALL_LANES = frozenset(Lane)
+
+
+def parse_lanes(text: str) -> frozenset[Lane]:
+    """Parse labels of lanes that are separated by commas, such as `standard,batch`; an empty text means all lanes.
+
+    Raises ValueError for an unknown label.
+    """
+    return lanes_of(label.strip() for label in text.split(",")) if text else ALL_LANES
+
+
+def lanes_of(labels: Iterable[str]) -> frozenset[Lane]:
+    """Return the lanes with these labels; all lanes where there are none. Raises ValueError for an unknown label."""
+    by_label = {lane.label: lane for lane in Lane}
+    found = list(labels)
+    unknown = [label for label in found if label not in by_label]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is not a lane: use {', '.join(by_label)}")
+    return frozenset(by_label[label] for label in found) or ALL_LANES
+
+
+def lane_labels(lanes: frozenset[Lane]) -> tuple[str, ...]:
+    """Return the labels of lanes, the most urgent first; empty for all lanes, as in the setting worker.lanes."""
+    return () if lanes == ALL_LANES else tuple(lane.label for lane in sorted(lanes))

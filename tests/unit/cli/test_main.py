@@ -31,6 +31,7 @@ _OTHER = {
     "planner.headroom": "0.3",
     "planner.groups": "prefill=fast,decode=wide:2",
     "worker.advertise_address": "elsewhere:50051",
+    "worker.lanes": "standard,batch",
     "transfer.nixl_backends": "LIBFABRIC",
     "engine.nnodes": "2",
     "engine.node_rank": "1",
