@@ -23,18 +23,20 @@ charges for one tenant's requests that workers have change until these requests 
   Gateways exchange the charges, so that KV time needs no exchange of its own.
 
 Lanes are strict: a lane waits while a more urgent lane has waiting requests, without limit. The tenants' `lane` setting
-decides who may use which, so starvation of a lane is a matter of configuration.
+decides who may use which, so starvation of a lane is a matter of configuration. Where lanes have workers of their own,
+the caller skips lanes whose workers are full, so that they do not block those that have others.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Set
 
 from tandem.admission.queue_item import FlowKey, QueueItem
 from tandem.admission.tenant_queue import TenantQueue
 from tandem.core.ids import RequestId, TenantId
-from tandem.core.lane import Lane
+from tandem.core.lane import ALL_LANES, Lane
 
 
 class FairQueue:
@@ -50,6 +52,7 @@ class FairQueue:
         self._active: dict[Lane, list[tuple[float, int, TenantQueue]]] = {lane: [] for lane in Lane}
         self._virtual = dict.fromkeys(Lane, 0.0)
         self._flow_key_of: dict[RequestId, FlowKey] = {}
+        self._num_waiting: Counter[Lane] = Counter()
         self._served: dict[FlowKey, int] = {}
         self._num_pushed = 0
         self._num_stamps = 0
@@ -59,6 +62,10 @@ class FairQueue:
 
     def __contains__(self, key: RequestId) -> bool:
         return key in self._flow_key_of
+
+    def num_waiting(self, lane: Lane) -> int:
+        """Return the number of waiting requests of one lane."""
+        return self._num_waiting[lane]
 
     # ---- requests
 
@@ -88,11 +95,15 @@ class FairQueue:
         flow_key = self._flow_key_of.pop(key, None)
         if flow_key is not None:
             self._flows[flow_key].remove(key)
+            self._num_waiting[flow_key.lane] -= 1
             self._rank(self._flows[flow_key])
 
-    def first(self) -> RequestId | None:
-        """Return the request to send next, without removing it; None when none waits."""
+    def first(self, skipped: Set[Lane] = frozenset()) -> RequestId | None:
+        """Return the request to send next among those of other lanes than `skipped`, without removing it; None when
+        none waits."""
         for lane in Lane:
+            if lane in skipped:
+                continue
             heap = self._active[lane]
             while heap:
                 end, stamp, flow = heap[0]
@@ -115,6 +126,7 @@ class FairQueue:
         num_tokens = flow.waiting[key].item.num_tokens
         self._virtual[flow_key.lane] = max(self._virtual[flow_key.lane], flow.counter)
         credit = flow.take(key)
+        self._num_waiting[flow_key.lane] -= 1
         self._rank(flow)
         self.charge(flow_key, num_tokens)
         return credit
@@ -154,11 +166,12 @@ class FairQueue:
 
     # ---- prediction and overflow
 
-    def num_ahead(self, item: QueueItem) -> int:
+    def num_ahead(self, item: QueueItem, rivals: Set[Lane] = ALL_LANES) -> int:
         """Return the prompt tokens of waiting requests that would be sent before a new request `item`, if no other
         arrived.
 
-        The cost grows with the number of tenants and of size classes of the request's own tenant.
+        `rivals`: lanes whose requests wait for the same workers; those of other lanes do not count. The cost grows with
+        the number of tenants and of size classes of the request's own tenant.
         """
         own_flow = self._flows.get(item.flow_key)
         counter = self._virtual[item.lane] if own_flow is None or not own_flow.waiting else own_flow.counter
@@ -170,7 +183,7 @@ class FairQueue:
         for flow in self._flows.values():
             if flow is own_flow:
                 num_ahead += num_own_ahead
-            elif flow.flow_key.lane < item.lane:
+            elif flow.flow_key.lane < item.lane and flow.flow_key.lane in rivals:
                 num_ahead += flow.num_tokens
             elif flow.flow_key.lane is item.lane:
                 num_ahead += min(flow.num_tokens, max(0.0, (end - flow.counter) * flow.weight))
@@ -203,6 +216,8 @@ class FairQueue:
             flow.check()
             assert all(self._flow_key_of.get(key) == flow_key for key in flow.waiting), f"{flow_key}: requests"
         assert sum(len(flow.waiting) for flow in self._flows.values()) == len(self._flow_key_of), "requests in no flow"
+        waiting = Counter(flow_key.lane for flow_key in self._flow_key_of.values())
+        assert waiting == self._num_waiting, f"{self!r} miscounts its lanes"
 
     def __repr__(self) -> str:
         waiting = sum(1 for flow in self._flows.values() if flow.waiting)
@@ -215,6 +230,7 @@ class FairQueue:
         flow = self._flow(item.flow_key)
         flow.enter(key, item, number)
         self._flow_key_of[key] = item.flow_key
+        self._num_waiting[item.lane] += 1
         self._rank(flow)
 
     def _flow(self, flow_key: FlowKey) -> TenantQueue:

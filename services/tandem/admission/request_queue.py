@@ -13,7 +13,7 @@ twice its dominant share.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from tandem.admission.fair_queue import FairQueue
 from tandem.admission.fairness_window import PERIOD_S, FairnessWindow
 from tandem.admission.queue_item import FlowKey, QueueItem
 from tandem.core.ids import RequestId
-from tandem.core.lane import Lane
+from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Request
 
 LEARNING = 0.1
@@ -201,14 +201,16 @@ class RequestQueue:
         """Return the models with waiting requests."""
         return [model for model, queue in self._queues.items() if len(queue)]
 
-    def num_waiting(self, model: str) -> int:
-        """Return the number of waiting requests of one model."""
+    def num_waiting(self, model: str, lane: Lane) -> int:
+        """Return the number of waiting requests of one model and lane."""
         queue = self._queues.get(model)
-        return 0 if queue is None else len(queue)
+        return 0 if queue is None else queue.num_waiting(lane)
 
-    def first(self, model: str) -> RequestId | None:
+    def first(self, model: str, skipped: Set[Lane] = frozenset()) -> RequestId | None:
+        """Return the request for `model` to send next among those of other lanes than `skipped`; None when none
+        waits."""
         queue = self._queues.get(model)
-        return None if queue is None else queue.first()
+        return None if queue is None else queue.first(skipped)
 
     def charged(self, request: RequestId) -> int:
         """Return the prompt tokens of a request that will probably be computed. Raises KeyError when the request is
@@ -219,11 +221,11 @@ class RequestQueue:
         entry = self._entries[request]
         return entry.num_computed if entry.is_sent else entry.num_expected
 
-    def num_ahead(self, model: str, item: QueueItem) -> int:
+    def num_ahead(self, model: str, item: QueueItem, rivals: Set[Lane] = ALL_LANES) -> int:
         """Return the prompt tokens of requests for `model` that would be sent before a new request `item`, if no other
-        arrived."""
+        arrived. `rivals`: lanes whose requests wait for the same workers."""
         queue = self._queues.get(model)
-        return 0 if queue is None else queue.num_ahead(item)
+        return 0 if queue is None else queue.num_ahead(item, rivals)
 
     # ---- other gateways
 

@@ -377,7 +377,7 @@ class RequestDirector:
         return self.place_queued(now) if self._queue.may_go_on(worker) else []
 
     def place_queued(self, now: float) -> list[Command]:
-        """Place waiting requests in queue order, until the first request of each model finds no worker."""
+        """Place waiting requests in queue order, until the first request of each model and lane finds no worker."""
         out: list[Command] = []
         self._place_queued(now, out)
         return out
@@ -423,7 +423,8 @@ class RequestDirector:
             self._workers.add_inflight(turn.placement.prefill, turn.request, self.queue.charged(turn.request))
             open_request.predicted = turn.predicted
             if self._config.wake_timeout_s:
-                served_since = self._queue.served_since(open_request.state.request.model)
+                request = open_request.state.request
+                served_since = self._queue.served_since(request.model, request.lane)
                 open_request.state.was_held |= served_since > open_request.delivered_at
             self._apply(open_request, partial(open_request.state.placed, turn.placement), now, out)
 
@@ -486,7 +487,8 @@ class RequestDirector:
         """Look for a worker that takes over. A probe keeps to its own two workers."""
         consumer = None
         if open_request.fixed_placement is None:
-            consumer = self._queue.pick_consumer(open_request.state.request.model, search, now)
+            request = open_request.state.request
+            consumer = self._queue.pick_consumer(request.model, request.lane, search, now)
         self._apply(open_request, partial(open_request.state.consumer_found, search.choice, consumer), now, out)
 
     def _end(self, open_request: OpenRequest, outcome: Finished | TandemError, now: float, out: list[Command]) -> None:
@@ -544,11 +546,11 @@ class RequestDirector:
                 return error
         if not open_request.is_queued:
             return None
-        model = open_request.state.request.model
-        why = partial(self._queue.why, model, now)
-        no_worker_since, since = self._queue.hopeless_since(model), open_request.delivered_at
+        model, lane = open_request.state.request.model, open_request.state.request.lane
+        why = partial(self._queue.why, model, lane, now)
+        no_worker_since, since = self._queue.hopeless_since(model, lane), open_request.delivered_at
         if self._config.wake_timeout_s:
-            served_since = self._queue.served_since(model)
+            served_since = self._queue.served_since(model, lane)
             return wake_timeout_error(self._config, since, no_worker_since, served_since, now, why)
         return queue_timeout_error(self._config, since, no_worker_since, now, why)
 

@@ -1,13 +1,18 @@
 """Admit, order and place the requests that wait at a gateway.
 
-The caller passes the time and a ranking of the workers. Only the first request of each model is tried, so a request
-without a placement costs one search per change, however many wait behind it. It stays first: only requests that precede
-it in the queue's order overtake it.
+The caller passes the time and a ranking of the workers. Only the first request of each model and lane is tried, so a
+request without a placement costs one search per change, however many wait behind it. It stays first: only requests that
+precede it in the queue's order overtake it.
+
+A request that waits for capacity blocks less urgent lanes at the workers that serve its lane, and nowhere else. So the
+first request of a model blocks all others where all workers serve all lanes, and lanes with workers of their own do not
+block each other. A request that no worker could serve blocks no other lane.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -19,6 +24,7 @@ from tandem.admission.ttft_predictor import PrefillWorkerLoad, TtftForecast, for
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import BlockHash, RequestId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.orchestration.commands import FindConsumer, Requeue
 from tandem.routing.candidates import pick_migration_target
@@ -33,6 +39,7 @@ from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Pair, WorkerView
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
+BEHIND = NoPlacement("requests of a more urgent lane wait for the same workers", may_pass=True)
 REFUSAL_BACKOFF_S = 0.1
 """Seconds until a worker that refused is tried again, unless it reports more capacity before."""
 
@@ -77,8 +84,17 @@ class AdmissionResult:
     prefill_s: float = 0.0
 
 
+class _ModelLane(NamedTuple):
+    model: str
+    lane: Lane
+
+    @classmethod
+    def of(cls, request: RoutingRequest) -> _ModelLane:
+        return cls(request.model, request.lane)
+
+
 class PlacementQueue:
-    """Queue admitted requests, and choose workers for the first request of each model.
+    """Queue admitted requests, and choose workers for the first request of each model and lane.
 
     Knows a request from `admit` until `leave`. `ranking`: the workers by load. `prefixes`: None where no prefix index
     is kept.
@@ -98,10 +114,10 @@ class PlacementQueue:
         self._prefixes = prefixes
         self._requests: dict[RequestId, RoutingRequest] = {}
         self._full_until: dict[WorkerRef, float] = {}
-        self._blocked: dict[str, RoutingRequest] = {}
-        self._why: dict[str, NoPlacement] = {}
-        self._hopeless_since: dict[str, float] = {}
-        self._served_since: dict[str, float] = {}
+        self._blocked: dict[_ModelLane, RoutingRequest] = {}
+        self._why: dict[_ModelLane, NoPlacement] = {}
+        self._hopeless_since: dict[_ModelLane, float] = {}
+        self._served_since: dict[_ModelLane, float] = {}
         self._num_turns = 0
 
     def admit(
@@ -136,7 +152,8 @@ class PlacementQueue:
         )
 
     def next(self, now: float) -> Dispatchable | None:
-        """Return the next request to send, with its placement; None when the first request of every model must wait.
+        """Return the next request to send, with its placement; None when the first request of every model and lane must
+        wait.
 
         The request leaves the queue, so call this until it returns None.
         """
@@ -158,35 +175,37 @@ class PlacementQueue:
         """Return the requests that were admitted and have not ended."""
         return self._requests.keys()
 
-    def why(self, model: str, now: float) -> str:
-        """Return what the first waiting request of the model waits for, as text for error messages."""
-        outcome, excluded = self._why.get(model), self.breaker.why(now)
+    def why(self, model: str, lane: Lane, now: float) -> str:
+        """Return what the first waiting request of a model and lane waits for, as text for error messages."""
+        outcome, excluded = self._why.get(_ModelLane(model, lane)), self.breaker.why(now)
         return "; ".join(filter(None, ("its turn" if outcome is None else outcome.reason, excluded)))
 
-    def hopeless_since(self, model: str) -> float | None:
-        """Return since when no worker, not even a full one, exists for the model's first request; None when one
-        does."""
-        return self._hopeless_since.get(model)
+    def hopeless_since(self, model: str, lane: Lane) -> float | None:
+        """Return since when no worker, not even a full one, exists for the first request of a model and lane; None when
+        one does."""
+        return self._hopeless_since.get(_ModelLane(model, lane))
 
-    def served_since(self, model: str) -> float:
-        """Return since when the model's first request has had a worker, if only a full one, after a time without;
-        -infinity where there was no such time."""
-        return self._served_since.get(model, -math.inf)
+    def served_since(self, model: str, lane: Lane) -> float:
+        """Return since when the first request of a model and lane has had a worker, if only a full one, after a time
+        without; -infinity where there was no such time."""
+        return self._served_since.get(_ModelLane(model, lane), -math.inf)
 
     def num_held(self) -> Mapping[str, int]:
         """Return, by model, the number of waiting requests that no worker, not even a full one, could serve; models
         without any have no entry."""
-        found = {model: self.queue.num_waiting(model) for model in self._hopeless_since.copy()}
-        return {model: number for model, number in found.items() if number}
+        found: Counter[str] = Counter()
+        for model, lane in self._hopeless_since.copy():
+            found[model] += self.queue.num_waiting(model, lane)
+        return +found
 
-    def pick_consumer(self, model: str, search: FindConsumer, now: float) -> WorkerRef | None:
+    def pick_consumer(self, model: str, lane: Lane, search: FindConsumer, now: float) -> WorkerRef | None:
         """Choose a worker that takes over the KV of an offer, without queueing; None when there is none now."""
         self.refused(search.excluded, now)
         unfit, failing = search.unfit | self._full(now), self.breaker.excluded(now)
-        consumer = pick_migration_target(self._ranking.without(unfit | failing), model, search.source)
+        consumer = pick_migration_target(self._ranking.without(unfit | failing), model, lane, search.source)
         if consumer is None and failing:
             resting = self.breaker.resting(now)
-            consumer = pick_migration_target(self._ranking.without(unfit | resting), model, search.source)
+            consumer = pick_migration_target(self._ranking.without(unfit | resting), model, lane, search.source)
         if consumer is not None:
             self.breaker.on_attempt((consumer,), now)
         return consumer
@@ -222,13 +241,14 @@ class PlacementQueue:
     def may_go_on(self, view: WorkerView) -> bool:
         """Return whether a worker that reports more capacity makes it possible that a waiting request is placed.
 
-        False when none waits.
+        False when none waits for it. At this worker the most urgent of the lanes that wait blocks the others.
         """
-        if not len(self.queue):
+        waiting = [lane for lane in Lane if lane in view.lanes and self.queue.num_waiting(view.model, lane)]
+        if not waiting:
             return False
         if self._full_until.pop(view.ref, None) is not None:
             return True
-        blocked = self._blocked.get(view.model)
+        blocked = self._blocked.get(_ModelLane(view.model, waiting[0]))
         if blocked is None:
             return True
         # A request that waits for prefill capacity needs a prefill worker, and one that can accept the request now.
@@ -238,29 +258,49 @@ class PlacementQueue:
     # ---- placement
 
     def _next(self, model: str, now: float) -> Dispatchable | None:
-        request = self.queue.first(model)
-        if request is None:
-            return None
+        tried: set[Lane] = set()
+        yields_to: frozenset[Lane] = frozenset()
+        while (request := self.queue.first(model, tried)) is not None:
+            lane = self._requests[request].lane
+            outcome = BEHIND if self._is_behind(model, lane, yields_to) else self._try(request, yields_to, now)
+            if isinstance(outcome, Dispatchable):
+                return outcome
+            self._wait(_ModelLane(model, lane), outcome, now)
+            tried.add(lane)
+            if outcome.may_pass:
+                yields_to |= {lane}
+        return None
+
+    def _is_behind(self, model: str, lane: Lane, yields_to: frozenset[Lane]) -> bool:
+        """Return whether more urgent requests wait for all workers that serve a lane."""
+        served = [lanes for lanes in self._ranking.lanes(model) if lane in lanes]
+        return bool(served) and not any(lanes.isdisjoint(yields_to) for lanes in served)
+
+    def _try(self, request: RequestId, yields_to: frozenset[Lane], now: float) -> Dispatchable | NoPlacement:
         routing_request = self._looked_up(self._requests[request], self.queue.charged(request))
         if blocked_links := self._prefix_fetches.links(now):
             routing_request = replace(routing_request, blocked_links=blocked_links)
+        if yields_to:
+            routing_request = replace(routing_request, yields_to=yields_to)
         outcome = self._place(routing_request, now)
         if isinstance(outcome, Placement):
             return self._sent(request, routing_request, outcome, now)
-        self._why[model] = outcome
-        if outcome.may_pass:
-            self._has_worker(model, now)
-        else:
-            self._hopeless_since.setdefault(model, now)
         if outcome is BUSY:
-            self._blocked[model] = routing_request
-        else:
-            self._blocked.pop(model, None)
-        return None
+            self._blocked[_ModelLane.of(routing_request)] = routing_request
+        return outcome
 
-    def _has_worker(self, model: str, now: float) -> None:
-        if self._hopeless_since.pop(model, None) is not None:
-            self._served_since[model] = now
+    def _wait(self, key: _ModelLane, outcome: NoPlacement, now: float) -> None:
+        self._why[key] = outcome
+        if outcome is not BUSY:
+            self._blocked.pop(key, None)
+        if outcome.may_pass:
+            self._has_worker(key, now)
+        else:
+            self._hopeless_since.setdefault(key, now)
+
+    def _has_worker(self, key: _ModelLane, now: float) -> None:
+        if self._hopeless_since.pop(key, None) is not None:
+            self._served_since[key] = now
 
     def _looked_up(self, request: RoutingRequest, num_charged: int) -> RoutingRequest:
         """Return the routing request with the workers' current prefix hits; without an index `num_charged` tokens are
@@ -273,8 +313,8 @@ class PlacementQueue:
     def _sent(
         self, request: RequestId, routing_request: RoutingRequest, placement: Placement, now: float
     ) -> Dispatchable:
-        self._blocked.pop(routing_request.model, None)
-        self._has_worker(routing_request.model, now)
+        self._blocked.pop(_ModelLane.of(routing_request), None)
+        self._has_worker(_ModelLane.of(routing_request), now)
         self.breaker.on_attempt((placement.prefill, placement.decode), now)
         self._num_turns += 1
         worker = self._ranking.find(routing_request.model, placement.prefill)
@@ -309,13 +349,24 @@ class PlacementQueue:
         return self._full_until.keys()
 
     def _expect(self, item: QueueItem, request: RoutingRequest) -> TtftForecast | None:
-        """Predict with the longest prefix that any worker holds."""
-        workers = self._ranking.prefillers(request.model)
+        """Predict with the longest prefix that any worker holds.
+
+        Requests of more urgent lanes delay the prompt only at workers that serve both, so where some workers serve no
+        more urgent lane, the prompt is not later than these alone would compute it.
+        """
+        workers = self._ranking.prefillers(request.model, request.lane)
         found = self._looked_up(request, item.num_tokens)
         best = min(map(found.num_uncached, workers), default=item.num_tokens)
         item = replace(item, num_tokens=max(1, best))
+        undisturbed = [view for view in workers if min(view.lanes) == item.lane]
+        few = [workers] if len(undisturbed) in (0, len(workers)) else [workers, undisturbed]
+        found_times = (self._forecast(views, item, request.model) for views in few)
+        return min(filter(None, found_times), key=lambda times: times.ttft_s, default=None)
+
+    def _forecast(self, workers: Sequence[WorkerView], item: QueueItem, model: str) -> TtftForecast | None:
         loads = [load for view in workers if (load := _prefill_load(view, item)) is not None]
-        return forecast(loads, self.queue.num_ahead(request.model, item), item.num_tokens)
+        rivals = frozenset[Lane]().union(*{view.lanes for view in workers})
+        return forecast(loads, self.queue.num_ahead(model, item, rivals), item.num_tokens)
 
 
 def _prefill_load(view: WorkerView, item: QueueItem) -> PrefillWorkerLoad | None:

@@ -6,12 +6,14 @@ All pairs would grow with the square of the number of workers.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import islice, takewhile
 from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
+from tandem.core.lane import Lane
+from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.remote_prefix import NUM_SOURCES, can_serve_prefix
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
@@ -48,9 +50,10 @@ class Shortlist:
     ) -> None:
         self._candidates = candidates
         self._request = request
-        self._holders = self._find_holders()
-        producers = self._holders if may_fetch_prefix else []
+        longest = self._find_holders(request.hits or {})
+        producers = longest if may_fetch_prefix else []
         self._prefix_sources = [(view, request.held(view).num_tokens) for view in producers]
+        self._holders = longest if len(candidates.lanes(request.model)) == 1 else self._find_holders(self._lane_hits())
 
     def prefill_workers(self) -> list[PrefillCandidate]:
         """Return prefill workers, each with the decode workers that it may hand over to; empty when there is no usable
@@ -62,7 +65,7 @@ class Shortlist:
         """
         few = self._few_consumers()
         holders = [worker for worker in self._holders if worker.prefills]
-        ranking = self._candidates.prefill_workers(self._request.model)
+        ranking = self._candidates.prefill_workers(self._request.model, self._request.lane)
         with closing(ranking):
             return self._select(ranking, holders, lambda worker: self._partners(worker, few))
 
@@ -72,10 +75,10 @@ class Shortlist:
         They are the least loaded ones and those with the longest cached prefixes. Workers of the prefill pool are
         returned only when the model has no worker that decodes.
         """
-        pools = self._candidates.pools(self._request.model)
+        pools = self._candidates.pools(self._request.model, self._request.lane)
         decodes = bool(pools["decode"] or pools["mixed"])
         holders = [worker for worker in self._holders if worker.decodes is decodes]
-        with closing(self._candidates.mixed_workers(self._request.model)) as ranking:
+        with closing(self._candidates.mixed_workers(self._request.model, self._request.lane)) as ranking:
             workers = takewhile(lambda worker: worker.decodes is decodes, ranking)
             return self._select(workers, holders, lambda worker: (worker,))
 
@@ -102,17 +105,22 @@ class Shortlist:
                 found[worker.ref] = self._candidate(worker, partners)
         return list(found.values())
 
-    def _find_holders(self) -> list[WorkerView]:
-        hits = self._request.hits
-        request = self._request
+    def _find_holders(self, hits: Mapping[WorkerRef, PrefixHit]) -> list[WorkerView]:
         if not hits:
             return []
         best = heapq.nsmallest(NUM_BY_HITS, hits.items(), key=lambda item: (-item[1].num_blocks, item[0].id))
-        views = (self._candidates.find(request.model, ref) for ref, _ in best)
+        views = (self._candidates.find(self._request.model, ref) for ref, _ in best)
         return [view for view in views if view is not None]
 
+    def _lane_hits(self) -> Mapping[WorkerRef, PrefixHit]:
+        """Return the hits of workers that serve the request's lane. A prefix may be read from others too."""
+        views = (
+            (self._candidates.find(self._request.model, ref), hit) for ref, hit in (self._request.hits or {}).items()
+        )
+        return {view.ref: hit for view, hit in views if view is not None and self._request.lane in view.lanes}
+
     def _few_consumers(self) -> list[WorkerView]:
-        with closing(self._candidates.decode_workers(self._request.model)) as consumers:
+        with closing(self._candidates.decode_workers(self._request.model, self._request.lane)) as consumers:
             found = {view.ref: view for view in islice(consumers, NUM_BY_LOAD)}
         found.update({view.ref: view for view in self._holders if view.decodes})
         return list(found.values())
@@ -149,21 +157,22 @@ class Shortlist:
         linked = [consumer for consumer in few if self._is_pair(producer, consumer)]
         if linked:
             return linked
-        with closing(self._candidates.decode_workers(self._request.model)) as consumers:
+        with closing(self._candidates.decode_workers(self._request.model, self._request.lane)) as consumers:
             return list(islice((consumer for consumer in consumers if self._is_pair(producer, consumer)), NUM_BY_LOAD))
 
     def _is_pair(self, producer: WorkerView, consumer: WorkerView) -> bool:
         return (producer.ref, consumer.ref) in self._candidates.linked and _may_pair(producer, consumer)
 
 
-def why_no_pair(candidates: WorkerRanking, model: str) -> tuple[str, bool]:
-    """Return a reason why no prefill worker of `model` can be paired with a decode worker, and whether that may change
-    soon.
+def why_no_pair(candidates: WorkerRanking, request: RoutingRequest) -> tuple[str, bool]:
+    """Return a reason why no prefill worker that serves the request's model and lane can be paired with such a decode
+    worker, and whether that may change soon.
 
     It may change soon when some link between two of them has not failed a test yet.
     """
-    consumers = list(candidates.decode_workers(model))
-    pairs = [(p.ref, d.ref) for p in candidates.prefill_workers(model) for d in consumers if _may_pair(p, d)]
+    consumers = list(candidates.decode_workers(request.model, request.lane))
+    producers = candidates.prefill_workers(request.model, request.lane)
+    pairs = [(p.ref, d.ref) for p in producers for d in consumers if _may_pair(p, d)]
     if not pairs:
         return "no worker of the same model build", False
     if all(pair in candidates.refused for pair in pairs):
@@ -171,13 +180,13 @@ def why_no_pair(candidates: WorkerRanking, model: str) -> tuple[str, bool]:
     return "no link between the workers", any(pair not in candidates.unlinked for pair in pairs)
 
 
-def pick_migration_target(candidates: WorkerRanking, model: str, source: WorkerRef) -> WorkerRef | None:
-    """Return the least loaded decode worker to which `source` may migrate sequences; None when there is none.
+def pick_migration_target(candidates: WorkerRanking, model: str, lane: Lane, source: WorkerRef) -> WorkerRef | None:
+    """Return the least loaded decode worker to which `source` may migrate sequences of `lane`; None when there is none.
 
     A worker is left out when its link from `source` has failed a test. Whether the target has free blocks is not
     checked here: it rejects the migration itself.
     """
-    with closing(candidates.decode_workers(model)) as consumers:
+    with closing(candidates.decode_workers(model, lane)) as consumers:
         for consumer in consumers:
             if consumer.ref != source and (source, consumer.ref) not in candidates.unlinked:
                 return consumer.ref

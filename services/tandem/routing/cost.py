@@ -119,7 +119,7 @@ def prefill_cost(
     return PrefillCost(
         worker,
         num_uncached,
-        is_accepted=worker.takes(num_uncached, request.lane),
+        is_accepted=request.is_accepted(worker, num_uncached),
         wait_s=wait_s,
         compute_s=host_s + speed.num_steps(num_uncached) * speed.base_s + chunk_s,
         stall_s=DECODE_WEIGHT * worker.num_decoding * chunk_s,

@@ -15,6 +15,7 @@ from itertools import permutations, product
 from typing import Any
 
 from tandem.core.ids import WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.link import LinkReport
 from tandem.routing.link_policy import NUM_PEERS, peers_to_probe
 from tandem.routing.worker_view import Pair, WorkerView
@@ -266,9 +267,11 @@ class PairRegistry:
         """Return whether hand-offs may move KV from `producer` to `consumer` at all."""
         if self._mode == "off" or producer.ref == consumer.ref or producer.fingerprint != consumer.fingerprint:
             return False
+        if producer.lanes.isdisjoint(consumer.lanes):
+            return False
         return producer.prefills and consumer.decodes and (producer.pool != consumer.pool or self._mode == "strict")
 
 
-def _traits(view: WorkerView) -> tuple[str, str, str]:
+def _traits(view: WorkerView) -> tuple[str, str, str, frozenset[Lane]]:
     """Return what the choice of a worker's pairs depends on."""
-    return view.pool, view.fingerprint, view.topology.zone
+    return view.pool, view.fingerprint, view.topology.zone, view.lanes

@@ -56,9 +56,9 @@ def place(
     Workers in `excluded` are left out, because they have just rejected the request or keep failing. Returns NoPlacement
     when no worker can take the request now, or waiting for a busy one costs less.
     """
-    able = candidates.pools(request.model)
+    able = candidates.pools(request.model, request.lane)
     if not able.total():
-        return NoPlacement("no live worker serves the model", may_pass=False)
+        return _no_worker(candidates, request)
     search = _PlacementSearch(candidates.without(excluded), request, routing)
     mode = request.mode
     if request.is_undivided and mode != "strict":
@@ -72,7 +72,7 @@ def place(
         isinstance(split, Placement)
         or mode == "strict"
         or split.may_pass
-        or _is_split_possible(candidates, request.model, excluded)
+        or _is_split_possible(candidates, request, excluded)
     ):
         return split
     return _fallback(search.local(), split)
@@ -128,7 +128,7 @@ class _PlacementSearch:
         return price(candidates, self._request, self._routing.links)
 
     def _split_problem(self, *, allow_mixed_pairs: bool) -> NoPlacement | None:
-        left = self._candidates.pools(self._request.model)
+        left = self._candidates.pools(self._request.model, self._request.lane)
         if not left["prefill"] and not (allow_mixed_pairs and left["mixed"]):
             return NoPlacement("no prefill worker", may_pass=False)
         if not left["decode"] and not left["mixed"]:
@@ -136,14 +136,16 @@ class _PlacementSearch:
         return None
 
     def _why_no_pair(self) -> NoPlacement:
-        return NoPlacement(*why_no_pair(self._candidates, self._request.model))
+        return NoPlacement(*why_no_pair(self._candidates, self._request))
 
     # ---- policies other than cost
 
     def _split_by_order(self) -> Placement | NoPlacement:
-        consumers = self._ordered(self._candidates.decode_workers(self._request.model), decode_cost)
+        consumers = self._ordered(self._candidates.decode_workers(self._request.model, self._request.lane), decode_cost)
         is_busy = False
-        for producer in self._ordered(self._candidates.prefill_workers(self._request.model), prefill_cost):
+        for producer in self._ordered(
+            self._candidates.prefill_workers(self._request.model, self._request.lane), prefill_cost
+        ):
             if not self._request.fits(producer):
                 is_busy = True
                 continue
@@ -156,7 +158,7 @@ class _PlacementSearch:
         return BUSY if is_busy else self._why_no_pair()
 
     def _local_by_order(self) -> Placement | NoPlacement:
-        workers = self._ordered(self._candidates.mixed_workers(self._request.model), local_cost)
+        workers = self._ordered(self._candidates.mixed_workers(self._request.model, self._request.lane), local_cost)
         able = [worker for worker in workers if worker.decodes] or workers
         found = next(filter(self._request.fits, able), None)
         return BUSY if found is None else Placement(found.ref, found.ref)
@@ -215,16 +217,23 @@ def _why_local(local: PairCost, split: PairCost) -> str:
     return "cheaper"
 
 
-def _is_split_possible(candidates: WorkerRanking, model: str, excluded: Set[WorkerRef]) -> bool:
+def _no_worker(candidates: WorkerRanking, request: RoutingRequest) -> NoPlacement:
+    if any(request.lane not in lanes for lanes in candidates.lanes(request.model)):
+        return NoPlacement(f"no worker serves the lane {request.lane.label}", may_pass=False)
+    return NoPlacement("no live worker serves the model", may_pass=False)
+
+
+def _is_split_possible(candidates: WorkerRanking, request: RoutingRequest, excluded: Set[WorkerRef]) -> bool:
     """Return whether a live linked pair exists, one end of which is merely in `excluded` for the moment: then the
     request waits instead of falling back.
 
     Without a prefill worker no pair is chosen under "prefer", however many are linked.
     """
-    if not excluded or not candidates.pools(model)["prefill"]:
+    model, lane = request.model, request.lane
+    if not excluded or not candidates.pools(model, lane)["prefill"]:
         return False
-    producers = [view.ref for view in candidates.prefillers(model)]
-    with closing(candidates.decode_workers(model)) as workers:
+    producers = [view.ref for view in candidates.prefillers(model, lane)]
+    with closing(candidates.decode_workers(model, lane)) as workers:
         consumers = [view.ref for view in workers]
     without_producer = ((p, d) for p in producers if p in excluded for d in consumers)
     without_consumer = ((p, d) for d in consumers if d in excluded for p in producers)

@@ -41,7 +41,8 @@ class RoutingRequest:
     `mode`: whether it is split over a prefill and a decode worker. `hashes`: of its prompt's full blocks, by which
     `hits` are looked up; empty where none are. `avoided`: workers that failed it, which are used only where there are
     no others. `is_undivided`: its KV was lost in a hand-off more than once, so one worker runs prefill and decode where
-    `mode` allows.
+    `mode` allows. `yields_to`: more urgent lanes in which requests wait for capacity; workers that serve any of them
+    count as full.
     """
 
     model: str
@@ -58,6 +59,7 @@ class RoutingRequest:
     hashes: Sequence[BlockHash] = ()
     avoided: frozenset[WorkerRef] = frozenset()
     is_undivided: bool = False
+    yields_to: frozenset[Lane] = frozenset()
 
     @classmethod
     def of(
@@ -110,4 +112,9 @@ class RoutingRequest:
         num_tokens = self.num_uncached(worker)
         if num_remote:
             num_tokens = max(1, min(num_tokens, self.num_context - num_remote))
-        return worker.takes(num_tokens, self.lane)
+        return self.is_accepted(worker, num_tokens)
+
+    def is_accepted(self, worker: WorkerView, num_tokens: int) -> bool:
+        """Return whether the worker will probably accept the prompt now if `num_tokens` of it have to be computed, and
+        no request of a more urgent lane waits for the worker."""
+        return worker.lanes.isdisjoint(self.yields_to) and worker.takes(num_tokens, self.lane)

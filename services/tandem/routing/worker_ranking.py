@@ -1,22 +1,27 @@
 """Rank workers by load incrementally, one worker at a time.
 
-A placement reads the first few entries of a heap, so it costs the logarithm of the number of workers.
+A placement reads the first few entries of a heap, so it costs the logarithm of the number of workers. Workers of one
+model that serve different lanes are in different heaps, of which a request reads those of its lane: one where all
+workers serve all lanes.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Set
-from contextlib import closing
+from collections.abc import Callable, Collection, Sequence, Set
+from contextlib import ExitStack, closing
 from copy import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.core.config import Pool
 from tandem.core.ids import WorkerRef
+from tandem.core.lane import Lane
 from tandem.routing.worker_view import Cost, Pair, Ranking, WorkerView, decode_cost, local_cost, prefill_cost
 
 ViewGetter = Callable[[], WorkerView]
+Lanes = frozenset[Lane]
 STALE_SHARE = 4
 """A heap is rebuilt when it has this many times more entries than workers."""
 
@@ -71,8 +76,8 @@ class _Heap:
                 heapq.heappush(self._entries, entry)
 
 
-class _ModelWorkers:
-    """The workers that serve one model and take new work, in a heap for each role."""
+class _WorkerGroup:
+    """The workers that serve one model and the same lanes and take new work, in a heap for each role."""
 
     def __init__(self) -> None:
         self.workers: dict[WorkerRef, _Worker] = {}
@@ -100,12 +105,18 @@ class _ModelWorkers:
                 heap.remove(worker)
 
 
+class _GroupKey(NamedTuple):
+    model: str
+    lanes: Lanes
+
+
 class WorkerRanking:
     """Rank the workers of each model by rising load, for each role, so that reading the first few is cheap.
 
-    Contains only workers that take new work. `linked`: (prefill, decode) pairs between which KV may move. `unlinked`:
-    pairs whose test failed. `refused`: those of `unlinked` whose link misses its requirements. A pair in none of these
-    is untested. The caller owns the three and may change them.
+    Contains only workers that take new work. Methods that take a lane return only workers that serve it. `linked`:
+    (prefill, decode) pairs between which KV may move. `unlinked`: pairs whose test failed. `refused`: those of
+    `unlinked` whose link misses its requirements. A pair in none of these is untested. The caller owns the three and
+    may change them.
 
     The rankings returned are iterators. Until an iterator is closed, nothing may be changed, and the same ranking must
     not be opened again.
@@ -116,28 +127,32 @@ class WorkerRanking:
         self.unlinked = unlinked
         self.refused = refused
         self._absent: Set[WorkerRef] = frozenset()
-        self._by_model: dict[str, _ModelWorkers] = {}
-        self._models: dict[WorkerRef, str] = {}
+        self._by_model: dict[str, dict[Lanes, _WorkerGroup]] = {}
+        """Without empty groups."""
+        self._keys: dict[WorkerRef, _GroupKey] = {}
 
     def put(self, get_view: ViewGetter) -> None:
         """Add the worker that `get_view` returns, or update it after a change of its load; a draining worker is
         removed.
 
         `get_view` must return the worker's current view at any time: between calls of `put` its load may rise but not
-        fall, and its pool and model stay the same.
+        fall, and its pool, model and lanes stay the same.
         """
         view = get_view()
         if view.load.draining:
             self.remove(view.ref)
             return
-        self._models[view.ref] = view.model
-        self._by_model.setdefault(view.model, _ModelWorkers()).put(view, get_view)
+        self._keys[view.ref] = _GroupKey(view.model, view.lanes)
+        self._by_model.setdefault(view.model, {}).setdefault(view.lanes, _WorkerGroup()).put(view, get_view)
 
     def remove(self, ref: WorkerRef) -> None:
         """Remove a worker that takes no new work; does nothing when it is unknown."""
-        model = self._models.pop(ref, None)
-        if model is not None:
-            self._by_model[model].remove(ref)
+        key = self._keys.pop(ref, None)
+        if key is not None:
+            groups = self._by_model[key.model]
+            groups[key.lanes].remove(ref)
+            if not groups[key.lanes].workers:
+                del groups[key.lanes]
 
     def without(self, absent: Set[WorkerRef]) -> WorkerRanking:
         """Return a view of this ranking without the workers in `absent`; later changes of the ranking or of `absent`
@@ -148,39 +163,53 @@ class WorkerRanking:
         ranking._absent = self._absent | absent
         return ranking
 
-    def pools(self, model: str) -> Counter[Pool]:
-        """Return the number of workers of `model` in each pool ("prefill", "decode", "mixed")."""
-        workers = self._workers_of(model)
-        absent = (workers.workers[ref].pool for ref in self._absent if ref in workers.workers)
-        return workers.pools - Counter(absent) if self._absent else workers.pools
+    def lanes(self, model: str) -> Collection[Lanes]:
+        """Return the different sets of lanes that workers of `model` serve: one where all serve the same."""
+        return self._by_model.get(model, {}).keys()
+
+    def pools(self, model: str, lane: Lane) -> Counter[Pool]:
+        """Return the number of workers in each pool ("prefill", "decode", "mixed")."""
+        groups = self._groups(model, lane)
+        pools = groups[0].pools if len(groups) == 1 else sum((group.pools for group in groups), Counter[Pool]())
+        if not self._absent:
+            return pools
+        return pools - Counter(
+            group.workers[ref].pool for ref in self._absent for group in groups if ref in group.workers
+        )
 
     def find(self, model: str, ref: WorkerRef) -> WorkerView | None:
-        worker = self._workers_of(model).workers.get(ref)
-        return None if worker is None or ref in self._absent else worker.get_view()
+        """Return a worker of `model`, whatever lanes it serves; None where it is unknown or absent."""
+        key = self._keys.get(ref)
+        if key is None or key.model != model or ref in self._absent:
+            return None
+        return self._by_model[model][key.lanes].workers[ref].get_view()
 
-    def prefillers(self, model: str) -> list[WorkerView]:
-        """Return all workers of `model` that compute prompts, in no particular order."""
-        views = (worker.get_view() for worker in self._workers_of(model).workers.values())
+    def prefillers(self, model: str, lane: Lane) -> list[WorkerView]:
+        """Return all workers that compute prompts, in no particular order."""
+        groups = self._groups(model, lane)
+        views = (worker.get_view() for group in groups for worker in group.workers.values())
         return [view for view in views if view.prefills and view.ref not in self._absent]
 
-    def prefill_workers(self, model: str) -> Ranking:
-        """Yield the workers of `model` that compute prompts, least loaded first."""
-        return self._present(self._workers_of(model).prefill_workers)
+    def prefill_workers(self, model: str, lane: Lane) -> Ranking:
+        """Yield the workers that compute prompts, least loaded first."""
+        return self._present([group.prefill_workers for group in self._groups(model, lane)], prefill_cost)
 
-    def decode_workers(self, model: str) -> Ranking:
-        """Yield the workers of `model` that decode, least loaded first."""
-        return self._present(self._workers_of(model).decode_workers)
+    def decode_workers(self, model: str, lane: Lane) -> Ranking:
+        """Yield the workers that decode, least loaded first."""
+        return self._present([group.decode_workers for group in self._groups(model, lane)], decode_cost)
 
-    def mixed_workers(self, model: str) -> Ranking:
-        """Yield all workers of `model`, to run whole requests: those that decode first, then those of the prefill pool,
-        each least loaded first."""
-        return self._present(self._workers_of(model).mixed_workers)
+    def mixed_workers(self, model: str, lane: Lane) -> Ranking:
+        """Yield all workers, to run whole requests: those that decode first, then those of the prefill pool, each least
+        loaded first."""
+        return self._present([group.mixed_workers for group in self._groups(model, lane)], local_cost)
 
-    def _present(self, heap: _Heap) -> Ranking:
-        with closing(heap.ranked()) as views:
+    def _present(self, heaps: Sequence[_Heap], cost: Callable[[WorkerView], Cost]) -> Ranking:
+        with ExitStack() as opened:
+            rankings = [opened.enter_context(closing(heap.ranked())) for heap in heaps]
+            views = rankings[0] if len(rankings) == 1 else heapq.merge(*rankings, key=cost)
             for view in views:
                 if view.ref not in self._absent:
                     yield view
 
-    def _workers_of(self, model: str) -> _ModelWorkers:
-        return self._by_model.get(model) or _ModelWorkers()
+    def _groups(self, model: str, lane: Lane) -> list[_WorkerGroup]:
+        return [group for lanes, group in self._by_model.get(model, {}).items() if lane in lanes]

@@ -8,7 +8,7 @@ from typing import get_args
 
 from tandem.core.config import Pool
 from tandem.core.ids import WorkerRef
-from tandem.core.lane import Lane
+from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.step_cost import StepCost
 from tandem.core.topology import UNLABELLED, Topology
 from tandem.core.worker_load import HORIZON_STEPS, WorkerLoad, prompt_size
@@ -28,7 +28,7 @@ class WorkerView:
     `load`: its last report. `unreported`: prompt tokens to compute of each request that this gateway has sent there
     since that report. `num_inflight`: sequences that this gateway has sent there to decode and that are not in `load`
     yet. `step_cost`: predicts its step times; None until reported. `block_size`: tokens of a KV block; `block_bytes`:
-    bytes of one; both 0 until reported.
+    bytes of one; both 0 until reported. `lanes`: the lanes whose requests are placed there.
     """
 
     ref: WorkerRef
@@ -42,6 +42,7 @@ class WorkerView:
     topology: Topology = UNLABELLED
     block_size: int = 0
     block_bytes: int = 0
+    lanes: frozenset[Lane] = ALL_LANES
 
     @property
     def prefills(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from tandem.core.events import Finished, FinishReason
 from tandem.core.ids import Incarnation, WorkerRef
+from tandem.core.lane import Lane
 from tandem.gateway.workers import worker_link
 from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.secret_file import SecretFile
@@ -120,7 +121,7 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_what_runs_there_goes
     source, other = (decode, late) if place.decode == decode.ref else (late, decode)
     source.role = "prefill"
     await until(lambda: {v.ref: v.pool for v in rig.fleet.views()}[source.ref] == "prefill")
-    assert rig.fleet.candidates().pools("tiny") == {"prefill": 2, "decode": 1}
+    assert rig.fleet.candidates().pools("tiny", Lane.INTERACTIVE) == {"prefill": 2, "decode": 1}
     await until(lambda: (source.ref, other.ref) in rig.fleet.pairs.linked)
     prefill.publish(token(key, 0), Finished(key, None, 1, 0))
     source.publish(pulled(key), *(token(key, i) for i in range(3)), Finished(key, FinishReason.LENGTH, 3, 0))
@@ -131,7 +132,7 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_what_runs_there_goes
         assert request.path == "remote" and request.state.placement.decode == other.ref
         request.close()
     source.role = ""
-    await until(lambda: rig.fleet.candidates().pools("tiny") == {"prefill": 1, "decode": 2})
+    await until(lambda: rig.fleet.candidates().pools("tiny", Lane.INTERACTIVE) == {"prefill": 1, "decode": 2})
 
 
 async def test_a_role_makes_room_for_what_waits(rig: Rig) -> None:

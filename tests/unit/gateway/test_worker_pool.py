@@ -12,6 +12,7 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
+from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob
 from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.interfaces import ServedModel
@@ -517,7 +518,7 @@ async def test_nothing_is_placed_on_an_older_life_whose_submit_had_no_answer(rig
     await until(lambda: request.state.phase.name == "RUNNING")
     assert request.state.placement is not None and request.state.placement.decode == newer.ref
     await until(lambda: not rig.dispatch._submits)
-    assert rig.fleet.candidates().pools("tiny") == {"mixed": 1}
+    assert rig.fleet.candidates().pools("tiny", Lane.INTERACTIVE) == {"mixed": 1}
     assert rig.fleet.candidates().find("tiny", older.ref) is None
     request.close()
     older.hold_submit.set()

@@ -11,6 +11,7 @@ from tandem.admission.tenant import OPEN
 from tandem.core.config import Disaggregation, GatewayConfig, Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
@@ -197,7 +198,7 @@ def test_a_consumer_is_found_without_queueing_and_charge() -> None:
     rig.waiting.admit(request(), hashes=HASHES)
     rig.next()
     seek = FindConsumer(0, P1.ref, unfit=frozenset({D1.ref}))
-    assert rig.waiting.pick_consumer("m", seek, 0.0) == second.ref
+    assert rig.waiting.pick_consumer("m", Lane.INTERACTIVE, seek, 0.0) == second.ref
     rig.waiting.queue.check()
 
 
@@ -239,7 +240,7 @@ def test_failing_workers_are_tried_one_request_at_a_time_without_others() -> Non
         now += FIRST_BACKOFF_S
         turn = rig.waiting.next(now)
         assert turn is not None and turn.request == f"r{i}"
-        assert rig.waiting.next(now) is None and rig.waiting.hopeless_since("m") == now
+        assert rig.waiting.next(now) is None and rig.waiting.hopeless_since("m", Lane.INTERACTIVE) == now
 
 
 def test_failing_workers_are_not_tried_while_others_are_full() -> None:
@@ -257,9 +258,11 @@ def test_a_migration_prefers_a_failing_worker_to_none() -> None:
     second = worker("d2", "decode")
     rig = Rig(P1, second, D1)
     now = open_breakers(rig, D1.ref) + FIRST_BACKOFF_S
-    assert rig.waiting.pick_consumer("m", FindConsumer(0, second.ref), now) == D1.ref
-    assert rig.waiting.pick_consumer("m", FindConsumer(0, second.ref), now) is None, "until something is heard of that"
-    assert rig.waiting.pick_consumer("m", FindConsumer(0, P1.ref), now) == second.ref
+    assert rig.waiting.pick_consumer("m", Lane.INTERACTIVE, FindConsumer(0, second.ref), now) == D1.ref
+    assert rig.waiting.pick_consumer("m", Lane.INTERACTIVE, FindConsumer(0, second.ref), now) is None, (
+        "until something is heard of that"
+    )
+    assert rig.waiting.pick_consumer("m", Lane.INTERACTIVE, FindConsumer(0, P1.ref), now) == second.ref
 
 
 @pytest.mark.parametrize(("mode", "path"), [("prefer", "fallback;reason=kv_lost"), ("strict", "remote")])

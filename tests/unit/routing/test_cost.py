@@ -9,6 +9,7 @@ import pytest
 
 from tandem.core.config import Pool, RoutingPolicy
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.step_cost import StepCost
 from tandem.core.topology import Distance, Topology
 from tandem.core.worker_load import WorkerLoad
@@ -325,11 +326,11 @@ def test_the_target_of_a_migration() -> None:
     second = worker("d2", "decode", num_running=200)
     cluster = linked_cluster(P1, D1, second)
     for producer in (P1, gone):
-        assert pick_migration_target(cluster, "m", producer.ref) == D1.ref
-        assert pick_migration_target(cluster.without({D1.ref}), "m", producer.ref) == second.ref
-    assert pick_migration_target(cluster.without({D1.ref}).without({second.ref}), "m", P1.ref) is None
+        assert pick_migration_target(cluster, "m", Lane.INTERACTIVE, producer.ref) == D1.ref
+        assert pick_migration_target(cluster.without({D1.ref}), "m", Lane.INTERACTIVE, producer.ref) == second.ref
+    assert pick_migration_target(cluster.without({D1.ref}).without({second.ref}), "m", Lane.INTERACTIVE, P1.ref) is None
     failed = ranking_of([P1, D1, second], unlinked=frozenset({(gone.ref, D1.ref)}))
-    assert pick_migration_target(failed, "m", gone.ref) == second.ref
+    assert pick_migration_target(failed, "m", Lane.INTERACTIVE, gone.ref) == second.ref
 
 
 @pytest.mark.parametrize("policy", ["random", "round_robin", "least_loaded", "prefix"])

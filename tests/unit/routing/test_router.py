@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.core.config import Disaggregation, Pool
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.worker_load import WorkerLoad
 from tandem.routing.candidates import NUM_BY_LOAD, PrefillCandidate
 from tandem.routing.link_bandwidth import LinkBandwidth
@@ -172,13 +173,13 @@ class RankedWorkers:
         able = [worker_view for worker_view in self.views.values() if not worker_view.load.draining]
         left = self.ranking.without(excluded)
         for ranked, cost, fits in (
-            (left.prefill_workers("m"), prefill_cost, lambda worker_view: worker_view.prefills),
-            (left.decode_workers("m"), decode_cost, lambda worker_view: worker_view.decodes),
-            (left.mixed_workers("m"), local_cost, lambda worker_view: True),
+            (left.prefill_workers("m", Lane.INTERACTIVE), prefill_cost, lambda worker_view: worker_view.prefills),
+            (left.decode_workers("m", Lane.INTERACTIVE), decode_cost, lambda worker_view: worker_view.decodes),
+            (left.mixed_workers("m", Lane.INTERACTIVE), local_cost, lambda worker_view: True),
         ):
             present = [worker_view for worker_view in able if fits(worker_view) and worker_view.ref not in excluded]
             assert list(ranked) == sorted(present, key=cost)
-        assert left.pools("m") == Counter(each.pool for each in able if each.ref not in excluded)
+        assert left.pools("m", Lane.INTERACTIVE) == Counter(each.pool for each in able if each.ref not in excluded)
         slow = place(ranking_of(self.views.values(), self.linked), RoutingRequest("m", mode=policy), excluded)
         fast = place(self.ranking, RoutingRequest("m", mode=policy), excluded)
         assert fast == slow
@@ -217,7 +218,8 @@ def test_the_heap_does_not_grow_with_updates() -> None:
         board.place_with_both("off", frozenset())
     assert all(
         len(heap._entries) < 20
-        for heap in (board.ranking._by_model["m"].mixed_workers, board.ranking._by_model["m"].prefill_workers)
+        for group in board.ranking._by_model["m"].values()
+        for heap in (group.mixed_workers, group.prefill_workers)
     )
 
 
