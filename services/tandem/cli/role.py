@@ -18,7 +18,7 @@ from tandem.wire.gen import worker_pb2
 from tandem.wire.peer_auth import reason_of
 
 ANSWER_S = 3.0
-_HEADINGS = ("WORKER", "POOL", "ROLE", "INCARNATION", "ADDRESS", "STATE")
+_HEADINGS = ("WORKER", "POOL", "ROLE", "LANES", "INCARNATION", "ADDRESS", "STATE")
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
@@ -50,7 +50,8 @@ async def _listing(members: ClusterMembers) -> str:
 
 def _row(record: WorkerRecord, state: str) -> tuple[str, ...]:
     worker = record.worker
-    return (worker.id, record.pool, record.effective_role, str(worker.incarnation), worker.address, state)
+    lanes = ",".join(record.lanes) or "all"
+    return (worker.id, record.pool, record.effective_role, lanes, str(worker.incarnation), worker.address, state)
 
 
 async def _state(members: ClusterMembers, record: WorkerRecord) -> str:

@@ -28,7 +28,7 @@ class WorkerRecord:
     has set for this incarnation, empty if none; the registry stores it separately. `fingerprint`: hash over weights,
     precision, tokenizer and block size. `bundle_digest`: hash over the tokenizer files. Both are hexadecimal. `layout`:
     the KV layout as text for operators. `max_model_len`: the most tokens of prompt and output together. `topology`:
-    host, rack and zone.
+    host, rack and zone. `lanes`: labels of the lanes whose requests gateways place on it, empty for all.
     """
 
     worker: WorkerRef
@@ -40,6 +40,7 @@ class WorkerRecord:
     bundle_digest: str
     role: str = ""
     topology: Topology = field(default_factory=Topology)
+    lanes: tuple[str, ...] = ()
 
     @property
     def effective_role(self) -> str:
@@ -47,12 +48,13 @@ class WorkerRecord:
         return self.role or self.pool
 
     def to_json(self) -> str:
-        """Return the stored form of the record: one flat object, without `role`, and without `host`, `rack` and `zone`
-        where they are empty.
+        """Return the stored form of the record: one flat object, without `role`, and without `host`, `rack`, `zone` and
+        `lanes` where they are empty.
         """
         flat = asdict(self)
         worker = flat.pop("worker")
         labels = {name: label for name, label in flat.pop("topology").items() if label}
+        labels |= {"lanes": lanes} if (lanes := flat.pop("lanes")) else {}
         del flat["role"]
         return msgspec.json.encode({"schema": SCHEMA, **worker, **flat, **labels}).decode()
 

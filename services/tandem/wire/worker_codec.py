@@ -27,7 +27,7 @@ from tandem.core.events import (
     Token,
 )
 from tandem.core.ids import JobKey
-from tandem.core.lane import Lane
+from tandem.core.lane import Lane, lanes_of
 from tandem.core.request_stages import JobStages
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import PROMPT_SIZES, EngineStats, WorkerLoad
@@ -63,6 +63,14 @@ def decode_refusal(message: pb.Refusal) -> TandemError:
 def decode_kind(value: str) -> ErrorKind:
     """Return the error kind named `value`; INTERNAL for one that only newer versions know."""
     return _ERROR_KINDS.get(value, ErrorKind.INTERNAL)
+
+
+def decode_lanes(labels: Iterable[str]) -> frozenset[Lane]:
+    """Return the lanes whose requests a worker takes. Raises TandemError(INVALID_REQUEST) for one that is unknown."""
+    try:
+        return lanes_of(labels)
+    except ValueError as error:
+        raise malformed(str(error)) from None
 
 
 # ---- events

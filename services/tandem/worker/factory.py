@@ -100,4 +100,5 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: Transport
         aliases=model.aliases,
         topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
         machine=machine_identity() if config.engine.nnodes == 1 else "",
+        lanes=config.worker.served_lanes,
     )

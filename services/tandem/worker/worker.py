@@ -18,6 +18,7 @@ from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent, KVFact
 from tandem.core.ids import WorkerRef
+from tandem.core.lane import lane_labels
 from tandem.core.worker_load import DrainResult
 from tandem.engine.effects import (
     Effect,
@@ -426,6 +427,7 @@ class Worker:
             max_model_len=self._identity.max_model_len,
             bundle_digest=self._identity.bundle_digest,
             topology=self._identity.topology,
+            lanes=lane_labels(self._identity.lanes),
         )
         try:
             await Heartbeat(registry, record, self._descriptor.set_role).run()

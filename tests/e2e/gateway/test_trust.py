@@ -106,13 +106,13 @@ def _change_roles(here: tuple[str, ...], workers: dict[str, Worker], path: Calla
     listed = tandem("role", *here)
     assert listed.returncode == 0, listed.stderr
     rows = [line.split() for line in listed.stdout.splitlines()]
-    assert rows[0] == ["WORKER", "POOL", "ROLE", "INCARNATION", "ADDRESS", "STATE"]
+    assert rows[0] == ["WORKER", "POOL", "ROLE", "LANES", "INCARNATION", "ADDRESS", "STATE"]
     assert [row[:3] for row in rows[1:]] == [
         ["d", "decode", "decode"],
         ["e", "decode", "decode"],
         ["p", "prefill", "prefill"],
     ]
-    assert all(row[5] == "live," for row in rows[1:])
+    assert all(row[6] == "live," for row in rows[1:])
     assert tandem("role", "e", "prefill", *here).stdout == "e: decode -> prefill (pool decode)\n"
     until(lambda: "e@" in workers["e"].log and "role prefill" in workers["e"].log, "a heartbeat's answer")
     description = workers["e"].describe()

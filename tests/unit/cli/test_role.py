@@ -90,7 +90,7 @@ def test_a_worker_that_does_not_answer_is_listed_and_takes_a_role(
     assert capsys.readouterr().out == "w1: decode -> prefill (pool decode)\n"
     assert main(["role", *here]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split()[:5] == ["a-longer-name", "decode", "decode", "1795000000000000001", "127.0.0.1:1"]
+    assert lines[1].split()[:5] == ["a-longer-name", "decode", "decode", "all", "1795000000000000001"]
     assert lines[2].split()[:3] == ["w1", "decode", "prefill"]
     assert all("unreachable: unavailable" in line for line in lines[1:])
     assert main(["drain", "w1", *here]) == 1

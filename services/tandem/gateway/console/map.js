@@ -135,7 +135,7 @@ function showWorker(parts, worker, feed) {
   setText(parts.load, isAway ? "its stream is down" : `${worker.num_running} running, ${worker.num_waiting} waiting${queued}`);
   showBlocks(parts, worker);
   showSteps(parts, worker, feed);
-  setText(parts.model, worker.zone ? `${worker.model} · ${worker.zone}` : worker.model);
+  setText(parts.model, [worker.model, worker.zone, worker.lanes.join(", ")].filter(Boolean).join(" · "));
 }
 
 /* Leased blocks are among the held ones; reserved blocks are free ones. */

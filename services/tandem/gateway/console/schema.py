@@ -39,7 +39,7 @@ class Viewer(msgspec.Struct):
 class WorkerRow(msgspec.Struct, kw_only=True):
     """One worker. `life`: its incarnation, one run of its process. `state`: live; draining; trial or resting (its jobs
     failed, and the circuit breaker is half open or open); or away (its stream is down, and the other fields are empty).
-    `model`: empty where the viewer may not use it.
+    `model`: empty where the viewer may not use it. `lanes`: whose requests are placed there, empty for all lanes.
 
     `num_queued_tokens`: tokens of submitted jobs that are not computed yet. `num_leased_blocks`: KV blocks that other
     workers may still read. `num_reserved_blocks`: free KV blocks set aside for jobs that will read their KV from
@@ -53,6 +53,7 @@ class WorkerRow(msgspec.Struct, kw_only=True):
     pool: str = ""
     model: str = ""
     zone: str = ""
+    lanes: tuple[str, ...] = ()
     num_running: int = 0
     num_waiting: int = 0
     num_queued_tokens: int = 0

@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from tandem.admission.tenant import Tenant
 from tandem.core.ids import OPEN_TENANT, TenantId, WorkerId, WorkerRef
+from tandem.core.lane import lane_labels
 from tandem.core.request_stages import Stage
 from tandem.gateway.console import schema as reply
 from tandem.gateway.console.history import (
@@ -131,6 +132,7 @@ def _worker(worker: WorkerView, breaker: BreakerState | None, model: str) -> rep
         pool=worker.pool,
         model=model,
         zone=worker.topology.zone,
+        lanes=lane_labels(worker.lanes),
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         num_queued_tokens=worker.queued_tokens,

@@ -19,6 +19,7 @@ from tandem.core.config import GatewayConfig, Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, WorkerId, WorkerRef
+from tandem.core.lane import ALL_LANES
 from tandem.core.link import LinkReport
 from tandem.core.request import Job
 from tandem.core.step_cost import StepCost
@@ -36,7 +37,14 @@ from tandem.wire.kv_codec import decode_worker, encode_handoff_key, encode_worke
 from tandem.wire.link_codec import decode_link
 from tandem.wire.listener_probe import refuses_connections
 from tandem.wire.peer_auth import PeerAuth, means_other_life, reason_of
-from tandem.wire.worker_codec import decode_bundle, decode_load, decode_refusal, decode_step_cost, decode_update
+from tandem.wire.worker_codec import (
+    decode_bundle,
+    decode_lanes,
+    decode_load,
+    decode_refusal,
+    decode_step_cost,
+    decode_update,
+)
 
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
@@ -119,6 +127,7 @@ class WorkerLink:
         self._channel = trust.open_channel(ref.address)
         self._stub = trust.stub(self._channel, ref.incarnation)
         self._description: pb.DescribeReply | None = None
+        self._lanes = ALL_LANES
         self._load = WorkerLoad()
         self._step_cost: StepCost | None = None
         self._events = events
@@ -159,6 +168,7 @@ class WorkerLink:
             topology=Topology(topology.host, topology.rack, topology.zone),
             block_size=description.transport.layout.block_size,
             block_bytes=sum(rank.region.block_bytes for rank in description.transport.ranks),
+            lanes=self._lanes,
         )
 
     @property
@@ -343,6 +353,7 @@ class WorkerLink:
             aliases = tuple(reply.aliases)
             self.model = ServedModel(reply.model, reply.max_model_len, text, wall_ns() // 10**9, aliases)
         _pool(reply.role, reply.pool)
+        self._lanes = decode_lanes(reply.lanes)
         self._description = reply
 
     async def _watch(self) -> None:

@@ -434,7 +434,7 @@ class Topology(_message.Message):
     def __init__(self, host: _Optional[str] = ..., rack: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind", "step_cost", "aliases", "transport_proof", "role", "redis_problem", "num_redis_errors", "topology", "metrics_address", "links", "machine", "wall_ns", "max_num_seqs")
+    __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind", "step_cost", "aliases", "transport_proof", "role", "redis_problem", "num_redis_errors", "topology", "metrics_address", "links", "machine", "wall_ns", "max_num_seqs", "lanes")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -458,6 +458,7 @@ class DescribeReply(_message.Message):
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     WALL_NS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
     worker: _kv_pb2.WorkerRef
     pool: str
     model: str
@@ -481,7 +482,8 @@ class DescribeReply(_message.Message):
     machine: str
     wall_ns: int
     max_num_seqs: int
-    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ..., redis_problem: _Optional[str] = ..., num_redis_errors: _Optional[int] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., metrics_address: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., machine: _Optional[str] = ..., wall_ns: _Optional[int] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
+    lanes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ..., redis_problem: _Optional[str] = ..., num_redis_errors: _Optional[int] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., metrics_address: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., machine: _Optional[str] = ..., wall_ns: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., lanes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms",)

@@ -10,6 +10,7 @@ from typing import Any
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.clock import wall_ns
 from tandem.core.ids import WorkerRef
+from tandem.core.lane import ALL_LANES, Lane, lane_labels
 from tandem.core.topology import Topology
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.stores.redis_health import RedisHealth
@@ -28,7 +29,8 @@ class WorkerInfo:
     `pool`: label by which routers choose jobs, see `WorkerDescriptor.role`. `fingerprint`, `bundle_digest`:
     hexadecimal; the bundle has the tokenizer's files. `max_model_len`: most tokens of a sequence. `transport`: how
     other workers read this one's KV. `transport_kind`: the value of transfer.backend. `aliases`: further names of
-    the model. `machine`: from `transfer.process_identity.machine_identity`; empty for a worker over several.
+    the model. `machine`: from `transfer.process_identity.machine_identity`; empty for a worker over several. `lanes`:
+    whose requests gateways place here; the worker runs any job, because a gateway may not know them yet.
     """
 
     me: WorkerRef
@@ -44,6 +46,7 @@ class WorkerInfo:
     aliases: tuple[str, ...] = ()
     topology: Topology = field(default_factory=Topology)
     machine: str = ""
+    lanes: frozenset[Lane] = ALL_LANES
 
 
 class WorkerDescriptor:
@@ -87,6 +90,7 @@ class WorkerDescriptor:
             aliases=me.aliases,
             topology=worker_pb2.Topology(host=me.topology.host, rack=me.topology.rack, zone=me.topology.zone),
             machine=me.machine,
+            lanes=lane_labels(me.lanes),
             metrics_address=self.metrics_address,
             wall_ns=wall_ns(),
             redis_problem=self._redis.problem or "",
