@@ -14,6 +14,7 @@ from tandem.cli.progress_bar import ProgressBar
 from tandem.cli.simulate_flags import SECTIONS
 from tandem.core.clock import SystemClock
 from tandem.core.config import PlannerConfig
+from tandem.core.lane import ALL_LANES
 from tandem.core.settings import Resolved
 from tandem.core.slo import Slo, parse_slo
 from tandem.scaling.cluster_state import Role
@@ -175,6 +176,8 @@ def _scaler(text: str, planner: PlannerConfig, slo: Slo) -> Autoscaler:
 
 
 def _kinds(workers: Sequence[tuple[WorkerSpec, int]]) -> dict[Role, WorkerSpec]:
+    if any(kind.lanes != ALL_LANES for kind, _ in workers):
+        raise simulate_setup.refuse("--autoscale sizes pools for all lanes: leave the lanes out of --pools")
     kinds = {role: kind for kind, _ in workers for role in ROLES if kind.pool == role}
     if len(kinds) < len(ROLES):
         raise simulate_setup.refuse(

@@ -13,7 +13,10 @@ DEFAULTS = {"engine.max_num_batched_tokens": "2048", "engine.max_num_seqs": "256
 def add_simulate_flags(command: argparse.ArgumentParser) -> None:
     group = _group(command)
     group.add_argument(
-        "--pools", default="mixed=1", help="number of workers by role: prefill=4,decode=8 or mixed=4 (default: mixed=1)"
+        "--pools",
+        default="mixed=1",
+        help="number of workers by role: prefill=4,decode=8 or mixed=4 (default: mixed=1); "
+        "decode=6,decode=2:batch adds workers for some lanes only, separated by +",
     )
     group.add_argument("--tp", default="", help="GPUs of each worker: 2, or prefill=1,decode=2 (default: 1)")
     group.add_argument(

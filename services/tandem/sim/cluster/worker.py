@@ -17,6 +17,7 @@ from tandem.core.config import Config, Pool, SloConfig
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Job
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.core.worker_load import WorkerLoad
@@ -58,6 +59,7 @@ class WorkerSpec:
     - `price_per_hour`: of one worker; 0 when it is not set.
     - `host_bandwidth`: bytes per second between its memory and the host's; the settings give the host memory's size.
     - `file_bandwidth`: bytes per second of reads, and of writes, of engine.file_cache_path.
+    - `lanes`: whose requests are placed on it.
     - `max_run`: the most steps to compute ahead of the clock, which does not change the result; 1: each step is planned
       by itself.
     """
@@ -73,6 +75,7 @@ class WorkerSpec:
     price_per_hour: float = 0.0
     host_bandwidth: float = math.inf
     file_bandwidth: float = FILE_BANDWIDTH
+    lanes: frozenset[Lane] = ALL_LANES
     max_run: int = 64
 
     @classmethod

@@ -10,6 +10,7 @@ from tandem.admission.tenant import Tenant
 from tandem.core.config import Config, Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
+from tandem.core.lane import lane_labels, lanes_of
 from tandem.routing.worker_view import POOLS
 from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.sim.cluster.cluster_spec import ClusterSpec
@@ -19,11 +20,13 @@ from tandem.sim.machines.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """Size of one pool: `number` workers of `degree` accelerators each."""
+    """Size of one pool: `number` workers of `degree` accelerators each. `lanes`: labels of the lanes that they serve,
+    empty for all."""
 
     pool: Pool
     number: int
     degree: int = 1
+    lanes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,7 @@ class Deployment:
 
     def _worker(self, pool: PoolSize) -> WorkerSpec:
         try:
-            spec = self.machine.worker(pool.pool, pool.degree, self.config)
+            spec = replace(self.machine.worker(pool.pool, pool.degree, self.config), lanes=lanes_of(pool.lanes))
         except ValueError as error:
             raise _refuse(f"{pool.pool} workers: {error}") from error
         if self.link_bandwidth is not None:
@@ -101,36 +104,53 @@ class Deployment:
 
 
 def parse_pools(sizes: str, degrees: str = "") -> tuple[PoolSize, ...]:
-    """Parse `--pools` (`prefill=4,decode=8`) and `--tp` (`decode=2`, or `2` for all pools) into pool sizes.
+    """Parse `--pools` (`prefill=4,decode=8`, or `decode=6,decode=2:batch` with the lanes of a pool's workers) and
+    `--tp` (`decode=2`, or `2` for all pools) into pool sizes.
 
     Raises TandemError(INVALID_REQUEST) for text of another form."""
     numbers = _numbers("--pools", sizes)
+    named = {pool for pool, _ in numbers}
     one = degrees.strip()
     degree_by_pool = (
-        dict.fromkeys(numbers, int(one)) if one.isascii() and one.isdecimal() else _numbers("--tp", degrees)
+        dict.fromkeys(named, int(one))
+        if one.isascii() and one.isdecimal()
+        else {pool: degree for (pool, _), degree in _numbers("--tp", degrees, may_have_lanes=False).items()}
     )
     for pool in degree_by_pool:
-        if pool not in numbers:
+        if pool not in named:
             raise _refuse(f"--tp names {pool}, but --pools has no such workers")
     if 0 in degree_by_pool.values():
         raise _refuse("--tp must be at least 1")
-    return tuple(PoolSize(pool, number, degree_by_pool.get(pool, 1)) for pool, number in numbers.items())
+    return tuple(
+        PoolSize(pool, number, degree_by_pool.get(pool, 1), lanes) for (pool, lanes), number in numbers.items()
+    )
 
 
-def _numbers(flag: str, text: str) -> dict[Pool, int]:
-    found: dict[Pool, int] = {}
+def _numbers(flag: str, text: str, *, may_have_lanes: bool = True) -> dict[tuple[Pool, tuple[str, ...]], int]:
+    found: dict[tuple[Pool, tuple[str, ...]], int] = {}
     for part in filter(None, text.split(",")):
-        name, _, value = part.strip().partition("=")
+        name, _, rest = part.strip().partition("=")
+        value, colon, labels = rest.partition(":")
         pool = cast(Pool, name)
-        if pool not in POOLS or pool in found or not (value.isascii() and value.isdecimal()):
+        lanes = _lanes(flag, part, labels) if colon and may_have_lanes else ()
+        is_number = value.isascii() and value.isdecimal() and (may_have_lanes or not colon)
+        if pool not in POOLS or (pool, lanes) in found or not is_number:
             raise _refuse(f"{flag} {text}: {part!r} is not POOL=NUMBER, each of {', '.join(POOLS)} once")
-        found[pool] = int(value)
+        found[pool, lanes] = int(value)
     return found
+
+
+def _lanes(flag: str, part: str, labels: str) -> tuple[str, ...]:
+    try:
+        return lane_labels(lanes_of(labels.split("+")))
+    except ValueError as error:
+        raise _refuse(f"{flag} {part}: {error}") from error
 
 
 def _describe_pool(pool: PoolSize) -> str:
     degree = f" of {pool.degree}" if pool.degree > 1 else ""
-    return f"{pool.number} {pool.pool}{degree}"
+    lanes = f" for {'+'.join(pool.lanes)}" if pool.lanes else ""
+    return f"{pool.number} {pool.pool}{degree}{lanes}"
 
 
 def _refuse(message: str) -> TandemError:

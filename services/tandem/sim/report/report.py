@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.config import Pool
+from tandem.core.lane import lane_labels
 from tandem.core.quantile_sketch import LatencySummary
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.worker import SimWorker
@@ -40,8 +41,9 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """Report of one pool of workers.
+    """Report of the workers of one pool that serve the same lanes.
 
+    - `lanes`: their labels; empty for all lanes.
     - `utilisation`: mean share of the run during which a worker of the pool computed.
     - `prefill_rate`, `decode_rate`: tokens per second of all its workers, counted by their steps; `worker_rate`: both
       together, per worker.
@@ -49,6 +51,7 @@ class PoolReport:
     """
 
     pool: Pool
+    lanes: tuple[str, ...]
     num_workers: int
     utilisation: float
     mean_batch: float
@@ -147,15 +150,19 @@ def _group(name: str, tally: GroupTally) -> GroupReport:
 
 
 def _pools(workers: Sequence[SimWorker], wall_s: float) -> tuple[PoolReport, ...]:
-    names = sorted({worker.spec.pool for worker in workers})
-    return tuple(_pool(name, [w for w in workers if w.spec.pool == name], wall_s) for name in names)
+    kinds = sorted({(worker.spec.pool, lane_labels(worker.spec.lanes)) for worker in workers})
+    return tuple(
+        _pool(pool, lanes, [w for w in workers if (w.spec.pool, lane_labels(w.spec.lanes)) == (pool, lanes)], wall_s)
+        for pool, lanes in kinds
+    )
 
 
-def _pool(name: Pool, workers: Sequence[SimWorker], wall_s: float) -> PoolReport:
+def _pool(pool: Pool, lanes: tuple[str, ...], workers: Sequence[SimWorker], wall_s: float) -> PoolReport:
     num_prefill = sum(w.num_prefill_tokens for w in workers)
     num_decode = sum(w.num_decode_tokens for w in workers)
     return PoolReport(
-        pool=name,
+        pool=pool,
+        lanes=lanes,
         num_workers=len(workers),
         utilisation=_share(sum(w.busy_s for w in workers), len(workers) * wall_s),
         mean_batch=_share(num_decode, sum(w.num_steps for w in workers)),

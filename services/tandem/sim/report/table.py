@@ -38,7 +38,7 @@ def pools(found: Sequence[PoolReport]) -> str:
         head,
         *(
             (
-                f"  {p.pool}",
+                f"  {p.pool}" + (f" for {'+'.join(p.lanes)}" if p.lanes else ""),
                 f"{p.num_workers:,}",
                 f"{p.utilisation:.0%}",
                 f"{p.mean_batch:.1f}",
