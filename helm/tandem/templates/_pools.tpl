@@ -58,6 +58,7 @@
     "pool" $pool.role
     "port" (include "tandem.workerPort" (list $root.Values.worker.port $pool (last .)) | int)
     "metrics_port" (include "tandem.workerPort" (list $root.Values.worker.metrics_port $pool (last .)) | int) -}}
+{{- if $pool.lanes }}{{ $_ := set $worker "lanes" $pool.lanes }}{{ end -}}
 {{- $engine := dict "tensor_parallel" (int $pool.ranks) -}}
 {{- if not (or $pool.gpus $root.Values.engine.num_threads) -}}
 {{- $_ := set $engine "num_threads" (include "tandem.threads" (list $group $pool) | int) -}}
