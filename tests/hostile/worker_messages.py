@@ -40,6 +40,7 @@ from tandem.wire.link_codec import decode_link, encode_link
 from tandem.wire.worker_codec import (
     decode_books,
     decode_bundle,
+    decode_lanes,
     decode_load,
     decode_step_cost,
     decode_update,
@@ -122,6 +123,7 @@ def _read_description(data: bytes) -> None:
     decode_bundle(reply.bundle)
     decode_books(reply.books)
     decode_load(reply.load)
+    decode_lanes(reply.lanes)
     for report in reply.links:
         decode_link(report)
 
@@ -147,6 +149,7 @@ _DESCRIPTION = pb.DescribeReply(
     transport=encode_peer(PEER),
     bundle=encode_bundle(TokenizerBundle(tokenizer_json=b"{}")),
     model="tiny",
+    lanes=["batch"],
     load=encode_load(WorkerLoad()),
     links=[encode_link(_LINK)],
 )

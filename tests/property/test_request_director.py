@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tandem.admission.tenant import Tenant
-from tandem.core.config import Disaggregation, GatewayConfig
+from tandem.core.config import Disaggregation, GatewayConfig, Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import (
     Cancelled,
@@ -25,7 +25,7 @@ from tandem.core.events import (
     Token,
 )
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, TenantId, WorkerId, WorkerRef
-from tandem.core.lane import Lane
+from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
@@ -37,7 +37,9 @@ from tandem.routing.worker_view import WorkerView
 from tests.effort import effort
 from tests.unit.orchestration.known_workers import BookedWorkers
 
-POOLS = ("prefill", "decode", "mixed")
+_POOLS: tuple[Pool, ...] = ("prefill", "decode", "mixed")
+_LANES = (ALL_LANES, ALL_LANES, frozenset({Lane.BATCH}), frozenset({Lane.INTERACTIVE, Lane.STANDARD}))
+_KINDS = st.tuples(st.sampled_from(_POOLS), st.sampled_from(_LANES))
 CONFIG = GatewayConfig(
     max_queued=4, max_retries=2, progress_timeout_s=5.0, queue_timeout_s=8.0, no_worker_wait_s=3.0,
     early_rejection="on", kv_time_tokens=100.0,
@@ -69,8 +71,7 @@ class DirectorMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.num_lives = 0
         self.num_requests = 0
-        pools = [data.draw(st.sampled_from(POOLS)) for _ in range(num_workers)]
-        self.workers = BookedWorkers([self.new_view(pool) for pool in pools])
+        self.workers = BookedWorkers([self.new_view(data.draw(_KINDS)) for _ in range(num_workers)])
         config = replace(CONFIG, wake_timeout_s=wake_timeout_s)
         self.director = RequestDirector(self.workers, config, lambda request: HandoffId(f"h{request}"))
         self.jobs: list[_RunningJob] = []
@@ -82,13 +83,13 @@ class DirectorMachine(RuleBasedStateMachine):
         self.choice_ends: set[tuple[RequestId, int]] = set()
         self.worker_s: dict[RequestId, float] = defaultdict(float)
 
-    def new_view(self, pool: str) -> WorkerView:
+    def new_view(self, kind: tuple[Pool, frozenset[Lane]]) -> WorkerView:
         self.num_lives += 1
         name = f"w{self.num_lives}"
         load = WorkerLoad(num_blocks=100, num_free_blocks=100)
         ref = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
         cost = StepCost(0.01, 0.001, 0.001, 0.0, 0.0)
-        return WorkerView(ref, pool, "m", "f", load, step_cost=cost, block_size=4, block_bytes=64)  # type: ignore[arg-type]
+        return WorkerView(ref, kind[0], "m", "f", load, step_cost=cost, block_size=4, block_bytes=64, lanes=kind[1])
 
     # ---- requests
 
@@ -223,10 +224,10 @@ class DirectorMachine(RuleBasedStateMachine):
         self.execute(self.director.on_worker_lost(worker, "it died", self.now))
         assert not self.director.positions(worker)
 
-    @rule(pool=st.sampled_from(POOLS))
+    @rule(kind=_KINDS)
     @precondition(lambda self: len(self.workers.views) < 5)
-    def join(self, pool: str) -> None:
-        self.workers.add(self.new_view(pool))
+    def join(self, kind: tuple[Pool, frozenset[Lane]]) -> None:
+        self.workers.add(self.new_view(kind))
         self.execute(self.director.place_queued(self.now))
 
     @rule(data=st.data(), num_free_blocks=st.integers(0, 100))
@@ -320,6 +321,8 @@ class DirectorMachine(RuleBasedStateMachine):
             gone = TandemError(ErrorKind.WORKER_LOST, "it is gone")
             self.execute(self.director.on_submit_result(worker, job.key, gone, self.now))
             return
+        is_probe = self.open[job.request.id].fixed_placement is not None
+        assert is_probe or job.request.lane in self.workers.views[worker].lanes, f"{worker} does not serve {job}"
         choices = range(job.choice, job.choice + job.num_choices)
         next_index = dict.fromkeys(choices, len(job.output_tokens))
         self.jobs.append(_RunningJob(worker, job, next_index, has_kv=not isinstance(job, ResumeJob)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -69,11 +69,19 @@ class Rig:
             await worker.stop()
 
     async def add(
-        self, name: str, pool: str, *, works: bool = True, trust: PeerAuth | None = None, fingerprint: str = "f"
+        self,
+        name: str,
+        pool: str,
+        *,
+        works: bool = True,
+        trust: PeerAuth | None = None,
+        fingerprint: str = "f",
+        lanes: Sequence[str] = (),
     ) -> ScriptedWorker:
         """Start a worker that accepts every job. A probe through it transfers its block, unless `works` is false."""
         worker = ScriptedWorker(name, pool, self._bundle, trust=trust)
         worker.fingerprint = fingerprint
+        worker.lanes = lanes
         worker.after_submit = lambda job: probe_events(job) if works and is_probe(job) else ()
         self.workers.append(await worker.start())
         return worker

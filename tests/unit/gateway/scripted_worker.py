@@ -64,6 +64,7 @@ class ScriptedWorker(WorkerServicer):
         )
         self.max_model_len = 512
         self.metrics_address = ""
+        self.lanes: Sequence[str] = ()
         self.fingerprint = "f"
         self.ref = WorkerRef(WorkerId(name), Incarnation(incarnation or next(_incarnations)), "")
         self._bundle = bundle
@@ -106,6 +107,7 @@ class ScriptedWorker(WorkerServicer):
         reply.transport.layout.block_size = BLOCK_SIZE
         reply.worker.CopyFrom(encode_worker(self.ref))
         reply.role = self.role
+        reply.lanes.extend(self.lanes)
         reply.metrics_address = self.metrics_address
         reply.bundle_digest = self._bundle.digest
         if request.with_bundle:

@@ -154,3 +154,24 @@ async def test_a_role_of_a_later_version_changes_nothing(rig: Rig, caplog: pytes
     await until(lambda: rig.dispatch.ready() is None)
     assert [view.pool for view in rig.fleet.views()] == ["mixed"]
     assert caplog.text.count("'encode'") == 1
+
+
+async def test_a_worker_that_is_bound_to_lanes_gets_only_their_requests(rig: Rig) -> None:
+    batch, _ = await rig.add("b", "mixed", lanes=["batch"]), await rig.add("i", "mixed", lanes=["interactive"])
+    await until(lambda: len(rig.fleet.views()) == 2)
+    assert {view.ref.id: view.lanes for view in rig.fleet.views()} == {
+        "b": frozenset({Lane.BATCH}), "i": frozenset({Lane.INTERACTIVE}),
+    }  # fmt: skip
+    for _ in range(4):
+        request = await rig.running()
+        assert request.state.placement is not None and request.state.placement.prefill.id == "i"
+        request.close()
+    assert not batch.jobs
+
+
+async def test_a_worker_of_an_unknown_lane_is_not_used(rig: Rig) -> None:
+    """A newer release may know more lanes; which of its requests a worker would take is not known here."""
+    await rig.add("w", "mixed", lanes=["nightly"])
+    await rig.add("i", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    assert [view.ref.id for view in rig.fleet.views()] == ["i"]

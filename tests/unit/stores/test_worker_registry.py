@@ -357,9 +357,9 @@ def test_records_round_trip_as_json(name: str, incarnation: int, model: str, lay
 
 
 def test_labels_are_there_only_where_they_were_set() -> None:
-    labelled = replace(record(), topology=Topology("host-1", "", "zone-a"))
+    labelled = replace(record(), topology=Topology("host-1", "", "zone-a"), lanes=("standard", "batch"))
     assert WorkerRecord.from_json(labelled.to_json()) == labelled
-    assert not {"host", "rack", "zone"} & json.loads(record().to_json()).keys()
+    assert not {"host", "rack", "zone", "lanes"} & json.loads(record().to_json()).keys()
     with pytest.raises(ValueError, match=r"."):
         WorkerRecord.from_json(json.dumps({**json.loads(labelled.to_json()), "rack": 7}))
 

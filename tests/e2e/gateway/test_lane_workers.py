@@ -1,0 +1,57 @@
+"""Test real workers that are bound to lanes: requests run only on workers of their lane, and wait for one otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.pair import SETTINGS
+from tests.e2e.gateway.processes import Cluster, cluster, until
+
+
+@pytest.fixture
+def running(tmp_path: Path, redis_url: str, model: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path, redis_url, model, *SETTINGS, "--namespace", tmp_path.name) as running:
+        yield running
+
+
+@pytest.mark.timeout(180)
+def test_requests_run_on_workers_of_their_lane_and_wait_for_one_where_none_is_left(running: Cluster) -> None:
+    running.worker("day", "mixed", "--lanes", "interactive,standard")
+    night = running.worker("night", "mixed", "--lanes", "batch")
+    gateway = running.gateway("gateway", "--no-worker-wait-s", "1")
+    for program in running.programs:
+        program.wait_ready()
+    gateway.wait_serving()
+    assert list(night.describe().lanes) == ["batch"]
+
+    def ask(lane: str) -> Answer:
+        headers = {"x-tandem-lane": lane, "x-tandem-explain": "1"}
+        with Post(gateway.url, completion(40, 1, 4), headers=headers) as post:
+            return post.finish()
+
+    def place(lane: str) -> str:
+        """Return the worker that answers a request of a lane; empty where the request fails."""
+        answer = ask(lane)
+        return str(answer.about()["reasons"][0]["decode"]) if answer.status == 200 else ""
+
+    workers = {"interactive": "day", "standard": "day", "batch": "night"}
+    for lane, worker in workers.items():
+        until(lambda lane=lane: place(lane), f"a worker for {lane}")  # type: ignore[misc]
+        assert [place(lane) for _ in range(3)] == [worker] * 3
+    assert len({ask(lane).text() for lane in workers}) == 1, "the lane does not change the answer"
+
+    night.kill()
+    until(lambda: place("batch") == "", "the loss of the batch worker")
+    refused = ask("batch")
+    error = refused.error()
+    assert refused.status == 503 and error is not None
+    assert (error["code"], "no worker serves the lane batch" in error["message"]) == ("no_worker", True), error
+    assert place("interactive") == "day"
+
+    again = running.worker("night-2", "mixed", "--lanes", "batch")
+    again.wait_ready()
+    until(lambda: place("batch") == "night-2", "a request on the new batch worker")

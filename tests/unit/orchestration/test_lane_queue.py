@@ -1,0 +1,226 @@
+"""Test that lanes with workers of their own do not block each other in the queue, and that order holds in each lane."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.admission.tenant import OPEN
+from tandem.core.config import GatewayConfig, Pool
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.lane import ALL_LANES, Lane
+from tandem.core.request import Request, SamplingParams
+from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import WorkerLoad
+from tandem.orchestration.commands import FindConsumer
+from tandem.orchestration.request_queue import REFUSAL_BACKOFF_S, PlacementQueue
+from tandem.routing.worker_ranking import WorkerRanking
+from tandem.routing.worker_view import WorkerView
+from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
+
+BATCH, URGENT = frozenset({Lane.BATCH}), frozenset({Lane.INTERACTIVE, Lane.STANDARD})
+FREE = WorkerLoad(num_blocks=1000, num_free_blocks=1000)
+FULL = replace(FREE, lane_tokens=(500,) * 3, lane_longest=(500,) * 3, num_horizon_tokens=150)
+"""Load of a worker that accepts prompts of fewer than 100 tokens."""
+
+
+def worker(name: str, lanes: frozenset[Lane], load: WorkerLoad = FREE, pool: Pool = "mixed") -> WorkerView:
+    ref = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
+    cost = StepCost(1e-3, 1e-3, 1e-4, 0.0, 0.0)
+    return WorkerView(ref, pool, "m", "f", load, step_cost=cost, block_size=16, block_bytes=1 << 16, lanes=lanes)
+
+
+class Queue:
+    """A queue over workers that a test changes; every pair of them is linked."""
+
+    def __init__(self, *views: WorkerView, targets: LatencyTargets | None = None) -> None:
+        self.views = {view.ref: view for view in views}
+        linked = frozenset((a, b) for a in self.views for b in self.views if a != b)
+        self.ranking = WorkerRanking(linked, frozenset())
+        for view in views:
+            self.put(view)
+        self.queue = PlacementQueue(self.ranking, GatewayConfig(), targets or LatencyTargets())
+
+    def put(self, view: WorkerView) -> None:
+        self.views[view.ref] = view
+        self.ranking.put(lambda ref=view.ref: self.views[ref])  # type: ignore[misc]
+
+    def admit(self, name: str, lane: Lane, num_tokens: int = 400) -> None:
+        self.queue.admit(request(name, lane, num_tokens), OPEN)
+
+    def sent(self, now: float = 0.0) -> list[str]:
+        """Place all that can be placed, and return each request with the worker that computes its prompt."""
+        found = []
+        while (turn := self.queue.next(now)) is not None:
+            found.append(f"{turn.request} {turn.placement.prefill.id}")
+        self.queue.queue.check()
+        return found
+
+
+def request(name: str, lane: Lane, num_tokens: int = 400) -> Request:
+    return Request(
+        id=RequestId(name), model="m", prompt_tokens=tuple(range(num_tokens)), lane=lane,
+        sampling=SamplingParams(max_tokens=8),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("full", "free", "expected"), [("i", "b", ["b1 b", "b2 b"]), ("b", "i", ["i1 i", "i2 i"])]
+)  # fmt: skip
+def test_lanes_with_workers_of_their_own_do_not_block_each_other(full: str, free: str, expected: list[str]) -> None:
+    lanes = {"i": URGENT, "b": BATCH}
+    q = Queue(worker(full, lanes[full], FULL), worker(free, lanes[free]))
+    for number in (1, 2):
+        q.admit(f"b{number}", Lane.BATCH)
+        q.admit(f"i{number}", Lane.INTERACTIVE)
+    assert q.sent() == expected
+    q.put(worker(full, lanes[full]))
+    assert q.sent() == [f"{full}{number} {full}" for number in (1, 2)]
+
+
+def test_a_lane_waits_for_a_more_urgent_one_at_shared_workers() -> None:
+    """A short batch request would fit, and must not overtake the interactive one for ever."""
+    q = Queue(worker("a", ALL_LANES, FULL), worker("b", ALL_LANES, FULL))
+    q.admit("short", Lane.BATCH, 20)
+    q.admit("long", Lane.INTERACTIVE)
+    assert q.sent() == []
+    assert "more urgent lane" in q.queue.why("m", Lane.BATCH, 0.0)
+    q.put(worker("a", ALL_LANES))
+    assert q.sent() == ["long a", "short a"]
+
+
+def test_a_lane_uses_only_its_own_workers_while_a_more_urgent_one_waits_for_the_shared_ones() -> None:
+    q = Queue(worker("a", ALL_LANES, FULL), worker("b", BATCH, replace(FULL, num_queued_tokens=500)))
+    q.admit("long", Lane.INTERACTIVE)
+    for name in ("s1", "s2"):
+        q.admit(name, Lane.BATCH, 20)
+    assert q.sent() == ["s1 b", "s2 b"]
+
+
+def test_a_less_urgent_lane_blocks_no_other() -> None:
+    q = Queue(worker("a", URGENT), worker("b", BATCH, FULL))
+    q.admit("batch", Lane.BATCH)
+    q.admit("standard", Lane.STANDARD)
+    q.admit("interactive", Lane.INTERACTIVE)
+    assert q.sent() == ["interactive a", "standard a"]
+
+
+def test_order_holds_inside_a_lane() -> None:
+    """A later request of the lane does not overtake a waiting one, although the worker would accept it."""
+    q = Queue(worker("i", URGENT), worker("b", BATCH, FULL))
+    q.admit("first", Lane.BATCH)
+    assert q.sent() == []
+    q.admit("second", Lane.BATCH, 400)
+    assert q.sent() == []
+    q.put(worker("b", BATCH))
+    assert q.sent() == ["first b", "second b"]
+
+
+def test_a_request_of_a_lane_without_workers_is_hopeless_and_blocks_nobody() -> None:
+    q = Queue(worker("b", BATCH))
+    q.admit("i", Lane.INTERACTIVE)
+    q.admit("b", Lane.BATCH)
+    assert q.sent(3.0) == ["b b"]
+    assert q.queue.hopeless_since("m", Lane.INTERACTIVE) == 3.0 and q.queue.hopeless_since("m", Lane.BATCH) is None
+    assert q.queue.why("m", Lane.INTERACTIVE, 3.0) == "no worker serves the lane interactive"
+    assert q.queue.num_held() == {"m": 1}
+    q.put(worker("i", URGENT))
+    assert q.sent(5.0) == ["i i"] and q.queue.num_held() == {}
+    assert q.queue.served_since("m", Lane.INTERACTIVE) == 5.0
+    assert q.queue.hopeless_since("m", Lane.INTERACTIVE) is None
+
+
+def test_without_any_worker_all_lanes_are_hopeless() -> None:
+    q = Queue()
+    for lane in Lane:
+        q.admit(lane.label, lane)
+    assert q.sent(1.0) == [] and q.queue.num_held() == {"m": 3}
+    assert {q.queue.why("m", lane, 1.0) for lane in Lane} == {"no live worker serves the model"}
+
+
+def test_only_a_report_of_a_worker_of_the_lane_wakes_it() -> None:
+    urgent, batch = worker("i", URGENT), worker("b", BATCH, FULL)
+    q = Queue(urgent, batch)
+    q.admit("b", Lane.BATCH)
+    assert q.sent() == []
+    assert not q.queue.may_go_on(urgent) and not q.queue.may_go_on(batch)
+    assert q.queue.may_go_on(worker("b", BATCH)) and q.queue.may_go_on(worker("a", ALL_LANES))
+    q.admit("i", Lane.INTERACTIVE)
+    assert q.sent() == ["i i"]
+    q.put(worker("i", URGENT, FULL))
+    q.admit("j", Lane.INTERACTIVE)
+    assert q.sent() == []
+    assert q.queue.may_go_on(urgent) and not q.queue.may_go_on(worker("i", URGENT, FULL))
+
+
+def test_a_worker_that_refused_wakes_only_lanes_that_it_serves() -> None:
+    urgent = worker("i", URGENT)
+    q = Queue(urgent, worker("b", BATCH, FULL))
+    q.queue.refused([urgent.ref], 0.0)
+    q.admit("b", Lane.BATCH)
+    assert q.sent() == [] and not q.queue.may_go_on(urgent)
+    q.admit("i", Lane.INTERACTIVE)
+    assert q.sent() == [] and q.queue.may_go_on(urgent)
+    assert q.sent(REFUSAL_BACKOFF_S) == ["i i"]
+
+
+def test_a_sequence_is_taken_over_by_a_worker_of_its_lane() -> None:
+    q = Queue(worker("i", URGENT), worker("b", BATCH, replace(FREE, num_running=9)), worker("s", ALL_LANES))
+    (source,) = (ref for ref in q.views if ref.id == "s")
+    found = {lane: q.queue.pick_consumer("m", lane, FindConsumer(0, source), 0.0) for lane in Lane}
+    assert {lane.label: ref.id for lane, ref in found.items() if ref is not None} == {
+        "interactive": "i", "standard": "i", "batch": "b",
+    }  # fmt: skip
+
+
+TARGETS = LatencyTargets(interactive=LaneSlo(ttft_s=1.0), batch=LaneSlo(ttft_s=1.0))
+
+
+@pytest.mark.parametrize(
+    ("batch_lanes", "is_rejected"),
+    [
+        (BATCH, False),  # the two lanes compete for nothing
+        (ALL_LANES, True),  # all interactive prompts precede it at both workers
+    ],
+)  # fmt: skip
+def test_only_requests_that_compete_count_as_ahead(batch_lanes: frozenset[Lane], is_rejected: bool) -> None:
+    lanes = URGENT if batch_lanes == BATCH else ALL_LANES
+    q = Queue(
+        worker("i", lanes, FULL), worker("b", batch_lanes, FULL), targets=LatencyTargets(batch=LaneSlo(ttft_s=1.0))
+    )
+    for number in range(20):
+        q.admit(f"i{number}", Lane.INTERACTIVE)
+    assert q.sent() == []
+    if is_rejected:
+        with pytest.raises(TandemError) as missed:
+            q.admit("b", Lane.BATCH, 100)
+        assert missed.value.kind is ErrorKind.SLO_MISS
+    else:
+        q.admit("b", Lane.BATCH, 100)
+
+
+def test_a_prompt_is_expected_no_later_than_workers_without_more_urgent_lanes_compute_it() -> None:
+    targets = LatencyTargets(batch=LaneSlo(ttft_s=1.0))
+    q = Queue(worker("a", ALL_LANES, FULL), worker("b", BATCH, FREE), targets=targets)
+    waiting = Queue(worker("a", ALL_LANES, FULL), worker("b", ALL_LANES, FULL), targets=targets)
+    for each in (q, waiting):
+        for number in range(20):
+            each.admit(f"i{number}", Lane.INTERACTIVE)
+        assert each.sent() == []
+    q.admit("b", Lane.BATCH, 100)
+    with pytest.raises(TandemError):
+        waiting.admit("b", Lane.BATCH, 100)
+
+
+def test_workers_of_other_lanes_do_not_shorten_a_prediction() -> None:
+    """The idle batch worker must not make the interactive target look attainable."""
+    busy = replace(FULL, lane_tokens=(5000,) * 3, num_queued_tokens=5000)
+    q = Queue(worker("i", URGENT, busy), worker("b", BATCH), targets=TARGETS)
+    with pytest.raises(TandemError) as missed:
+        q.admit("i", Lane.INTERACTIVE, 100)
+    assert missed.value.kind is ErrorKind.SLO_MISS
+    q.admit("b", Lane.BATCH, 100)
+    shared = Queue(worker("i", URGENT, busy), worker("b", ALL_LANES), targets=TARGETS)
+    shared.admit("i", Lane.INTERACTIVE, 100)

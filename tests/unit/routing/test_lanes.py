@@ -1,0 +1,167 @@
+"""Test that requests are placed only on workers that serve their lane, and that other workers cost them nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.config import Disaggregation, Pool
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.lane import ALL_LANES, Lane
+from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import WorkerLoad
+from tandem.routing.candidates import NUM_BY_HITS, pick_migration_target
+from tandem.routing.pd_pairs import PairRegistry
+from tandem.routing.placement import NoPlacement, Placement, RemotePrefixSource
+from tandem.routing.prefix_index import PrefixHit
+from tandem.routing.router import BUSY, Routing, place
+from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.worker_ranking import WorkerRanking
+from tandem.routing.worker_view import WorkerView
+from tests.effort import effort
+from tests.unit.routing.rankings import ranking_of
+
+BATCH, URGENT = frozenset({Lane.BATCH}), frozenset({Lane.INTERACTIVE, Lane.STANDARD})
+LANES = [ALL_LANES, BATCH, URGENT, frozenset({Lane.INTERACTIVE})]
+
+
+def worker(name: str, pool: Pool, lanes: frozenset[Lane] = ALL_LANES, **load: int) -> WorkerView:
+    ref = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
+    full = WorkerLoad(**{"num_blocks": 10_000, "num_free_blocks": 10_000, **load})  # type: ignore[arg-type]
+    cost = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
+    return WorkerView(ref, pool, "m", "f", full, step_cost=cost, block_size=16, block_bytes=2 << 20, lanes=lanes)
+
+
+def cluster(*views: WorkerView) -> WorkerRanking:
+    """Return a cluster in which every possible pair is linked."""
+    return ranking_of(views, frozenset((p.ref, d.ref) for p in views for d in views if p.prefills and d.decodes))
+
+
+def chosen(outcome: Placement | NoPlacement) -> str:
+    assert isinstance(outcome, Placement), outcome
+    return f"{outcome.prefill.id} {outcome.decode.id}"
+
+
+@effort(300)
+@given(st.data())
+def test_a_lane_is_placed_as_if_workers_of_other_lanes_did_not_exist(data: st.DataObject) -> None:
+    pools: list[Pool] = data.draw(st.lists(st.sampled_from(["prefill", "decode", "mixed"]), min_size=1, max_size=8))
+    numbers = st.integers(0, 3)
+    views = [
+        worker(
+            f"w{i}", pool, data.draw(st.sampled_from(LANES)), num_queued_tokens=data.draw(numbers),
+            num_running=data.draw(numbers),
+        )
+        for i, pool in enumerate(pools)
+    ]  # fmt: skip
+    lane, mode = data.draw(st.sampled_from(list(Lane))), data.draw(st.sampled_from(["off", "auto", "prefer", "strict"]))
+    excluded = frozenset(view.ref for view in views if data.draw(st.integers(0, 5)) == 0)
+    policy = data.draw(st.sampled_from(["cost", "least_loaded", "round_robin"]))
+    request, routing = RoutingRequest("m", 100, lane=lane, num_prompt=100, mode=mode), Routing(policy)
+    outcome = place(cluster(*views), request, excluded, routing)
+    own = [view for view in views if lane in view.lanes]
+    alone = place(cluster(*own), request, excluded, routing)
+    if own or not views:
+        assert outcome == alone
+    else:
+        assert outcome == NoPlacement(f"no worker serves the lane {lane.label}", may_pass=False)
+    if isinstance(outcome, Placement):
+        assert {outcome.prefill, outcome.decode} <= {view.ref for view in own}
+
+
+@effort(200)
+@given(st.data())
+def test_rankings_of_a_lane_are_sorted_while_loads_change(data: st.DataObject) -> None:
+    views = {view.ref: view for view in (worker(f"w{i}", "mixed", LANES[i % 4]) for i in range(8))}
+    ranking = WorkerRanking(frozenset(), frozenset())
+    for _ in range(data.draw(st.integers(1, 20))):
+        ref = data.draw(st.sampled_from(sorted(views)))
+        load = replace(views[ref].load, num_running=data.draw(st.integers(0, 3)), draining=data.draw(st.booleans()))
+        views[ref] = replace(views[ref], load=load)
+        ranking.put(lambda ref=ref: views[ref])  # type: ignore[misc]
+        absent = frozenset(data.draw(st.lists(st.sampled_from(sorted(views)), max_size=2)))
+        for lane in Lane:
+            left = ranking.without(absent)
+            ranked = list(left.decode_workers("m", lane))
+            assert ranked == sorted(ranked, key=lambda view: (view.load.num_running, view.ref.id))
+            assert {view.ref for view in left.prefillers("m", lane)} == {view.ref for view in ranked}
+            assert left.pools("m", lane) == Counter(view.pool for view in ranked)
+            assert all(lane in view.lanes and not view.load.draining and view.ref not in absent for view in ranked)
+        assert all(lanes in LANES for lanes in ranking.lanes("m"))
+
+
+def test_a_request_does_not_look_at_the_workers_of_other_lanes() -> None:
+    views = [worker(f"i{i}", "mixed", URGENT) for i in range(200)] + [worker("b", "mixed", BATCH)]
+    looks: Counter[WorkerRef] = Counter()
+    ranking = WorkerRanking(frozenset(), frozenset())
+
+    def look(view: WorkerView) -> WorkerView:
+        looks[view.ref] += 1
+        return view
+
+    for view in views:
+        ranking.put(lambda view=view: look(view))  # type: ignore[misc]
+    looks.clear()
+    assert chosen(place(ranking, RoutingRequest("m", lane=Lane.BATCH))) == "b b"
+    assert looks.keys() == {views[-1].ref}
+
+
+@pytest.mark.parametrize(("lane", "expected"), [(Lane.BATCH, "b"), (Lane.INTERACTIVE, "i")])
+def test_a_sequence_migrates_only_to_a_worker_of_its_lane(lane: Lane, expected: str) -> None:
+    urgent, batch = worker("i", "decode", URGENT, num_running=5), worker("b", "decode", BATCH, num_running=9)
+    source = worker("s", "decode")
+    found = pick_migration_target(cluster(urgent, batch, source), "m", lane, source.ref)
+    assert found is not None and found.id == expected
+    assert pick_migration_target(cluster(source), "m", lane, source.ref) is None
+    other = urgent if lane is Lane.BATCH else batch
+    assert pick_migration_target(cluster(source, other), "m", lane, source.ref) is None
+
+
+def test_a_prefix_is_read_from_a_worker_of_another_lane() -> None:
+    held, own = worker("b", "mixed", BATCH), worker("i", "mixed", URGENT)
+    request = RoutingRequest("m", num_prompt=16_000, mode="off", hits={held.ref: PrefixHit(900, 900)})
+    outcome = place(cluster(held, own), request)
+    assert chosen(outcome) == "i i" and isinstance(outcome, Placement)
+    assert outcome.prefix == RemotePrefixSource(held.ref, 900)
+
+
+def test_a_worker_that_holds_the_prompt_is_compared_although_many_of_other_lanes_hold_more() -> None:
+    """The holder is not among the least loaded, so only its prefix puts it on the shortlist."""
+    others = [worker(f"b{i}", "mixed", BATCH) for i in range(NUM_BY_HITS)]
+    idle = [worker(f"i{i}", "mixed", URGENT) for i in range(8)]
+    holder = worker("k", "mixed", URGENT, num_queued_tokens=1)
+    hits = {view.ref: PrefixHit(950, 950) for view in others} | {holder.ref: PrefixHit(900, 900)}
+    request = RoutingRequest("m", num_prompt=16_000, mode="off", hits=hits)
+    assert chosen(place(cluster(*others, *idle, holder), request, routing=Routing(remote_prefix=False))) == "k k"
+
+
+@pytest.mark.parametrize("mode", ["off", "prefer", "strict", "auto"])
+def test_a_worker_for_which_a_more_urgent_lane_waits_counts_as_full(mode: Disaggregation) -> None:
+    shared, decode = worker("p", "prefill"), worker("d", "decode", BATCH)
+    pair = cluster(shared, decode)
+    request = RoutingRequest("m", 2000, num_prompt=2000, lane=Lane.BATCH, mode=mode)
+    behind = replace(request, yields_to=frozenset({Lane.INTERACTIVE}))
+    assert isinstance(place(pair, request), Placement)
+    if mode in ("prefer", "strict"):
+        assert place(pair, behind) is BUSY
+        own = worker("q", "prefill", BATCH, num_queued_tokens=10**6)
+        assert chosen(place(cluster(shared, decode, own), behind)) == "q d"
+    else:
+        assert chosen(place(pair, behind)) == "d d", "this worker serves no lane that waits"
+
+
+def test_workers_without_a_common_lane_are_not_linked() -> None:
+    p, q = worker("p", "prefill", BATCH), worker("q", "prefill")
+    d, e = worker("d", "decode", URGENT), worker("e", "decode", BATCH)
+    pairs = PairRegistry("prefer")
+    tested = {pair for pair, _ in pairs.due([p, q, d, e], 0.0)}
+    assert tested == {(p.ref, e.ref), (q.ref, d.ref), (q.ref, e.ref)}
+    for pair in tested:
+        pairs.ended(pair, moved=True, retry_at=1.0)
+    assert pairs.linked == tested
+    again = replace(p, ref=replace(p.ref, incarnation=Incarnation(2)), lanes=URGENT)
+    assert {pair for pair, _ in pairs.due([again, q, d, e], 1.0)} == {(again.ref, d.ref)}
