@@ -204,14 +204,26 @@ def test_pools_have_settings_of_their_own() -> None:
     rendered = render(
         {
             "engine": {"max_num_batched_tokens": 2048, "max_num_seqs": 32},
-            "pools": {"decode": {"role": "decode", "engine": {"max_num_batched_tokens": 256}}},
+            "pools": {
+                "decode": {
+                    "role": "decode",
+                    "engine": {"max_num_batched_tokens": 256},
+                    "lanes": "interactive,standard",
+                },
+                "night": {"role": "decode", "engine": {"max_num_batched_tokens": 512}, "lanes": "batch"},
+            },
         }
     )
     engines = {pool: one["args"]["settings"]["engine"] for pool, one in rendered.applications.items()}
     assert {pool: engine["max_num_batched_tokens"] for pool, engine in engines.items()} == {
         "prefill": 2048,
         "decode": 256,
+        "night": 512,
     }
+    configs = {pool: resolved(one["args"]["settings"]).config for pool, one in rendered.applications.items()}
+    assert {pool: config.worker.lanes for pool, config in configs.items()} == {
+        "prefill": "", "decode": "interactive,standard", "night": "batch",
+    }  # fmt: skip
     assert all(engine["max_num_seqs"] == 32 for engine in engines.values())
 
 

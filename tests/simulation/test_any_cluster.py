@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tandem.core.config import Config, Disaggregation, EngineConfig, GatewayConfig, HandoffConfig, Pool
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
+from tandem.core.lane import ALL_LANES, Lane
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.cluster_spec import ClusterSpec
@@ -22,7 +23,10 @@ from tandem.workload.mix import RequestClass, poisson
 from tests.effort import effort
 from tests.simulation.clusters import slow_spec, traces_of
 
-GROUPS = (RequestClass("short", 0.7, (1, 60), (1, 40)), RequestClass("long", 0.3, (100, 400), (1, 40)))
+GROUPS = (
+    RequestClass("short", 0.7, (1, 60), (1, 40)),
+    RequestClass("long", 0.3, (100, 400), (1, 40), lane=Lane.BATCH),
+)
 NUM_REQUESTS = 25
 
 
@@ -62,6 +66,12 @@ def pools() -> st.SearchStrategy[list[Pool]]:
     return st.lists(kinds, min_size=1, max_size=4)
 
 
+def lanes() -> st.SearchStrategy[list[frozenset[Lane]]]:
+    """Draw the lanes of each of up to four workers."""
+    sets = st.sampled_from([ALL_LANES, ALL_LANES, frozenset({Lane.BATCH}), frozenset({Lane.INTERACTIVE})])
+    return st.lists(sets, min_size=4, max_size=4)
+
+
 def seen(trace: ClientTrace) -> tuple[object, ...]:
     """All that a client sees; errors have no equality of their own."""
     return trace.id, trace.path, repr(trace.outcome), trace.ended_at, list(trace.token_times)
@@ -71,6 +81,7 @@ def seen(trace: ClientTrace) -> tuple[object, ...]:
 @given(
     spec=specs(),
     labels=pools(),
+    served=lanes(),
     gateway=st.builds(
         GatewayConfig,
         disaggregation=st.sampled_from(["off", "prefer", "strict"]),
@@ -87,6 +98,7 @@ def seen(trace: ClientTrace) -> tuple[object, ...]:
 def test_every_request_ends_once_and_nothing_is_left(
     spec: WorkerSpec,
     labels: list[Pool],
+    served: list[frozenset[Lane]],
     gateway: GatewayConfig,
     rate: float,
     latency_s: float,
@@ -96,7 +108,8 @@ def test_every_request_ends_once_and_nothing_is_left(
 ) -> None:
 
     def run(max_run: int) -> tuple[str, list[ClientTrace]]:
-        workers = tuple((replace(spec, pool=label, max_run=max_run), 1) for label in labels)
+        kinds = zip(labels, served, strict=False)
+        workers = tuple((replace(spec, pool=pool, lanes=lanes, max_run=max_run), 1) for pool, lanes in kinds)
         one = SimCluster(ClusterSpec(workers=workers, gateway=gateway, latency_s=latency_s, seed=seed))
         traces = traces_of(one, poisson(GROUPS, seed, NUM_REQUESTS, rate), [(t, RequestId(f"r{n}")) for t, n in closed])
         one.check()

@@ -105,6 +105,25 @@ def test_a_removed_request_is_not_first() -> None:
     assert len(queue) == 2 and pop_all(queue) == ["r2", "r3"] and queue.first() is None
 
 
+def test_lanes_can_be_skipped_and_are_counted() -> None:
+    queue = queue_of(
+        ("b", item(A, 1, lane=Lane.BATCH)), ("i", item(A, 9)), ("s", item(B, 5, lane=Lane.STANDARD)), ("c", item(B, 9))
+    )
+    lanes = frozenset(Lane)
+    assert queue.first() == queue.first({Lane.STANDARD, Lane.BATCH}) == "i"
+    assert queue.first({Lane.INTERACTIVE}) == "s" and queue.first({Lane.INTERACTIVE, Lane.STANDARD}) == "b"
+    assert queue.first(lanes) is None
+    assert [queue.num_waiting(lane) for lane in Lane] == [2, 1, 1]
+    assert len(pop_all(queue)) == 4 and [queue.num_waiting(lane) for lane in Lane] == [0, 0, 0]
+
+
+def test_requests_of_lanes_that_are_no_rivals_are_not_ahead() -> None:
+    queue = queue_of(("i", item(A, 9)), ("s", item(B, 5, lane=Lane.STANDARD)), ("b", item(A, 2, lane=Lane.BATCH)))
+    mine = item(A, 3, lane=Lane.BATCH)
+    assert queue.num_ahead(mine) == 16 and queue.num_ahead(mine, {Lane.BATCH, Lane.STANDARD}) == 7
+    assert queue.num_ahead(mine, {Lane.BATCH}) == 2
+
+
 def test_output_is_charged_as_it_is_sampled() -> None:
     queue = queue_of(*((f"{t}{i}", item(TenantId(t), 10)) for i in range(4) for t in "ab"))
     queue.charge(FlowKey(Lane.INTERACTIVE, A), 25)

@@ -71,6 +71,19 @@ def test_a_chart_is_written(tmp_path: Path, ending: str) -> None:
     assert start.startswith(b"\x89PNG") if ending == "png" else b"<svg" in start
 
 
+def test_workers_of_a_lane_serve_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The workload is interactive, so workers for batch requests stay idle."""
+    pools = "prefill=1,decode=2:interactive+standard,decode=1:batch"
+    document = simulated(tmp_path, "--pools", pools, "--tp", "decode=2")
+    assert document["report"]["errors"] == {}
+    found = {(pool["pool"], *pool["lanes"]): pool["decode_rate"] for pool in document["report"]["pools"]}
+    assert found.keys() == {("decode", "batch"), ("decode", "interactive", "standard"), ("prefill",)}
+    assert found["decode", "batch"] == 0 < found["decode", "interactive", "standard"]
+    output = capsys.readouterr().out
+    assert "1 prefill + 2 decode of 2 for interactive+standard + 1 decode of 2 for batch on 7 x h200" in output
+    assert "decode for interactive+standard" in output
+
+
 REFUSED = [
     (["--model", "llama-3.1-9b"], "did you mean llama-3.1-8b?"),
     (["--hardware", "h300"], "h300 is not known"),
@@ -83,6 +96,10 @@ REFUSED = [
     (["--pools", "mixed=0"], "has no worker"),
     (["--pools", "mixed"], "not POOL=NUMBER"),
     (["--pools", "mixed=1", "--tp", "decode=2"], "--tp names decode"),
+    (["--pools", "mixed=1:nightly"], "'nightly' is not a lane"),
+    (["--pools", "mixed=1:batch,mixed=2:batch"], "each of prefill, decode, mixed once"),
+    (["--pools", "mixed=1", "--tp", "mixed=2:batch"], "not POOL=NUMBER"),
+    (["--pools", "prefill=1,decode=1,decode=1:batch", "--autoscale", "planner"], "for all lanes"),
     (["--disaggregation", "strict"], "needs two workers"),
     (["--slo", "ttft=500"], "500' is not a time"),
     (["--slo", "tpot=5ms"], "must be ttft=TIME or itl=TIME"),
