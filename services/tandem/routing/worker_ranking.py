@@ -142,8 +142,10 @@ class WorkerRanking:
         if view.load.draining:
             self.remove(view.ref)
             return
-        self._keys[view.ref] = _GroupKey(view.model, view.lanes)
-        self._by_model.setdefault(view.model, {}).setdefault(view.lanes, _WorkerGroup()).put(view, get_view)
+        if view.ref not in self._keys:
+            self._keys[view.ref] = _GroupKey(view.model, view.lanes)
+            self._by_model.setdefault(view.model, {}).setdefault(view.lanes, _WorkerGroup())
+        self._by_model[view.model][view.lanes].put(view, get_view)
 
     def remove(self, ref: WorkerRef) -> None:
         """Remove a worker that takes no new work; does nothing when it is unknown."""
@@ -204,12 +206,15 @@ class WorkerRanking:
         return self._present([group.mixed_workers for group in self._groups(model, lane)], local_cost)
 
     def _present(self, heaps: Sequence[_Heap], cost: Callable[[WorkerView], Cost]) -> Ranking:
-        with ExitStack() as opened:
-            rankings = [opened.enter_context(closing(heap.ranked())) for heap in heaps]
-            views = rankings[0] if len(rankings) == 1 else heapq.merge(*rankings, key=cost)
+        with closing(heaps[0].ranked() if len(heaps) == 1 else _merged(heaps, cost)) as views:
             for view in views:
                 if view.ref not in self._absent:
                     yield view
 
     def _groups(self, model: str, lane: Lane) -> list[_WorkerGroup]:
         return [group for lanes, group in self._by_model.get(model, {}).items() if lane in lanes]
+
+
+def _merged(heaps: Sequence[_Heap], cost: Callable[[WorkerView], Cost]) -> Ranking:
+    with ExitStack() as opened:
+        yield from heapq.merge(*(opened.enter_context(closing(heap.ranked())) for heap in heaps), key=cost)
