@@ -28,25 +28,25 @@ def test_requests_run_on_workers_of_their_lane_and_wait_for_one_where_none_is_le
     gateway.wait_serving()
     assert list(night.describe().lanes) == ["batch"]
 
-    def ask(lane: str) -> Answer:
+    def complete(lane: str) -> Answer:
         headers = {"x-tandem-lane": lane, "x-tandem-explain": "1"}
         with Post(gateway.url, completion(40, 1, 4), headers=headers) as post:
             return post.finish()
 
     def place(lane: str) -> str:
         """Return the worker that answers a request of a lane; empty where the request fails."""
-        answer = ask(lane)
+        answer = complete(lane)
         return str(answer.about()["reasons"][0]["decode"]) if answer.status == 200 else ""
 
     workers = {"interactive": "day", "standard": "day", "batch": "night"}
     for lane, worker in workers.items():
         until(lambda lane=lane: place(lane), f"a worker for {lane}")  # type: ignore[misc]
         assert [place(lane) for _ in range(3)] == [worker] * 3
-    assert len({ask(lane).text() for lane in workers}) == 1, "the lane does not change the answer"
+    assert len({complete(lane).text() for lane in workers}) == 1, "the lane does not change the answer"
 
     night.kill()
     until(lambda: place("batch") == "", "the loss of the batch worker")
-    refused = ask("batch")
+    refused = complete("batch")
     error = refused.error()
     assert refused.status == 503 and error is not None
     assert (error["code"], "no worker serves the lane batch" in error["message"]) == ("no_worker", True), error
