@@ -169,12 +169,13 @@ class _PlacementSearch:
 
 def _finalize(offers: Sequence[PairCost], request: RoutingRequest) -> Placement | NoPlacement:
     """Pick among the placements that can be made now, unless one at a worker that would reject the prompt now is worth
-    waiting for."""
+    waiting for. A worker for which more urgent requests wait is not, because the costs do not contain them."""
     now = [offer for offer in offers if offer.prefill.is_accepted]
     if not now:
         return BUSY
     picked = pick(now, request)
-    if any(_is_worth_waiting(offer, picked.cost) for offer in offers if not offer.prefill.is_accepted):
+    busy = (offer for offer in offers if not offer.prefill.is_accepted)
+    if any(_is_worth_waiting(offer, picked.cost) for offer in busy if request.is_served_next(offer.prefill.worker)):
         return WORTH_WAITING
     return _placed(picked)
 

@@ -117,4 +117,8 @@ class RoutingRequest:
     def is_accepted(self, worker: WorkerView, num_tokens: int) -> bool:
         """Return whether the worker will probably accept the prompt now if `num_tokens` of it have to be computed, and
         no request of a more urgent lane waits for the worker."""
-        return worker.lanes.isdisjoint(self.yields_to) and worker.takes(num_tokens, self.lane)
+        return self.is_served_next(worker) and worker.takes(num_tokens, self.lane)
+
+    def is_served_next(self, worker: WorkerView) -> bool:
+        """Return whether no request of a more urgent lane waits for the worker."""
+        return worker.lanes.isdisjoint(self.yields_to)

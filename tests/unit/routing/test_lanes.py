@@ -18,7 +18,7 @@ from tandem.routing.candidates import NUM_BY_HITS, pick_migration_target
 from tandem.routing.pd_pairs import PairRegistry
 from tandem.routing.placement import NoPlacement, Placement, RemotePrefixSource
 from tandem.routing.prefix_index import PrefixHit
-from tandem.routing.router import BUSY, Routing, place
+from tandem.routing.router import BUSY, WORTH_WAITING, Routing, place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView
@@ -26,14 +26,16 @@ from tests.effort import effort
 from tests.unit.routing.rankings import ranking_of
 
 BATCH, URGENT = frozenset({Lane.BATCH}), frozenset({Lane.INTERACTIVE, Lane.STANDARD})
+FREE = WorkerLoad(num_blocks=10_000, num_free_blocks=10_000)
 LANES = [ALL_LANES, BATCH, URGENT, frozenset({Lane.INTERACTIVE})]
 
 
 def worker(name: str, pool: Pool, lanes: frozenset[Lane] = ALL_LANES, **load: int) -> WorkerView:
     ref = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
-    full = WorkerLoad(**{"num_blocks": 10_000, "num_free_blocks": 10_000, **load})  # type: ignore[arg-type]
     cost = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
-    return WorkerView(ref, pool, "m", "f", full, step_cost=cost, block_size=16, block_bytes=2 << 20, lanes=lanes)
+    return WorkerView(
+        ref, pool, "m", "f", replace(FREE, **load), step_cost=cost, block_size=16, block_bytes=2 << 20, lanes=lanes
+    )
 
 
 def cluster(*views: WorkerView) -> WorkerRanking:
@@ -152,6 +154,18 @@ def test_a_worker_for_which_a_more_urgent_lane_waits_counts_as_full(mode: Disagg
         assert chosen(place(cluster(shared, decode, own), behind)) == "q d"
     else:
         assert chosen(place(pair, behind)) == "d d", "this worker serves no lane that waits"
+
+
+def test_a_prefix_on_a_worker_for_which_a_more_urgent_lane_waits_is_not_waited_for() -> None:
+    """Its wait is longer than its load tells, so an idle worker of the lane is used."""
+    full = replace(FREE, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
+    holder, idle = replace(worker("a", "mixed"), load=full), worker("b", "mixed", BATCH)
+    hits = {holder.ref: PrefixHit(900, 900)}
+    request = RoutingRequest("m", num_prompt=16_000, lane=Lane.BATCH, mode="off", hits=hits)
+    routing = Routing(remote_prefix=False)
+    assert place(cluster(holder, idle), request, routing=routing) is WORTH_WAITING
+    behind = replace(request, yields_to=frozenset({Lane.STANDARD}))
+    assert chosen(place(cluster(holder, idle), behind, routing=routing)) == "b b"
 
 
 def test_workers_without_a_common_lane_are_not_linked() -> None:
