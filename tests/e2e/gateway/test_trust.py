@@ -185,9 +185,9 @@ def test_a_cluster_with_certificates(tmp_path: Path, redis_url: str, model: Path
             program.wait_ready()
         gateway.wait_serving()
         until(lambda: complete(gateway, 0).headers["x-tandem-path"] == "remote", "a request that is split")
-        assert [line.split()[5] for line in tandem("role", *here).stdout.splitlines()[1:]] == ["live,", "live,"]
+        assert [line.split()[6] for line in tandem("role", *here).stdout.splitlines()[1:]] == ["live,", "live,"]
         plain = tandem("role", *here[:6])
-        assert [line.split()[5] for line in plain.stdout.splitlines()[1:]] == ["unreachable:", "unreachable:"]
+        assert [line.split()[6] for line in plain.stdout.splitlines()[1:]] == ["unreachable:", "unreachable:"]
 
 
 def test_a_worker_that_strangers_reach_does_not_start_without_a_secret(model: Path) -> None:

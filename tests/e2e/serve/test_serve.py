@@ -83,7 +83,7 @@ def test_the_workers_accept_only_the_secret_of_their_serve(served: Served, tmp_p
     command = [sys.executable, "-m", "tandem.cli", *arguments]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     rows = [line.split() for line in listed.stdout.splitlines()[1:]]
-    assert sorted((row[1], row[2], row[5]) for row in rows) == [
+    assert sorted((row[1], row[2], row[6]) for row in rows) == [
         ("decode", "decode", "live,"),
         ("prefill", "prefill", "live,"),
     ]
