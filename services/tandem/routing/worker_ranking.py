@@ -192,6 +192,12 @@ class WorkerRanking:
         views = (worker.get_view() for group in groups for worker in group.workers.values())
         return [view for view in views if view.prefills and view.ref not in self._absent]
 
+    def decoding(self) -> list[WorkerView]:
+        """Return all workers that decode, of all models and lanes, in no particular order."""
+        groups = (group for groups in self._by_model.values() for group in groups.values())
+        views = (worker.get_view() for group in groups for worker in group.workers.values())
+        return [view for view in views if view.decodes and view.ref not in self._absent]
+
     def prefill_workers(self, model: str, lane: Lane) -> Ranking:
         """Yield the workers that compute prompts, least loaded first."""
         return self._present([group.prefill_workers for group in self._groups(model, lane)], prefill_cost)
