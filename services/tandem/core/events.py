@@ -148,14 +148,16 @@ class KVReceived:
 
 @dataclass(frozen=True, slots=True)
 class MigrationOffered:
-    """Report that a draining worker offers the KV of a running choice, so that the gateway submits a `ResumeJob` to
-    another worker.
+    """Report that a worker offers the KV of a running choice, so that the gateway submits a `ResumeJob` to another
+    worker.
 
-    `offer` is the key of the hand-off. The draining worker keeps sampling tokens meanwhile.
+    `offer` is the key of the hand-off. `is_requested`: the gateway has asked for it; otherwise the worker drains. The
+    worker keeps sampling tokens meanwhile.
     """
 
     key: JobKey
     offer: HandoffKey
+    is_requested: bool = False
 
 
 JobEvent = Token | PromptLogprobs | KVReceived | MigrationOffered | Finished | Failed | Cancelled

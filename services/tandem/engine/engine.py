@@ -24,7 +24,7 @@ from tandem.engine.job_table import JobTable
 from tandem.engine.job_timeline import EndedChoice, JobTimeline, Outcome, dropped_choice, ended_choice
 from tandem.engine.kv_consumer import KVConsumer
 from tandem.engine.kv_producer import KVProducer
-from tandem.engine.migration import DrainMigration
+from tandem.engine.migration import Migrations
 from tandem.kv.block_pool import BlockPool, BlockTable
 from tandem.kv.handoff import Announcement, RemotePrefixRequest
 from tandem.sched.budget.step_sizer import StepSizer
@@ -37,6 +37,8 @@ from tandem.sched.state.step_plan import StepPlan, StepResult
 
 TICK_S = 0.05
 """Longest time in seconds between two checks of the engine's deadlines while it has work."""
+_STOPS = "this worker is about to stop"
+_NO_BLOCK_LEFT = "sequences that migrate to other workers hold all KV blocks"
 
 
 class Engine:
@@ -70,7 +72,7 @@ class Engine:
         self._producer = KVProducer(pool, handoff.lease_s)
         self._consumer = KVConsumer(pool, handoff, block_bytes)
         self._files = FileTier(pool)
-        self._drain_migration = DrainMigration(self._scheduler.state, self._producer)
+        self._migrations = Migrations(self._scheduler.state, self._producer)
         self._jobs = JobTable()
         self._times = JobTimeline()
         self._plan_depth = plan_depth
@@ -117,6 +119,14 @@ class Engine:
             return []
         return [*self._stop_choice(key, job, now, ErrorKind.CANCELLED, "cancelled"), Cancelled(key)]
 
+    def offer_migration(self, keys: Iterable[JobKey], now: float) -> list[Effect]:
+        """Offer running choices to other workers, and return one `MigrationOffered` for each; they go on sampling until
+        another worker has taken over.
+
+        Choices that do not run here, or that another worker takes over already, are left out.
+        """
+        return [effect for key in keys for effect in self._migrations.offer(key, now)]
+
     def start_drain(self, now: float) -> list[Effect]:
         """Reject new jobs from now on, and migrate or requeue the accepted jobs.
 
@@ -125,7 +135,7 @@ class Engine:
         elsewhere. Prefills end as usual.
         """
         self.draining = True
-        self._drain_migration.has_begun = True
+        self._migrations.begin_drain(now)
         return self._migrate_or_requeue(now)
 
     # ---- the step
@@ -151,8 +161,8 @@ class Engine:
         for grant in planned.pulls:
             effects += self._apply(self._consumer.on_blocks(grant, now), now)
         is_stuck = not (planned.step or planned.pulls or self._scheduler.num_open_plans or self._consumer.num_reads)
-        back = self._drain_migration.blocking_jobs() if is_stuck else ()
-        return planned.step, effects + [x for key in back for x in self._requeue(key, now)]
+        back = self._migrations.blocking_jobs() if is_stuck else ()
+        return planned.step, effects + [x for key in back for x in self._requeue(key, _NO_BLOCK_LEFT, now)]
 
     @property
     def may_begin(self) -> bool:
@@ -180,7 +190,7 @@ class Engine:
                     if part.tokens and part.key in times.awaiting_first_token
                     else None,
                 )
-                effects += [] if part.has_ended else self._drain_migration.computed(part)
+                effects += [] if part.has_ended else self._migrations.computed(part)
             if isinstance(progress.job, PrefillJob):
                 effects += self._producer.on_chunk(progress.job, progress, now)
             effects += self._settle(progress, now)
@@ -219,7 +229,7 @@ class Engine:
         With a `prefix_request` the hand-off is a remote prefix fetch, and its blocks that are cached here are leased
         first. If the hand-off has ended, the consumer is notified.
         """
-        self._drain_migration.follow(key, now)
+        self._migrations.follow(key, now)
         return self._producer.on_follow(key, consumer, now, prefix_request, self._scheduler.demand())
 
     def renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
@@ -237,7 +247,7 @@ class Engine:
         The consumer knows the first `num_output_tokens` output tokens already; the tokens after them are sent with the
         last announcement. Ignored for a key that is not such an offer.
         """
-        self._drain_migration.request_remainder(key, num_output_tokens)
+        self._migrations.request_remainder(key, num_output_tokens)
 
     def release(self, key: HandoffKey, now: float, *, is_taken: bool = False) -> list[Effect]:
         """End the lease of a hand-off that its consumer does not need any more.
@@ -245,8 +255,8 @@ class Engine:
         `is_taken`: the consumer has all that was offered. A migrating sequence that has stopped here then ends; without
         `is_taken` it continues here. A prefill that still computes for the lease ends.
         """
-        if self._drain_migration.has(key):
-            moved = self._drain_migration.released(key, now, is_taken=is_taken)
+        if self._migrations.has(key):
+            moved = self._migrations.released(key, now, is_taken=is_taken)
             return [] if moved is None else self._settle(self._scheduler.release_migrated(moved), now)
         return self._cancel_all(self._producer.on_release(key, now), now)
 
@@ -257,7 +267,7 @@ class Engine:
         Blocks that a consumer may be reading are held until it releases them or the lease expires. The offer of a
         migrating sequence that a consumer follows stays open.
         """
-        if self._drain_migration.revoked(key, now):
+        if self._migrations.revoked(key, now):
             return []
         job_key, effects = self._producer.on_revoke(key, now)
         return [*effects, *self._cancel_all(job_key, now)]
@@ -373,7 +383,7 @@ class Engine:
         A prefill whose lease has expired fails as KV_LOST.
         """
         expired, effects = self._producer.on_tick(now)
-        for ended in [ended for ended in expired if not self._drain_migration.expired(ended.key)]:
+        for ended in [ended for ended in expired if not self._migrations.expired(ended.key)]:
             job = None if ended.job is None else self._jobs.find_job(ended.job)
             if job is not None:
                 effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
@@ -391,7 +401,7 @@ class Engine:
         """
         return (
             -math.inf
-            if self._drain_migration.is_due
+            if self._migrations.is_due
             else min(self._producer.next_expiry(), self._consumer.next_deadline(), self._files.next_deadline())
         )
 
@@ -405,7 +415,7 @@ class Engine:
     def drained(self) -> DrainResult:
         """Return the progress of a drain: how many choices and leases are left, and how many choices have migrated or
         were requeued."""
-        return DrainResult(self.num_live, self._drain_migration.num_migrated, self._drain_migration.num_requeued)
+        return DrainResult(self.num_live, self._migrations.num_migrated, self._migrations.num_requeued)
 
     @property
     def is_idle(self) -> bool:
@@ -464,7 +474,7 @@ class Engine:
         scheduler.check()
         copied, pinned = scheduler.copied_blocks(), chain(scheduler.copied_slots(), self._files.slots())
         self._pool.check(self._tables(), producer.blocks(), consumer.blocks(), copied, pinned)
-        self._drain_migration.check()
+        self._migrations.check()
         self._times.check(job.key for job in self._jobs)
         keys = {job.key for job in self._jobs} | set(self._jobs.keys())
         producer.check(keys)
@@ -506,7 +516,7 @@ class Engine:
     def _forget(self, key: JobKey, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
         """Remove an ended choice from the job table, and withdraw its offer to other workers."""
         self._jobs.end(key, now)
-        return self._drain_migration.ended(key, kind, reason, now)
+        return self._migrations.ended(key, kind, reason, now)
 
     def _record_end(self, key: JobKey, ended: EndedChoice, now: float) -> list[Effect]:
         times = self._times.choice_ended(key, ended, now)
@@ -582,14 +592,14 @@ class Engine:
 
     def _migrate_or_requeue(self, now: float) -> list[Effect]:
         """Offer the running sequences of a draining worker, and requeue its jobs that have nothing to migrate."""
-        back = (x for key in self._drain_migration.not_worth_migrating() for x in self._requeue(key, now))
-        return [*back, *self._drain_migration.offer()]
+        back = (x for key in self._migrations.not_worth_migrating() for x in self._requeue(key, _STOPS, now))
+        return [*back, *self._migrations.offer_all()]
 
-    def _requeue(self, key: JobKey, now: float) -> list[Effect]:
+    def _requeue(self, key: JobKey, reason: str, now: float) -> list[Effect]:
         """Fail a choice as DRAINING, so that its gateway has another worker compute it anew."""
-        job, failed = self._jobs.find(key), Failed(key, ErrorKind.DRAINING, "this worker is about to stop")
+        job, failed = self._jobs.find(key), Failed(key, ErrorKind.DRAINING, reason)
         assert job is not None, f"{key} is here without a job"
-        self._drain_migration.num_requeued += 1
+        self._migrations.num_requeued += self.draining
         return [*self._stop_choice(key, job, now, failed.kind, failed.message), failed]
 
     def _cancel_all(self, job_key: JobKey | None, now: float) -> list[Effect]:

@@ -347,9 +347,14 @@ class KVProducer:
 
     @property
     def is_awaiting(self) -> bool:
-        """Return whether a consumer will free blocks by releasing a lease; leases of migrating sequences that go on do
-        not count."""
-        return any(lease.state is LeaseState.WITHDRAWN or not lease.is_migrating for lease in self)
+        """Return whether a consumer will free blocks by releasing a lease.
+
+        Leases of migrating sequences that go on do not count, nor do those of prefills that have no blocks yet.
+        """
+        return any(
+            lease.state is LeaseState.WITHDRAWN or (lease.state is LeaseState.OFFERED and not lease.is_migrating)
+            for lease in self
+        )
 
     def find(self, key: HandoffKey) -> Lease | None:
         """Return the open lease of `key`; None for a withdrawn or ended lease, or for another attempt."""

@@ -1,10 +1,10 @@
-"""Migrate the running sequences of a draining worker to other workers.
+"""Migrate running sequences to other workers: all of a draining worker, and those whose gateway asks for it.
 
 A sequence is offered under a hand-off key of its own and keeps sampling. Once a consumer follows the hand-off, the
 sequence keeps its seat and its blocks, and the blocks are announced as they become complete. When the consumer has
 nearly all of them, it requests the remainder: the next token is the sequence's last one here, and is handed over with
-everything that the consumer does not know. If the consumer is lost, the offer is void, and the sequence goes on and is
-offered anew.
+everything that the consumer does not know. If the consumer is lost, the offer is void, and the sequence goes on; a
+draining worker offers it anew.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from tandem.engine.kv_producer import KVProducer
 from tandem.kv.handoff import BlockDigest
 from tandem.sched.state.schedule_result import SequenceUpdate
 from tandem.sched.state.scheduler_state import SchedulerState
-from tandem.sched.state.sequence import MigrationState
+from tandem.sched.state.sequence import MigrationState, Status
 from tandem.sched.state.sequence import Sequence as Seq
 
 
-class DrainMigration:
-    """Offer the running sequences of a draining worker to other workers, and keep each offer until it is taken or void.
+class Migrations:
+    """Offer running sequences to other workers, and keep each offer until it is taken or void.
 
-    All running sequences are offered by `offer` once `has_begun` is set. The class also owns
-    `Sequence.migration_state`; besides it only the plan that freezes a sequence writes that field. Counted since the
-    start: `num_migrated` sequences that other workers took over, and `num_requeued` jobs that failed as DRAINING,
-    because they had nothing to migrate or blocked others.
+    All running sequences are offered by `offer_all` once `begin_drain` was called, and single ones by `offer`. The
+    class also owns `Sequence.migration_state`; besides it only the plan that freezes a sequence writes that field.
+    Counted since the start of the drain: `num_migrated` sequences that other workers took over, and `num_requeued` jobs
+    that failed as DRAINING, because they had nothing to migrate or blocked others.
     """
 
     def __init__(self, state: SchedulerState, producer: KVProducer) -> None:
-        self.has_begun = False
+        self.is_draining = False
         self.num_migrated = 0
         self.num_requeued = 0
         self._state = state
@@ -48,16 +48,16 @@ class DrainMigration:
 
     @property
     def is_due(self) -> bool:
-        """Return whether `offer` or `not_worth_migrating` would return anything now."""
+        """Return whether `offer_all` or `not_worth_migrating` would return anything now."""
         return bool(self.not_worth_migrating()) or next(self._not_offered(), None) is not None
 
     def not_worth_migrating(self) -> list[JobKey]:
         """Return the choices to requeue because they have no KV of their own here, which are waiting ones and those
         being pulled.
 
-        Empty before `has_begun`.
+        Empty before `is_draining`.
         """
-        if not self.has_begun:
+        if not self.is_draining:
             return []
         return [key for seq in chain(self._state.waiting, self._state.pulling.values()) for key in seq.keys]
 
@@ -69,7 +69,7 @@ class DrainMigration:
         youngest is requeued, the others can. Blocks will become free if a sequence has stopped here, or a lease waits
         for its release.
         """
-        if not self.has_begun or self._producer.is_awaiting:
+        if self._producer.is_awaiting:
             return []
         read = [seq for seq in self._state.running if seq.migration_state is not MigrationState.NONE]
         has_stopped = any(seq.migration_state is MigrationState.FROZEN for seq in read)
@@ -79,16 +79,30 @@ class DrainMigration:
         """Return whether `key` is the hand-off under which a sequence of this worker is offered."""
         return key in self._jobs
 
-    def offer(self) -> list[Effect]:
-        """Offer the running sequences that are not offered yet; return one `MigrationOffered` for each."""
-        effects: list[Effect] = []
-        for job in self._not_offered():
-            self._num_offers += 1
-            key = HandoffKey(HandoffId(f"{job.request}/{job.choice}/{self._num_offers}"), job.attempt)
-            self._offers[job] = key
-            self._jobs[key] = job
-            effects.append(MigrationOffered(job, key))
-        return effects
+    def offer_all(self) -> list[Effect]:
+        """Offer the running sequences of a draining worker that are not offered yet; return one `MigrationOffered` for
+        each. Empty before `is_draining`."""
+        return [self._offer(job, is_requested=False) for job in self._not_offered()]
+
+    def offer(self, job: JobKey, now: float) -> list[Effect]:
+        """Offer one running sequence because its gateway asks for it, and return its `MigrationOffered`.
+
+        An offer before, which no consumer follows, is void. The result is empty for a choice that does not run here or
+        that a consumer follows, for a prefill, which is handed over anyway, and on a draining worker, which offers all.
+        """
+        if self.is_draining:
+            return []
+        self._void(job, now)
+        seq = self._state.by_key.get(job)
+        if seq is None or seq.status is not Status.RUNNING or not self._may_offer(seq):
+            return []
+        return [self._offer(job, is_requested=True)]
+
+    def begin_drain(self, now: float) -> None:
+        """Let `offer_all` offer all running sequences, also those whose requested offer no consumer follows."""
+        self.is_draining = True
+        for job in list(self._offers):
+            self._void(job, now)
 
     def follow(self, key: HandoffKey, now: float) -> None:
         """Open the lease of an offer that a consumer has started to follow, and announce the blocks that are complete.
@@ -144,7 +158,7 @@ class DrainMigration:
         if not has_migrated:
             self.expired(key)
             return None
-        self.num_migrated += 1
+        self.num_migrated += self.is_draining
         self._forget(key)
         return job
 
@@ -179,7 +193,7 @@ class DrainMigration:
         key = self._offers.get(job)
         if key is None:
             return []
-        self.num_migrated += kind is ErrorKind.CANCELLED and self._has_stopped(job)
+        self.num_migrated += self.is_draining and kind is ErrorKind.CANCELLED and self._has_stopped(job)
         self._forget(key)
         return self._producer.withdraw(key, kind, reason, now)
 
@@ -191,14 +205,30 @@ class DrainMigration:
         )
 
     def __repr__(self) -> str:
-        return f"<drain {len(self._offers)} offered, {len(self._num_known)} ending, {self.num_migrated} migrated>"
+        return f"<migrations {len(self._offers)} offered, {len(self._num_known)} ending, {self.num_migrated} migrated>"
 
     def _not_offered(self) -> Iterator[JobKey]:
         """Yield the running sequences, one key per choice, that are to be offered. A prefill is handed over anyway."""
-        for seq in self._state.running if self.has_begun else ():
-            is_decode = seq.job.request.sampling.max_tokens > 0 and not seq.is_unforked
-            if is_decode and not isinstance(seq.job, PrefillJob) and seq.key not in self._offers:
+        for seq in self._state.running if self.is_draining else ():
+            if self._may_offer(seq):
                 yield seq.key
+
+    def _may_offer(self, seq: Seq) -> bool:
+        is_decode = seq.job.request.sampling.max_tokens > 0 and not seq.is_unforked
+        return is_decode and not isinstance(seq.job, PrefillJob) and seq.key not in self._offers
+
+    def _void(self, job: JobKey, now: float) -> None:
+        """End the offer of a choice unless a consumer follows it."""
+        key = self._offers.get(job)
+        if key is not None and self._producer.find(key) is None:
+            self.released(key, now, is_taken=False)
+
+    def _offer(self, job: JobKey, *, is_requested: bool) -> MigrationOffered:
+        self._num_offers += 1
+        key = HandoffKey(HandoffId(f"{job.request}/{job.choice}/{self._num_offers}"), job.attempt)
+        self._offers[job] = key
+        self._jobs[key] = job
+        return MigrationOffered(job, key, is_requested)
 
     def _has_stopped(self, job: JobKey) -> bool:
         """Return whether the sequence is here, samples no more tokens, and no open plan names it."""

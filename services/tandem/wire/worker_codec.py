@@ -91,7 +91,8 @@ def encode_update(
             case Token():
                 _add_token(update, runs, event)
             case MigrationOffered():
-                update.moving.append(pb.JobMigration(key=encode_key(event.key), offer=encode_handoff_key(event.offer)))
+                key, offer = encode_key(event.key), encode_handoff_key(event.offer)
+                update.moving.append(pb.JobMigration(key=key, offer=offer, requested=event.is_requested))
             case PromptLogprobs():
                 update.scores.append(_encode_scores(event))
             case KVReceived():
@@ -164,7 +165,10 @@ def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
     """
     events: list[JobEvent] = [_decode_pulled(pulled) for pulled in message.pulled]
     events += [_decode_scores(scores) for scores in message.scores]
-    events += [MigrationOffered(decode_key(each.key), decode_handoff_key(each.offer)) for each in message.moving]
+    events += [
+        MigrationOffered(decode_key(each.key), decode_handoff_key(each.offer), each.requested)
+        for each in message.moving
+    ]
     for run in message.runs:
         key = decode_key(run.key)
         num_cached = run.num_cached_tokens if run.HasField("num_cached_tokens") else None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tandem.core.events import MigrationOffered
-from tandem.core.ids import HandoffKey
+from tandem.core.ids import HandoffKey, JobKey, RequestId
 from tandem.engine.kv_producer import KVProducer, Lease
-from tandem.engine.migration import DrainMigration
+from tandem.engine.migration import Migrations
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
@@ -20,11 +20,11 @@ class Migrating:
         self.pool = BlockPool(10, block_size)
         self.scheduler = Scheduler(self.pool, limits, "model")
         self.producer = KVProducer(self.pool, 10.0)
-        self.migration = DrainMigration(self.scheduler.state, self.producer)
+        self.migration = Migrations(self.scheduler.state, self.producer)
         add(self.scheduler, generate("a", num_prompt, max_tokens))
         step(self.scheduler)
-        self.migration.has_begun = True
-        (offered,) = self.migration.offer()
+        self.migration.begin_drain(0.0)
+        (offered,) = self.migration.offer_all()
         assert isinstance(offered, MigrationOffered)
         self.key: HandoffKey = offered.offer
         self.migration.follow(self.key, 0.0)
@@ -62,3 +62,43 @@ def test_when_it_has_stopped_a_block_that_is_not_full_is_readable_and_one_that_i
     one.step()
     last = one.lease.announcements[-1]
     assert (last.num_computed, len(last.blocks), len(last.first_tokens)) == (6, 1, 1)
+
+
+def test_a_requested_offer_that_no_consumer_follows_is_replaced() -> None:
+    """The gateway that asks again, or a drain, does not know of it."""
+    limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=1, max_model_len=64, digest_handoffs=False)
+    scheduler = Scheduler(BlockPool(10, 4), limits, "model")
+    producer = KVProducer(scheduler.state.pool, 10.0)
+    migrations = Migrations(scheduler.state, producer)
+    running, waiting = jobs = [generate(name, 3, 9) for name in ("a", "b")]
+    add(scheduler, *jobs)
+    step(scheduler)
+    assert migrations.offer(waiting.key, 0.0) == migrations.offer(JobKey(RequestId("unknown"), 1), 0.0) == []
+    (first,) = migrations.offer(running.key, 0.0)
+    (second,) = migrations.offer(running.key, 1.0)
+    assert migrations.offer_all() == [] and not migrations.is_due, "it does not drain"
+    migrations.begin_drain(2.0)
+    (third,) = migrations.offer_all()
+    offers = [each for each in (first, second, third) if isinstance(each, MigrationOffered)]
+    assert [(each.key, each.is_requested) for each in offers] == [
+        (running.key, is_due) for is_due in (True, True, False)
+    ]
+    assert len({each.offer for each in offers}) == 3
+    assert [producer.end_reason(each.offer) is None for each in offers] == [False, False, True]
+    assert migrations.offer(running.key, 2.5) == [], "a drain has offered it"
+    migrations.check()
+
+
+def test_an_offer_that_a_consumer_follows_is_not_replaced() -> None:
+    limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=1, max_model_len=64, digest_handoffs=False)
+    scheduler = Scheduler(BlockPool(10, 4), limits, "model")
+    migrations = Migrations(scheduler.state, KVProducer(scheduler.state.pool, 10.0))
+    job = generate("a", 3, 9)
+    add(scheduler, job)
+    step(scheduler)
+    (offered,) = migrations.offer(job.key, 0.0)
+    assert isinstance(offered, MigrationOffered)
+    migrations.follow(offered.offer, 1.0)
+    assert migrations.offer(job.key, 2.0) == []
+    migrations.begin_drain(3.0)
+    assert migrations.offer_all() == []

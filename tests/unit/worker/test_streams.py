@@ -100,6 +100,7 @@ async def test_malformed_calls_are_refused(nodes: Nodes) -> None:
     stub = node.client.stub
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: stub.Cancel(pb.CancelRequest(keys=[pb.JobKey()])),
+        lambda: stub.OfferMigration(pb.OfferMigrationRequest(keys=[pb.JobKey()])),
         lambda: stub.Release(pb.ReleaseRequest()),
         lambda: stub.Watch(pb.WatchRequest()).read(),
         lambda: stub.Watch(pb.WatchRequest(gateway="g", positions=[pb.WatchPosition()])).read(),

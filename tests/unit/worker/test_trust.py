@@ -57,6 +57,7 @@ def trust_in(path: Path, **options: Any) -> PeerAuth:
 METHODS: dict[str, tuple[str, Any]] = {
     "Submit": ("unary_unary", worker_pb2.SubmitRequest()),
     "Cancel": ("unary_unary", worker_pb2.CancelRequest()),
+    "OfferMigration": ("unary_unary", worker_pb2.OfferMigrationRequest()),
     "Release": ("unary_unary", worker_pb2.ReleaseRequest()),
     "Describe": ("unary_unary", worker_pb2.DescribeRequest(with_bundle=True)),
     "Drain": ("unary_unary", worker_pb2.DrainRequest()),

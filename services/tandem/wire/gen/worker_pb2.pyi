@@ -167,6 +167,16 @@ class CancelReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class OfferMigrationRequest(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[JobKey]
+    def __init__(self, keys: _Optional[_Iterable[_Union[JobKey, _Mapping]]] = ...) -> None: ...
+
+class OfferMigrationReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WatchRequest(_message.Message):
     __slots__ = ("gateway", "positions")
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
@@ -346,12 +356,14 @@ class WatchUpdate(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., scores: _Optional[_Iterable[_Union[PromptScores, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[JobMigration, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ...) -> None: ...
 
 class JobMigration(_message.Message):
-    __slots__ = ("key", "offer")
+    __slots__ = ("key", "offer", "requested")
     KEY_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_FIELD_NUMBER: _ClassVar[int]
     key: JobKey
     offer: _kv_pb2.HandoffKey
-    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., offer: _Optional[_Union[_kv_pb2.HandoffKey, _Mapping]] = ...) -> None: ...
+    requested: bool
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., offer: _Optional[_Union[_kv_pb2.HandoffKey, _Mapping]] = ..., requested: _Optional[bool] = ...) -> None: ...
 
 class PromptScores(_message.Message):
     __slots__ = ("key", "first_index", "tokens")

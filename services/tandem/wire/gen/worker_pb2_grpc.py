@@ -46,6 +46,11 @@ class WorkerStub:
                 request_serializer=tandem_dot_v1_dot_worker__pb2.CancelRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_worker__pb2.CancelReply.FromString,
                 _registered_method=True)
+        self.OfferMigration = channel.unary_unary(
+                '/tandem.v1.Worker/OfferMigration',
+                request_serializer=tandem_dot_v1_dot_worker__pb2.OfferMigrationRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_worker__pb2.OfferMigrationReply.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/tandem.v1.Worker/Watch',
                 request_serializer=tandem_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
@@ -91,6 +96,14 @@ class WorkerServicer:
 
     def Cancel(self, request, context):
         """Ends jobs. Unknown keys are remembered, so that a Submit that arrives later is refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OfferMigration(self, request, context):
+        """Offers the KV of running jobs to other workers, and notifies the gateway of each offer over its Watch stream. The
+        jobs continue. Keys of jobs that do not run here are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,6 +163,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=tandem_dot_v1_dot_worker__pb2.CancelRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_worker__pb2.CancelReply.SerializeToString,
+            ),
+            'OfferMigration': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferMigration,
+                    request_deserializer=tandem_dot_v1_dot_worker__pb2.OfferMigrationRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_worker__pb2.OfferMigrationReply.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -237,6 +255,33 @@ class Worker:
             '/tandem.v1.Worker/Cancel',
             tandem_dot_v1_dot_worker__pb2.CancelRequest.SerializeToString,
             tandem_dot_v1_dot_worker__pb2.CancelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferMigration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Worker/OfferMigration',
+            tandem_dot_v1_dot_worker__pb2.OfferMigrationRequest.SerializeToString,
+            tandem_dot_v1_dot_worker__pb2.OfferMigrationReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -93,6 +93,14 @@ class WorkerService(WorkerServicer):
             await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, _cancel(engine, keys, now))))
         return worker_pb2.CancelReply()
 
+    async def OfferMigration(
+        self, request: worker_pb2.OfferMigrationRequest, context: _Context
+    ) -> worker_pb2.OfferMigrationReply:
+        async with abort_on_error(context):
+            keys = [decode_key(key) for key in request.keys]
+            await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.offer_migration(keys, now))))
+        return worker_pb2.OfferMigrationReply()
+
     async def Release(self, request: worker_pb2.ReleaseRequest, context: _Context) -> worker_pb2.ReleaseReply:
         async with abort_on_error(context):
             key = decode_handoff_key(request.key)
