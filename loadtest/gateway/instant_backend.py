@@ -128,6 +128,9 @@ class InstantDispatch:
     def fairness(self) -> dict[tuple[str, Lane], float]:
         return {}
 
+    def num_moves(self) -> dict[str, int]:
+        return {}
+
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}
 

@@ -41,6 +41,7 @@ SAMPLES: dict[str, Any] = {
     "engine.gpu_memory_utilization": 0.5,
     "engine.max_retained_fraction": 0.5,
     "lanes.batch_max_share": 0.5,
+    "gateway.rebalance_min_gain": 0.3,
     "gateway.allowed_hosts": "*",
     "gateway.port": 8080,
     "gateway.grpc_port": 9090,

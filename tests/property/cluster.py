@@ -32,11 +32,13 @@ from tandem.orchestration.commands import (
     CancelJob,
     EndRequest,
     FindConsumer,
+    OfferMigration,
     ReleaseLease,
     ReportWorkerFailure,
     Requeue,
     StateCommand,
     SubmitJob,
+    WorkerOrder,
 )
 from tandem.orchestration.job_group import JobGroupPhase
 from tandem.orchestration.request_state import RequestState
@@ -73,6 +75,7 @@ class Cluster:
         self.num_prefix_fetches = 0
         self.num_refused = 0
         self.num_given_up = 0
+        self.num_moves = 0
         self.has_faults = True
 
     def chance(self, probability: float) -> bool:
@@ -101,7 +104,7 @@ class Cluster:
             match command:
                 case Requeue() | FindConsumer():
                     self.find_place(life, command)
-                case SubmitJob() | CancelJob() | ReleaseLease():
+                case SubmitJob() | CancelJob() | OfferMigration() | ReleaseLease():
                     self.send_to_worker(life, command)
                 case PromptLogprobs() | Token() | Finished() | EndRequest():
                     self.send_to_client(life, command)
@@ -117,12 +120,15 @@ class Cluster:
             self.placements[life.request.id] = (self.any_worker(), self.any_worker())
         self.agenda.after(self.random.uniform(0.1, 2.0), lambda: self.place(life))
 
-    def send_to_worker(self, life: RequestState, command: SubmitJob | CancelJob | ReleaseLease) -> None:
+    def send_to_worker(self, life: RequestState, command: SubmitJob | WorkerOrder) -> None:
         match command:
             case SubmitJob(worker, job):
                 self.submit(life, worker, job)
             case CancelJob(worker, keys):
                 self.call(worker, lambda w: self.cancel(w, keys))
+            case OfferMigration(worker, keys):
+                self.num_moves += 1
+                self.call(worker, lambda w: self.effects(w, w.engine.offer_migration(keys, self.agenda.now)))
             case ReleaseLease(worker, handoff):
                 self.call(worker, lambda w: self.effects(w, w.engine.revoke_lease(handoff, self.agenda.now)))
 
@@ -288,6 +294,8 @@ class Cluster:
         return done and all(w.engine.is_idle and not w.plans and not w.inbox for w in self.workers)
 
     def round(self, seconds: float) -> None:
+        if self.random.random() < self.knobs.moves:
+            self.move()
         self.agenda.advance(seconds)
         for worker in list(self.workers):
             if worker.is_alive and worker.stalled_until <= self.agenda.now:
@@ -318,6 +326,20 @@ class Cluster:
         worker.engine.check()
         reads = [b for w, r in self.hung if w is worker for b in r.local]
         assert set(reads) <= set(worker.engine._consumer.blocks()), "a block under a read was given back"
+
+    # ---- moves
+
+    def move(self) -> None:
+        """Some running choice is to move to a worker that lives."""
+        movable = [
+            (life, one.key) for life in self.lives.values() for ref in life.workers() for one in life.movable(ref)
+        ]
+        if not movable:
+            return
+        life, key = self.random.choice(movable)
+        target = self.workers[self.any_worker()].ref
+        if target not in life.workers():
+            self.obey(life, life.relocate(key.choice, target))
 
     # ---- mishaps
 

@@ -78,11 +78,11 @@ def request_specs(num_workers: int, max_length: int, max_tokens: int = 6) -> st.
     return st.lists(spec, min_size=2, max_size=14)
 
 
-def shapes(**fixed: object) -> st.SearchStrategy[Knobs]:
+def shapes(least_blocks: int = 8, most_blocks: int = 16, **fixed: object) -> st.SearchStrategy[Knobs]:
     """How workers are built."""
     return st.builds(
         Knobs,
-        num_blocks=st.lists(st.integers(8, 16), min_size=3, max_size=3).map(tuple),
+        num_blocks=st.lists(st.integers(least_blocks, most_blocks), min_size=3, max_size=3).map(tuple),
         num_host_slots=st.sampled_from([0, 0, 3, 20]),
         block_size=st.sampled_from([1, 2, 3]),
         budget=st.integers(2, 9),
@@ -207,6 +207,52 @@ def test_without_faults_every_request_finishes(seed: int, knobs: Knobs, specs: l
     for outcome in cluster.outcomes.values():
         assert isinstance(outcome, Finished) or outcome.kind is ErrorKind.CONTEXT_LENGTH, outcome
     check_silence(cluster)
+
+
+@effort(40)
+@given(
+    seed=st.integers(0, 2**32),
+    knobs=shapes(
+        20, 40, pull_timeout_s=NEVER, drain_timeout_s=NEVER, slow_reads=0.1, prefix_fetches=0.2, moves=0.7, lease_s=30.0
+    ),
+    specs=request_specs(3, 12, 40),
+)
+def test_sequences_move_between_workers_and_every_request_finishes(
+    seed: int, knobs: Knobs, specs: list[RequestSpec]
+) -> None:
+    cluster = run(seed, knobs, specs, 0)
+    assert cluster.settle(3000, cluster.is_quiet), [repr(w.engine) for w in cluster.workers]
+    full = {ErrorKind.OVERLOADED, ErrorKind.DRAINING}
+    assert {failed.kind for failed in cluster.failures} <= full, cluster.failures
+    for outcome in cluster.outcomes.values():
+        assert isinstance(outcome, Finished) or outcome.kind is ErrorKind.CONTEXT_LENGTH, outcome
+    check_silence(cluster)
+
+
+@effort(40)
+@given(
+    seed=st.integers(0, 2**32),
+    knobs=shapes(
+        20, 40, moves=0.7, lost_calls=0.05, broken_links=0.04, broken_reads=0.05, hung_reads=0.02, stalls=0.02,
+        deaths=0.01, cancels=0.01,
+    ),
+    specs=request_specs(3, 12, 40),
+)  # fmt: skip
+def test_sequences_move_under_faults_and_no_token_is_wrong(seed: int, knobs: Knobs, specs: list[RequestSpec]) -> None:
+    check_silence(run(seed, knobs, specs, 60))
+
+
+def test_a_sequence_moves_back_and_forth_with_its_kv() -> None:
+    num_moves = 0
+    for seed in range(4):
+        cluster = Cluster(seed, Knobs(num_blocks=(30, 30), budget=12, slow_reads=0.0, moves=0.3))
+        cluster.submit_request(RequestSpec(0, 0, length=6, shared=0, max_tokens=40).request(0), 0, 0)
+        check_all_finish(cluster)
+        (state,) = cluster.lives.values()
+        assert state.num_retries == cluster.num_pulled, "each move is one pull, and nothing was computed again"
+        num_moves += cluster.num_pulled
+        check_silence(cluster)
+    assert num_moves >= 4
 
 
 def test_a_prefix_is_read_from_files_also_by_other_workers() -> None:

@@ -29,7 +29,7 @@ from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
-from tandem.orchestration.commands import CancelJob, Command, EndRequest, SubmitJob
+from tandem.orchestration.commands import CancelJob, Command, EndRequest, OfferMigration, SubmitJob
 from tandem.orchestration.director import KV_PERIOD_S, OpenRequest, RequestDirector
 from tandem.orchestration.job_group import JobGroupPhase
 from tandem.routing.placement import Placement
@@ -42,7 +42,7 @@ _LANES = (ALL_LANES, ALL_LANES, frozenset({Lane.BATCH}), frozenset({Lane.INTERAC
 _KINDS = st.tuples(st.sampled_from(_POOLS), st.sampled_from(_LANES))
 CONFIG = GatewayConfig(
     max_queued=4, max_retries=2, progress_timeout_s=5.0, queue_timeout_s=8.0, no_worker_wait_s=3.0,
-    early_rejection="on", kv_time_tokens=100.0,
+    early_rejection="on", kv_time_tokens=100.0, rebalance="on", rebalance_max_moves=50,
 )  # fmt: skip
 REFUSALS = (ErrorKind.OVERLOADED, ErrorKind.DRAINING, ErrorKind.WORKER_LOST, ErrorKind.CONTEXT_LENGTH)
 FAILURES = (ErrorKind.KV_LOST, ErrorKind.INTERNAL, ErrorKind.DRAINING, ErrorKind.CONTEXT_LENGTH)
@@ -75,6 +75,7 @@ class DirectorMachine(RuleBasedStateMachine):
         config = replace(CONFIG, wake_timeout_s=wake_timeout_s)
         self.director = RequestDirector(self.workers, config, lambda request: HandoffId(f"h{request}"))
         self.jobs: list[_RunningJob] = []
+        self.ordered: list[tuple[WorkerRef, JobKey]] = []  # choices that their worker is to offer
         self.offered: set[HandoffKey] = set()  # KV that a source has computed for a consumer
         self.open: dict[RequestId, OpenRequest] = {}
         self.reserved: dict[RequestId, int] = {}
@@ -95,7 +96,7 @@ class DirectorMachine(RuleBasedStateMachine):
 
     @rule(
         num_prompt=st.integers(1, 40),
-        max_tokens=st.integers(1, 6),
+        max_tokens=st.sampled_from([1, 2, 6, 60, 60]),
         num_choices=st.sampled_from([1, 1, 2, 3]),
         lane=st.sampled_from(list(Lane)),
         tenant=st.sampled_from(["a", "b"]),
@@ -215,6 +216,30 @@ class DirectorMachine(RuleBasedStateMachine):
         event = MigrationOffered(job.job.key._replace(choice=choice), offer)
         self.execute(self.director.on_worker_events(job.worker, [event], self.now))
 
+    @rule(data=st.data(), number=st.integers(0, 999))
+    @precondition(lambda self: self.ordered)
+    def offer_as_ordered(self, data: st.DataObject, number: int) -> None:
+        """A worker offers a choice that is to move, unless it has ended there meanwhile."""
+        worker, key = self.ordered.pop(data.draw(st.integers(0, len(self.ordered) - 1)))
+        jobs = [job for job in self.movable() if job.worker == worker and job.job.attempt == key.attempt]
+        if any(job.job.request.id == key.request and key.choice in job.next_index for job in jobs):
+            offer = HandoffKey(HandoffId(f"m{key.request}/{key.choice}/{number}"), key.attempt)
+            self.offered.add(offer)
+            self.execute(
+                self.director.on_worker_events(worker, [MigrationOffered(key, offer, is_requested=True)], self.now)
+            )
+
+    @rule(data=st.data())
+    @precondition(lambda self: len(self.workers.views) > 1 and self.crowded())
+    def crowd(self, data: st.DataObject) -> None:
+        """A worker reports many running sequences and the others none, until one of the sequences should move."""
+        crowded = data.draw(st.sampled_from(self.crowded()))
+        for ref, view in self.workers.views.items():
+            load = replace(view.load, num_running=50 if ref == crowded else 0)
+            self.workers.views[ref] = replace(view, load=load)
+        for seconds in (0.05, 1.0):
+            self.wait(seconds)
+
     @rule(data=st.data())
     @precondition(lambda self: self.workers.views)
     def lose(self, data: st.DataObject) -> None:
@@ -246,6 +271,7 @@ class DirectorMachine(RuleBasedStateMachine):
                 self.worker_s[request] += seconds
         overdue = set(self.director.overdue(self.now))
         self.execute(self.director.on_timer(self.now))
+        self.execute(self.director.rebalance(self.now))
         # What was taken from its workers is queued now, where it may be overdue too.
         self.execute(self.director.on_timer(self.now))
         assert not overdue & set(self.director.overdue(self.now)), "what was overdue was not seen to"
@@ -284,6 +310,11 @@ class DirectorMachine(RuleBasedStateMachine):
         """Return the jobs that a draining worker may offer to others."""
         return [job for job in self.jobs if job.next_index and job.has_kv and not isinstance(job.job, PrefillJob)]
 
+    def crowded(self) -> list[WorkerRef]:
+        """Return the workers with a sequence that may move."""
+        states = [one.state for one in self.open.values()]
+        return [ref for ref in sorted(self.workers.views) if any(state.movable(ref) for state in states)]
+
     def pullable(self) -> list[_RunningJob]:
         """Return the jobs whose KV lies ready at its source."""
         return [
@@ -307,6 +338,8 @@ class DirectorMachine(RuleBasedStateMachine):
                 case CancelJob(worker, keys):
                     for key in keys:
                         self.cancel_job(worker, key)
+                case OfferMigration(worker, keys):
+                    self.ordered += [(worker, key) for key in keys]
                 case Token():
                     self.deliver(command)
                 case Finished(key):

@@ -26,7 +26,8 @@ class Knobs:
     """Faults are probabilities per occasion; `digests=False` leaves the lease alone to keep wrong KV out.
     `right_guesses` is the share of guesses that are right; None is no speculation. `prefix_fetches` is the share of
     jobs that are to read a prefix from some worker, which may have none of it. `files`: workers share block files.
-    `lost_files` is the share of reads, writes and files that fail or are gone."""
+    `moves` is the chance per round that a running choice is to move to another worker. `lost_files` is the share of
+    reads, writes and files that fail or are gone."""
 
     num_blocks: tuple[int, ...] = (10, 10)
     num_host_slots: int = 0
@@ -53,6 +54,7 @@ class Knobs:
     deaths: float = 0.0
     cancels: float = 0.0
     drains: float = 0.0
+    moves: float = 0.0
     prefix_fetches: float = 0.0
     files: bool = False
     lost_files: float = 0.0

@@ -10,10 +10,19 @@ from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 from tandem.core.errors import ErrorKind
-from tandem.core.ids import HandoffId, HandoffKey, JobKey, WorkerRef
+from tandem.core.events import MigrationOffered
+from tandem.core.ids import HandoffId, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob
 from tandem.orchestration.client_state import Choice
-from tandem.orchestration.commands import CancelJob, FindConsumer, ReleaseLease, Requeue, StateCommand, SubmitJob
+from tandem.orchestration.commands import (
+    CancelJob,
+    FindConsumer,
+    OfferMigration,
+    ReleaseLease,
+    Requeue,
+    StateCommand,
+    SubmitJob,
+)
 from tandem.orchestration.job_group import JobGroup, JobGroupPhase, JobGroupStep, KVOffer, WorkerJob
 from tandem.orchestration.phase_ledger import LedgerPhase
 from tandem.routing.placement import Placement
@@ -135,7 +144,7 @@ class Attempts:
     def take_over(self, job_group: JobGroup, source: KVOffer, worker: WorkerRef) -> list[StateCommand]:
         """Submit a job to `worker` that continues from the KV that `source` offers.
 
-        If a prefill job offers the KV, the new job has the same known tokens as that job; if a draining worker offers
+        If a prefill job offers the KV, the new job has the same known tokens as that job; if a decode worker offers
         it, the new job continues after the tokens that the client has.
         """
         job_group.move(JobGroupStep.PLACED)
@@ -189,6 +198,42 @@ class Attempts:
         job_group.clear()
         return out
 
+    # ---- moves between decode workers
+
+    def movable(self, worker: WorkerRef) -> list[JobKey]:
+        """Return the choices that `worker` decodes alone and that may move to another worker now.
+
+        Choices that share a job are left out, because each of them would copy the prompt's KV.
+        """
+        return [
+            group.works[0].keys[0]
+            for group in self.job_groups
+            if group.phase is JobGroupPhase.RUNNING
+            and group.progress is LedgerPhase.DECODE
+            and group.source is None
+            and group.target is None
+            and len(group.works) == len(group.choices) == 1
+            and group.works[0].worker == worker
+        ]
+
+    def relocate(self, choice: int, target: WorkerRef) -> list[StateCommand]:
+        """Have the worker of a `movable` choice offer its KV, which `target` takes over.
+
+        The worker does not offer it if the choice was preempted there in the meantime. Then the choice stays, and
+        `give_up_move` makes it movable again.
+        """
+        job_group = self._job_group_of[choice]
+        job_group.target = target
+        (work,) = job_group.works
+        return [OfferMigration(work.worker, work.keys)]
+
+    def give_up_move(self, choice: int) -> None:
+        """Let a choice stay that is to move and that its worker has not offered; a later offer is refused. Does nothing
+        where it is offered."""
+        job_group = self._job_group_of.get(choice)
+        if job_group is not None and job_group.source is None:
+            job_group.target = None
+
     # ---- transitions of job groups
 
     def requeue(self, job_group: JobGroup, requeue: Requeue) -> list[StateCommand]:
@@ -203,11 +248,20 @@ class Attempts:
         )
         return [*out, requeue]
 
-    def offered(self, job_group: JobGroup, choice: int, work: WorkerJob, offer: HandoffKey) -> list[StateCommand]:
-        """Search a consumer for one choice whose draining worker offers its KV; the worker keeps sampling meanwhile."""
-        source = KVOffer(work.worker, offer)
+    def offered(self, job_group: JobGroup, choice: int, work: WorkerJob, event: MigrationOffered) -> list[StateCommand]:
+        """Hand one choice whose decode worker offers its KV over to the worker to which it is to move, or search a
+        consumer where the worker drains; the worker keeps sampling meanwhile.
+
+        A requested offer of a choice that is not to move any more is refused: the worker repeats its last offer when
+        its Watch stream is opened again.
+        """
+        source = KVOffer(work.worker, event.offer)
         if work.is_handed_off or job_group.source == source:
             return []
+        if not event.is_requested:
+            job_group.target = None
+        elif job_group.target is None:
+            return [ReleaseLease(source.worker, source.offer)]
         if job_group.unanswered is not None and (
             job_group.unanswered is work or job_group.phase is JobGroupPhase.STARTING
         ):
@@ -217,10 +271,20 @@ class Attempts:
             part = job_group.split(choice)
             self._replace(job_group, (job_group, part))
             job_group = part
-        job_group.source = source
-        if job_group.phase is JobGroupPhase.RUNNING:
+        out: list[StateCommand] = []
+        if job_group.phase in (JobGroupPhase.RUNNING, JobGroupPhase.RESERVING):
+            # A worker offers a sequence anew where its offer before is void, so nothing is left to take over by that.
+            stale = [other for other in job_group.works if other.worker != source.worker and not other.is_handed_off]
+            for other in stale:
+                job_group.drop(other)
+                out.append(CancelJob(other.worker, other.keys))
             job_group.move(JobGroupStep.OFFERED)
-        return [_seek(job_group)] if job_group.phase is JobGroupPhase.FINDING_CONSUMER else []
+        job_group.source = source
+        if job_group.phase is not JobGroupPhase.FINDING_CONSUMER:
+            return out
+        if job_group.target is None:
+            return [*out, _seek(job_group)]
+        return [*out, *self.take_over(job_group, source, job_group.target)]
 
     def pulled(self, worker: WorkerRef, attempt: int) -> bool:
         """Record that a worker has read the KV of its job; return False when no such job is open."""
@@ -235,7 +299,8 @@ class Attempts:
         return has_pulled
 
     def retry_consumer(self, job_group: JobGroup, worker: WorkerRef, why: ErrorKind) -> list[StateCommand]:
-        """Search another consumer of KV that is still offered, because `worker` did not take it over.
+        """Search another consumer of KV that is still offered, because `worker` did not take it over, or let the
+        choices stay where they are if they were to move to it.
 
         The worker is tried again later only if it had no capacity.
         """
@@ -243,7 +308,14 @@ class Attempts:
             job_group.unfit.add(worker)
         job_group.unanswered = None
         job_group.move(JobGroupStep.OFFERED)
-        return [_seek(job_group, {worker})]
+        is_move, job_group.target = job_group.target is not None, None
+        if job_group.source is None or not is_move:
+            return [_seek(job_group, {worker})]
+        withdrawn = ReleaseLease(job_group.source.worker, job_group.source.offer)
+        job_group.source = None
+        job_group.unfit.clear()
+        job_group.move(JobGroupStep.WITHDRAWN)
+        return [withdrawn]
 
     def note_scores(self) -> None:
         """Reset the failure counts, because prompt log probabilities have arrived, which count as progress."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
@@ -61,6 +62,14 @@ class CancelJob:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferMigration:
+    """Have a worker offer these choices, which it decodes, to other workers; it goes on sampling meanwhile."""
+
+    worker: WorkerRef
+    keys: tuple[JobKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseLease:
     worker: WorkerRef
     key: HandoffKey
@@ -101,12 +110,42 @@ class KVMoved:
     is_prefix: bool
 
 
+class MoveOutcome(Enum):
+    """What became of the plan to move a running sequence to another decode worker.
+
+    - ADVISED: nothing is done, because `gateway.rebalance` is `explain`.
+    - MOVED: the other worker decodes it now.
+    - WITHDRAWN: it stays where it is, because its worker did not offer it or the other one did not take it over.
+    - ENDED: its request or choice has ended meanwhile, or its worker was lost.
+    """
+
+    ADVISED = "advised"
+    MOVED = "moved"
+    WITHDRAWN = "withdrawn"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMove:
+    """Report the outcome of a plan to move a choice from `source` to `target`, because of the predicted inter-token
+    latencies `source_itl_s` and `target_itl_s` (after the move)."""
+
+    key: JobKey
+    source: WorkerRef
+    target: WorkerRef
+    source_itl_s: float
+    target_itl_s: float
+    outcome: MoveOutcome
+
+
+WorkerOrder = CancelJob | OfferMigration | ReleaseLease
+"""What a worker is told without waiting for an answer. Such a message may be lost: jobs of which the gateway knows
+nothing end with the next Watch stream, leases expire, a move is given up, and a new offer or a drain replaces an offer
+that no worker follows."""
 Delivery = Token | PromptLogprobs | Finished
 """What the client of a request gets: tokens, log probabilities of its prompt, and the end of a choice while others go
 on. Each names its request by its key."""
-StateCommand = (
-    Requeue | FindConsumer | ReportWorkerFailure | SubmitJob | CancelJob | ReleaseLease | Delivery | EndRequest
-)
+StateCommand = Requeue | FindConsumer | ReportWorkerFailure | SubmitJob | WorkerOrder | Delivery | EndRequest
 """What the state of one request wants done. The director resolves `Requeue` and `FindConsumer` itself."""
-Command = ReportWorkerFailure | SubmitJob | CancelJob | ReleaseLease | Delivery | EndRequest | PromptComputed | KVMoved
+Command = ReportWorkerFailure | SubmitJob | WorkerOrder | Delivery | EndRequest | PromptComputed | KVMoved | ReportMove
 """What a director wants done by its driver."""

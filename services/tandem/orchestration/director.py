@@ -25,6 +25,7 @@ from tandem.orchestration.commands import (
     EndRequest,
     FindConsumer,
     KVMoved,
+    MoveOutcome,
     PromptComputed,
     ReportWorkerFailure,
     Requeue,
@@ -34,6 +35,7 @@ from tandem.orchestration.commands import (
 from tandem.orchestration.job_group import JobGroupPhase
 from tandem.orchestration.known_workers import KnownWorkers
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger
+from tandem.orchestration.rebalancer import Rebalancer, report
 from tandem.orchestration.request_queue import PlacementQueue, Prefixes
 from tandem.orchestration.request_state import RequestState
 from tandem.routing.circuit_breaker import BreakerState
@@ -157,6 +159,7 @@ class RequestDirector:
         self._new_handoff = new_handoff
         self._prefixes = prefixes
         self._queue = PlacementQueue(workers.candidates(), config, targets, prefixes, workers.routing)
+        self._rebalancer = Rebalancer(workers.candidates(), workers.routing.links, config, targets)
         self._open: dict[RequestId, OpenRequest] = {}
 
     # ---- what is open
@@ -366,6 +369,7 @@ class RequestDirector:
         """Handle the loss of a worker with all its jobs: place the requests that it ran on other workers, migrate or
         fail them. Those for which no other worker has room wait in the queue."""
         self._queue.forget(worker)
+        self._rebalancer.forget(worker)
         out: list[Command] = []
         for open_request in self.requests():
             self._apply(open_request, partial(open_request.state.worker_lost, worker, reason), now, out)
@@ -407,6 +411,27 @@ class RequestDirector:
                 self._find_consumer(open_request, search, now, out)
         self._place_queued(now, out)
         self.queue.sample(now)
+        return out
+
+    def rebalance(self, now: float) -> list[Command]:
+        """Begin, or only report, moves of running sequences from slow decode workers to faster ones, as
+        `gateway.rebalance` says.
+
+        Call it every `TICK_S`.
+        """
+        out: list[Command] = []
+        if self._config.rebalance == "off" or not self._rebalancer.is_due(now):
+            return out
+        out += self._rebalancer.ended(self._open, now)
+        is_begun = self._config.rebalance == "on"
+        of_clients = (one for one in self._open.values() if one.fixed_placement is None)
+        failing = self._queue.breaker.excluded(now)
+        for move in self._rebalancer.plan(of_clients, failing, now, is_begun=is_begun):
+            if is_begun:
+                relocate = partial(_relocate, choice=move.key.choice, target=move.target)
+                out += self._decide(move.key.request, relocate, now)
+            else:
+                out.append(report(move, MoveOutcome.ADVISED))
         return out
 
     # ---- inside
@@ -597,6 +622,10 @@ class RequestDirector:
             if placement is not None and placement.prefix is not None and placement.prefix.worker == prediction.worker:
                 link = prediction.worker, placement.prefill
                 self._queue.on_prefix_fetch(link, num_cached > prediction.num_before, now)
+
+
+def _relocate(open_request: OpenRequest, choice: int, target: WorkerRef) -> Sequence[StateCommand]:
+    return open_request.state.relocate(choice, target)
 
 
 def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:

@@ -3,12 +3,13 @@
     QUEUED  --placed-->  RESERVING  --accepted-->  STARTING  --accepted-->  RUNNING  <---+
        ^                    |  (local: straight to RUNNING)    |                |  |     | accepted
        +----- no room ------+------------- no room ------------+---- failed ----+  |  RESERVING
-       |                                                                  offered  |     ^ placed
+       |                                                       withdrawn ^ offered  |     ^ placed
        +-------------------- failed, or no consumer ------------------ FINDING_CONSUMER --+
 
 The decode worker reserves first: it alone knows its free capacity, and only then does a prefill worker begin. A job
 group is FINDING_CONSUMER while a worker offers its KV and no worker pulls it yet: a prefill worker whose decode worker
-was lost, or a draining worker, which keeps decoding until another has taken over.
+was lost, or a decode worker that drains or is to move it, and keeps decoding until another has taken over. A move whose
+target does not take over is withdrawn, and the group is RUNNING again.
 
 A request begins as one job group. When its workers are lost, each choice that has tokens continues as a job group of
 its own, and those without tokens stay together, because a job of several choices has no tokens yet.
@@ -41,6 +42,7 @@ class JobGroupStep(Enum):
     BOOKED = auto()
     STARTED = auto()
     OFFERED = auto()
+    WITHDRAWN = auto()
     NO_ROOM = auto()
     END = auto()
 
@@ -49,6 +51,7 @@ PHASE_TABLE: dict[tuple[JobGroupPhase, JobGroupStep], JobGroupPhase] = {
     (JobGroupPhase.QUEUED, JobGroupStep.PLACED): JobGroupPhase.RESERVING,
     (JobGroupPhase.QUEUED, JobGroupStep.END): JobGroupPhase.ENDED,
     (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.PLACED): JobGroupPhase.RESERVING,
+    (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.WITHDRAWN): JobGroupPhase.RUNNING,
     (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.NO_ROOM): JobGroupPhase.QUEUED,
     (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.END): JobGroupPhase.ENDED,
     (JobGroupPhase.RESERVING, JobGroupStep.BOOKED): JobGroupPhase.STARTING,
@@ -91,7 +94,7 @@ class WorkerJob:
 class KVOffer:
     """An offer of a job group's KV that no worker has read yet.
 
-    `prefill`: the job that computes the KV; None if a draining worker offers it and keeps decoding.
+    `prefill`: the job that computes the KV; None if a decode worker offers it and keeps decoding.
     """
 
     worker: WorkerRef
@@ -109,6 +112,7 @@ class JobGroup:
     - `num_retries`: retries and migrations so far.
     - `prefix`: the remote prefix of the last placement.
     - `unfit`: workers that failed to take over the offered KV and are not tried again.
+    - `target`: the worker to which the gateway moves the group; None when it stays, and while its worker drains.
     - `progress`: progress of the last placement: FIRST before any token, HANDOVER while only the prefill worker has
       sampled a token for another worker, DECODE from then on.
     """
@@ -122,6 +126,7 @@ class JobGroup:
         "progress",
         "progress_at",
         "source",
+        "target",
         "unanswered",
         "unfit",
         "works",
@@ -134,6 +139,7 @@ class JobGroup:
         self.unanswered: WorkerJob | None = None
         self.source: KVOffer | None = None
         self.prefix: RemotePrefix | None = None
+        self.target: WorkerRef | None = None
         self.unfit: set[WorkerRef] = set()
         self.num_fruitless = num_fruitless
         self.num_retries = num_retries
@@ -221,8 +227,14 @@ class JobGroup:
 
     @property
     def is_source_open(self) -> bool:
-        """Return whether a draining worker offers the group's KV and still samples its tokens."""
+        """Return whether a decode worker offers the group's KV and still samples its tokens."""
         return self.source is not None and self.source.prefill is None and bool(self.at(self.source.worker))
+
+    @property
+    def is_kv_offered(self) -> bool:
+        """Return whether a worker may take over the group's KV: a prefill worker offers it, or a decode worker that
+        still samples. A decode worker that has ended has handed its KV over."""
+        return self.source is not None and (self.source.prefill is not None or self.is_source_open)
 
     def split(self, choice: int) -> JobGroup:
         """Move a choice to a new job group in the same phase, and return that group.
@@ -262,7 +274,7 @@ class JobGroup:
     def take(self, offer: HandoffKey, consumer: WorkerJob) -> bool:
         """Record that `consumer` has read all KV of `offer`, and mark the group's other jobs as handed off.
 
-        Returns whether this was a migration, because the KV came from a draining worker. Does nothing where `offer` is
+        Returns whether this was a migration, because the KV came from a decode worker. Does nothing where `offer` is
         not the group's current offer.
         """
         if self.source is None or self.source.offer != offer:
@@ -270,14 +282,14 @@ class JobGroup:
         has_moved = self.source.prefill is None
         for other in self.works:
             other.is_handed_off = other is not consumer
-        self.source = None
+        self.source = self.target = None
         self.unfit.clear()
         return has_moved
 
     def clear(self) -> None:
         """Remove all jobs, the KV offer and the record of workers that failed to take it over."""
         self.works.clear()
-        self.unanswered = self.source = None
+        self.unanswered = self.source = self.target = None
         self.unfit.clear()
 
     def __repr__(self) -> str:

@@ -34,6 +34,7 @@ from tandem.orchestration.commands import (
 )
 from tandem.orchestration.job_group import JobGroup, JobGroupPhase, WorkerJob
 from tandem.routing.placement import Placement
+from tandem.routing.rebalance import MovableSequence
 
 
 class RequestState:
@@ -160,6 +161,7 @@ class RequestState:
         if (
             job_group.source is not None
             and job_group.source.worker != worker
+            and job_group.is_kv_offered
             and job_group.phase is JobGroupPhase.RESERVING
         ):
             if job_group.unanswered is work:
@@ -191,7 +193,7 @@ class RequestState:
                 self._choices[choice].take(event)
                 return self._deliver(choice)
             case MigrationOffered():
-                return self.attempts.offered(job_group, choice, work, event.offer)
+                return self.attempts.offered(job_group, choice, work, event)
             case Finished():
                 return self._take_finish(job_group, work, event)
             case Failed():
@@ -224,19 +226,34 @@ class RequestState:
         ]
 
     def stalled(self, reason: str) -> list[StateCommand]:
-        """Count a failed attempt for every job group that has open jobs, and requeue the group or end the request.
+        """Count a failed attempt for every job group that does not wait in the queue, and requeue the group or end the
+        request.
 
         `reason`: the error text.
         """
         out: list[StateCommand] = []
         for job_group in list(self.attempts.job_groups):
             workers = frozenset(work.worker for work in job_group.works)
-            if workers and not self._has_ended:
-                out += [
-                    ReportWorkerFailure(workers),
-                    *self._fail(job_group, workers, TandemError(ErrorKind.DEADLINE, reason)),
-                ]
+            if job_group.phase is not JobGroupPhase.QUEUED and not self._has_ended:
+                out += [ReportWorkerFailure(workers)] if workers else []
+                out += self._fail(job_group, workers, TandemError(ErrorKind.DEADLINE, reason))
         return out
+
+    # ---- moves between decode workers
+
+    def movable(self, worker: WorkerRef) -> list[MovableSequence]:
+        """Return the choices that `worker` decodes and that may move to another worker now."""
+        request = self.request
+        found: list[MovableSequence] = []
+        for key in self.attempts.movable(worker):
+            num_output = self._choices[key.choice].next_index
+            num_left = request.sampling.max_tokens - num_output
+            found.append(MovableSequence(key, request.lane, len(request.prompt_tokens) + num_output, num_left))
+        return found
+
+    def relocate(self, choice: int, target: WorkerRef) -> list[StateCommand]:
+        """Begin to move a `movable` choice to the decode worker `target`."""
+        return self.attempts.relocate(choice, target)
 
     # ---- ends by this side
 
@@ -287,7 +304,9 @@ class RequestState:
         producer = (
             {job_group.source.worker} if event.kind is ErrorKind.KV_LOST and job_group.source is not None else set()
         )
-        blame = [ReportWorkerFailure(frozenset({work.worker, *producer}))] if event.kind in BLAMED else []
+        # A move is optional, so its failure does not exclude workers from new requests.
+        is_blamed = event.kind in BLAMED and work.worker != job_group.target
+        blame = [ReportWorkerFailure(frozenset({work.worker, *producer}))] if is_blamed else []
         return [*blame, *self._replace_consumer(job_group, work.worker, TandemError(event.kind, event.message))]
 
     def _take_cancel(self, job_group: JobGroup, work: WorkerJob, index: int) -> list[StateCommand]:
@@ -325,6 +344,7 @@ class RequestState:
         if (
             not is_source
             and job_group.source is not None
+            and job_group.is_kv_offered
             and job_group.phase in (JobGroupPhase.RUNNING, JobGroupPhase.RESERVING)
         ):
             # In a migration the source keeps decoding, so the loss of the consumer is no failed attempt.

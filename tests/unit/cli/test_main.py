@@ -27,6 +27,7 @@ _OTHER = {
     "engine.gpu_memory_utilization": "0.5",
     "engine.max_retained_fraction": "0.5",
     "lanes.batch_max_share": "0.5",
+    "gateway.rebalance_min_gain": "0.3",
     "planner.percentile": "95",
     "planner.headroom": "0.3",
     "planner.groups": "prefill=fast,decode=wide:2",

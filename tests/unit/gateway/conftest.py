@@ -157,6 +157,9 @@ class ScriptedDispatch:
     def fairness(self) -> dict[tuple[str, Lane], float]:
         return {}
 
+    def num_moves(self) -> dict[str, int]:
+        return {}
+
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}
 

@@ -100,6 +100,9 @@ class SlowDispatch:
     def fairness(self) -> dict[tuple[str, Lane], float]:
         return {}
 
+    def num_moves(self) -> dict[str, int]:
+        return {}
+
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}
 

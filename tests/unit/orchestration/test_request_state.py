@@ -709,6 +709,20 @@ def test_repeated_migration_offers_of_a_reopened_stream_change_nothing() -> None
     assert life.seeks() == [FindConsumer(0, OTHER)], "an old word is not about the new offer"
 
 
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_a_new_offer_ends_the_job_that_was_to_take_over_the_one_before(is_accepted: bool) -> None:
+    """A worker offers a sequence anew when its offer is void, perhaps before the consumer says that it failed."""
+    life = moving()
+    if is_accepted:
+        life.accepted(OTHER, choice_key(0, 2))
+    newer = HandoffKey(HandoffId("m2"), OFFER.attempt)
+    assert life.reported(D, MigrationOffered(choice_key(0), newer)) == [
+        CancelJob(OTHER, (choice_key(0, 2),)), FindConsumer(0, D),
+    ]  # fmt: skip
+    assert life.reported(OTHER, Failed(choice_key(0, 2), ErrorKind.KV_LOST, "the lease has ended")) == []
+    assert life.seeks() == [FindConsumer(0, D)] and life.reported(D, sampled(0, 1)) == [sampled(0, 1)]
+
+
 def test_a_migration_done_before_the_reply_counts_and_may_continue() -> None:
     """The consumer's report and its reply use two streams, and a busy worker replies late."""
     life = moving()

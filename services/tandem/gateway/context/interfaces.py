@@ -160,6 +160,11 @@ class RequestDispatcher(Protocol):
         jobs failed have an entry."""
         ...
 
+    def num_moves(self) -> Mapping[str, int]:
+        """Return how many plans to move a running sequence between decode workers had each outcome: `advised`, `moved`,
+        `withdrawn` or `ended`."""
+        ...
+
     def problem(self) -> str | None:
         """Return a sentence on what is wrong among the workers, such as a missing link; None where nothing is wrong.
 

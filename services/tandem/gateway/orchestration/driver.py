@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import Context
 
@@ -39,8 +40,11 @@ from tandem.orchestration.commands import (
     Command,
     EndRequest,
     KVMoved,
+    MoveOutcome,
+    OfferMigration,
     PromptComputed,
     ReleaseLease,
+    ReportMove,
     ReportWorkerFailure,
     SubmitJob,
 )
@@ -91,6 +95,7 @@ class RequestDriver:
         self.num_open = self.director.num_open
         self.demand = DemandCounter(targets, self.director.backlog)
         self.flows = Flows()
+        self._num_moves: Counter[MoveOutcome] = Counter()
         self._streams: dict[RequestId, ActiveRequest] = {}
         self._submits: set[asyncio.Task[None]] = set()
         self._probes: set[asyncio.Task[None]] = set()
@@ -153,6 +158,11 @@ class RequestDriver:
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self.director.breakers(self._clock.now())
+
+    def num_moves(self) -> Mapping[str, int]:
+        """Return how many plans to move a running sequence between decode workers had each outcome (the value of a
+        `MoveOutcome`)."""
+        return {outcome.value: self._num_moves[outcome] for outcome in MoveOutcome}
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
         """Raise TandemError(INVALID_REQUEST) where the limits of the caller's tenant could never admit all `requests`
@@ -294,10 +304,10 @@ class RequestDriver:
                     stream.push(command)
             case SubmitJob(worker, job):
                 self._spawn(self._submit(worker, job), self._submits)
-            case CancelJob(worker, keys):
-                self._fleet.cancel(worker, keys)
-            case ReleaseLease(worker, lease):
-                self._fleet.release(worker, lease)
+            case CancelJob() | OfferMigration() | ReleaseLease():
+                self._fleet.send_order(command)
+            case ReportMove():
+                self._report_move(command)
             case ReportWorkerFailure(workers):
                 self._fleet.suspect(workers)
             case PromptComputed(request, num_cached):
@@ -306,6 +316,20 @@ class RequestDriver:
                 self.flows.moved(source.id, consumer.id, "prefix" if is_prefix else "handoff", num_bytes)
             case EndRequest():
                 self._end(command)
+
+    def _report_move(self, move: ReportMove) -> None:
+        self._num_moves[move.outcome] += 1
+        log.info(
+            "move of request %s from decode worker %s to %s: %s (predicted inter-token latency before %.1f ms, after"
+            " %.1f ms)",
+            move.key.request,
+            move.source.id,
+            move.target.id,
+            move.outcome.value,
+            move.source_itl_s * 1e3,
+            move.target_itl_s * 1e3,
+            extra=OF_ANOTHER,
+        )
 
     def _end(self, end: EndRequest) -> None:
         stream = self._streams.pop(end.request, None)
@@ -342,6 +366,7 @@ class RequestDriver:
     async def _tick(self) -> float:
         self._execute(self.director.on_timer(self._clock.now()))
         self._log_held()
+        self._execute(self.director.rebalance(self._clock.now()))
         return TICK_S
 
     def _log_held(self) -> None:
@@ -362,7 +387,7 @@ def _request_of(command: Command) -> RequestId | None:
     match command:
         case SubmitJob(job=job):
             return job.request.id
-        case CancelJob(keys=keys):
+        case CancelJob(keys=keys) | OfferMigration(keys=keys):
             return keys[0].request if keys else None
         case EndRequest(request=request):
             return request
@@ -370,5 +395,5 @@ def _request_of(command: Command) -> RequestId | None:
             return request.id
         case Token() | PromptLogprobs() | Finished():
             return command.key.request
-        case ReportWorkerFailure() | ReleaseLease() | KVMoved():
+        case ReportWorkerFailure() | ReleaseLease() | KVMoved() | ReportMove():
             return None

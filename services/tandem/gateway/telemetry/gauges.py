@@ -35,6 +35,7 @@ def watch_dispatch(metrics: Metrics, dispatch: RequestDispatcher) -> None:
         lambda: {(model, lane.label): index for (model, lane), index in dispatch.fairness().items()},
     )
     metrics.watch(have.WAKEABLE_MODELS, lambda: {(pool,): n for pool, n in dispatch.num_wakeable().items()})
+    metrics.watch(have.REBALANCE_MOVES, lambda: {(outcome,): n for outcome, n in dispatch.num_moves().items()})
     metrics.watch(have.SERVED_MODELS, _one(lambda: len(dispatch.models())))
     metrics.watch(have.READY, _one(lambda: dispatch.ready() is None))
     metrics.watch(have.MODEL_SHORTAGE, lambda: {(found.model, found.lacks): 1.0 for found in dispatch.shortages()})

@@ -18,7 +18,7 @@ from tandem.core.clock import Clock, wall_ns
 from tandem.core.config import GatewayConfig, Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
-from tandem.core.ids import GatewayId, HandoffKey, JobKey, WorkerId, WorkerRef
+from tandem.core.ids import GatewayId, JobKey, WorkerId, WorkerRef
 from tandem.core.lane import ALL_LANES
 from tandem.core.link import LinkReport
 from tandem.core.request import Job
@@ -28,6 +28,7 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PoolEvent, PositionsRequested
+from tandem.orchestration.commands import CancelJob, OfferMigration, ReleaseLease, WorkerOrder
 from tandem.orchestration.known_workers import InflightJobs
 from tandem.routing.worker_view import POOLS, WorkerView
 from tandem.wire.gen import worker_pb2 as pb
@@ -235,14 +236,17 @@ class WorkerLink:
             raise decode_refusal(reply.refusal)
         return decode_link(reply.report)
 
-    def cancel(self, keys: Sequence[JobKey]) -> None:
-        """Send the worker an order to end these jobs; does not wait, and a failure is ignored."""
-        self._send(self._stub.Cancel(pb.CancelRequest(keys=map(encode_key, keys)), timeout=CALL_TIMEOUT_S))
-
-    def release(self, key: HandoffKey) -> None:
-        """Send the worker an order to release the lease of a hand-off, whose blocks nobody will read; does not wait,
-        and a failure is ignored."""
-        self._send(self._stub.Release(pb.ReleaseRequest(key=encode_handoff_key(key)), timeout=CALL_TIMEOUT_S))
+    def send_order(self, order: WorkerOrder) -> None:
+        """Send the worker an order; does not wait, and a failure is ignored."""
+        stub = self._stub
+        match order:
+            case CancelJob(_, keys):
+                self._send(stub.Cancel(pb.CancelRequest(keys=map(encode_key, keys)), timeout=CALL_TIMEOUT_S))
+            case OfferMigration(_, keys):
+                request = pb.OfferMigrationRequest(keys=map(encode_key, keys))
+                self._send(stub.OfferMigration(request, timeout=CALL_TIMEOUT_S))
+            case ReleaseLease(_, key):
+                self._send(stub.Release(pb.ReleaseRequest(key=encode_handoff_key(key)), timeout=CALL_TIMEOUT_S))
 
     def _send(self, call: Awaitable[object]) -> None:
         task = asyncio.create_task(self._ignore_failure(call))

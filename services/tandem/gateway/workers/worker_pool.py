@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig, Pool, TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import GatewayId, HandoffKey, JobKey, WorkerId, WorkerRef
+from tandem.core.ids import GatewayId, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.core.request import Job
 from tandem.gateway.context.interfaces import KVBlocks, ScrapeTarget, ServedModel
@@ -20,6 +20,7 @@ from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PlacementsChanged, PoolEvent, ProbeDue, WorkerLost, WorkerReported
 from tandem.gateway.workers.worker_link import LinkBroken, LinkEvent, LinkUpdated, WorkerLink
+from tandem.orchestration.commands import WorkerOrder
 from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S, KnownWorkers
 from tandem.routing.link_policy import has_requirements
 from tandem.routing.pd_pairs import PROBE_RETRY_S
@@ -273,17 +274,11 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         finally:
             self.changed(link)
 
-    def cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
-        """Send the worker an order to end these jobs; does nothing where the worker is gone."""
-        link = self.find(worker)
+    def send_order(self, order: WorkerOrder) -> None:
+        """Send an order to its worker; does nothing where the worker is gone."""
+        link = self.find(order.worker)
         if link is not None:
-            link.cancel(keys)
-
-    def release(self, worker: WorkerRef, key: HandoffKey) -> None:
-        """Send the worker an order to release the lease of a hand-off; does nothing where the worker is gone."""
-        link = self.find(worker)
-        if link is not None:
-            link.release(key)
+            link.send_order(order)
 
     def reopen(self, worker: WorkerRef) -> None:
         """Open the worker's Watch stream again, so that it resends an update that could not be processed; does nothing

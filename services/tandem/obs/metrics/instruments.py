@@ -169,6 +169,14 @@ RETRIES = counter(
     "{retry}",
     "Counts the attempts after the first of each request: retries after a failure, and migrations.",
 )
+REBALANCE_MOVES = counter(
+    "tandem.rebalance.moves",
+    "{move}",
+    "Counts plans to move a running sequence from one decode worker to another for a shorter inter-token latency"
+    " (gateway.rebalance). `outcome` is `advised` (explain only), `moved`, `withdrawn` (its worker did not"
+    " offer it or the other one did not take it over) or `ended` (the request ended or its worker was lost meanwhile).",
+    "outcome",
+)
 SLO_REQUESTS = counter(
     "tandem.slo.requests",
     "{request}",

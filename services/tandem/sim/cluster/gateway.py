@@ -83,15 +83,15 @@ class SimGateway:
                     self.streams.deliver(token, now)
                 case commands.SubmitJob(worker, job):
                     queue.extend(self.reports.submit(worker, job))
-                case commands.CancelJob() | commands.ReleaseLease() as command:
-                    self._network.send_command(command, self.party)
+                case commands.CancelJob() | commands.OfferMigration() | commands.ReleaseLease() as order:
+                    self._network.send_order(order, self.party)
                 case commands.ReportWorkerFailure(workers):
                     self.workers.suspect(workers)
                 case commands.EndRequest() as end:
                     self.streams.end(end)
                 case commands.PromptComputed(request, num_cached):
                     self.streams.computed(request, num_cached)
-                case PromptLogprobs() | Finished() | commands.KVMoved():
+                case PromptLogprobs() | Finished() | commands.KVMoved() | commands.ReportMove():
                     pass  # no simulated client takes scores or the ends of single choices
 
     def _begin(
@@ -116,6 +116,7 @@ class SimGateway:
         self._network.index.collect(link.worker for link in self.workers.links())
         self.reports.catch_up(self.director.overdue(self._agenda.now))
         self.execute(self.director.on_timer(self._agenda.now))
+        self.execute(self.director.rebalance(self._agenda.now))
         self._is_ticking = bool(len(self.streams))
         if self._is_ticking:
             self._agenda.after(TICK_S, "", self._tick, by=self.party)

@@ -30,7 +30,7 @@ from tandem.engine.effects import (
     WriteFiles,
 )
 from tandem.engine.engine import Engine
-from tandem.orchestration.commands import CancelJob, ReleaseLease
+from tandem.orchestration.commands import CancelJob, OfferMigration, ReleaseLease, WorkerOrder
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.files import SimFiles
 from tandem.sim.cluster.lookahead import StepRun
@@ -132,12 +132,13 @@ class Network:
 
         self.send(f"submit {type(job).__name__} {job.key}", lambda: worker.submit(job, answer), by, worker.party)
 
-    def send_command(self, command: CancelJob | ReleaseLease, by: Actor) -> None:
-        """Send a cancellation or a lease release to a worker, without waiting for an answer. A message that is lost is
-        not repeated."""
-        match command:
+    def send_order(self, order: WorkerOrder, by: Actor) -> None:
+        """Send an order to a worker, without waiting for an answer. A message that is lost is not repeated."""
+        match order:
             case CancelJob(worker, keys):
                 self.post(worker, f"cancel {', '.join(map(str, keys))}", partial(cancel_jobs, keys), by)
+            case OfferMigration(worker, keys):
+                self.post(worker, f"offer {keys}", lambda engine, now: engine.offer_migration(keys, now), by)
             case ReleaseLease(worker, key):
                 self.post(worker, f"release {key}", lambda engine, now: engine.revoke_lease(key, now), by)
 
