@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import ssl
 import subprocess
@@ -14,7 +15,9 @@ from typing import Any
 import grpc
 import httpx
 
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.stores.embedded_redis import find_program
+from tandem.stores.worker_registry import WorkerRegistry
 from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
@@ -72,6 +75,20 @@ class Worker(Program):
         held = books.num_table_blocks + books.num_leased_blocks + books.num_reading_blocks
         rest = books.num_quarantined_blocks + books.num_sequences + books.num_leases + books.num_pulls
         return held + rest == 0 and books.num_free_blocks == books.num_blocks
+
+    def assign_role(self, redis_url: str, namespace: str, role: str) -> None:
+        """Change the role in which gateways use the worker, as `tandem role` does."""
+
+        async def change_role() -> bool:
+            registry = WorkerRegistry(redis_url, namespace)
+            try:
+                ready = self.ready
+                ref = WorkerRef(WorkerId(ready["worker"]), Incarnation(ready["incarnation"]), ready["address"])
+                return await registry.set_role(ref, role)
+            finally:
+                await registry.close()
+
+        assert asyncio.run(change_role())
 
 
 class Gateway(Program):

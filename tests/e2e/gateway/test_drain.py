@@ -4,7 +4,6 @@ and nothing is computed again.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.stores.worker_registry import WorkerRegistry
 from tests.e2e.gateway.http import Answer, Post, completion
 from tests.e2e.gateway.pair import SETTINGS
-from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
+from tests.e2e.gateway.processes import Cluster, Gateway, cluster, until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -66,21 +63,6 @@ def running(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Pat
         yield running
 
 
-def take_for(redis_url: str, worker: Worker, role: str) -> None:
-    """Change a worker's role as `tandem role` does."""
-
-    async def change_role() -> bool:
-        registry = WorkerRegistry(redis_url, NAMESPACE)
-        try:
-            ready = worker.ready
-            ref = WorkerRef(WorkerId(ready["worker"]), Incarnation(ready["incarnation"]), ready["address"])
-            return await registry.set_role(ref, role)
-        finally:
-            await registry.close()
-
-    assert asyncio.run(change_role())
-
-
 def num_decoding(gateway: Gateway) -> float:
     return gateway.metrics()['tandem_live_workers{pool="decode"}']
 
@@ -103,7 +85,7 @@ def test_all_streams_of_a_decode_worker_that_ends_go_on_at_another(running: Clus
         assert leaving.books().num_sequences == NUM_SEQUENCES
         # It is stopped meanwhile, because a fast worker would finish before another one exists.
         leaving.signal(signal.SIGSTOP)
-        take_for(redis_url, taking, "decode")
+        taking.assign_role(redis_url, NAMESPACE, "decode")
         until(lambda: num_decoding(gateway) == 2, "a second decode worker")
         leaving.signal(signal.SIGTERM)
         leaving.signal(signal.SIGCONT)

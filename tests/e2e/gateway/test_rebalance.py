@@ -1,0 +1,64 @@
+"""Test that running sequences move to a decode worker that has nothing to do, token by token and with their KV."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.pair import SETTINGS
+from tests.e2e.gateway.processes import Cluster, Gateway, cluster, until
+
+NUM_ANSWERS, NUM_TOKENS = 8, 2500
+
+
+@pytest.fixture
+def running(tmp_path: Path, redis_url: str, model: Path) -> Iterator[Cluster]:
+    own = ("--namespace", tmp_path.name, "--worker-timeout-s", "30", "--gateway-grace-s", "30")
+    with cluster(tmp_path, redis_url, model, *SETTINGS, *own) as running:
+        yield running
+
+
+def num_moves(gateway: Gateway, outcome: str) -> float:
+    return gateway.metrics().get(f'tandem_rebalance_moves_total{{outcome="{outcome}"}}', 0.0)
+
+
+@pytest.mark.timeout(240)
+def test_answers_move_to_a_worker_that_begins_to_decode(running: Cluster, redis_url: str, tmp_path: Path) -> None:
+    seats = ("--max-num-seqs", str(NUM_ANSWERS))
+    arguments = (("p", "prefill"), ("d", "decode", *seats), ("e", "prefill", *seats))
+    workers = []
+    for name, pool, *settings in arguments:
+        # One after the other, because each measures its speed as it starts.
+        workers.append(running.worker(name, pool, *settings))
+        workers[-1].wait_ready()
+    _, crowded, joining = workers
+    gateway = running.gateway("gateway", "--rebalance", "on", "--rebalance-min-gain", "0.01")
+    gateway.wait_ready()
+    gateway.wait_serving()
+    bodies = [completion(40, salt, NUM_TOKENS, stream=True) for salt in range(NUM_ANSWERS)]
+    with ExitStack() as stack:
+        posts = [stack.enter_context(Post(gateway.url, body)) for body in bodies]
+        for post in posts:
+            post.wait_events(3)
+        # It is stopped meanwhile, because a fast worker would finish before the gateway knows the other one.
+        crowded.signal(signal.SIGSTOP)
+        joining.assign_role(redis_url, tmp_path.name, "decode")
+        until(lambda: gateway.metrics()['tandem_live_workers{pool="decode"}'] == 2, "a second decode worker")
+        crowded.signal(signal.SIGCONT)
+        until(lambda: num_moves(gateway, "moved") >= 1, "a moved sequence")
+        answers = [post.finish() for post in posts]
+    retries = [int(answer.about()["path"].partition("retries=")[2] or 0) for answer in answers]
+    # An answer that ends right after its move counts as ended.
+    num_moved, num_ended = num_moves(gateway, "moved"), num_moves(gateway, "ended")
+    assert num_moved <= sum(retries) <= num_moved + num_ended and max(retries) <= 2, (retries, gateway.log)
+    with ExitStack() as stack:
+        again = [stack.enter_context(Post(gateway.url, body)) for body in bodies]
+        assert [answer.text() for answer in answers] == [post.finish().text() for post in again]
+    for worker in workers:
+        until(worker.is_idle, f"an idle {worker.name}")
+    assert not [line for program in running.programs for line in program.log.splitlines() if "ERROR" in line]
