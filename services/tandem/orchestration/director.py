@@ -443,7 +443,7 @@ class RequestDirector:
         return open_request
 
     def _place_queued(self, now: float, out: list[Command]) -> None:
-        while (turn := self._queue.next(now)) is not None:
+        for turn in self._queue.turns(now):
             open_request = self._open[turn.request]
             self._workers.add_inflight(turn.placement.prefill, turn.request, self.queue.charged(turn.request))
             open_request.predicted = turn.predicted

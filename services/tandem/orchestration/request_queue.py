@@ -1,8 +1,8 @@
 """Admit, order and place the requests that wait at a gateway.
 
 The caller passes the time and a ranking of the workers. Only the first request of each model and lane is tried, so a
-request without a placement costs one search per change, however many wait behind it. It stays first: only requests that
-precede it in the queue's order overtake it.
+request without a placement costs one search per change, however many wait behind it or are placed in other lanes. It
+stays first: only requests that precede it in the queue's order overtake it.
 
 A request that waits for capacity blocks less urgent lanes at the workers that serve its lane, and nowhere else. So the
 first request of a model blocks all others where all workers serve all lanes, and lanes with workers of their own do not
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -151,17 +151,15 @@ class PlacementQueue:
             leaves, queue_full(self._config.max_queued, self._expect(item, routing_request)), prefill_s
         )
 
-    def next(self, now: float) -> Dispatchable | None:
-        """Return the next request to send, with its placement; None when the first request of every model and lane must
+    def turns(self, now: float) -> Iterator[Dispatchable]:
+        """Yield the requests to send now, each with its placement, until the first request of every model and lane must
         wait.
 
-        The request leaves the queue, so call this until it returns None.
+        Each request has left the queue when it is yielded. The caller must add its load to its workers before it goes
+        on. Because that leaves less room for others, a lane whose first request must wait is not tried again.
         """
         for model in self.queue.models():
-            turn = self._next(model, now)
-            if turn is not None:
-                return turn
-        return None
+            yield from self._turns(model, now)
 
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
         """Remove a request that has ended; does nothing when it is unknown.
@@ -257,23 +255,23 @@ class PlacementQueue:
 
     # ---- placement
 
-    def _next(self, model: str, now: float) -> Dispatchable | None:
+    def _turns(self, model: str, now: float) -> Iterator[Dispatchable]:
         tried: set[Lane] = set()
         yields_to: frozenset[Lane] = frozenset()
         while (request := self.queue.first(model, tried)) is not None:
-            lane = self._requests[request].lane
-            outcome = BEHIND if self._is_behind(model, lane, yields_to) else self._try(request, yields_to, now)
+            key = _ModelLane(model, self._requests[request].lane)
+            outcome = BEHIND if self._is_behind(key, yields_to) else self._try(request, yields_to, now)
             if isinstance(outcome, Dispatchable):
-                return outcome
-            self._wait(_ModelLane(model, lane), outcome, now)
-            tried.add(lane)
+                yield outcome
+                continue
+            self._wait(key, outcome, now)
+            tried.add(key.lane)
             if outcome.may_pass:
-                yields_to |= {lane}
-        return None
+                yields_to |= {key.lane}
 
-    def _is_behind(self, model: str, lane: Lane, yields_to: frozenset[Lane]) -> bool:
+    def _is_behind(self, key: _ModelLane, yields_to: frozenset[Lane]) -> bool:
         """Return whether more urgent requests wait for all workers that serve a lane."""
-        served = [lanes for lanes in self._ranking.lanes(model) if lane in lanes]
+        served = [lanes for lanes in self._ranking.lanes(key.model) if key.lane in lanes]
         return bool(served) and not any(lanes.isdisjoint(yields_to) for lanes in served)
 
     def _try(self, request: RequestId, yields_to: frozenset[Lane], now: float) -> Dispatchable | NoPlacement:

@@ -4,7 +4,7 @@ is compared with the first report once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -87,16 +87,14 @@ async def test_the_outcome_of_a_prefix_fetch_is_reported(
         "on_prefix_fetch",
         lambda link, has_arrived, now: outcomes.append((link, has_arrived)),
     )
-    place = rig.dispatch.director._queue.next
+    turns = rig.dispatch.director._queue.turns
 
-    def next_with_prefix_fetch(now: float) -> Dispatchable | None:
-        turn = place(now)
-        if turn is None:
-            return None
-        placement = replace(turn.placement, prefix=RemotePrefixSource(decode.ref, 2))
-        return turn._replace(placement=placement, predicted=[Prediction(decode.ref, 16, 8)])
+    def turns_with_prefix_fetch(now: float) -> Iterator[Dispatchable]:
+        for turn in turns(now):
+            placement = replace(turn.placement, prefix=RemotePrefixSource(decode.ref, 2))
+            yield turn._replace(placement=placement, predicted=[Prediction(decode.ref, 16, 8)])
 
-    monkeypatch.setattr(rig.dispatch.director._queue, "next", next_with_prefix_fetch)
+    monkeypatch.setattr(rig.dispatch.director._queue, "turns", turns_with_prefix_fetch)
     for num_cached in (0, 16):
         request = await rig.running()
         job = prefill.jobs[-1]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from tandem.admission.tenant import OPEN
-from tandem.core.config import GatewayConfig, Pool
+from tandem.core.config import Disaggregation, GatewayConfig, Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
+from tandem.orchestration import request_queue
 from tandem.orchestration.commands import FindConsumer
 from tandem.orchestration.request_queue import REFUSAL_BACKOFF_S, PlacementQueue
+from tandem.routing.placement import NoPlacement, Placement
+from tandem.routing.router import place
+from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView
 from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
@@ -35,13 +40,15 @@ def worker(name: str, lanes: frozenset[Lane], load: WorkerLoad = FREE, pool: Poo
 class Queue:
     """A queue over workers that a test changes; every pair of them is linked."""
 
-    def __init__(self, *views: WorkerView, targets: LatencyTargets | None = None) -> None:
+    def __init__(
+        self, *views: WorkerView, targets: LatencyTargets | None = None, mode: Disaggregation = "prefer"
+    ) -> None:
         self.views = {view.ref: view for view in views}
         linked = frozenset((a, b) for a in self.views for b in self.views if a != b)
         self.ranking = WorkerRanking(linked, frozenset())
         for view in views:
             self.put(view)
-        self.queue = PlacementQueue(self.ranking, GatewayConfig(), targets or LatencyTargets())
+        self.queue = PlacementQueue(self.ranking, GatewayConfig(disaggregation=mode), targets or LatencyTargets())
 
     def put(self, view: WorkerView) -> None:
         self.views[view.ref] = view
@@ -52,9 +59,7 @@ class Queue:
 
     def sent(self, now: float = 0.0) -> list[str]:
         """Place all that can be placed, and return each request with the worker that computes its prompt."""
-        found = []
-        while (turn := self.queue.next(now)) is not None:
-            found.append(f"{turn.request} {turn.placement.prefill.id}")
+        found = [f"{turn.request} {turn.placement.prefill.id}" for turn in self.queue.turns(now)]
         self.queue.queue.check()
         return found
 
@@ -160,10 +165,28 @@ def test_a_worker_that_refused_wakes_only_lanes_that_it_serves() -> None:
     q = Queue(urgent, worker("b", BATCH, FULL))
     q.queue.refused([urgent.ref], 0.0)
     q.admit("b", Lane.BATCH)
-    assert q.sent() == [] and not q.queue.may_go_on(urgent)
+    assert q.sent() == []
     q.admit("i", Lane.INTERACTIVE)
     assert q.sent() == [] and q.queue.may_go_on(urgent)
-    assert q.sent(REFUSAL_BACKOFF_S) == ["i i"]
+    assert q.sent() == ["i i"]
+
+
+def test_a_request_that_waits_is_searched_once_however_many_of_other_lanes_are_placed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_searches: Counter[Lane] = Counter()
+
+    def counted(candidates: WorkerRanking, request: RoutingRequest, *rest: object) -> Placement | NoPlacement:
+        num_searches[request.lane] += 1
+        return place(candidates, request, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(request_queue, "place", counted)
+    q = Queue(worker("i", URGENT, FULL), worker("b", BATCH))
+    q.admit("i", Lane.INTERACTIVE)
+    for number in range(20):
+        q.admit(f"b{number}", Lane.BATCH, 20)
+    assert len(q.sent()) == 20
+    assert num_searches == {Lane.INTERACTIVE: 1, Lane.BATCH: 20}
 
 
 def test_a_sequence_is_taken_over_by_a_worker_of_its_lane() -> None:

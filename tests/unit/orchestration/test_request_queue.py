@@ -74,9 +74,7 @@ class Rig:
         self.ranking.put(lambda ref=view.ref: self.views[ref])  # type: ignore[misc]
 
     def next(self) -> Dispatchable:
-        turn = self.waiting.next(0.0)
-        assert turn is not None
-        return turn
+        return next(self.waiting.turns(0.0))
 
 
 def request(name: str = "r", **rest: object) -> Request:
@@ -142,7 +140,7 @@ def test_a_worker_that_would_reject_the_prompt_accepts_the_uncached_part() -> No
     load = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=load), D1)
     rig.waiting.admit(request(), hashes=HASHES)
-    assert rig.waiting.next(0.0) is None
+    assert not list(rig.waiting.turns(0.0))
     assert not rig.waiting.may_go_on(rig.views[P1.ref])
     rig.held.hits = {P1.ref: PrefixHit(18, 18)}
     assert hit_blocks(rig.next()) == 18
@@ -152,7 +150,7 @@ def test_a_remote_prefix_is_not_charged_and_widens_the_choice() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
     rig.waiting.admit(request(), hashes=HASHES)
-    assert rig.waiting.next(0.0) is None
+    assert not list(rig.waiting.turns(0.0))
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     turn = rig.next()
     assert hit_blocks(turn) == 0 and turn.placement.prefix == RemotePrefixSource(D1.ref, 18)
@@ -165,8 +163,7 @@ def test_a_failing_link_is_not_used_for_prefix_fetches_until_retried() -> None:
     used_remote_prefix = []
     for name, now in (("a", 0.0), ("b", 0.0), ("c", 0.0), ("d", prefix_fetches.FIRST_BACKOFF_S)):
         rig.waiting.admit(request(name), hashes=HASHES)
-        turn = rig.waiting.next(now)
-        assert turn is not None
+        turn = next(rig.waiting.turns(now))
         used_remote_prefix.append(turn.placement.prefix is not None)
         if turn.placement.prefix is not None:
             rig.waiting.on_prefix_fetch((D1.ref, P1.ref), has_succeeded=False, now=now)
@@ -178,7 +175,7 @@ def test_a_worker_with_capacity_for_the_rest_wakes_the_queue() -> None:
     rig = Rig(replace(P1, load=full), D1)
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     rig.waiting.admit(request(), hashes=HASHES)
-    assert rig.waiting.next(0.0) is None
+    assert not list(rig.waiting.turns(0.0))
     less = replace(P1, load=replace(full, lane_tokens=(210,) * 3))
     assert rig.waiting.may_go_on(less)
     assert not rig.waiting.may_go_on(replace(P1, load=replace(full, lane_tokens=(260,) * 3)))
@@ -189,7 +186,7 @@ def test_only_the_first_request_is_tried() -> None:
     rig = Rig(replace(P1, load=full), D1)
     for i in range(50):
         rig.waiting.admit(request(f"r{i}"), hashes=HASHES)
-    assert rig.waiting.next(0.0) is None and rig.held.num_looks == 1
+    assert not list(rig.waiting.turns(0.0)) and rig.held.num_looks == 1
 
 
 def test_a_consumer_is_found_without_queueing_and_charge() -> None:
@@ -216,8 +213,8 @@ def test_a_request_goes_elsewhere_while_its_best_worker_fails() -> None:
     rig = Rig(P1, P2, D1)
     now = open_breakers(rig, P1.ref)
     rig.waiting.admit(request())
-    turn = rig.waiting.next(now)
-    assert turn is not None and turn.placement.prefill == P2.ref
+    turn = next(rig.waiting.turns(now))
+    assert turn.placement.prefill == P2.ref
 
 
 def test_without_healthy_prefill_workers_a_request_is_local() -> None:
@@ -225,8 +222,8 @@ def test_without_healthy_prefill_workers_a_request_is_local() -> None:
     rig = Rig(P1, P2, D1)
     now = open_breakers(rig, P1.ref, P2.ref)
     rig.waiting.admit(request())
-    turn = rig.waiting.next(now)
-    assert turn is not None and turn.placement.path == "fallback;reason=no_prefill_worker"
+    turn = next(rig.waiting.turns(now))
+    assert turn.placement.path == "fallback;reason=no_prefill_worker"
     assert turn.placement.decode == D1.ref
 
 
@@ -235,12 +232,12 @@ def test_failing_workers_are_tried_one_request_at_a_time_without_others() -> Non
     now = open_breakers(rig, P1.ref, D1.ref)
     for i in range(4):
         rig.waiting.admit(request(f"r{i}"))
-    assert rig.waiting.next(now) is None, "they failed just now"
+    assert not list(rig.waiting.turns(now)), "they failed just now"
     for i in range(3):
         now += FIRST_BACKOFF_S
-        turn = rig.waiting.next(now)
-        assert turn is not None and turn.request == f"r{i}"
-        assert rig.waiting.next(now) is None and rig.waiting.hopeless_since("m", Lane.INTERACTIVE) == now
+        turn = next(rig.waiting.turns(now))
+        assert turn.request == f"r{i}"
+        assert not list(rig.waiting.turns(now)) and rig.waiting.hopeless_since("m", Lane.INTERACTIVE) == now
 
 
 def test_failing_workers_are_not_tried_while_others_are_full() -> None:
@@ -249,9 +246,9 @@ def test_failing_workers_are_not_tried_while_others_are_full() -> None:
     now = open_breakers(rig, second.ref) + FIRST_BACKOFF_S
     rig.waiting.refused([D1.ref], now)
     rig.waiting.admit(request())
-    assert rig.waiting.next(now) is None
-    turn = rig.waiting.next(now + REFUSAL_BACKOFF_S)
-    assert turn is not None and turn.placement.decode == D1.ref
+    assert not list(rig.waiting.turns(now))
+    turn = next(rig.waiting.turns(now + REFUSAL_BACKOFF_S))
+    assert turn.placement.decode == D1.ref
 
 
 def test_a_migration_prefers_a_failing_worker_to_none() -> None:
