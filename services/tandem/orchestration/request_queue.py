@@ -334,13 +334,13 @@ class PlacementQueue:
 
         if request.avoided:
             outcome = choose(candidates, full | request.avoided)
-            # BUSY or WORTH_WAITING: other workers exist, and will have capacity soon.
-            if isinstance(outcome, Placement) or outcome is BUSY or outcome is WORTH_WAITING:
+            if _has_workers(outcome):
                 return outcome
         outcome = choose(candidates, full)
         if not failing or not _is_hopeless(outcome) or (full and not _is_hopeless(choose(candidates, frozenset()))):
             return outcome
-        return choose(self._ranking, full | self.breaker.resting(now))
+        retried = choose(self._ranking, full | self.breaker.resting(now))
+        return retried if _has_workers(retried) else outcome
 
     def _full(self, now: float) -> Set[WorkerRef]:
         self._full_until = {worker: until for worker, until in self._full_until.items() if until > now}
@@ -386,6 +386,11 @@ def _predictions(request: RoutingRequest, placement: Placement, worker: WorkerVi
         for ref, num_blocks, num_before in found
         if num_blocks
     ]
+
+
+def _has_workers(outcome: Placement | NoPlacement) -> bool:
+    """Return whether workers were found that take the request now or will have capacity soon."""
+    return isinstance(outcome, Placement) or outcome is BUSY or outcome is WORTH_WAITING
 
 
 def _is_hopeless(outcome: Placement | NoPlacement) -> bool:

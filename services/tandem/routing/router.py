@@ -68,14 +68,11 @@ def place(
     if mode == "auto" and routing.policy == "cost":
         return search.either()
     split = search.split(allow_mixed_pairs=mode == "strict")
-    if (
-        isinstance(split, Placement)
-        or mode == "strict"
-        or split.may_pass
-        or _is_split_possible(candidates, request, excluded)
-    ):
+    if isinstance(split, Placement) or split.may_pass:
         return split
-    return _fallback(search.local(), split)
+    if _is_split_possible(candidates, request, excluded):
+        return replace(split, may_pass=True)
+    return split if mode == "strict" else _fallback(search.local(), split)
 
 
 class _PlacementSearch:
@@ -219,7 +216,8 @@ def _why_local(local: PairCost, split: PairCost) -> str:
 
 
 def _no_worker(candidates: WorkerRanking, request: RoutingRequest) -> NoPlacement:
-    if any(request.lane not in lanes for lanes in candidates.lanes(request.model)):
+    served = candidates.lanes(request.model)
+    if served and all(request.lane not in lanes for lanes in served):
         return NoPlacement(f"no worker serves the lane {request.lane.label}", may_pass=False)
     return NoPlacement("no live worker serves the model", may_pass=False)
 
@@ -228,10 +226,10 @@ def _is_split_possible(candidates: WorkerRanking, request: RoutingRequest, exclu
     """Return whether a live linked pair exists, one end of which is merely in `excluded` for the moment: then the
     request waits instead of falling back.
 
-    Without a prefill worker no pair is chosen under "prefer", however many are linked.
+    Without a worker of the prefill pool no pair is chosen, however many are linked, unless the mode is "strict".
     """
     model, lane = request.model, request.lane
-    if not excluded or not candidates.pools(model, lane)["prefill"]:
+    if not excluded or not (request.mode == "strict" or candidates.pools(model, lane)["prefill"]):
         return False
     producers = [view.ref for view in candidates.prefillers(model, lane)]
     with closing(candidates.decode_workers(model, lane)) as workers:

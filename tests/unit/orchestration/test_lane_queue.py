@@ -171,6 +171,18 @@ def test_a_worker_that_refused_wakes_only_lanes_that_it_serves() -> None:
     assert q.sent() == ["i i"]
 
 
+@pytest.mark.parametrize("mode", ["prefer", "strict"])
+def test_a_request_whose_decode_worker_has_just_refused_keeps_its_place_at_shared_workers(mode: Disaggregation) -> None:
+    views = [worker("p", ALL_LANES, FREE, "prefill"), worker("di", URGENT, FREE, "decode")]
+    q = Queue(*views, worker("db", BATCH, FREE, "decode"), mode=mode)
+    q.queue.refused([views[1].ref], 0.0)
+    q.admit("i", Lane.INTERACTIVE)
+    q.admit("b", Lane.BATCH)
+    assert q.sent(REFUSAL_BACKOFF_S / 2) == []
+    assert q.queue.hopeless_since("m", Lane.INTERACTIVE) is None and q.queue.num_held() == {}
+    assert q.sent(REFUSAL_BACKOFF_S) == ["i p", "b p"]
+
+
 def test_a_request_that_waits_is_searched_once_however_many_of_other_lanes_are_placed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
