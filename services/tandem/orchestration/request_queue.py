@@ -270,7 +270,12 @@ class PlacementQueue:
                 yields_to |= {key.lane}
 
     def _is_behind(self, key: _ModelLane, yields_to: frozenset[Lane]) -> bool:
-        """Return whether more urgent requests wait for all workers that serve a lane."""
+        """Return whether more urgent requests wait for all workers that serve a lane.
+
+        False for a hopeless lane: only a search tells whether it has a worker again.
+        """
+        if key in self._hopeless_since:
+            return False
         served = [lanes for lanes in self._ranking.lanes(key.model) if key.lane in lanes]
         return bool(served) and not any(lanes.isdisjoint(yields_to) for lanes in served)
 

@@ -201,6 +201,25 @@ def test_a_request_that_waits_is_searched_once_however_many_of_other_lanes_are_p
     assert num_searches == {Lane.INTERACTIVE: 1, Lane.BATCH: 20}
 
 
+def test_a_request_without_usable_workers_stays_hopeless_while_a_more_urgent_one_waits() -> None:
+    q = Queue(worker("p", ALL_LANES, FULL, "prefill"), worker("d", URGENT, FREE, "decode"), mode="strict")
+    q.admit("b", Lane.BATCH)
+    assert q.sent(1.0) == [] and q.queue.hopeless_since("m", Lane.BATCH) == 1.0
+    q.admit("i", Lane.INTERACTIVE)
+    assert q.sent(2.0) == [] and q.queue.hopeless_since("m", Lane.INTERACTIVE) is None
+    assert q.queue.hopeless_since("m", Lane.BATCH) == 1.0 and q.queue.num_held() == {"m": 1}
+
+
+def test_a_request_has_a_worker_from_the_moment_that_one_joins_although_a_more_urgent_one_waits() -> None:
+    q = Queue(worker("i", URGENT, FULL))
+    q.admit("b", Lane.BATCH)
+    q.admit("i", Lane.INTERACTIVE)
+    assert q.sent(1.0) == [] and q.queue.hopeless_since("m", Lane.BATCH) == 1.0
+    q.put(worker("s", ALL_LANES, FULL))
+    assert q.sent(2.0) == [] and q.queue.hopeless_since("m", Lane.BATCH) is None
+    assert q.queue.served_since("m", Lane.BATCH) == 2.0
+
+
 def test_a_sequence_is_taken_over_by_a_worker_of_its_lane() -> None:
     q = Queue(worker("i", URGENT), worker("b", BATCH, replace(FREE, num_running=9)), worker("s", ALL_LANES))
     (source,) = (ref for ref in q.views if ref.id == "s")
