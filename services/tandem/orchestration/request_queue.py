@@ -289,7 +289,7 @@ class PlacementQueue:
         if isinstance(outcome, Placement):
             return self._sent(request, routing_request, outcome, now)
         if outcome is BUSY:
-            self._blocked[_ModelLane.of(routing_request)] = routing_request
+            self._blocked[_ModelLane.of(routing_request)] = replace(routing_request, yields_to=frozenset())
         return outcome
 
     def _wait(self, key: _ModelLane, outcome: NoPlacement, now: float) -> None:

@@ -220,6 +220,18 @@ def test_a_request_has_a_worker_from_the_moment_that_one_joins_although_a_more_u
     assert q.queue.served_since("m", Lane.BATCH) == 2.0
 
 
+def test_a_shared_worker_wakes_a_lane_when_the_more_urgent_request_has_left() -> None:
+    shared = worker("s", ALL_LANES)
+    q = Queue(worker("s", ALL_LANES, FULL), worker("b", BATCH, FULL))
+    q.admit("i", Lane.INTERACTIVE)
+    q.admit("b", Lane.BATCH)
+    assert q.sent() == []
+    q.queue.leave(RequestId("i"))
+    q.put(shared)
+    assert q.queue.may_go_on(shared)
+    assert q.sent() == ["b s"]
+
+
 def test_a_sequence_is_taken_over_by_a_worker_of_its_lane() -> None:
     q = Queue(worker("i", URGENT), worker("b", BATCH, replace(FREE, num_running=9)), worker("s", ALL_LANES))
     (source,) = (ref for ref in q.views if ref.id == "s")
