@@ -241,11 +241,10 @@ class PlacementQueue:
 
         False when none waits for it. At this worker the most urgent of the lanes that wait blocks the others.
         """
+        has_refused = self._full_until.pop(view.ref, None) is not None
         waiting = [lane for lane in Lane if lane in view.lanes and self.queue.num_waiting(view.model, lane)]
-        if not waiting:
-            return False
-        if self._full_until.pop(view.ref, None) is not None:
-            return True
+        if not waiting or has_refused:
+            return bool(waiting)
         blocked = self._blocked.get(_ModelLane(view.model, waiting[0]))
         if blocked is None:
             return True

@@ -171,6 +171,16 @@ def test_a_worker_that_refused_wakes_only_lanes_that_it_serves() -> None:
     assert q.sent() == ["i i"]
 
 
+def test_a_report_ends_a_refusal_also_when_no_request_of_the_workers_lanes_waits() -> None:
+    urgent = worker("i", URGENT)
+    q = Queue(urgent, worker("b", BATCH, FULL))
+    q.queue.refused([urgent.ref], 0.0)
+    q.admit("b", Lane.BATCH)
+    assert q.sent() == [] and not q.queue.may_go_on(urgent)
+    q.admit("i", Lane.INTERACTIVE)
+    assert q.sent(REFUSAL_BACKOFF_S / 2) == ["i i"]
+
+
 @pytest.mark.parametrize("mode", ["prefer", "strict"])
 def test_a_request_whose_decode_worker_has_just_refused_keeps_its_place_at_shared_workers(mode: Disaggregation) -> None:
     views = [worker("p", ALL_LANES, FREE, "prefill"), worker("di", URGENT, FREE, "decode")]
