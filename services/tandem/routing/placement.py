@@ -94,7 +94,8 @@ def _cost_as_json(cost: PairCost) -> dict[str, object]:
 class NoPlacement:
     """Report that no worker can take the request now.
 
-    `reason`: a text for people. `may_pass`: usable workers exist, so that waiting may help.
+    `reason`: a text for people. `may_pass`: usable workers exist, so that waiting may help; then the request also
+    blocks less urgent lanes at the workers that serve its lane. A request without usable workers blocks nobody.
     """
 
     reason: str
