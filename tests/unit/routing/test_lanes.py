@@ -62,8 +62,11 @@ def test_a_lane_is_placed_as_if_workers_of_other_lanes_did_not_exist(data: st.Da
     ]  # fmt: skip
     lane, mode = data.draw(st.sampled_from(list(Lane))), data.draw(st.sampled_from(["off", "auto", "prefer", "strict"]))
     excluded = frozenset(view.ref for view in views if data.draw(st.integers(0, 5)) == 0)
-    policy = data.draw(st.sampled_from(["cost", "least_loaded", "round_robin"]))
-    request, routing = RoutingRequest("m", 100, lane=lane, num_prompt=100, mode=mode), Routing(policy)
+    routing = Routing(data.draw(st.sampled_from(["cost", "least_loaded", "round_robin"])), remote_prefix=False)
+    blocks = st.integers(0, 6)
+    hits = {view.ref: PrefixHit(number, number) for view in views if (number := data.draw(blocks))}
+    yields_to = frozenset(one for one in Lane if one < lane and data.draw(st.booleans()))
+    request = RoutingRequest("m", 100, lane=lane, num_prompt=100, mode=mode, hits=hits, yields_to=yields_to)
     outcome = place(cluster(*views), request, excluded, routing)
     own = [view for view in views if lane in view.lanes]
     alone = place(cluster(*own), request, excluded, routing)
@@ -73,6 +76,8 @@ def test_a_lane_is_placed_as_if_workers_of_other_lanes_did_not_exist(data: st.Da
         assert outcome == NoPlacement(f"no worker serves the lane {lane.label}", may_pass=False)
     if isinstance(outcome, Placement):
         assert {outcome.prefill, outcome.decode} <= {view.ref for view in own}
+        (chosen_prefill,) = (view for view in own if view.ref == outcome.prefill)
+        assert yields_to.isdisjoint(chosen_prefill.lanes)
 
 
 @effort(200)
