@@ -114,10 +114,9 @@ class Shortlist:
 
     def _lane_hits(self) -> Mapping[WorkerRef, PrefixHit]:
         """Return the hits of workers that serve the request's lane. A prefix may be read from others too."""
-        views = (
-            (self._candidates.find(self._request.model, ref), hit) for ref, hit in (self._request.hits or {}).items()
-        )
-        return {view.ref: hit for view, hit in views if view is not None and self._request.lane in view.lanes}
+        model, lane = self._request.model, self._request.lane
+        hits = self._request.hits or {}
+        return {ref: hit for ref, hit in hits.items() if self._candidates.serves(model, lane, ref)}
 
     def _few_consumers(self) -> list[WorkerView]:
         with closing(self._candidates.decode_workers(self._request.model, self._request.lane)) as consumers:

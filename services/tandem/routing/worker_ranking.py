@@ -186,6 +186,11 @@ class WorkerRanking:
             return None
         return self._by_model[model][key.lanes].workers[ref].get_view()
 
+    def serves(self, model: str, lane: Lane, ref: WorkerRef) -> bool:
+        """Return whether a worker serves `model` and `lane`; False where it is unknown or absent."""
+        key = self._keys.get(ref)
+        return key is not None and key.model == model and lane in key.lanes and ref not in self._absent
+
     def prefillers(self, model: str, lane: Lane) -> list[WorkerView]:
         """Return all workers that compute prompts, in no particular order."""
         groups = self._groups(model, lane)

@@ -117,6 +117,23 @@ def test_a_request_does_not_look_at_the_workers_of_other_lanes() -> None:
     assert looks.keys() == {views[-1].ref}
 
 
+def test_only_the_workers_that_hold_most_of_the_prompt_are_looked_at_where_lanes_differ() -> None:
+    views = [worker(f"i{i}", "mixed", URGENT if i % 2 else ALL_LANES) for i in range(200)]
+    looks: Counter[WorkerRef] = Counter()
+    ranking = WorkerRanking(frozenset(), frozenset())
+
+    def look(view: WorkerView) -> WorkerView:
+        looks[view.ref] += 1
+        return view
+
+    for view in views:
+        ranking.put(lambda view=view: look(view))  # type: ignore[misc]
+    looks.clear()
+    hits = {view.ref: PrefixHit(i, i) for i, view in enumerate(views)}
+    place(ranking, RoutingRequest("m", num_prompt=16_000, mode="off", hits=hits))
+    assert len(looks) <= 3 * NUM_BY_HITS
+
+
 @pytest.mark.parametrize(("lane", "expected"), [(Lane.BATCH, "b"), (Lane.INTERACTIVE, "i")])
 def test_a_sequence_migrates_only_to_a_worker_of_its_lane(lane: Lane, expected: str) -> None:
     urgent, batch = worker("i", "decode", URGENT, num_running=5), worker("b", "decode", BATCH, num_running=9)
