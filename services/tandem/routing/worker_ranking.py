@@ -136,14 +136,16 @@ class WorkerRanking:
         removed.
 
         `get_view` must return the worker's current view at any time: between calls of `put` its load may rise but not
-        fall, and its pool, model and lanes stay the same.
+        fall, and its model and lanes stay the same. Its pool never changes.
         """
         view = get_view()
         if view.load.draining:
             self.remove(view.ref)
             return
-        if view.ref not in self._keys:
-            self._keys[view.ref] = _GroupKey(view.model, view.lanes)
+        key = _GroupKey(view.model, view.lanes)
+        if self._keys.get(view.ref) != key:
+            self.remove(view.ref)
+            self._keys[view.ref] = key
             self._by_model.setdefault(view.model, {}).setdefault(view.lanes, _WorkerGroup())
         self._by_model[view.model][view.lanes].put(view, get_view)
 

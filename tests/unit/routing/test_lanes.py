@@ -134,6 +134,18 @@ def test_only_the_workers_that_hold_most_of_the_prompt_are_looked_at_where_lanes
     assert len(looks) <= 3 * NUM_BY_HITS
 
 
+def test_a_worker_whose_lanes_change_serves_only_the_new_ones() -> None:
+    before, other = worker("a", "mixed", BATCH), worker("b", "mixed", BATCH, num_running=9)
+    views = {view.ref: view for view in (before, other)}
+    ranking = WorkerRanking(frozenset(), frozenset())
+    for lanes in (BATCH, ALL_LANES, URGENT):
+        views[before.ref] = replace(before, lanes=lanes)
+        for ref in views:
+            ranking.put(lambda ref=ref: views[ref])  # type: ignore[misc]
+        found = {lane: [view.ref.id for view in ranking.decode_workers("m", lane)] for lane in Lane}
+        assert found == {lane: [view.ref.id for view in views.values() if lane in view.lanes] for lane in Lane}
+
+
 @pytest.mark.parametrize(("lane", "expected"), [(Lane.BATCH, "b"), (Lane.INTERACTIVE, "i")])
 def test_a_sequence_migrates_only_to_a_worker_of_its_lane(lane: Lane, expected: str) -> None:
     urgent, batch = worker("i", "decode", URGENT, num_running=5), worker("b", "decode", BATCH, num_running=9)
