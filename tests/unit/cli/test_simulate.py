@@ -97,7 +97,7 @@ REFUSED = [
     (["--pools", "mixed"], "not POOL=NUMBER"),
     (["--pools", "mixed=1", "--tp", "decode=2"], "--tp names decode"),
     (["--pools", "mixed=1:nightly"], "'nightly' is not a lane"),
-    (["--pools", "mixed=1:batch,mixed=2:batch"], "each of prefill, decode, mixed once"),
+    (["--pools", "mixed=1:batch,mixed=2:batch"], "each of prefill, decode, mixed once for the same lanes"),
     (["--pools", "mixed=1", "--tp", "mixed=2:batch"], "not POOL=NUMBER"),
     (["--pools", "prefill=1,decode=1,decode=1:batch", "--autoscale", "planner"], "for all lanes"),
     (["--disaggregation", "strict"], "needs two workers"),

@@ -135,7 +135,8 @@ def _numbers(flag: str, text: str, *, may_have_lanes: bool = True) -> dict[tuple
         lanes = _lanes(flag, part, labels) if colon and may_have_lanes else ()
         is_number = value.isascii() and value.isdecimal() and (may_have_lanes or not colon)
         if pool not in POOLS or (pool, lanes) in found or not is_number:
-            raise _refuse(f"{flag} {text}: {part!r} is not POOL=NUMBER, each of {', '.join(POOLS)} once")
+            once = "once for the same lanes" if may_have_lanes else "once"
+            raise _refuse(f"{flag} {text}: {part!r} is not POOL=NUMBER, each of {', '.join(POOLS)} {once}")
         found[pool, lanes] = int(value)
     return found
 
