@@ -96,7 +96,8 @@ def main(argv: Sequence[str]) -> int:
         began = clock.now()
         rows += rows_of(charge, observe(args, charge), max(charges))
         sys.stderr.write(f"{charge:g}: {clock.now() - began:.0f} s\n")
-    head = ("kv_time_tokens", "tenant", "TTFT p50 / p99, ms", "tokens/s", "sampled/s", "KV", "Jain index")
+    index = "Jain's index of dominant shares"
+    head = ("kv_time_tokens", "tenant", "TTFT p50 / p99, ms", "tokens/s", "sampled/s", "KV", index)
     sys.stdout.write(table(head, rows))
     return 0
 
@@ -118,7 +119,8 @@ def observe(args: argparse.Namespace, charge: float) -> Observer:
 
 
 def rows_of(charge: float, found: Observer, rate: float) -> list[tuple[str, ...]]:
-    """Return a row for each tenant. `rate`: the charge by which the Jain index compares KV time with tokens."""
+    """Return a row for each tenant. `rate`: the charge by which the index of dominant shares compares KV time with
+    tokens."""
     seconds = found.end_s - found.begin_s
     kv = Counter({tenant: share.kv_samples / max(1, found.num_samples) for tenant, share in found.tenants.items()})
     dominant = [max(share.num_tokens / seconds, kv[tenant] * rate / 1000) for tenant, share in found.tenants.items()]
