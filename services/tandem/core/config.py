@@ -437,7 +437,7 @@ class GatewayConfig:
     kv_time_tokens: NonNegative = 0.0
     """Count each second for which a request holds 1,000 tokens of KV at workers as this many tokens. A tenant is then
     charged for a request with the larger of its tokens and its KV time. A good value is 1,000 times the tokens per
-    second that the cluster computes, divided by the KV tokens that it holds. 0 charges tokens alone."""
+    second that the cluster computes, divided by the KV tokens that it can hold. 0 charges tokens alone."""
     early_rejection: Literal["on", "off"] = "on"
     """Reject a request at once, with 503 predicted_slo_miss, if it is predicted to miss the slo.ttft_ms of its lane or
     its client's deadline."""
