@@ -60,6 +60,7 @@ BY_SCHEMA: list[Case] = [
     ({"cache": {"accessModes": ["ReadWriteOncePod"]}}, "cache.accessModes.0"),
     ({"otel": {"samplerArg": "2"}}, "otel.samplerArg"),
     ({"networkPolicy": {"dns": [{"podSelectors": {}}]}}, "networkPolicy.dns.0"),
+    ({"pools": {"decode": {"lanes": "batch,batch"}}}, "pools.decode.lanes"),
 ]
 BY_RULE: list[Case] = [
     ({"pools": {"prefill": {"replicas": 2, "maxReplicas": 1}}}, "pools.prefill.replicas is 2"),

@@ -3,7 +3,7 @@ the chart makes itself is refused, never ignored."""
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +280,18 @@ def test_the_limits_of_the_schema_are_the_rules_own() -> None:
                 assert (f"{setting.key} = {number} (from values) must be {setting.allowed}" not in problem) is is_fine
             seen += 1
     assert seen > 20
+
+
+def test_the_schema_accepts_the_lanes_of_a_pool_that_the_setting_accepts() -> None:
+    node = SCHEMA["properties"]["poolDefaults"]["properties"]["lanes"]
+    labels = ["interactive", "standard", "batch", "nightly"]
+    for lanes in ("", *(",".join(some) for number in range(1, 5) for some in product(labels, repeat=number))):
+        problem = ""
+        try:
+            resolve([("values", {"worker.lanes": lanes})])
+        except TandemError as error:
+            problem = error.message
+        assert (lanes in node["enum"]) is ("worker.lanes" not in problem), lanes
 
 
 def test_a_planner_s_config_names_the_release_s_pools_and_objects() -> None:
