@@ -3,11 +3,11 @@
 A request uses two resources: the workers' computation, by tokens, and their KV memory, by KV time. KV time is the
 integral over the request's time at workers of its prompt and output tokens; `gateway.kv_time_tokens` converts it to
 tokens. The charge for a request is the larger of the two, its dominant resource, as for a packet in memoryless DRFQ
-(Ghodsi et al., SIGCOMM 2012). The sum of both would be asset fairness, with which a tenant may get less than from a
-cluster of its own of a size by its weight (Ghodsi et al., NSDI 2011). The maximum is taken for each request and not for
-each tenant: otherwise a tenant that has used much KV could then compute as many tokens for nothing, while others wait.
-So a tenant that sends some requests that dominate in tokens, and others that dominate in KV time, is charged up to
-twice its dominant share.
+(Ghodsi et al., SIGCOMM 2012). The sum of both would be asset fairness, with which a tenant may get less than from its
+weighted part of the cluster, alone (Ghodsi et al., NSDI 2011). The maximum is taken for each request and not for each
+tenant: otherwise a tenant that has used much KV could then compute as many tokens for nothing, while others wait. So a
+tenant that sends some requests that dominate in tokens, and others that dominate in KV time, is charged up to twice its
+dominant share.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ class RequestQueue:
         entry = self._entries.get(request)
         if entry is not None:
             entry.num_output += num_tokens
+            # As entry.charge(entry.num_due) in two thirds of its time, because each message with tokens comes here.
             num_more = entry.num_computed + entry.num_output - entry.num_charged
             if num_more > 0:
                 entry.queue.charge(entry.flow_key, num_more)
@@ -262,6 +263,8 @@ class RequestQueue:
         """Raise AssertionError if a stored count or sum differs from a recount over the waiting requests; for tests."""
         for queue in self._queues.values():
             queue.check()
+        for request, entry in self._entries.items():
+            assert entry.num_charged == entry.num_due, f"{request} is charged {entry.num_charged}, not {entry.num_due}"
         waiting = [request for request, entry in self._entries.items() if not entry.is_sent]
         assert len(waiting) == self._num_waiting == sum(map(len, self._queues.values())), f"{self!r} miscounts"
 
