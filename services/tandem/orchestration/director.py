@@ -48,7 +48,7 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 TICK_S = 0.05
 """How often a driver calls `on_timer` while requests are open."""
 KV_PERIOD_S = 0.5
-"""How often KV time is charged for each open request, because that takes as long as the rest of its tick."""
+"""How often KV time is charged for each open request. Charges at every tick would double the duration of the tick."""
 PROBE_TIMEOUT_S = 30.0
 """Longest time of a link probe, after which its pair of workers counts as failed."""
 
