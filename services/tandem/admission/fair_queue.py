@@ -4,11 +4,12 @@
 Tenants share the workers fairly. As in the virtual token counter (Sheng et al., OSDI 2024) each tenant has a counter of
 the tokens it was charged divided by its weight, charged with the prompt when a request is sent and with output as it is
 sampled. Where KV time counts, a request whose KV time exceeds its tokens is charged with the KV time instead
-(`admission.request_queue`). A tenant without waiting requests whose next request arrives is lifted to the current
-counter of the others: capacity that it did not use is lost. Next is the tenant whose first request would *end* soonest
-by the counters (counter + tokens / weight; Demers et al., SIGCOMM 1989), not the one with the smallest counter as in
-the paper: between equal tenants the short request goes first, and a long request that waits for capacity does not block
-tenants with small requests.
+(`admission.request_queue`). A tenant without waiting requests whose next request arrives is lifted to the counter that
+the tenant of the last sent request had before it was sent: capacity that it did not use earlier is lost. What others
+were charged since, for that request, output and KV time, it may catch up with. Next is the tenant whose first request
+would *end* soonest by the counters (counter + tokens / weight; Demers et al., SIGCOMM 1989), not the one with the
+smallest counter as in the paper: between equal tenants the short request goes first, and a long request that waits for
+capacity does not block tenants with small requests.
 
 Bounds, inside a lane, with L the most tokens that one request is charged when it is sent, and F the most by which the
 charges for one tenant's requests that workers have change until these requests end:
