@@ -59,6 +59,7 @@ EMPTY = {
     "tandem_worker_breaker": "no worker fails",
     "tandem_redis_errors_total": "Redis does what is asked of it",
     "tandem_model_shortage": "no model lacks workers",
+    "tandem_rebalance_moves_total": "gateway.rebalance is off",
     "tandem_held_requests": "no request waits for a worker to start",
     "tandem_expert_tokens_total": "the model has no experts",
     "tandem_expert_imbalance_ratio": "the model has no experts",
