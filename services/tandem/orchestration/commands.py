@@ -9,6 +9,7 @@ from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request
+from tandem.routing.rebalance import PlannedMove
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class KVMoved:
 
 
 class MoveOutcome(Enum):
-    """What became of the plan to move a running sequence to another decode worker.
+    """Name the outcome of a plan to move a running sequence to another decode worker.
 
     - ADVISED: nothing is done, because `gateway.rebalance` is `explain`.
     - MOVED: the other worker decodes it now.
@@ -127,14 +128,7 @@ class MoveOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReportMove:
-    """Report the outcome of a plan to move a choice from `source` to `target`, because of the predicted inter-token
-    latencies `source_itl_s` and `target_itl_s` (after the move)."""
-
-    key: JobKey
-    source: WorkerRef
-    target: WorkerRef
-    source_itl_s: float
-    target_itl_s: float
+    move: PlannedMove
     outcome: MoveOutcome
 
 

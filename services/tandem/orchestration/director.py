@@ -27,6 +27,7 @@ from tandem.orchestration.commands import (
     KVMoved,
     MoveOutcome,
     PromptComputed,
+    ReportMove,
     ReportWorkerFailure,
     Requeue,
     StateCommand,
@@ -35,7 +36,7 @@ from tandem.orchestration.commands import (
 from tandem.orchestration.job_group import JobGroupPhase
 from tandem.orchestration.known_workers import KnownWorkers
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger
-from tandem.orchestration.rebalancer import Rebalancer, report
+from tandem.orchestration.rebalancer import Rebalancer
 from tandem.orchestration.request_queue import PlacementQueue, Prefixes
 from tandem.orchestration.request_state import RequestState
 from tandem.routing.circuit_breaker import BreakerState
@@ -431,7 +432,7 @@ class RequestDirector:
                 relocate = partial(_relocate, choice=move.key.choice, target=move.target)
                 out += self._decide(move.key.request, relocate, now)
             else:
-                out.append(report(move, MoveOutcome.ADVISED))
+                out.append(ReportMove(move, MoveOutcome.ADVISED))
         return out
 
     # ---- inside

@@ -37,7 +37,7 @@ pair was usable for as long before."""
 
 
 class HasState(Protocol):
-    """An open request of the director."""
+    """Give the state of an open request, as the director's `OpenRequest` does."""
 
     @property
     def state(self) -> RequestState: ...
@@ -53,10 +53,6 @@ class _Backoff:
 class _OpenMove:
     planned: PlannedMove
     begun_at: float
-
-
-def report(move: PlannedMove, outcome: MoveOutcome) -> ReportMove:
-    return ReportMove(move.key, move.source, move.target, move.source_itl_s, move.target_itl_s, outcome)
 
 
 class Rebalancer:
@@ -141,7 +137,7 @@ class Rebalancer:
                 if before is not None and now < before.until + before.length_s:
                     length_s = min(2 * before.length_s, LONGEST_BACKOFF_S)
                 self._backoffs[pair] = _Backoff(now + length_s, length_s)
-            reports.append(report(move.planned, outcome))
+            reports.append(ReportMove(move.planned, outcome))
         return reports
 
     def forget(self, worker: WorkerRef) -> None:

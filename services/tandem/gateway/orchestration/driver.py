@@ -52,6 +52,7 @@ from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirect
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
+from tandem.routing.rebalance import PlannedMove
 from tandem.routing.shortages import Shortage
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
@@ -306,8 +307,8 @@ class RequestDriver:
                 self._spawn(self._submit(worker, job), self._submits)
             case CancelJob() | OfferMigration() | ReleaseLease():
                 self._fleet.send_order(command)
-            case ReportMove():
-                self._report_move(command)
+            case ReportMove(move, outcome):
+                self._report_move(move, outcome)
             case ReportWorkerFailure(workers):
                 self._fleet.suspect(workers)
             case PromptComputed(request, num_cached):
@@ -317,15 +318,15 @@ class RequestDriver:
             case EndRequest():
                 self._end(command)
 
-    def _report_move(self, move: ReportMove) -> None:
-        self._num_moves[move.outcome] += 1
+    def _report_move(self, move: PlannedMove, outcome: MoveOutcome) -> None:
+        self._num_moves[outcome] += 1
         log.info(
             "move of request %s from decode worker %s to %s: %s (predicted inter-token latency before %.1f ms, after"
             " %.1f ms)",
             move.key.request,
             move.source.id,
             move.target.id,
-            move.outcome.value,
+            outcome.value,
             move.source_itl_s * 1e3,
             move.target_itl_s * 1e3,
             extra=OF_ANOTHER,
