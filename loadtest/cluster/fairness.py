@@ -40,7 +40,7 @@ SAMPLE_S = 0.5
 
 @dataclass(slots=True)
 class TenantShare:
-    """What one tenant got during the counted time.
+    """Hold what one tenant got during the counted time.
 
     `num_tokens`: computed prompt tokens and sampled ones. `kv_samples`: sum over the samples of the KV tokens that its
     requests at workers needed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -101,8 +102,8 @@ def test_rankings_of_a_lane_are_sorted_while_loads_change(data: st.DataObject) -
         assert all(lanes in LANES for lanes in ranking.lanes("m"))
 
 
-def test_a_request_does_not_look_at_the_workers_of_other_lanes() -> None:
-    views = [worker(f"i{i}", "mixed", URGENT) for i in range(200)] + [worker("b", "mixed", BATCH)]
+def watched(views: Sequence[WorkerView]) -> tuple[WorkerRanking, Counter[WorkerRef]]:
+    """Rank workers, and count how often the view of each is built from then on."""
     looks: Counter[WorkerRef] = Counter()
     ranking = WorkerRanking(frozenset(), frozenset())
 
@@ -113,22 +114,19 @@ def test_a_request_does_not_look_at_the_workers_of_other_lanes() -> None:
     for view in views:
         ranking.put(lambda view=view: look(view))  # type: ignore[misc]
     looks.clear()
+    return ranking, looks
+
+
+def test_a_request_does_not_look_at_the_workers_of_other_lanes() -> None:
+    views = [worker(f"i{i}", "mixed", URGENT) for i in range(200)] + [worker("b", "mixed", BATCH)]
+    ranking, looks = watched(views)
     assert chosen(place(ranking, RoutingRequest("m", lane=Lane.BATCH))) == "b b"
     assert looks.keys() == {views[-1].ref}
 
 
 def test_only_the_workers_that_hold_most_of_the_prompt_are_looked_at_where_lanes_differ() -> None:
     views = [worker(f"i{i}", "mixed", URGENT if i % 2 else ALL_LANES) for i in range(200)]
-    looks: Counter[WorkerRef] = Counter()
-    ranking = WorkerRanking(frozenset(), frozenset())
-
-    def look(view: WorkerView) -> WorkerView:
-        looks[view.ref] += 1
-        return view
-
-    for view in views:
-        ranking.put(lambda view=view: look(view))  # type: ignore[misc]
-    looks.clear()
+    ranking, looks = watched(views)
     hits = {view.ref: PrefixHit(i, i) for i, view in enumerate(views)}
     place(ranking, RoutingRequest("m", num_prompt=16_000, mode="off", hits=hits))
     assert len(looks) <= 3 * NUM_BY_HITS
