@@ -365,7 +365,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         for block_hash, slot in zip(effect.hashes, effect.slots, strict=True):
             assert self.files.read(block_hash, cache.host_view(slot)) == cache.digest_host([slot])[0]
         node.num_from_files += len(effect.hashes)
-        self._carry_out(node, node.engine.files_read(effect.read, len(effect.hashes), 0.0, is_over=True))
+        self._carry_out(node, node.engine.files_read(effect.read, len(effect.hashes), 0.0, now, is_over=True))
 
     def _take(self, node: Node, event: JobEvent) -> None:
         """As a gateway would: tokens once, in order of index; the end is the one of the node that decodes."""

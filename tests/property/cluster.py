@@ -531,7 +531,9 @@ class Cluster:
         self.agenda.after(self.delay() * (8 if self.random.random() < self.knobs.slow_reads else 1), arrive)
 
     def take_files(self, worker: Worker, order: ReadFiles, number: int, is_over: bool) -> None:
-        self.effects(worker, worker.engine.files_read(order.read, number, 0.01 * number, is_over=is_over))
+        self.effects(
+            worker, worker.engine.files_read(order.read, number, 0.01 * number, self.agenda.now, is_over=is_over)
+        )
 
     # ---- the transport
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from operator import add
 from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockHash, HandoffKey, JobKey, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.request_stages import JobStages
 
 
@@ -49,13 +51,44 @@ class Pauses(NamedTuple):
 NO_PAUSES = Pauses(0, 0.0)
 
 
+class LaneYield(NamedTuple):
+    """Count the sequences of one lane that yielded their seats and KV blocks to a choice, and what they gave up.
+
+    `num_tokens`: tokens that they have to compute again at most, because what is left of their blocks in the prefix
+    cache is reused. `num_blocks`: blocks that they held, shared ones included.
+    """
+
+    lane: Lane
+    num_sequences: int
+    num_tokens: int
+    num_blocks: int
+
+
+def merged_yields(yields: Iterable[LaneYield]) -> tuple[LaneYield, ...]:
+    """Return the sums by lane, the most urgent lane first."""
+    found: dict[Lane, LaneYield] = {}
+    for lane, *counts in yields:
+        known = found.get(lane, LaneYield(lane, 0, 0, 0))
+        found[lane] = LaneYield(lane, *map(add, known[1:], counts))
+    return tuple(found[lane] for lane in sorted(found))
+
+
+class Preemption(NamedTuple):
+    """What preemption did to a choice since its last token: `pauses`, its own, and `yields`, the sequences that were
+    preempted for it, by lane."""
+
+    pauses: Pauses = NO_PAUSES
+    yields: tuple[LaneYield, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """Report the output token of a choice at position `index`, counted from 0 over all attempts.
 
     The first token that a job samples carries two more values: `num_cached_tokens`, the prompt tokens found in the
     prefix cache of the worker that computed the prompt, and `stages`, how the job's time until then divides. A token
-    that another worker sampled and this one repeats has no stages. `pauses`: those since the choice's last token here.
+    that another worker sampled and this one repeats has no stages. `preemption`: what it did to the choice since its
+    last token here; None where that is nothing.
     """
 
     key: JobKey
@@ -63,7 +96,7 @@ class Token:
     token: SampledToken
     num_cached_tokens: int | None = None
     stages: JobStages | None = None
-    pauses: Pauses | None = None
+    preemption: Preemption | None = None
 
 
 @dataclass(frozen=True, slots=True)

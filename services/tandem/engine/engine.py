@@ -285,7 +285,7 @@ class Engine:
             return []
         keys = self._jobs.live_keys(pull.job.key)
         if not pull.is_prefix_fetch:
-            self._scheduler.on_producer_ready(keys[0])
+            self._scheduler.on_producer_ready(keys[0], now)
         return self._apply(self._consumer.on_announcement(message, keys, now), now)
 
     def handoff_ended(self, key: HandoffKey, kind: ErrorKind, message: str, now: float) -> list[Effect]:
@@ -336,11 +336,11 @@ class Engine:
 
     # ---- files
 
-    def files_read(self, read: int, num_blocks: int, seconds: float, *, is_over: bool) -> list[Effect]:
+    def files_read(self, read: int, num_blocks: int, seconds: float, now: float, *, is_over: bool) -> list[Effect]:
         """Record that the next `num_blocks` blocks of a `ReadFiles` are in host memory and passed their check, which
         took `seconds`. With `is_over` no further block arrives, and the jobs that waited for them start. `read`: its
         number."""
-        return self._go_on(self._files.on_read(read, num_blocks, seconds, is_over=is_over))
+        return self._go_on(self._files.on_read(read, num_blocks, seconds, is_over=is_over), now)
 
     def file_written(self, slot: HostSlot, block_hash: BlockHash, now: float, *, is_done: bool) -> list[Effect]:
         """Record the end of the write of one block of a `WriteFiles`; `is_done`: a file holds it now."""
@@ -388,7 +388,7 @@ class Engine:
             if job is not None:
                 effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
         effects += self._migrate_or_requeue(now) + self._apply(self._consumer.on_tick(now), now)
-        self._start_waiting(self._files.on_tick(now))
+        self._start_waiting(self._files.on_tick(now), now)
         effects += self._files.writes(now)
         self._jobs.forget(now)
         self._pool.end_retentions(now)
@@ -558,7 +558,7 @@ class Engine:
             effects = self._drop(keys, now, ended.kind, ended.message, outcome)
             return effects + [pull_failure_event(key, job, ended.kind, ended.message) for key in keys]
         if not isinstance(job, ResumeJob):
-            self._scheduler.on_prefix_ready(keys[0])
+            self._scheduler.on_prefix_ready(keys[0], now)
             return [kv_received(keys[0], times)] if times.num_blocks else []
         progress = self._scheduler.kv_arrived(job.key, ended.first_tokens, ended.num_cached, ended.num_computed)
         received = kv_received(progress.parts[0].key, times)
@@ -576,16 +576,16 @@ class Engine:
             pulled = self._consumer.on_remote_prefix(job, hashes, self._scheduler.demand(), cost, now)
             if pulled is not None:
                 return self._apply(pulled, now)
-        return self._go_on(self._files.fetch(job.key, hashes[:num_filed], cost, now))
+        return self._go_on(self._files.fetch(job.key, hashes[:num_filed], cost, now), now)
 
-    def _go_on(self, progress: FileProgress) -> list[Effect]:
-        self._start_waiting(progress.ready)
+    def _go_on(self, progress: FileProgress, now: float) -> list[Effect]:
+        self._start_waiting(progress.ready, now)
         return [*progress.orders]
 
-    def _start_waiting(self, jobs: Iterable[JobKey]) -> None:
+    def _start_waiting(self, jobs: Iterable[JobKey], now: float) -> None:
         """Let jobs start that have waited for a read from files."""
         for job in jobs:
-            self._scheduler.on_prefix_ready(self._jobs.live_keys(job)[0])
+            self._scheduler.on_prefix_ready(self._jobs.live_keys(job)[0], now)
 
     def _tables(self) -> Iterator[BlockTable]:
         return chain(self._scheduler.tables(), self._consumer.prefix_tables(), self._producer.tables())

@@ -26,8 +26,8 @@ def tokens(part: SequenceUpdate, stages: JobStages | None) -> list[Effect]:
     out: list[Effect] = [
         Token(part.key, first + i, token, None if i else num_cached) for i, token in enumerate(part.tokens)
     ]
-    if part.tokens and (stages is not None or part.pauses is not None):
-        out[0] = Token(part.key, first, part.tokens[0], num_cached, stages, part.pauses)
+    if part.tokens and (stages is not None or part.preemption is not None):
+        out[0] = Token(part.key, first, part.tokens[0], num_cached, stages, part.preemption)
     return out
 
 

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
-from tandem.core.request_stages import JobStages
-from tandem.sched.state.schedule_result import ScheduleResult, SequenceUpdate
+from tandem.core.request_stages import JobStages, Stage, Wait, merged_waits
+from tandem.sched.state.schedule_result import ScheduleResult, SequenceUpdate, WaitSpan
 
 MAX_CHUNKS = 256
 
@@ -90,6 +90,7 @@ class JobTimes:
     - `num_output`: tokens that the job sampled here, over all choices.
     - `chunks`: the steps that computed known tokens, at most MAX_CHUNKS; the last entry includes all later steps.
     - `pull`: the read of KV from another worker, if there was one.
+    - `waits`: what it waited for before it started, as far as the scheduler knows.
     - `error_kind`, `error`: why the job failed; empty or None if it did not.
     - `live`, `firsts`: only for a live job: the choices that have not ended, and for each choice with a token the
       output index of the first token that it sampled here.
@@ -105,6 +106,7 @@ class JobTimes:
     num_output: int = 0
     chunks: list[PrefillChunk] = field(default_factory=list)
     pull: PullTimes | None = None
+    waits: tuple[WaitSpan, ...] = ()
     error_kind: ErrorKind | None = None
     error: str = ""
     live: list[JobKey] = field(default_factory=list, repr=False, compare=False)
@@ -140,21 +142,35 @@ class JobTimes:
         sampled."""
         if self.first_token_at is None or self.started_at is None:
             return None
-        return stages_of(self.job, (self.accepted_at, self.started_at, self.first_token_at), self.pull)
+        times = self.accepted_at, self.started_at, self.first_token_at
+        return stages_of(self.job, times, self.pull, self.waits)
 
 
-def stages_of(job: Job, times: tuple[float, float, float], pull: PullTimes | None) -> JobStages:
+def stages_of(
+    job: Job, times: tuple[float, float, float], pull: PullTimes | None, spans: tuple[WaitSpan, ...] = ()
+) -> JobStages:
     """Divide the time from a job's acceptance to its first token here into stages.
 
     `times`: when the job was accepted, when its first step was planned, and when its first token was sampled. `pull`:
-    its read of KV, required for a `ResumeJob` (AssertionError otherwise).
+    its read of KV, required for a `ResumeJob` (AssertionError otherwise). `spans`: what it waited for before it
+    started. What a `ResumeJob` waited for while its source still computed costs no time and is left out.
     """
     accepted_at, started_at, sampled_at = times
     if not isinstance(job, ResumeJob):
-        return JobStages(prefill_queue_s=started_at - accepted_at, prefill_s=sampled_at - started_at)
+        waits = _waits(Stage.PREFILL_QUEUE, spans, accepted_at)
+        return JobStages(prefill_queue_s=started_at - accepted_at, prefill_s=sampled_at - started_at, waits=waits)
     assert pull is not None, f"{job.key} samples without KV"
+    waits = _waits(Stage.TRANSFER, spans, pull.last_announced_at)
+    transfer_s = max(pull.exposed_s, sum(wait.seconds for wait in waits))
     decode_queue_s, decode_s = started_at - pull.ready_at, sampled_at - started_at
-    return JobStages(transfer_s=pull.exposed_s, decode_queue_s=decode_queue_s, decode_s=decode_s)
+    return JobStages(transfer_s=transfer_s, decode_queue_s=decode_queue_s, decode_s=decode_s, waits=waits)
+
+
+def _waits(stage: Stage, spans: Iterable[WaitSpan], since: float) -> tuple[Wait, ...]:
+    """Return the waits of one stage by cause, of the time from `since` on."""
+    clipped = (span._replace(since=max(since, span.since)) for span in spans)
+    waits = (Wait(stage, x.cause, x.until - x.since, x.num_tokens_ahead) for x in clipped if x.until > x.since)
+    return merged_waits(waits)
 
 
 class EndedChoice(NamedTuple):
@@ -214,13 +230,16 @@ class JobTimeline:
             self._timers[key] = timer
 
     def planned(self, planned: ScheduleResult, now: float) -> None:
-        """Record which jobs a new plan starts and which known tokens it computes; do nothing where there is no plan."""
+        """Record which jobs a new plan starts, which known tokens it computes, and which pulls got blocks."""
+        for pull in planned.pulls:
+            self._timers[pull.key].waits = pull.waits
         if planned.step is None:
             return
         for start in planned.starts:
             timer = self._timers[start.key]
             if timer.started_at is None:
                 timer.started_at = now
+                timer.waits = timer.waits or start.waits
                 if not isinstance(timer.job, ResumeJob):
                     timer.num_cached = start.num_cached
                     self._await_first_tokens(timer)
@@ -249,7 +268,7 @@ class JobTimeline:
             if not isinstance(job, ResumeJob) and all(timer is not chunked for chunked, _ in plan.chunks):
                 timer.computed(PrefillChunk(plan.begun_at, now, 1))
         timer.firsts[part.key] = part.first_index
-        return stages_of(job, (timer.accepted_at, timer.started_at, now), timer.pull)
+        return stages_of(job, (timer.accepted_at, timer.started_at, now), timer.pull, timer.waits)
 
     def pulled(self, job_key: JobKey, pull: PullTimes) -> None:
         """Record the end of a job's pull, successful or not."""

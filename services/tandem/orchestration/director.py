@@ -316,7 +316,7 @@ class RequestDirector:
             if type(event) is not Token:
                 self._learn(open_request, worker, event, out)
             # A job's first token, and one after a pause, reports more than what was sampled.
-            elif event.num_cached_tokens is not None or event.stages is not None or event.pauses is not None:
+            elif event.num_cached_tokens is not None or event.stages is not None or event.preemption is not None:
                 self._learn_from_token(open_request, worker, event, now, out)
             elif open_request.state.streamed(worker, event.key, event.index, (event.token.id,)):
                 open_request.delivered_at = now
@@ -605,8 +605,8 @@ class RequestDirector:
         if open_request.state.attempts.is_open(worker, token.key.attempt):
             if token.stages is not None:
                 open_request.ledger.add_job_stages(token.key.attempt, token.stages)
-            if token.pauses is not None:
-                open_request.ledger.add_pauses(token.key, token.index, token.pauses)
+            if token.preemption is not None:
+                open_request.ledger.add_preemption(token.key, token.index, token.preemption)
         if token.num_cached_tokens is None:
             return
         self._compare(open_request, token.num_cached_tokens, now)

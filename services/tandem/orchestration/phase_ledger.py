@@ -8,15 +8,25 @@ workers report over two streams.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
-from tandem.core.events import Pauses
+from tandem.core.events import LaneYield, Pauses, Preemption, merged_yields
 from tandem.core.ids import JobKey
-from tandem.core.request_stages import JobStages, Stage
+from tandem.core.request_stages import JobStages, Stage, Wait, WaitCause, merged_waits
 
 MAX_MOVES = 64
 """Phase changes of one request that are remembered individually. All of them count."""
+
+
+_REMAINDERS = {
+    Stage.QUEUE: WaitCause.TURN,
+    Stage.PREFILL_QUEUE: WaitCause.STEP,
+    Stage.TRANSFER: WaitCause.PULL,
+    Stage.DECODE_QUEUE: WaitCause.STEP,
+}
+"""The stages in which a request waits, in order, and the cause of what no report explains of them."""
 
 
 class LedgerPhase(IntEnum):
@@ -66,7 +76,9 @@ class PhaseLedger:
     time; read-only.
     """
 
-    __slots__ = ("_job_stages", "_lost", "_pauses", "_seconds", "_since", "began_at", "moves", "phase")
+    __slots__ = (
+        "_job_stages", "_lost", "_preemptions", "_queue_waits", "_seconds", "_since", "began_at", "moves", "phase",
+    )  # fmt: skip
 
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
@@ -76,7 +88,8 @@ class PhaseLedger:
         self._job_stages: dict[int, JobStages] = {}
         self._lost = [0.0] * len(LedgerPhase)
         self.moves: list[tuple[LedgerPhase, float]] = []
-        self._pauses: dict[tuple[JobKey, int], Pauses] = {}
+        self._preemptions: dict[tuple[JobKey, int], Preemption] = {}
+        self._queue_waits: list[Wait] = []
 
     def move(self, phase: LedgerPhase, now: float) -> None:
         """Enter `phase`, and add the time since the last change to the phase that ends; does nothing once the phase is
@@ -109,16 +122,43 @@ class PhaseLedger:
         of each stage counts.
         """
         known = self._job_stages.get(attempt, JobStages())
-        self._job_stages[attempt] = JobStages(*map(max, known, stages))
+        waits = known.waits if set(stages.waits) <= set(known.waits) else known.waits + stages.waits
+        self._job_stages[attempt] = JobStages.of(map(max, known.seconds, stages.seconds), waits)
 
-    def add_pauses(self, key: JobKey, index: int, pauses: Pauses) -> None:
-        """Record the pauses before the token at `index` of a choice; a token that is reported again changes nothing."""
-        self._pauses[key, index] = pauses
+    def add_queue_waits(self, waits: Iterable[Wait]) -> None:
+        """Record what the request waited for in the queue, besides its turn."""
+        self._queue_waits += waits
+
+    def add_preemption(self, key: JobKey, index: int, preemption: Preemption) -> None:
+        """Record what preemption did to a choice before its token at `index`; a token that is reported again changes
+        nothing."""
+        self._preemptions[key, index] = preemption
 
     @property
     def pauses(self) -> Pauses:
         """Return the pauses of all choices."""
-        return Pauses.sum(self._pauses.values())
+        return Pauses.sum(preemption.pauses for preemption in self._preemptions.values())
+
+    @property
+    def yields(self) -> tuple[LaneYield, ...]:
+        """Return what yielded to the choices, by lane."""
+        return merged_yields(each for preemption in self._preemptions.values() for each in preemption.yields)
+
+    @property
+    def waits(self) -> tuple[Wait, ...]:
+        """Return what the request has waited for until the last change of its phase, by stage and cause, in order.
+
+        The waits of a stage add up to its seconds, up to what the clocks of gateway and workers differ.
+        """
+        reported = [wait for stages in self._job_stages.values() for wait in stages.waits]
+        known = merged_waits([*self._queue_waits, *reported])
+        spent = self.seconds(self._since)
+        found: list[Wait] = []
+        for stage, cause in _REMAINDERS.items():
+            waits = [wait for wait in known if wait.stage is stage]
+            rest = Wait(stage, cause, max(0.0, spent.of(stage) - sum(wait.seconds for wait in waits)))
+            found += [rest, *waits] if stage is Stage.QUEUE else [*waits, rest]
+        return merged_waits(wait for wait in found if wait.seconds > 0)
 
     def seconds(self, now: float) -> StageSeconds:
         """Return the seconds of each stage up to `now`; they add up to the time from `began_at` until `now`, or until
@@ -127,7 +167,8 @@ class PhaseLedger:
         if self.phase is not LedgerPhase.OVER:
             spent[self.phase] += max(0.0, now - self._since)
         receive, queue, route, first, handover, decode, deliver, _ = spent
-        reported = JobStages(*map(sum, zip(*self._job_stages.values(), strict=True))) if self._job_stages else None
+        parts_of_jobs = [stages.seconds for stages in self._job_stages.values()]
+        reported = JobStages.of(map(sum, zip(*parts_of_jobs, strict=True))) if parts_of_jobs else None
         if reported is not None:
             # A worker begins an accepted job while its acceptance is still on the way.
             begun = min(route, max(0.0, reported.prefill_queue_s + reported.prefill_s - first))
@@ -135,7 +176,7 @@ class PhaseLedger:
         parts = [0.0, first] if reported is None else _clipped(first, reported.prefill_queue_s, reported.prefill_s)
         pulled = (
             [handover, 0.0, 0.0]
-            if reported is None or not any(reported[2:])
+            if reported is None or not any(reported.seconds[2:])
             else _clipped(handover, reported.transfer_s, reported.decode_queue_s, reported.decode_s)
         )
         between = first + handover - sum(parts) - sum(pulled)

@@ -20,6 +20,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken, TokenRun
 from tandem.core.ids import BlockHash, BlockId, HostSlot, JobKey, SeqId
 from tandem.core.request import Job, ResumeJob
+from tandem.core.request_stages import WaitCause
 from tandem.core.worker_load import WorkerLoad
 from tandem.kv.block_pool import BlockPool, BlockTable, Holder
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS
@@ -79,7 +80,9 @@ class Scheduler:
         seq.reusable(self.pool.block_size)
         self._await_prefix(seq)
         if not seq.is_pull:
-            check_backlog(seq, self.pool, self.backlog())
+            held = self.backlog()
+            check_backlog(seq, self.pool, held)
+            self._note_first_wait(seq, held.tokens[seq.lane], now)
         self._num_arrived += job.num_choices
         self.state.enqueue(seq)
 
@@ -102,10 +105,13 @@ class Scheduler:
         self.state.finish(seq)
         return SequenceUpdate(seq.job, seq.num_computed, seq.num_cached, seq.num_output, handed_over=True)
 
-    def on_producer_ready(self, key: JobKey) -> None:
-        """Let a `ResumeJob` get blocks, because its producer has begun to offer its KV; before that it waits. `key`
-        names any choice of the job."""
-        self.state.by_key[key].may_start = True
+    def on_producer_ready(self, key: JobKey, now: float = 0.0) -> None:
+        """Let a `ResumeJob` get blocks from `now` on, because its producer has begun to offer its KV; before that it
+        waits. `key` names any choice of the job."""
+        seq = self.state.by_key[key]
+        if not seq.may_start and self.state.held_back_by is not None:
+            seq.wait_for(self.state.held_back_by, now)
+        seq.may_start = True
 
     def awaited_prefix(self, key: JobKey) -> Many[BlockHash]:
         """Return the block hashes of the prefix for which a new job waits; empty where it waits for none.
@@ -119,14 +125,15 @@ class Scheduler:
         """Return whether a job waits for a prefix. `key` names any choice of the job."""
         return self.state.by_key[key].num_awaited_blocks > 0
 
-    def on_prefix_ready(self, key: JobKey) -> None:
-        """Let a job start that waited for a prefix, whether or not the prefix could be fetched.
+    def on_prefix_ready(self, key: JobKey, now: float) -> None:
+        """Let a job start from `now` on that waited for a prefix, whether or not the prefix could be fetched.
 
         The job computes what is not in the prefix cache.
         """
         seq = self.state.by_key[key]
         seq.may_start = True
         seq.num_awaited_blocks = 0
+        seq.wait_for(self.state.held_back_by or WaitCause.STEP, now)
 
     def kv_arrived(
         self, key: JobKey, first_tokens: tuple[SampledToken, ...], num_cached: int, num_computed: int
@@ -146,7 +153,11 @@ class Scheduler:
         seq.num_computed = max(min(num_known, num_computed), num_hits)
         num_new = num_computed + 1 - num_known
         fresh = first_tokens if seq.is_unforked else first_tokens[len(first_tokens) - max(0, num_new) :]
-        return append_sampled(self.state, seq, fresh)
+        preemption = seq.take_preemption()
+        update = append_sampled(self.state, seq, fresh)
+        # The gateway has these tokens already, so the next one reports what yielded.
+        seq.preemption = preemption
+        return update
 
     # ---- one step
 
@@ -315,6 +326,17 @@ class Scheduler:
         hashes = seq.hashes(seq.num_prompt // block_size, block_size)
         most = request.max_retained_tokens and max(1, request.max_retained_tokens // block_size)
         self.pool.keep_cached(request.tenant, hashes, now + request.retain_s, most)
+
+    def _note_first_wait(self, seq: Sequence, num_tokens_ahead: int, now: float) -> None:
+        """Record what a new prompt waits for until a plan finds another cause. Without a cause here it waits at most
+        for the end of the step that runs now."""
+        seq.num_tokens_ahead = num_tokens_ahead
+        if seq.num_awaited_blocks:
+            seq.wait_for(WaitCause.REMOTE_PREFIX, now)
+        elif self.state.held_back_by is not None:
+            seq.wait_for(self.state.held_back_by, now)
+        elif num_tokens_ahead:
+            seq.wait_for(WaitCause.PROMPTS_AHEAD, now)
 
     def _await_prefix(self, seq: Sequence) -> None:
         """Mark a new sequence of whose prefix more can be fetched, from another worker or from files, than is cached

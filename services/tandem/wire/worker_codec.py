@@ -14,21 +14,24 @@ from typing import assert_never
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import (
+    NO_PAUSES,
     Cancelled,
     Failed,
     Finished,
     FinishReason,
     JobEvent,
     KVReceived,
+    LaneYield,
     MigrationOffered,
     Pauses,
+    Preemption,
     PromptLogprobs,
     TerminalEvent,
     Token,
 )
 from tandem.core.ids import JobKey
 from tandem.core.lane import Lane, lanes_of
-from tandem.core.request_stages import JobStages
+from tandem.core.request_stages import JobStages, Stage, Wait, WaitCause
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import PROMPT_SIZES, EngineStats, WorkerLoad
 from tandem.wire.gen import worker_pb2 as pb
@@ -76,6 +79,11 @@ def decode_lanes(labels: Iterable[str]) -> frozenset[Lane]:
 # ---- events
 
 
+_STAGES = tuple(name for name in JobStages._fields if name != "waits")
+_WAIT_STAGES = {stage.value: stage for stage in Stage}
+_WAIT_CAUSES = {cause.value: cause for cause in WaitCause}
+
+
 def encode_update(
     events: Iterable[JobEvent], load: WorkerLoad | None = None, step_cost: StepCost | None = None
 ) -> pb.WatchUpdate:
@@ -110,15 +118,35 @@ def encode_update(
 
 def _add_token(update: pb.WatchUpdate, runs: dict[JobKey, pb.TokenRun], event: Token) -> None:
     run = runs.get(event.key)
-    if run is None or event.index != run.first_index + len(run.tokens) or event.pauses is not None:
+    if run is None or event.index != run.first_index + len(run.tokens) or event.preemption is not None:
         run = runs[event.key] = update.runs.add(key=encode_key(event.key), first_index=event.index)
     if event.num_cached_tokens is not None:
         run.num_cached_tokens = event.num_cached_tokens
     if event.stages is not None:
-        run.stages.CopyFrom(pb.JobStages(**event.stages._asdict()))
-    if event.pauses is not None:
-        run.num_pauses, run.paused_s = event.pauses
+        run.stages.CopyFrom(_encode_stages(event.stages))
+    if event.preemption is not None:
+        _add_preemption(run, event.preemption)
     encode_sampled(event.token, run.tokens.add())
+
+
+def _add_preemption(run: pb.TokenRun, preemption: Preemption) -> None:
+    run.num_pauses, run.paused_s = preemption.pauses
+    counts = {yielded.lane: yielded[1:] for yielded in preemption.yields}
+    for lane in Lane if counts else ():
+        num_sequences, num_tokens, num_blocks = counts.get(lane, (0, 0, 0))
+        run.yielded_sequences.append(num_sequences)
+        run.yielded_tokens.append(num_tokens)
+        run.yielded_blocks.append(num_blocks)
+
+
+def _encode_stages(stages: JobStages) -> pb.JobStages:
+    return pb.JobStages(
+        **dict(zip(_STAGES, stages.seconds, strict=True)),
+        wait_stages=[wait.stage.value for wait in stages.waits],
+        wait_causes=[wait.cause.value for wait in stages.waits],
+        waits_s=[wait.seconds for wait in stages.waits],
+        num_tokens_ahead=max((wait.num_tokens_ahead for wait in stages.waits), default=0),
+    )
 
 
 def _encode_scores(event: PromptLogprobs) -> pb.PromptScores:
@@ -173,18 +201,37 @@ def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
         key = decode_key(run.key)
         num_cached = run.num_cached_tokens if run.HasField("num_cached_tokens") else None
         stages = _decode_stages(run.stages) if run.HasField("stages") else None
-        pauses = Pauses(run.num_pauses, _duration(run.paused_s)) if run.num_pauses else None
+        preemption = _decode_preemption(run) if run.num_pauses or run.yielded_sequences else None
         for index, token in enumerate(run.tokens, run.first_index):
-            events.append(Token(key, index, decode_sampled(token), num_cached, stages, pauses))
-            num_cached = stages = pauses = None
+            events.append(Token(key, index, decode_sampled(token), num_cached, stages, preemption))
+            num_cached = stages = preemption = None
     events.extend(_decode_end(end) for end in message.ends)
     return tuple(events)
 
 
 def _decode_stages(message: pb.JobStages) -> JobStages:
-    """Decode the durations of a job's stages; an invalid one (negative, infinite, NaN) becomes 0."""
-    durations = (getattr(message, name) for name in JobStages._fields)
-    return JobStages(*map(_duration, durations))
+    """Decode the durations of a job's stages and waits; an invalid one (negative, infinite, NaN) becomes 0. Waits that
+    only newer versions know are left out."""
+    waits: list[Wait] = []
+    require(
+        len(message.wait_stages) == len(message.wait_causes) == len(message.waits_s) <= len(Stage) * len(WaitCause),
+        "a job's waits have unequal numbers of stages, causes and seconds, or are too many",
+    )
+    for stage, cause, seconds in zip(message.wait_stages, message.wait_causes, message.waits_s, strict=True):
+        if stage in _WAIT_STAGES and cause in _WAIT_CAUSES:
+            num_tokens = message.num_tokens_ahead if cause == WaitCause.PROMPTS_AHEAD.value else 0
+            waits.append(Wait(_WAIT_STAGES[stage], _WAIT_CAUSES[cause], _duration(seconds), num_tokens))
+    return JobStages.of((_duration(getattr(message, name)) for name in _STAGES), tuple(waits))
+
+
+def _decode_preemption(run: pb.TokenRun) -> Preemption:
+    """Decode the pauses of a choice and what yielded to it, without the lanes of which nothing did."""
+    pauses = Pauses(run.num_pauses, _duration(run.paused_s)) if run.num_pauses else NO_PAUSES
+    by_lane = run.yielded_sequences, run.yielded_tokens, run.yielded_blocks
+    lengths = set(map(len, by_lane))
+    require(lengths in ({0}, {len(Lane)}), "yielded sequences have an unexpected number of lanes")
+    lanes = Lane if run.yielded_sequences else ()
+    return Preemption(pauses, tuple(LaneYield(*counts) for counts in zip(lanes, *by_lane, strict=True) if counts[1]))
 
 
 def _duration(seconds: float) -> float:

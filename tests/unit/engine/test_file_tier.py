@@ -74,7 +74,7 @@ class Node:
         source.receive([0, 1, 2, 3], 0, PROMPT[:8])  # type: ignore[list-item]
         for block_hash, slot in list(zip(read.hashes, read.slots, strict=True))[first : first + number]:
             self.store.host[slot] = list(source.cells[HASHES.index(block_hash)])
-        self.take(self.engine.files_read(read.read, number, seconds, is_over=is_over))
+        self.take(self.engine.files_read(read.read, number, seconds, self.now, is_over=is_over))
 
     def ends(self) -> list[Finished]:
         return [event for event in self.events if isinstance(event, Finished)]
@@ -219,9 +219,9 @@ def test_a_long_prefix_is_read_in_parts_while_somebody_waits() -> None:
     key = node.submit(prompt)
     (first,) = node.reads
     assert first.hashes == tuple(hashes[:MAX_READ_BLOCKS]) and first.before == ()
-    node.take(node.engine.files_read(first.read, MAX_READ_BLOCKS, 0.1, is_over=True))
+    node.take(node.engine.files_read(first.read, MAX_READ_BLOCKS, 0.1, node.now, is_over=True))
     second = node.reads[1]
     assert second.hashes == tuple(hashes[MAX_READ_BLOCKS:]) and second.before == first.hashes
     node.take(node.engine.cancel(key, node.now))
-    node.take(node.engine.files_read(second.read, 5, 0.1, is_over=True))
+    node.take(node.engine.files_read(second.read, 5, 0.1, node.now, is_over=True))
     assert len(node.reads) == 2 and node.engine.books().num_host_blocks == MAX_READ_BLOCKS + 5

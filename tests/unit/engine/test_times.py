@@ -12,7 +12,7 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
-from tandem.core.request_stages import JobStages
+from tandem.core.request_stages import JobStages, Stage, Wait, WaitCause
 from tandem.engine.effects import Effect, JobEnded, StartRead
 from tandem.engine.engine import Engine
 from tandem.engine.job_timeline import MAX_CHUNKS, JobTimes, PrefillChunk, PullTimes
@@ -216,6 +216,52 @@ def test_a_resume_reports_exposed_transfer_and_waiting() -> None:
     times = (line.last.accepted_at, line.last.started_at, line.last.first_token_at, line.last.ended_at)
     assert times == (0.0, 3.5, 4.0, 5.0) and line.last.pull == pull and line.last.stages == stages
     assert line.last.num_output == 2 == line.engine.num_generated, "without the one of its source"
+
+
+def test_a_prompt_reports_what_it_waited_for() -> None:
+    line = Line(max_num_seqs=1)
+    line.submit(generate("a", 3, 3), 0.0)
+    line.step(0.0, 1.0)
+    line.submit(generate("b", 3, 1), 1.5)
+    line.step(2.0, 3.0)
+    line.step(3.0, 4.0)
+    line.step(5.0, 6.0)
+    waits = (Wait(Stage.PREFILL_QUEUE, WaitCause.SEAT, 3.0),)
+    stages = JobStages(prefill_queue_s=3.5, prefill_s=1.0, waits=waits)
+    assert line.firsts[-1].stages == line.last.stages == stages
+
+
+@pytest.mark.parametrize(("announced_at", "waited_s"), [(0.5, 4.0), (3.0, 2.0), (5.0, 0.0)])
+def test_a_resume_reports_how_long_it_waited_for_a_seat_after_its_source_was_done(
+    announced_at: float, waited_s: float
+) -> None:
+    """Until its source has computed the last block, a seat would be of no use."""
+    line = Line(max_num_seqs=2)
+    for name in "ab":
+        line.submit(generate(name, 1, 4), 0.0)
+    line.engine._scheduler.state.limits = replace(line.engine._scheduler.state.limits, max_num_seqs=3)
+    line.submit(resume(), 0.0)
+    line.engine._scheduler.state.limits = replace(line.engine._scheduler.state.limits, max_num_seqs=2)
+    line.engine.renewed((KEY,), 0.0, 10.0)
+    line.take(line.engine.announced(offer(0, 2), 0.5))
+    reads: list[StartRead] = []
+
+    def taken(effects: list[Effect]) -> None:
+        reads.extend(x for x in effects if isinstance(x, StartRead))
+
+    for now in (1.0, 2.0, 3.0, 4.0, 5.0):
+        if announced_at <= now < announced_at + 1:
+            taken(line.take(line.engine.announced(offer(2, 4, 50), announced_at)))
+        taken(line.begin(now))
+        if line.plans:
+            taken(line.finish(now + 0.5))
+    for read in reads:
+        line.take(line.engine.read_done(read.read, 6.0))
+    line.step(6.0, 7.0)
+    (token,) = [token for token in line.firsts if token.key == resume().key]
+    assert token.stages is not None and token.stages.transfer_s == 6.0 - announced_at
+    waits = (Wait(Stage.TRANSFER, WaitCause.SEAT, waited_s),) if waited_s else ()
+    assert token.stages.waits == waits
 
 
 def test_a_resume_that_reads_nothing_has_no_transfer() -> None:

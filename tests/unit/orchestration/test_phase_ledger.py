@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.request_stages import JobStages, Stage
+from tandem.core.request_stages import JobStages, Stage, Wait, WaitCause
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger, StageSeconds
 
 P = LedgerPhase
@@ -55,6 +55,40 @@ def test_the_order_of_reports_changes_nothing() -> None:
     for report in reversed(words):
         ledgers[1].add_job_stages(1, report)
     assert ledgers[0].seconds(0.0) == ledgers[1].seconds(0.0)
+
+
+def test_waits_explain_the_stages_in_which_a_request_waits() -> None:
+    ledger = walked(*SPLIT)
+    ledger.add_queue_waits([Wait(Stage.QUEUE, WaitCause.NO_ROOM, 1.5)])
+    ahead, seat = (
+        Wait(Stage.PREFILL_QUEUE, WaitCause.PROMPTS_AHEAD, 0.5, 900),
+        Wait(Stage.PREFILL_QUEUE, WaitCause.SEAT, 0.75),
+    )
+    blocks = Wait(Stage.TRANSFER, WaitCause.BLOCKS, 0.25)
+    reports = [
+        JobStages(transfer_s=0.75, decode_queue_s=0.25, decode_s=0.25, waits=(blocks,)),
+        JobStages(prefill_queue_s=1.5, prefill_s=3.0, waits=(ahead, seat)),
+    ]
+    for report in (*reports, reports[1]):
+        ledger.add_job_stages(1, report)
+    assert ledger.waits == (
+        Wait(Stage.QUEUE, WaitCause.TURN, 0.5),
+        Wait(Stage.QUEUE, WaitCause.NO_ROOM, 1.5),
+        ahead,
+        seat,
+        Wait(Stage.PREFILL_QUEUE, WaitCause.STEP, 0.25),
+        blocks,
+        Wait(Stage.TRANSFER, WaitCause.PULL, 0.5),
+        Wait(Stage.DECODE_QUEUE, WaitCause.STEP, 0.25),
+    )
+
+
+def test_waits_of_all_attempts_add_up() -> None:
+    ledger = walked(*SPLIT)
+    for attempt, seconds in ((1, 0.25), (2, 0.5)):
+        waits = (Wait(Stage.PREFILL_QUEUE, WaitCause.PROMPTS_AHEAD, seconds, 100 * attempt),)
+        ledger.add_job_stages(attempt, JobStages(prefill_queue_s=seconds, waits=waits))
+    assert ledger.waits[1:2] == (Wait(Stage.PREFILL_QUEUE, WaitCause.PROMPTS_AHEAD, 0.75, 200),)
 
 
 def test_choices_wait_in_parallel() -> None:

@@ -11,7 +11,7 @@ from tandem.admission.queue_item import FlowKey
 from tandem.admission.request_queue import ModelFlow
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed, Finished, FinishReason, Pauses, SampledToken, Token
+from tandem.core.events import Failed, Finished, FinishReason, LaneYield, Pauses, Preemption, SampledToken, Token
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
@@ -63,7 +63,7 @@ def test_a_request_whose_only_waiting_choice_is_closed_leaves_the_queue_and_goes
     assert isinstance(commands[-1], EndRequest) and isinstance(commands[-1].outcome, Finished)
 
 
-def test_pauses_of_all_choices_of_the_present_attempt_count_once() -> None:
+def test_preemptions_of_all_choices_of_the_present_attempt_count_once() -> None:
     view = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
     director = RequestDirector(BookedWorkers([view]), GatewayConfig(), lambda request: HandoffId("h"))
     ledger = PhaseLedger(0.0)
@@ -72,8 +72,10 @@ def test_pauses_of_all_choices_of_the_present_attempt_count_once() -> None:
     director.on_submit_result(WORKER, submit.job.key, None, 0.0)
     for attempt, choice, index in ((0, 0, 0), (0, 1, 0), (0, 0, 2), (0, 0, 2), (7, 0, 2)):
         key = JobKey(REQUEST.id, submit.job.attempt + attempt, choice)
-        director.on_worker_events(WORKER, [Token(key, index, SampledToken(7), pauses=Pauses(1, 0.5))], 1.0)
+        preemption = Preemption(Pauses(1, 0.5), (LaneYield(Lane.BATCH, 1, 10, 2),))
+        director.on_worker_events(WORKER, [Token(key, index, SampledToken(7), preemption=preemption)], 1.0)
     assert ledger.pauses == Pauses(3, 1.5)
+    assert ledger.yields == (LaneYield(Lane.BATCH, 3, 30, 6),)
 
 
 def test_the_requests_of_a_lost_worker_are_placed_on_another_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from tandem.core.request import SamplingParams
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.schedule_result import SequenceUpdate
 from tandem.sched.state.sequence import MigrationState
 from tandem.sched.state.step_plan import StepResult
 from tests.unit.sched.lane_jobs import batch, in_lane, urgent, with_choices
@@ -345,6 +347,11 @@ def test_choices_of_a_promoted_sequence_are_served_alike() -> None:
     assert step(s)[1].num_yielded == 0
 
 
+def _pauses(updates: Iterable[SequenceUpdate]) -> list[Pauses]:
+    """Return the pauses that updates report."""
+    return [each.preemption.pauses for each in updates if each.preemption is not None and each.preemption.pauses.num]
+
+
 def test_the_token_after_a_pause_reports_it() -> None:
     s = _scheduler(1, most=3)
     add(s, batch("b"))
@@ -353,7 +360,7 @@ def test_the_token_after_a_pause_reports_it() -> None:
         if now in (1, 5):
             add(s, urgent(f"u{now}", 2))
         planned = s.plan(float(now))
-        reported += [(now, update.pauses) for update in finish(s, planned.step) if update.pauses is not None]
+        reported += [(now, pauses) for pauses in _pauses(finish(s, planned.step))]
     assert reported == [(3, Pauses(1, 2.0)), (7, Pauses(1, 2.0))]
 
 
@@ -367,7 +374,7 @@ def test_a_job_of_several_choices_reports_its_pause_once() -> None:
     for now in (4.0, 5.0):
         updates += finish(s, s.plan(now).step, 50, 51)
     assert any(update.branches for update in updates)
-    reported = [part.pauses for update in updates for part in update.parts if part.pauses]
+    reported = _pauses(part for update in updates for part in update.parts)
     assert reported == [Pauses(1, 2.0)]
 
 
@@ -392,7 +399,7 @@ def test_choices_that_wait_for_a_seat_pause_and_are_promoted() -> None:
     reported = []
     for now in (2.0, 3.0, 4.0, 40.0, 41.0, 42.0, 43.0):
         planned = s.plan(now)
-        reported += [update.pauses for update in finish(s, planned.step) if update.pauses]
+        reported += _pauses(finish(s, planned.step))
     assert third.is_promoted and reported[-1].num == 1 and reported[-1].seconds > 36
 
 

@@ -20,8 +20,10 @@ from tandem.core.events import (
     FinishReason,
     JobEvent,
     KVReceived,
+    LaneYield,
     MigrationOffered,
     Pauses,
+    Preemption,
     SampledToken,
     Token,
 )
@@ -39,7 +41,7 @@ from tandem.core.ids import (
 )
 from tandem.core.lane import Lane
 from tandem.core.request import MAX_COUNT, GenerateJob, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
-from tandem.core.request_stages import JobStages
+from tandem.core.request_stages import JobStages, Stage, Wait, WaitCause
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import PROMPT_SIZES, EngineStats, WorkerLoad
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
@@ -225,14 +227,50 @@ def test_the_stages_of_a_job_are_sent_with_its_first_token() -> None:
     assert isinstance(first, Token) and first.stages == JobStages(0.5, 0.0, 0.0, 0.125, 2.0)
 
 
+_WAITS = (
+    Wait(Stage.PREFILL_QUEUE, WaitCause.PROMPTS_AHEAD, 0.5, 4096),
+    Wait(Stage.PREFILL_QUEUE, WaitCause.SEAT, 1.5),
+    Wait(Stage.TRANSFER, WaitCause.SEAT, 0.25),
+)
+
+
+def test_the_waits_of_a_job_are_sent_with_its_stages() -> None:
+    stages = JobStages(prefill_queue_s=2.0, waits=_WAITS)
+    events = (Token(JobKey(RequestId("r"), 1), 0, SampledToken(1), 3, stages),)
+    message = sent(worker_codec.encode_update(events))
+    assert worker_codec.decode_update(message) == events
+    found = message.runs[0].stages
+    found.waits_s[0], found.wait_causes[1], found.wait_stages[2] = math.inf, "of a newer version", "unknown"
+    (token,) = worker_codec.decode_update(message)
+    assert isinstance(token, Token) and token.stages == stages._replace(waits=(_WAITS[0]._replace(seconds=0.0),))
+    del found.waits_s[0]
+    with pytest.raises(TandemError, match="unequal numbers"):
+        worker_codec.decode_update(message)
+
+
+def test_what_yielded_is_sent_with_the_next_token() -> None:
+    key = JobKey(RequestId("r"), 1)
+    yields = (LaneYield(Lane.STANDARD, 1, 70_000, 4), LaneYield(Lane.BATCH, 2, 5, 1))
+    events = (
+        Token(key, 0, SampledToken(1)),
+        Token(key, 1, SampledToken(2), preemption=Preemption(yields=yields)),
+        Token(key, 2, SampledToken(3), preemption=Preemption(Pauses(1, 0.5), yields[:1])),
+    )
+    message = sent(worker_codec.encode_update(events))
+    assert worker_codec.decode_update(message) == events
+    message.runs[1].yielded_blocks.append(1)
+    with pytest.raises(TandemError, match="number of lanes"):
+        worker_codec.decode_update(message)
+
+
 def test_pauses_are_sent_with_the_token_after_them() -> None:
     key = JobKey(RequestId("r"), 1)
     tokens = [Token(key, index, SampledToken(index)) for index in range(4)]
-    events = (*tokens[:2], replace(tokens[2], pauses=Pauses(2, 1.5)), tokens[3])
+    events = (*tokens[:2], replace(tokens[2], preemption=Preemption(Pauses(2, 1.5))), tokens[3])
     message = sent(worker_codec.encode_update(events))
     assert worker_codec.decode_update(message) == events
     message.runs[1].paused_s = math.nan
-    assert worker_codec.decode_update(message)[2] == replace(tokens[2], pauses=Pauses(2, 0.0))
+    assert worker_codec.decode_update(message)[2] == replace(tokens[2], preemption=Preemption(Pauses(2, 0.0)))
 
 
 def test_a_gap_begins_a_run_and_keeps_the_order() -> None:

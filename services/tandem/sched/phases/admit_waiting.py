@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from tandem.core.request import PrefillJob
+from tandem.core.request_stages import WaitCause
 from tandem.kv.block_pool import Holder
 from tandem.sched.phases.batch_limit import BatchLimit
 from tandem.sched.phases.plan_builder import PlanBuilder
@@ -54,45 +55,92 @@ def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
     - A sequence that needs more blocks than there are without leased ones holds back all but pulls: it waits for
       leases, which end only when their consumers get room by pulls.
     """
-    may_compute = True
-    may_prefill = True
-    batch_limit = BatchLimit(state)
-    for seq in [seq for seq in state.waiting if seq.may_start and seq.id not in builder.yielded]:
+    waiting = [seq for seq in state.waiting if seq.may_start and seq.id not in builder.yielded]
+    index, cause = _admit(state, builder, waiting) if waiting else (0, None)
+    state.hold_back(waiting[index:], cause)
+
+
+def _admit(state: SchedulerState, builder: PlanBuilder, waiting: list[Sequence]) -> tuple[int, WaitCause | None]:
+    """Start sequences of `waiting` in order, and allocate blocks to pulls, until one holds back all later ones. Returns
+    its index and what it lacks; None where there is no such sequence."""
+    checks = _StartChecks(state, builder)
+    for index, seq in enumerate(waiting):
         if not state.num_free_seats:
-            return
+            return index, WaitCause.SEAT
         if seq.is_pull:
-            if not _grant_pull(state, builder, seq):
-                return
-        elif not (may_compute and builder.has_prefill_budget(seq)) or (
-            isinstance(seq.job, PrefillJob) and not may_prefill
-        ):
-            continue
-        elif isinstance(seq.job, PrefillJob) and not _may_offer(state, seq, state.largest_reservation):
-            may_prefill = False
-        elif batch_limit.admits(seq, _num_blocks(state, seq)) and not _start(state, builder, seq):
+            cause = None if _grant_pull(state, builder, seq) else WaitCause.BLOCKS
+        else:
+            cause = None if checks.keeps_back(seq) else _start(state, builder, seq)
+        if cause is not None:
             if not waits_for_leases(state, seq):
-                return
-            may_compute = False
+                return index, cause
+            checks.wait_for_leases(seq)
+    return len(waiting), None
 
 
-def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
-    """Start a sequence that is computed here, and plan its first slice. Returns False, without a change, where budget
-    or blocks are missing."""
+class _StartChecks:
+    """Decide which waiting prompts do not start in this plan, though they hold back only sequences of their kind."""
+
+    def __init__(self, state: SchedulerState, builder: PlanBuilder) -> None:
+        self._state = state
+        self._builder = builder
+        self._batch_limit = BatchLimit(state)
+        self._may_compute = True
+        self._may_prefill = True
+
+    def keeps_back(self, seq: Sequence) -> bool:
+        """Return whether a prompt does not start in this plan, and record what it waits for if so."""
+        cause = self._cause(seq) if self._builder.has_prefill_budget(seq) else self._cause_without_budget(seq)
+        if cause is not None:
+            seq.wait_for(cause, self._state.now)
+        return cause is not None
+
+    def wait_for_leases(self, seq: Sequence) -> None:
+        """Keep all later prompts back, because `seq` needs blocks that are leased."""
+        self._may_compute = False
+        seq.wait_for(WaitCause.LEASES, self._state.now)
+
+    def _cause(self, seq: Sequence) -> WaitCause | None:
+        if not self._may_compute:
+            return WaitCause.LEASES
+        if isinstance(seq.job, PrefillJob):
+            self._may_prefill = self._may_prefill and self._may_offer(seq)
+            if not self._may_prefill:
+                return WaitCause.LEASES
+        is_admitted = self._batch_limit.admits(seq, _num_blocks(self._state, seq))
+        return None if is_admitted else WaitCause.BATCH_SHARE
+
+    def _cause_without_budget(self, seq: Sequence) -> WaitCause:
+        """Return what a prompt without a part of the prefill budget waits for; it counts for no limit of this plan."""
+        is_prefill = isinstance(seq.job, PrefillJob)
+        if not self._may_compute or (is_prefill and not (self._may_prefill and self._may_offer(seq))):
+            return WaitCause.LEASES
+        is_refused = self._batch_limit.refuses(seq, _num_blocks(self._state, seq))
+        return WaitCause.BATCH_SHARE if is_refused else WaitCause.PROMPTS_AHEAD
+
+    def _may_offer(self, seq: Sequence) -> bool:
+        return _may_offer(self._state, seq, self._state.largest_reservation)
+
+
+def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> WaitCause | None:
+    """Start a sequence that is computed here, plan its first slice, and return None. Returns what it waits for, without
+    a change, where budget or blocks are missing."""
     pool = state.pool
     hashes = seq.reusable(pool.block_size)
     cached = pool.count_hits(hashes) * pool.block_size
     if builder.chunk_of(seq, len(seq.tokens) - cached) == 0:
-        return False
+        return WaitCause.PROMPTS_AHEAD
     if not _take_blocks(state, seq):
-        return False
+        return WaitCause.BLOCKS
     if not seq.was_started:
         seq.num_cached = cached
+    waits = seq.take_waits(state.now)
     state.start(seq, cached)
     leased = seq.table.ids() if isinstance(seq.job, PrefillJob) else ()
     pool.retain(leased, Holder.LEASE)
-    builder.starts.append(SequenceStarted(seq.key, seq.num_cached, leased))
+    builder.starts.append(SequenceStarted(seq.key, seq.num_cached, leased, waits))
     plan_slice(state, builder, seq)
-    return True
+    return None
 
 
 def _grant_pull(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
@@ -100,8 +148,9 @@ def _grant_pull(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> b
     num_hits = state.pool.count_hits(seq.reusable(state.pool.block_size))
     if not _take_blocks(state, seq):
         return False
+    waits = seq.take_waits(state.now)
     state.park_for_pull(seq)
-    builder.pulls.append(PullAllocated(seq.key, seq.table, num_hits, _num_blocks(state, seq)))
+    builder.pulls.append(PullAllocated(seq.key, seq.table, num_hits, _num_blocks(state, seq), waits))
     return True
 
 

@@ -51,9 +51,11 @@ def fork_update(
         handed_over = finish is None and isinstance(job, PrefillJob)
         if finish is None and not handed_over:
             going_on.append(branch)
-        # All choices waited as one sequence, so the first reports its pauses.
-        pauses = None if parts else seq.pauses
-        parts.append(SequenceUpdate(branch.job, *facts, tokens, finish=finish, handed_over=handed_over, pauses=pauses))
+        # All choices waited as one sequence, so the first reports its pauses and what yielded to it.
+        preemption = None if parts else seq.preemption
+        parts.append(
+            SequenceUpdate(branch.job, *facts, tokens, finish=finish, handed_over=handed_over, preemption=preemption)
+        )
     handed_over = any(part.handed_over for part in parts)
     finish = None if any(part.finish is None for part in parts) else parts[0].finish
     first_tokens = tuple(sampled) if handed_over else ()
@@ -153,7 +155,7 @@ def append_sampled(
         finish,
         handed_over,
         first_tokens=sampled if handed_over else (),
-        pauses=seq.take_pauses() if seq.pauses and sampled else None,
+        preemption=seq.take_preemption() if seq.preemption and sampled else None,
     )
 
 
@@ -163,7 +165,7 @@ def _fork(
     """Fork a job of several choices after its first tokens: each choice that goes on becomes a sequence of its own."""
     _publish(state, seq)
     progress, going_on = fork_update(seq, tokens, digests)
-    seq.take_pauses()
+    seq.take_preemption()
     if not going_on:
         state.finish(seq)
         return progress

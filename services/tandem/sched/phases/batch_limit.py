@@ -27,13 +27,19 @@ class BatchLimit:
         Once the limit refuses a prompt it refuses all later ones too, so that no smaller one overtakes it for ever."""
         if self._use is None or seq.is_pull or seq.lane != Lane.BATCH:
             return True
-        use = self._use.plus(self._state.num_seats_of(seq), num_blocks)
-        is_over = self._is_reached or is_over_limit(self._state, self._use, use)
-        if is_over and not seq.is_promoted:
+        if self.refuses(seq, num_blocks):
             self._is_reached = True
             return False
-        self._use = use
+        self._use = self._use.plus(self._state.num_seats_of(seq), num_blocks)
         return True
+
+    def refuses(self, seq: Sequence, num_blocks: int) -> bool:
+        """Return whether the limit keeps a waiting sequence, which will take `num_blocks` blocks, from starting, and
+        count nothing."""
+        if self._use is None or seq.is_pull or seq.lane != Lane.BATCH or seq.is_promoted:
+            return False
+        use = self._use.plus(self._state.num_seats_of(seq), num_blocks)
+        return self._is_reached or is_over_limit(self._state, self._use, use)
 
 
 def is_over_limit(state: SchedulerState, before: LaneUse, after: LaneUse) -> bool:

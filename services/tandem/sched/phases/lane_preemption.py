@@ -41,12 +41,13 @@ def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder) -> frozenset
         if paused_at <= since and not seq.is_promoted:
             state.promote(seq)
     yielding = list(_yielding(state))
-    for seq in yielding:
+    for seq, urgent in yielding:
         if not seq.num_open_plans:
             seq.num_yields += 1
+            urgent.add_yield(seq)
             state.preempt(seq)
             builder.yielded.add(seq.id)
-    return frozenset(seq.id for seq in yielding if seq.num_open_plans)
+    return frozenset(seq.id for seq, _ in yielding if seq.num_open_plans)
 
 
 def may_preempt(state: SchedulerState) -> bool:
@@ -62,8 +63,9 @@ def may_preempt(state: SchedulerState) -> bool:
     return least_urgent.served_lane > lane and any(may_yield(seq, lane, state.limits) for seq in state.running)
 
 
-def _yielding(state: SchedulerState) -> Iterator[Sequence]:
-    """Yield the running sequences that are to make room for waiting ones: for all pulls, and for the first prompt.
+def _yielding(state: SchedulerState) -> Iterator[tuple[Sequence, Sequence]]:
+    """Yield the running sequences that are to make room for waiting ones, each with the one that gets its room: for all
+    pulls, and for the first prompt.
 
     Further prompts wait for the next plans, because a step may have prefill budget for no more than one. Waiting
     sequences are served in order. The first for which room can not be made ends the search, because it holds back all
@@ -97,7 +99,7 @@ def _yielding(state: SchedulerState) -> Iterator[Sequence]:
             num_growing -= _grows(victim, state.pool.block_size)
         num_running += not seq.is_pull
         is_first_prompt &= seq.is_pull
-        yield from victims
+        yield from ((victim, seq) for victim in victims)
 
 
 def _grows(seq: Sequence, block_size: int) -> bool:

@@ -6,13 +6,26 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import FinishReason, Pauses, SampledToken
+from tandem.core.events import FinishReason, Preemption, SampledToken
 from tandem.core.ids import BlockId, JobKey
 from tandem.core.request import Job
+from tandem.core.request_stages import WaitCause
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.block_pool import BlockTable
 from tandem.kv.handoff import BlockDigest
 from tandem.sched.state.step_plan import StepPlan
+
+
+class WaitSpan(NamedTuple):
+    """Time, in seconds of the caller's clock, for which a sequence waited for one cause.
+
+    `num_tokens_ahead` is as in `Wait`.
+    """
+
+    cause: WaitCause
+    since: float
+    until: float
+    num_tokens_ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +36,15 @@ class PullAllocated:
     The first `num_hit_blocks` hold their content already (prefix-cache hits), or will once the open plans have copied
     it from host memory. Blocks `[num_hit_blocks, num_known_blocks)` are to be read from the producer, and the rest is
     for tokens still to be sampled. The open plans may still copy the old content of blocks to host memory; until then
-    nothing may be written to these blocks, see `BlockPool.is_copied`. `key`: the first choice of the job.
+    nothing may be written to these blocks, see `BlockPool.is_copied`. `key`: the first choice of the job. `waits`: what
+    it waited for since its producer was ready, as far as known.
     """
 
     key: JobKey
     table: BlockTable
     num_hit_blocks: int
     num_known_blocks: int
+    waits: tuple[WaitSpan, ...] = ()
 
 
 class SequenceStarted(NamedTuple):
@@ -39,11 +54,13 @@ class SequenceStarted(NamedTuple):
     - `num_cached`: its tokens that were prefix-cache hits when it was first started; a preempted sequence is started
       again.
     - `leased`: for a `PrefillJob`, all its blocks, which the pool now also holds for the lease; empty for other jobs.
+    - `waits`: what it waited for since its arrival, as far as known; empty where it is started again.
     """
 
     key: JobKey
     num_cached: int
     leased: tuple[BlockId, ...] = ()
+    waits: tuple[WaitSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +126,7 @@ class SequenceUpdate:
     - The sequence has ended on this worker if one of these is set: `finish` (it is complete), `handed_over` (another
       worker continues it), `error` (it failed, with kind `error_kind`).
     - `first_tokens`: the tokens that a prefill hands over, one per choice of its job.
-    - `pauses`: those of the sequence since its last update with tokens; None where there were none.
+    - `preemption`: what it did to the sequence since its last update with tokens; None where that is nothing.
     - `branches`: one update per choice of a job of several choices, in the step that samples their first tokens or in
       which they end without any; empty in all other steps. Until then one sequence stands for all choices. A branch has
       the token and the end of its choice; `tokens` of the update itself is then empty, and its `finish` is set only if
@@ -130,7 +147,7 @@ class SequenceUpdate:
     first_tokens: tuple[SampledToken, ...] = ()
     branches: tuple[SequenceUpdate, ...] = ()
     error_kind: ErrorKind = ErrorKind.INTERNAL
-    pauses: Pauses | None = None
+    preemption: Preemption | None = None
 
     @property
     def parts(self) -> tuple[SequenceUpdate, ...]:

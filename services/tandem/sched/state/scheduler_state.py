@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tandem.core.ids import JobKey, SeqId
 from tandem.core.lane import Lane
 from tandem.core.request import Job, PrefillJob
+from tandem.core.request_stages import WaitCause
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.state.limits import SchedulerLimits, num_seats, pull_need
 from tandem.sched.state.schedule_result import PullAllocated
@@ -77,6 +78,8 @@ class SchedulerState:
     - `filled_pulls`: for each open plan, the pulled sequences into whose blocks it copies content from host memory. It
       counts as an open plan of these sequences, which must keep the blocks until they are copied.
     - `now`: time of the latest plan, in seconds of the caller's clock.
+    - `held_back_by`: what the first sequence lacked that kept all after it from starting in the latest plan; None where
+      there was none.
     """
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
@@ -94,6 +97,7 @@ class SchedulerState:
         self.filled_pulls: dict[int, list[Sequence]] = {}
         self.num_plans = 0
         self.now = 0.0
+        self.held_back_by: WaitCause | None = None
 
     @property
     def num_seated(self) -> int:
@@ -135,6 +139,16 @@ class SchedulerState:
         return 1 if isinstance(seq.job, PrefillJob) else min(len(seq.choices), num_seats(seq.job, self.limits))
 
     # ---- sequences
+
+    def hold_back(self, seqs: Iterable[Sequence], cause: WaitCause | None) -> None:
+        """Record that waiting sequences wait in the latest plan because the first of them lacks something; None: no
+        sequence holds back others."""
+        if cause is self.held_back_by:
+            return
+        self.held_back_by = cause
+        if cause is not None:
+            for seq in seqs:
+                seq.wait_for(cause, self.now)
 
     def enqueue(self, seq: Sequence) -> None:
         """Add a new sequence to the waiting ones; if its KV is to be pulled, reserve blocks for it."""

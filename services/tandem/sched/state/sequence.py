@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from tandem.core.events import NO_PAUSES, FinishReason, Pauses, SampledToken
+from tandem.core.events import FinishReason, LaneYield, Pauses, Preemption, SampledToken, merged_yields
 from tandem.core.ids import BlockHash, JobKey, SeqId
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
+from tandem.core.request_stages import WaitCause
 from tandem.kv.block_pool import BlockTable
 from tandem.kv.hashing import chain_hashes, prompt_hashes
 from tandem.sched.state.draft_length import AdaptiveDraft
+from tandem.sched.state.schedule_result import WaitSpan
 from tandem.sched.state.step_plan import Sampling
 
 Order = tuple[int, int, int]
@@ -22,6 +24,10 @@ Order = tuple[int, int, int]
 
 FIRST_PRIORITY = -(1 << 62)
 """Priority before all that requests may have."""
+
+
+MAX_WAITS = 16
+"""Changes of what a sequence waits for that are recorded; from the last one on it counts as waiting for the same."""
 
 
 class Status(Enum):
@@ -88,8 +94,12 @@ class Sequence:
         self.num_open_plans = 0
         # Times that it yielded its seat to a sequence of a more urgent lane.
         self.num_yields = 0
-        # Pauses that no update has reported yet.
-        self.pauses: Pauses | None = None
+        # Pauses, and sequences that yielded to this one, that no update has reported yet.
+        self.preemption: Preemption | None = None
+        # Prompt tokens to compute before its own when it arrived.
+        self.num_tokens_ahead = 0
+        # What it has waited for until its first start, each with the time from which on.
+        self._waits: list[tuple[WaitCause, float]] = []
         self.num_cached = 0
         self.num_digested = 0
         self.migration_state = MigrationState.NONE
@@ -195,12 +205,38 @@ class Sequence:
 
     def add_pause(self, seconds: float) -> None:
         """Count a pause that has ended, for the next update."""
-        self.pauses = Pauses.sum((self.pauses or NO_PAUSES, Pauses(1, seconds)))
+        before = self.preemption or Preemption()
+        self.preemption = before._replace(pauses=Pauses.sum((before.pauses, Pauses(1, seconds))))
 
-    def take_pauses(self) -> Pauses | None:
-        """Return the pauses since the last call; None where there were none."""
-        pauses, self.pauses = self.pauses, None
-        return pauses
+    def add_yield(self, victim: Sequence) -> None:
+        """Count a running sequence that yields its seat and its blocks to this one, for the next update."""
+        before = self.preemption or Preemption()
+        given_up = LaneYield(victim.lane, 1, victim.num_computed, len(victim.table))
+        self.preemption = before._replace(yields=merged_yields((*before.yields, given_up)))
+
+    def take_preemption(self) -> Preemption | None:
+        """Return the pauses and yields since the last call; None where there were none."""
+        preemption, self.preemption = self.preemption, None
+        return preemption
+
+    def wait_for(self, cause: WaitCause, now: float) -> None:
+        """Record what the sequence waits for from `now` on; a sequence that was started before waits for nothing that
+        counts here."""
+        waits = self._waits
+        if not self.was_started and not (waits and waits[-1][0] is cause) and len(waits) < MAX_WAITS:
+            waits.append((cause, now))
+
+    def take_waits(self, now: float) -> tuple[WaitSpan, ...]:
+        """Return what the sequence has waited for until `now`, in order; empty where this is not known, and after the
+        first call."""
+        if not self._waits:
+            return ()
+        waits, self._waits = self._waits, []
+        ends = [begin for _, begin in waits[1:]] + [now]
+        return tuple(
+            WaitSpan(cause, begin, end, self.num_tokens_ahead if cause is WaitCause.PROMPTS_AHEAD else 0)
+            for (cause, begin), end in zip(waits, ends, strict=True)
+        )
 
     def append(self, token: SampledToken) -> None:
         self.tokens.append(token.id)

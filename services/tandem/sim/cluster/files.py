@@ -61,7 +61,7 @@ class SimFiles:
             num = next((i for i, block_hash in enumerate(batch) if block_hash not in self._held), len(batch))
             is_over = num < len(batch) or first + num == len(order.hashes)
             seconds = self._agenda.now - began
-            worker.post(lambda engine, _now: engine.files_read(order.read, num, seconds, is_over=is_over))
+            worker.post(lambda engine, now: engine.files_read(order.read, num, seconds, now, is_over=is_over))
             if not is_over:
                 self._read(worker, order, first + num)
                 return

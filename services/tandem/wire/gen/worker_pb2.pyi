@@ -194,7 +194,7 @@ class WatchPosition(_message.Message):
     def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., next_index: _Optional[int] = ...) -> None: ...
 
 class TokenRun(_message.Message):
-    __slots__ = ("key", "first_index", "tokens", "num_cached_tokens", "stages", "num_pauses", "paused_s")
+    __slots__ = ("key", "first_index", "tokens", "num_cached_tokens", "stages", "num_pauses", "paused_s", "yielded_sequences", "yielded_tokens", "yielded_blocks")
     KEY_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,9 @@ class TokenRun(_message.Message):
     STAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_PAUSES_FIELD_NUMBER: _ClassVar[int]
     PAUSED_S_FIELD_NUMBER: _ClassVar[int]
+    YIELDED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    YIELDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    YIELDED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     key: JobKey
     first_index: int
     tokens: _containers.RepeatedCompositeFieldContainer[_kv_pb2.SampledToken]
@@ -209,21 +212,32 @@ class TokenRun(_message.Message):
     stages: JobStages
     num_pauses: int
     paused_s: float
-    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_kv_pb2.SampledToken, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., stages: _Optional[_Union[JobStages, _Mapping]] = ..., num_pauses: _Optional[int] = ..., paused_s: _Optional[float] = ...) -> None: ...
+    yielded_sequences: _containers.RepeatedScalarFieldContainer[int]
+    yielded_tokens: _containers.RepeatedScalarFieldContainer[int]
+    yielded_blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_kv_pb2.SampledToken, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., stages: _Optional[_Union[JobStages, _Mapping]] = ..., num_pauses: _Optional[int] = ..., paused_s: _Optional[float] = ..., yielded_sequences: _Optional[_Iterable[int]] = ..., yielded_tokens: _Optional[_Iterable[int]] = ..., yielded_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JobStages(_message.Message):
-    __slots__ = ("prefill_queue_s", "prefill_s", "transfer_s", "decode_queue_s", "decode_s")
+    __slots__ = ("prefill_queue_s", "prefill_s", "transfer_s", "decode_queue_s", "decode_s", "wait_stages", "wait_causes", "waits_s", "num_tokens_ahead")
     PREFILL_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_STAGES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_CAUSES_FIELD_NUMBER: _ClassVar[int]
+    WAITS_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     prefill_queue_s: float
     prefill_s: float
     transfer_s: float
     decode_queue_s: float
     decode_s: float
-    def __init__(self, prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., decode_queue_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
+    wait_stages: _containers.RepeatedScalarFieldContainer[str]
+    wait_causes: _containers.RepeatedScalarFieldContainer[str]
+    waits_s: _containers.RepeatedScalarFieldContainer[float]
+    num_tokens_ahead: int
+    def __init__(self, prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., decode_queue_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., wait_stages: _Optional[_Iterable[str]] = ..., wait_causes: _Optional[_Iterable[str]] = ..., waits_s: _Optional[_Iterable[float]] = ..., num_tokens_ahead: _Optional[int] = ...) -> None: ...
 
 class PulledKV(_message.Message):
     __slots__ = ("key", "num_blocks", "num_bytes", "num_cached_tokens", "num_exposed_bytes", "total_seconds", "exposed_seconds", "busy_seconds", "source")

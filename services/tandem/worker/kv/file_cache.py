@@ -191,8 +191,8 @@ def _batches(order: ReadFiles) -> Iterator[list[tuple[BlockHash, HostSlot]]]:
 
 
 def _report_read(read: int, num_blocks: int, seconds: float, *, is_over: bool = False) -> Command:
-    def report(engine: Engine, _now: float) -> list[Effect]:
-        return engine.files_read(read, num_blocks, seconds, is_over=is_over)
+    def report(engine: Engine, now: float) -> list[Effect]:
+        return engine.files_read(read, num_blocks, seconds, now, is_over=is_over)
 
     return report
 
