@@ -220,6 +220,8 @@ class RequestDirector:
         self.queue.check()
         for request in self._queue.known():
             assert request in self._open, f"{request} has a place in the queue and is not open"
+        for request in self._queue.waits.requests():
+            assert request in self._open, f"the waits of {request} are counted, and it is not open"
         for request, open_request in self._open.items():
             assert open_request.fixed_placement is not None or request in self.queue, (
                 f"{open_request!r} is open and has no place"
@@ -250,7 +252,7 @@ class RequestDirector:
 
         Raises TandemError, and keeps nothing, when by prediction it would miss its target (SLO_MISS) or the queue is
         full of requests that precede it (OVERLOADED)."""
-        admission = self._queue.admit(request, tenant, timeout_s, hashes, session)
+        admission = self._queue.admit(request, now, tenant, timeout_s, hashes, session)
         out: list[Command] = []
         if admission.leaves is not None and admission.error is not None:
             displaced = self._open.get(admission.leaves)
@@ -448,6 +450,7 @@ class RequestDirector:
             open_request = self._open[turn.request]
             self._workers.add_inflight(turn.placement.prefill, turn.request, self.queue.charged(turn.request))
             open_request.predicted = turn.predicted
+            open_request.ledger.add_queue_waits(turn.waits)
             if self._config.wake_timeout_s:
                 request = open_request.state.request
                 served_since = self._queue.served_since(request.model, request.lane)
@@ -507,7 +510,7 @@ class RequestDirector:
             self._queue.refused(place.excluded, now)
             if place.has_failed:
                 self._queue.failed(open_request.id, place)
-            self.queue.put_back(open_request.id)
+            self._queue.put_back(open_request.id, now)
 
     def _find_consumer(self, open_request: OpenRequest, search: FindConsumer, now: float, out: list[Command]) -> None:
         """Look for a worker that takes over. A probe keeps to its own two workers."""

@@ -26,7 +26,9 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import BlockHash, RequestId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request
+from tandem.core.request_stages import Wait, WaitCause
 from tandem.orchestration.commands import FindConsumer, Requeue
+from tandem.orchestration.queue_waits import QueueWaits
 from tandem.routing.candidates import pick_migration_target
 from tandem.routing.circuit_breaker import CircuitBreakers
 from tandem.routing.placement import NoPlacement, Placement
@@ -63,12 +65,13 @@ class Dispatchable(NamedTuple):
     """A request that is sent to workers now, because it is first in the queue, and its placement.
 
     `predicted`: how much of its prompt should be cached on the worker that computes it, and on the worker from which a
-    prefix is read.
+    prefix is read. `waits`: what it waited for in the queue, besides its turn.
     """
 
     request: RequestId
     placement: Placement
     predicted: Sequence[Prediction] = ()
+    waits: tuple[Wait, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,13 @@ class PlacementQueue:
         self._why: dict[_ModelLane, NoPlacement] = {}
         self._hopeless_since: dict[_ModelLane, float] = {}
         self._served_since: dict[_ModelLane, float] = {}
+        self.waits = QueueWaits()
         self._num_turns = 0
 
     def admit(
         self,
         request: Request,
+        now: float,
         tenant: Tenant = OPEN,
         timeout_s: float | None = None,
         hashes: Sequence[BlockHash] = (),
@@ -144,6 +149,7 @@ class PlacementQueue:
                 raise error
         leaves = self.queue.enter(request, item)
         self._requests[request.id] = routing_request
+        self.waits.enter(request.id, _ModelLane.of(routing_request), now)
         prefill_s = 0.0 if predicted is None else predicted.prefill_s
         if leaves is None:
             return AdmissionResult(prefill_s=prefill_s)
@@ -167,7 +173,15 @@ class PlacementQueue:
         `num_cached`: its prompt tokens that were in a prefix cache, to correct its tenant's charge; None when unknown.
         """
         self.queue.leave(request, num_cached)
+        self.waits.forget(request)
         self._requests.pop(request, None)
+
+    def put_back(self, request: RequestId, now: float) -> None:
+        """Return a request that was sent to its old position; does nothing when it has ended."""
+        self.queue.put_back(request)
+        known = self._requests.get(request)
+        if known is not None:
+            self.waits.enter(request, _ModelLane.of(known), now)
 
     def known(self) -> Iterable[RequestId]:
         """Return the requests that were admitted and have not ended."""
@@ -263,7 +277,7 @@ class PlacementQueue:
             if isinstance(outcome, Dispatchable):
                 yield outcome
                 continue
-            self._wait(key, outcome, now)
+            self._wait(request, key, outcome, now)
             tried.add(key.lane)
             if outcome.may_pass:
                 yields_to |= {key.lane}
@@ -291,8 +305,9 @@ class PlacementQueue:
             self._blocked[_ModelLane.of(routing_request)] = replace(routing_request, yields_to=frozenset())
         return outcome
 
-    def _wait(self, key: _ModelLane, outcome: NoPlacement, now: float) -> None:
+    def _wait(self, request: RequestId, key: _ModelLane, outcome: NoPlacement, now: float) -> None:
         self._why[key] = outcome
+        self.waits.tried(request, key, _cause(outcome), now)
         if outcome is not BUSY:
             self._blocked.pop(key, None)
         if outcome.may_pass:
@@ -315,8 +330,9 @@ class PlacementQueue:
     def _sent(
         self, request: RequestId, routing_request: RoutingRequest, placement: Placement, now: float
     ) -> Dispatchable:
-        self._blocked.pop(_ModelLane.of(routing_request), None)
-        self._has_worker(_ModelLane.of(routing_request), now)
+        key = _ModelLane.of(routing_request)
+        self._blocked.pop(key, None)
+        self._has_worker(key, now)
         self.breaker.on_attempt((placement.prefill, placement.decode), now)
         self._num_turns += 1
         worker = self._ranking.find(routing_request.model, placement.prefill)
@@ -325,7 +341,8 @@ class PlacementQueue:
         self.queue.send(
             request, routing_request.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached
         )
-        return Dispatchable(request, placement, _predictions(routing_request, placement, worker))
+        waits = self.waits.take(request, key, now)
+        return Dispatchable(request, placement, _predictions(routing_request, placement, worker), waits)
 
     def _place(self, request: RoutingRequest, now: float) -> Placement | NoPlacement:
         """Place a request. Failing workers count as absent, unless no others exist: then they are tried now and
@@ -390,6 +407,13 @@ def _predictions(request: RoutingRequest, placement: Placement, worker: WorkerVi
         for ref, num_blocks, num_before in found
         if num_blocks
     ]
+
+
+def _cause(outcome: NoPlacement) -> WaitCause:
+    """Return what a request waits for that could not be placed."""
+    if outcome is BEHIND:
+        return WaitCause.URGENT_LANES
+    return WaitCause.NO_ROOM if outcome.may_pass else WaitCause.NO_WORKER
 
 
 def _has_workers(outcome: Placement | NoPlacement) -> bool:

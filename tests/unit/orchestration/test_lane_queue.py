@@ -13,6 +13,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Request, SamplingParams
+from tandem.core.request_stages import WaitCause
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration import request_queue
@@ -54,8 +55,12 @@ class Queue:
         self.views[view.ref] = view
         self.ranking.put(lambda ref=view.ref: self.views[ref])  # type: ignore[misc]
 
-    def admit(self, name: str, lane: Lane, num_tokens: int = 400) -> None:
-        self.queue.admit(request(name, lane, num_tokens), OPEN)
+    def admit(self, name: str, lane: Lane, num_tokens: int = 400, now: float = 0.0) -> None:
+        self.queue.admit(request(name, lane, num_tokens), now, OPEN)
+
+    def waits(self, now: float) -> dict[str, list[tuple[WaitCause, float]]]:
+        """Place all that can be placed, and return what each request waited for besides its turn."""
+        return {turn.request: [wait[1:3] for wait in turn.waits] for turn in self.queue.turns(now)}
 
     def sent(self, now: float = 0.0) -> list[str]:
         """Place all that can be placed, and return each request with the worker that computes its prompt."""
@@ -300,3 +305,49 @@ def test_workers_of_other_lanes_do_not_shorten_a_prediction() -> None:
     q.admit("b", Lane.BATCH, 100)
     shared = Queue(worker("i", URGENT, busy), worker("b", ALL_LANES), targets=TARGETS)
     shared.admit("i", Lane.INTERACTIVE, 100)
+
+
+def test_only_the_first_of_a_lane_waits_for_room() -> None:
+    q = Queue(worker("a", ALL_LANES, FULL))
+    q.admit("first", Lane.INTERACTIVE, now=1.0)
+    assert q.waits(1.0) == {}
+    q.admit("second", Lane.INTERACTIVE, now=2.0)
+    assert q.waits(2.0) == q.waits(3.5) == {}
+    q.queue.leave(RequestId("first"))
+    assert q.waits(4.0) == {}
+    q.put(worker("a", ALL_LANES))
+    assert q.waits(6.0) == {"second": [(WaitCause.NO_ROOM, 2.0)]}, "before that it waited for its turn"
+    q.admit("third", Lane.INTERACTIVE, now=7.0)
+    assert q.waits(7.0) == {"third": []}
+
+
+def test_all_of_a_lane_wait_for_more_urgent_ones_and_for_a_first_worker() -> None:
+    q = Queue(worker("a", ALL_LANES, FULL))
+    q.admit("i", Lane.INTERACTIVE, now=0.0)
+    q.admit("b1", Lane.BATCH, 20, now=0.0)
+    assert q.waits(0.0) == {}
+    q.admit("b2", Lane.BATCH, 20, now=1.0)
+    assert q.waits(1.0) == {}
+    q.put(worker("a", frozenset({Lane.INTERACTIVE}), FULL))
+    assert q.waits(3.0) == {}, "now no worker serves the lane"
+    q.put(worker("a", ALL_LANES))
+    urgent, none = WaitCause.URGENT_LANES, WaitCause.NO_WORKER
+    assert q.waits(8.0) == {
+        "i": [(WaitCause.NO_ROOM, 8.0)],
+        "b1": [(none, 5.0), (urgent, 3.0)],
+        "b2": [(none, 5.0), (urgent, 2.0)],
+    }
+
+
+def test_a_request_that_is_put_back_begins_to_wait_again() -> None:
+    q = Queue(worker("a", ALL_LANES))
+    q.admit("r", Lane.BATCH, now=0.0)
+    assert q.waits(0.0) == {"r": []}
+    q.put(worker("a", ALL_LANES, FULL))
+    q.queue.put_back(RequestId("r"), 5.0)
+    assert q.waits(5.0) == q.waits(6.0) == {}
+    q.queue.put_back(RequestId("r"), 6.5)
+    q.put(worker("a", ALL_LANES))
+    assert q.waits(7.0) == {"r": [(WaitCause.NO_ROOM, 2.0)]}
+    q.queue.leave(RequestId("r"))
+    assert not q.queue.waits.requests()

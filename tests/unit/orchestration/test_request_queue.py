@@ -84,7 +84,7 @@ def request(name: str = "r", **rest: object) -> Request:
 
 def test_hits_are_looked_up_when_a_request_is_placed_and_its_charge_is_what_is_left() -> None:
     rig = Rig(P1, P2, D1)
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), 0.0, hashes=HASHES)
     assert rig.held.num_looks == 0 and rig.waiting.queue.charged(RequestId("r")) == 320
     rig.held.hits = {P2.ref: PrefixHit(19, 19)}
     turn = rig.next()
@@ -96,7 +96,7 @@ def test_hits_are_looked_up_when_a_request_is_placed_and_its_charge_is_what_is_l
 def test_a_returned_request_is_charged_in_full_and_looked_up_again() -> None:
     rig = Rig(P1, P2, D1)
     rig.held.hits = {P2.ref: PrefixHit(19, 19)}
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), 0.0, hashes=HASHES)
     rig.next()
     served = dict(rig.waiting.queue.served())
     rig.waiting.refused([P2.ref], 0.0)
@@ -113,33 +113,33 @@ def test_a_returned_request_is_charged_in_full_and_looked_up_again() -> None:
 def test_a_prompt_with_logprobs_uses_no_hits() -> None:
     rig = Rig(P1, D1)
     rig.held.hits = {P1.ref: PrefixHit(19, 19)}
-    rig.waiting.admit(request(prompt_logprobs=1), hashes=HASHES)
+    rig.waiting.admit(request(prompt_logprobs=1), 0.0, hashes=HASHES)
     assert hit_blocks(rig.next()) == 0 and rig.waiting.queue.charged(RequestId("r")) == 320
 
 
 def test_without_hashes_the_estimate_is_the_tenants_history() -> None:
     rig = Rig(P1, D1)
     for i in range(30):
-        rig.waiting.admit(request(f"r{i}"))
+        rig.waiting.admit(request(f"r{i}"), 0.0)
         rig.next()
         rig.waiting.leave(RequestId(f"r{i}"), 304)
-    rig.waiting.admit(request("last"))
+    rig.waiting.admit(request("last"), 0.0)
     assert rig.held.num_looks == 0 and rig.waiting.queue.charged(RequestId("last")) < 100
 
 
 def test_a_deadline_that_only_a_prefix_makes_possible_is_accepted() -> None:
     rig = Rig(P1, D1)
     with pytest.raises(TandemError) as missed:
-        rig.waiting.admit(request(), timeout_s=0.1, hashes=HASHES)
+        rig.waiting.admit(request(), 0.0, timeout_s=0.1, hashes=HASHES)
     assert missed.value.kind is ErrorKind.SLO_MISS
     rig.held.hits = {P1.ref: PrefixHit(19, 19)}
-    assert rig.waiting.admit(request(), timeout_s=0.1, hashes=HASHES).leaves is None
+    assert rig.waiting.admit(request(), 0.0, timeout_s=0.1, hashes=HASHES).leaves is None
 
 
 def test_a_worker_that_would_reject_the_prompt_accepts_the_uncached_part() -> None:
     load = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=load), D1)
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), 0.0, hashes=HASHES)
     assert not list(rig.waiting.turns(0.0))
     assert not rig.waiting.may_go_on(rig.views[P1.ref])
     rig.held.hits = {P1.ref: PrefixHit(18, 18)}
@@ -149,7 +149,7 @@ def test_a_worker_that_would_reject_the_prompt_accepts_the_uncached_part() -> No
 def test_a_remote_prefix_is_not_charged_and_widens_the_choice() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), 0.0, hashes=HASHES)
     assert not list(rig.waiting.turns(0.0))
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     turn = rig.next()
@@ -162,7 +162,7 @@ def test_a_failing_link_is_not_used_for_prefix_fetches_until_retried() -> None:
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     used_remote_prefix = []
     for name, now in (("a", 0.0), ("b", 0.0), ("c", 0.0), ("d", prefix_fetches.FIRST_BACKOFF_S)):
-        rig.waiting.admit(request(name), hashes=HASHES)
+        rig.waiting.admit(request(name), 0.0, hashes=HASHES)
         turn = next(rig.waiting.turns(now))
         used_remote_prefix.append(turn.placement.prefix is not None)
         if turn.placement.prefix is not None:
@@ -174,7 +174,7 @@ def test_a_worker_with_capacity_for_the_rest_wakes_the_queue() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(100,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), 0.0, hashes=HASHES)
     assert not list(rig.waiting.turns(0.0))
     less = replace(P1, load=replace(full, lane_tokens=(210,) * 3))
     assert rig.waiting.may_go_on(less)
@@ -185,14 +185,14 @@ def test_only_the_first_request_is_tried() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(0,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
     for i in range(50):
-        rig.waiting.admit(request(f"r{i}"), hashes=HASHES)
+        rig.waiting.admit(request(f"r{i}"), 0.0, hashes=HASHES)
     assert not list(rig.waiting.turns(0.0)) and rig.held.num_looks == 1
 
 
 def test_a_consumer_is_found_without_queueing_and_charge() -> None:
     second = worker("d2", "decode")
     rig = Rig(P1, second, D1)
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), 0.0, hashes=HASHES)
     rig.next()
     seek = FindConsumer(0, P1.ref, unfit=frozenset({D1.ref}))
     assert rig.waiting.pick_consumer("m", Lane.INTERACTIVE, seek, 0.0) == second.ref
@@ -212,7 +212,7 @@ def open_breakers(rig: Rig, *refs: WorkerRef) -> float:
 def test_a_request_goes_elsewhere_while_its_best_worker_fails() -> None:
     rig = Rig(P1, P2, D1)
     now = open_breakers(rig, P1.ref)
-    rig.waiting.admit(request())
+    rig.waiting.admit(request(), 0.0)
     turn = next(rig.waiting.turns(now))
     assert turn.placement.prefill == P2.ref
 
@@ -221,7 +221,7 @@ def test_without_healthy_prefill_workers_a_request_is_local() -> None:
     """The request is placed as if there were no prefill workers, without waiting for a back-off."""
     rig = Rig(P1, P2, D1)
     now = open_breakers(rig, P1.ref, P2.ref)
-    rig.waiting.admit(request())
+    rig.waiting.admit(request(), 0.0)
     turn = next(rig.waiting.turns(now))
     assert turn.placement.path == "fallback;reason=no_prefill_worker"
     assert turn.placement.decode == D1.ref
@@ -231,7 +231,7 @@ def test_failing_workers_are_tried_one_request_at_a_time_without_others() -> Non
     rig = Rig(P1, D1)
     now = open_breakers(rig, P1.ref, D1.ref)
     for i in range(4):
-        rig.waiting.admit(request(f"r{i}"))
+        rig.waiting.admit(request(f"r{i}"), 0.0)
     assert not list(rig.waiting.turns(now)), "they failed just now"
     for i in range(3):
         now += FIRST_BACKOFF_S
@@ -245,7 +245,7 @@ def test_failing_workers_are_not_tried_while_others_are_full() -> None:
     rig = Rig(P1, second, D1)
     now = open_breakers(rig, second.ref) + FIRST_BACKOFF_S
     rig.waiting.refused([D1.ref], now)
-    rig.waiting.admit(request())
+    rig.waiting.admit(request(), 0.0)
     assert not list(rig.waiting.turns(now))
     turn = next(rig.waiting.turns(now + REFUSAL_BACKOFF_S))
     assert turn.placement.decode == D1.ref
@@ -265,7 +265,7 @@ def test_a_migration_prefers_a_failing_worker_to_none() -> None:
 @pytest.mark.parametrize(("mode", "path"), [("prefer", "fallback;reason=kv_lost"), ("strict", "remote")])
 def test_a_request_with_lost_kv_is_computed_on_one_worker_where_allowed(mode: Disaggregation, path: str) -> None:
     rig = Rig(P1, D1)
-    rig.waiting.admit(request(), replace(OPEN, disaggregation=mode))
+    rig.waiting.admit(request(), 0.0, replace(OPEN, disaggregation=mode))
     rig.next()
     rig.waiting.failed(RequestId("r"), Requeue(frozenset(), has_failed=True, is_undivided=True))
     rig.waiting.queue.put_back(RequestId("r"))
