@@ -25,6 +25,7 @@ _RECORD = RequestRecord(
     reason="",
     num_attempts=1,
     pauses=NO_PAUSES,
+    yields=(),
     workers=("p", "d"),
     is_streamed=True,
     usage=Usage(10, 4, 2),

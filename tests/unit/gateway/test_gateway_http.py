@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Pauses
-from tandem.core.request_stages import Stage
+from tandem.core.events import LaneYield, Pauses
+from tandem.core.lane import Lane
+from tandem.core.request_stages import Stage, Wait, WaitCause
 from tests.unit.gateway.conftest import Endless
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -223,6 +224,27 @@ def test_an_answer_reports_preemptions(front: Front, http: httpx.Client, is_stre
     text = http.post(URL, json={**CHAT, "stream": is_streamed}).text
     last = text.removesuffix("data: [DONE]\n\n").strip().rpartition("data: ")[2]
     assert json.loads(last)["tandem"] == {"path": "remote", "attempts": 1, "preemptions": 2, "paused_ms": 1234.568}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_answer_explains_its_waits_on_request(front: Front, http: httpx.Client, is_streamed: bool) -> None:
+    stream = front.answer("x")
+    stream.waits = (
+        Wait(Stage.QUEUE, WaitCause.TURN, 0.0009),
+        Wait(Stage.QUEUE, WaitCause.NO_ROOM, 0.25),
+        Wait(Stage.PREFILL_QUEUE, WaitCause.PROMPTS_AHEAD, 1.2345678, 4096),
+    )
+    stream.yields = (LaneYield(Lane.BATCH, 2, 812, 51),)
+    text = http.post(URL, json={**CHAT, "stream": is_streamed}, headers={"x-tandem-explain": "1"}).text
+    last = text.removesuffix("data: [DONE]\n\n").strip().rpartition("data: ")[2]
+    facts = json.loads(last)["tandem"]
+    assert facts["waits"] == [
+        [
+            {"stage": "queue", "cause": "no_room", "ms": 250.0},
+            {"stage": "prefill_queue", "cause": "prompts_ahead", "ms": 1234.568, "tokens_ahead": 4096},
+        ]
+    ]
+    assert facts["yielded"] == [{"lane": "batch", "sequences": 2, "tokens": 812, "blocks": 51}]
 
 
 def test_a_whole_answer_has_a_timing_header(front: Front, http: httpx.Client) -> None:

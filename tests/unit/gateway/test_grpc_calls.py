@@ -14,7 +14,9 @@ import grpc
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Pauses
+from tandem.core.events import LaneYield, Pauses
+from tandem.core.lane import Lane
+from tandem.core.request_stages import Stage, Wait, WaitCause
 from tandem.gateway.grpc.call import DETAIL_TYPE
 from tandem.gateway.grpc.service import MAX_HELD
 from tandem.wire.channels import CHANNEL_OPTIONS
@@ -59,6 +61,21 @@ def test_the_last_message_reports_preemptions(front: Front, stub: Any) -> None:
     front.answer("Hi").pauses = Pauses(2, 1.5)
     reply = stub.Complete(pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="x")]))
     assert (reply.preemptions, reply.paused_ms) == (2, 1500)
+
+
+def test_the_last_message_explains_its_waits_on_request(front: Front, stub: Any) -> None:
+    for metadata in ((("x-tandem-explain", "1"),), ()):
+        stream = front.answer("Hi")
+        stream.waits = (Wait(Stage.PREFILL_QUEUE, WaitCause.PROMPTS_AHEAD, 0.5, 4096),)
+        stream.yields = (LaneYield(Lane.BATCH, 1, 812, 51),)
+        prompts = [pb.Prompt(text=text) for text in "xy"]
+        reply = stub.Complete(pb.CompleteRequest(model="tiny", prompt=prompts), metadata=metadata)
+        if not metadata:
+            assert not reply.waits and not reply.yielded
+            continue
+        facts = {"stage": "prefill_queue", "cause": "prompts_ahead", "ms": 500.0, "tokens_ahead": 4096}
+        assert [*reply.waits] == [pb.Wait(prompt=prompt, **facts) for prompt in (0, 1)]
+        assert [*reply.yielded] == [pb.YieldedSequences(lane="batch", sequences=2, tokens=1624, blocks=102)]
 
 
 @pytest.mark.parametrize("method", METHODS)

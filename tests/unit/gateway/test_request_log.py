@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tandem.core.events import Pauses
+from tandem.core.events import LaneYield, Pauses
+from tandem.core.lane import Lane
 from tandem.gateway.telemetry import request_log
 from tandem.gateway.telemetry.request_log import LOGGER, RequestLog
 from tandem.gateway.telemetry.request_record import RequestRecord
@@ -27,6 +28,7 @@ RECORD = record(
     reason="long_prompt",
     num_attempts=2,
     pauses=Pauses(3, 1.5),
+    yields=(LaneYield(Lane.STANDARD, 1, 800, 50), LaneYield(Lane.BATCH, 2, 12, 1)),
     usage=Usage(100, 20, None),
     received_at=1e9,
     total_s=1.23456789,
@@ -100,6 +102,9 @@ def test_a_line_has_all_fields(caplog: pytest.LogCaptureFixture) -> None:
         "attempts": 2,
         "preemptions": 3,
         "paused_s": 1.5,
+        "yielded_sequences": 3,
+        "yielded_tokens": 812,
+        "yielded_blocks": 51,
         "is_streamed": True,
         "prompt_tokens": 100,
         "output_tokens": 20,

@@ -13,10 +13,11 @@ from typing import Protocol
 from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.config import Pool
-from tandem.core.events import Finished, Pauses, PromptLogprobs, Token
+from tandem.core.events import Finished, LaneYield, Pauses, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
+from tandem.core.request_stages import Wait
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
@@ -72,6 +73,18 @@ class TokenStream(Protocol):
     def pauses(self) -> Pauses:
         """Return how often choices of the request were preempted and went on until now, and the seconds that they
         waited, added up."""
+        ...
+
+    @property
+    def yields(self) -> Sequence[LaneYield]:
+        """Return, by lane, the sequences at workers that yielded their seats and KV blocks to choices of the request
+        until now."""
+        ...
+
+    @property
+    def waits(self) -> Sequence[Wait]:
+        """Return what the request has waited for, by stage and cause, in order: until its first token, and where two
+        workers serve it until its second."""
         ...
 
     @property

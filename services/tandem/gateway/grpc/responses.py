@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from tandem.core.events import SampledToken
 from tandem.gateway.http.openai_response import LOWEST_LOGPROB, GatheredParts, OutputFormatter, join_calls, usage_reply
-from tandem.gateway.http.server_timing import paused_ms, timing_ms
+from tandem.gateway.http.server_timing import paused_ms, timing_ms, waits_ms, yield_counts
 from tandem.gateway.output.text_stream import Delta
 from tandem.gateway.serving.completions import CompletionStream, Part
 from tandem.gateway.serving.echo import ScoredPrompt
@@ -33,8 +33,8 @@ class ReplyFormatter(ABC, OutputFormatter, Generic[Reply]):
     def reply(self, parts: Iterable[Part]) -> Reply | None:
         """Return one message with the next `parts` of the output; None where it would show the client nothing.
 
-        The message with the end of the last choice also has the usage, the path, the attempts and the timing. For a
-        call that is not streamed, pass all parts at once."""
+        The message with the end of the last choice also has the usage, the path, the attempts, and what the client
+        requested to know of its time. For a call that is not streamed, pass all parts at once."""
         gathered = GatheredParts(part for part in parts if not isinstance(part, Delta) or self._shows(part))
         if not (gathered.deltas or gathered.scored):
             return None
@@ -64,6 +64,10 @@ class ReplyFormatter(ABC, OutputFormatter, Generic[Reply]):
         reply.attempts = self._answer.num_attempts
         pauses = self._answer.pauses
         reply.preemptions, reply.paused_ms = pauses.num, paused_ms(pauses)
+        if (explanation := self._answer.explanation) is not None:
+            for prompt, waits in enumerate(explanation.waits):
+                reply.waits.extend(pb.Wait(prompt=prompt, **wait) for wait in waits_ms(waits))
+            reply.yielded.extend(pb.YieldedSequences(**counts) for counts in yield_counts(explanation.yields))
         if (timing := self._answer.timing) is not None:
             reply.timing.CopyFrom(pb.Timing(**timing_ms(timing)))
 

@@ -51,6 +51,27 @@ class TimingFacts(msgspec.Struct, kw_only=True):
     deliver_ms: float
 
 
+class WaitFacts(msgspec.Struct):
+    """Wait of a prompt. `stage`: the stage of `timing` of which it is a part. `cause`: what was waited for.
+    `tokens_ahead`: with the cause `prompts_ahead`, the prompt tokens that were to be computed before it when it arrived
+    at the worker."""
+
+    stage: str
+    cause: str
+    ms: float
+    tokens_ahead: int | UnsetType = UNSET
+
+
+class YieldFacts(msgspec.Struct):
+    """Sequences of one lane that were preempted for the request. `tokens`: what they have to compute again at most, for
+    what is left of it in the prefix cache is not computed twice. `blocks`: the KV blocks that they held."""
+
+    lane: str
+    sequences: int
+    tokens: int
+    blocks: int
+
+
 class TandemFacts(msgspec.Struct):
     """Tandem's own addition to the last chunk of a stream and to whole bodies.
 
@@ -58,14 +79,18 @@ class TandemFacts(msgspec.Struct):
     `fallback` (both on one worker, though different ones were intended), with a reason. `attempts`: 1 plus the number
     of retries on other workers. `preemptions`: how often a choice of it was preempted and went on later, and
     `paused_ms` how long they waited in sum; absent where none was. `reasons`: why the router chose the placement, one
-    object for each prompt, costs in milliseconds; present with the request header `x-tandem-explain`. `timing`: the
-    time of each stage; present with `x-tandem-timing`."""
+    object for each prompt, costs in milliseconds; present with the request header `x-tandem-explain`. With the
+    same header, `waits`: for each prompt what it waited for before its first token (on two workers: before its second),
+    in order; and `yielded`: what was preempted for the request. `timing`: the time of each stage; present with
+    `x-tandem-timing`."""
 
     path: str
     attempts: int
     preemptions: int | UnsetType = UNSET
     paused_ms: float | UnsetType = UNSET
     reasons: list[dict[str, Any]] | UnsetType = UNSET
+    waits: list[list[WaitFacts]] | UnsetType = UNSET
+    yielded: list[YieldFacts] | UnsetType = UNSET
     timing: TimingFacts | UnsetType = UNSET
 
 

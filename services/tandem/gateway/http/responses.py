@@ -12,8 +12,8 @@ from msgspec import UNSET
 from tandem.gateway.context.request_context import TIMING_HEADER
 from tandem.gateway.http.exchange import Exchange, header_value, json_response
 from tandem.gateway.http.openai_response import ResponseFormatter
-from tandem.gateway.http.openai_schema import TandemFacts, TimingFacts
-from tandem.gateway.http.server_timing import paused_ms, server_timing, timing_ms
+from tandem.gateway.http.openai_schema import TandemFacts, TimingFacts, WaitFacts, YieldFacts
+from tandem.gateway.http.server_timing import paused_ms, server_timing, timing_ms, waits_ms, yield_counts
 from tandem.gateway.http.sse import EventStream
 from tandem.gateway.output.text_stream import ChoiceEnd
 from tandem.gateway.serving.completions import CompletionStream, Part
@@ -97,13 +97,15 @@ async def _collect(
 
 
 def _facts(answer: CompletionStream, timing: RequestTiming | None) -> TandemFacts:
-    pauses = answer.pauses
+    pauses, explanation = answer.pauses, answer.explanation
     return TandemFacts(
         answer.path,
         answer.num_attempts,
         pauses.num or UNSET,
         paused_ms(pauses) if pauses.num else UNSET,
         UNSET if answer.reasons is None else answer.reasons,
+        UNSET if explanation is None else [[WaitFacts(**w) for w in waits_ms(x)] for x in explanation.waits],
+        UNSET if explanation is None else [YieldFacts(**counts) for counts in yield_counts(explanation.yields)],
         UNSET if timing is None else TimingFacts(**timing_ms(timing)),
     )
 

@@ -1,9 +1,16 @@
-"""Format the stages of a request for its client, in milliseconds with three decimals."""
+"""Format the stages of a request and its waits for its client, in milliseconds with three decimals."""
 
 from __future__ import annotations
 
-from tandem.core.events import Pauses
+from collections.abc import Iterable
+from typing import Any
+
+from tandem.core.events import LaneYield, Pauses
+from tandem.core.request_stages import Wait, WaitCause
 from tandem.gateway.telemetry.request_recorder import RequestTiming
+
+MIN_WAIT_S = 0.001
+"""Shortest wait that clients see, in seconds."""
 
 
 def timing_ms(timing: RequestTiming) -> dict[str, float]:
@@ -26,6 +33,25 @@ def server_timing(timing: RequestTiming) -> str:
 def paused_ms(pauses: Pauses) -> float:
     """Return the sum of a request's pauses in milliseconds."""
     return _ms(pauses.seconds)
+
+
+def waits_ms(waits: Iterable[Wait]) -> list[dict[str, Any]]:
+    """Return the waits of at least MIN_WAIT_S by field name of WaitFacts, in milliseconds."""
+    found: list[dict[str, Any]] = []
+    for wait in waits:
+        if wait.seconds >= MIN_WAIT_S:
+            entry = {"stage": wait.stage.value, "cause": wait.cause.value, "ms": _ms(wait.seconds)}
+            tokens = {"tokens_ahead": wait.num_tokens_ahead} if wait.cause is WaitCause.PROMPTS_AHEAD else {}
+            found.append(entry | tokens)
+    return found
+
+
+def yield_counts(yields: Iterable[LaneYield]) -> list[dict[str, Any]]:
+    """Return what was preempted for a request by field name of YieldFacts, one entry for each lane."""
+    return [
+        {"lane": lane.label, "sequences": num_sequences, "tokens": num_tokens, "blocks": num_blocks}
+        for lane, num_sequences, num_tokens, num_blocks in yields
+    ]
 
 
 def _ms(seconds: float) -> float:

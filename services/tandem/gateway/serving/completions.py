@@ -9,14 +9,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, Pauses, PromptLogprobs
+from tandem.core.events import Finished, LaneYield, Pauses, PromptLogprobs, merged_yields
 from tandem.core.request import Request
+from tandem.core.request_stages import Wait
 from tandem.gateway.context.interfaces import RequestDispatcher, ServedModel, TokenStream
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.output_spec import OutputSpec, OutputSpecFactory, with_grammar
@@ -71,6 +72,17 @@ MAX_TOKENIZED = 64 << 10
 """Largest number of tokens that /tokenize returns and that /detokenize takes, unless the model's context is longer."""
 _MESSAGE_CHARS = 20
 """Estimate of the characters that a chat template writes around each message."""
+
+
+class Explanation(NamedTuple):
+    """Why a request waited, and what was preempted for it.
+
+    `waits`: those of each prompt, by stage and cause, in order. `yields`: the sequences that yielded to any choice, by
+    lane.
+    """
+
+    waits: Sequence[Sequence[Wait]]
+    yields: Sequence[LaneYield]
 
 
 class CompletionStream:
@@ -148,6 +160,15 @@ class CompletionStream:
     def pauses(self) -> Pauses:
         """Return the pauses of all prompts and choices."""
         return Pauses.sum(stream.pauses for stream in self._streams)
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """Return why the request waited and what was preempted for it until now; None where the client did not request
+        it."""
+        if not self._explain:
+            return None
+        yields = merged_yields(each for stream in self._streams for each in stream.yields)
+        return Explanation([stream.waits for stream in self._streams], yields)
 
     @property
     def reasons(self) -> list[dict[str, object]] | None:

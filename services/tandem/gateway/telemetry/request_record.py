@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.core.events import Pauses
+from tandem.core.events import LaneYield, Pauses
 from tandem.gateway.telemetry.usage import Usage
 from tandem.orchestration.phase_ledger import StageSeconds
 
@@ -27,6 +27,7 @@ class RequestRecord:
     - `num_attempts`: 1 plus the retries; 0 where it was not admitted. `workers`: ids of the workers of its last
       placement, the one that computed the prompt first; empty where it was not placed.
     - `pauses`: preemptions after which it went on, over all prompts and choices.
+    - `yields`: the sequences that were preempted for it, by lane.
     - `received_at`: seconds since the epoch. `first_token_s`: seconds from arrival to the first token sent; None where
       no token was sent.
     - `token_s`: mean seconds between two tokens of a choice, a gap; None where there were no two. `longest_gap_s`: the
@@ -50,6 +51,7 @@ class RequestRecord:
     reason: str
     num_attempts: int
     pauses: Pauses
+    yields: tuple[LaneYield, ...]
     workers: tuple[str, ...]
     is_streamed: bool
     usage: Usage

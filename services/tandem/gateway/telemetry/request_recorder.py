@@ -15,7 +15,7 @@ from opentelemetry.trace import Tracer
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Pauses
+from tandem.core.events import Pauses, merged_yields
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import TokenStream
@@ -229,6 +229,7 @@ class RequestRecording:
             reason=why if path else getattr(error, "reason", ""),
             num_attempts=max((each.num_attempts for each in self.placements), default=0),
             pauses=Pauses.sum(each.pauses for each in self.placements),
+            yields=merged_yields(part for each in self.placements for part in each.yields),
             workers=() if placement is None else tuple(placement.workers),
             is_streamed=self._kind.is_streamed,
             usage=tally.usage(),

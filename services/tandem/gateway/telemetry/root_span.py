@@ -75,6 +75,9 @@ def _attributes(
         "tandem.attempts": record.num_attempts,
         "tandem.preemptions": record.pauses.num,
         "tandem.paused_s": record.pauses.seconds,
+        "tandem.yielded_sequences": sum(each.num_sequences for each in record.yields),
+        "tandem.yielded_tokens": sum(each.num_tokens for each in record.yields),
+        "tandem.yielded_blocks": sum(each.num_blocks for each in record.yields),
         "tandem.streamed": record.is_streamed,
         "tandem.total_s": record.total_s,
     }

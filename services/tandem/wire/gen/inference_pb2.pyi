@@ -217,7 +217,7 @@ class FunctionCall(_message.Message):
     def __init__(self, name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class ChatReply(_message.Message):
-    __slots__ = ("id", "created", "model", "choices", "usage", "path", "service_tier", "prompt_logprobs", "attempts", "timing", "preemptions", "paused_ms")
+    __slots__ = ("id", "created", "model", "choices", "usage", "path", "service_tier", "prompt_logprobs", "attempts", "timing", "preemptions", "paused_ms", "waits", "yielded")
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,8 @@ class ChatReply(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    YIELDED_FIELD_NUMBER: _ClassVar[int]
     id: str
     created: int
     model: str
@@ -242,7 +244,9 @@ class ChatReply(_message.Message):
     timing: Timing
     preemptions: int
     paused_ms: float
-    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ChatChoice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., path: _Optional[str] = ..., service_tier: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., attempts: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., preemptions: _Optional[int] = ..., paused_ms: _Optional[float] = ...) -> None: ...
+    waits: _containers.RepeatedCompositeFieldContainer[Wait]
+    yielded: _containers.RepeatedCompositeFieldContainer[YieldedSequences]
+    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ChatChoice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., path: _Optional[str] = ..., service_tier: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., attempts: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., preemptions: _Optional[int] = ..., paused_ms: _Optional[float] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., yielded: _Optional[_Iterable[_Union[YieldedSequences, _Mapping]]] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("total_ms", "first_token_ms", "receive_ms", "queue_ms", "route_ms", "prefill_queue_ms", "prefill_ms", "transfer_ms", "decode_queue_ms", "decode_ms", "deliver_ms")
@@ -269,6 +273,32 @@ class Timing(_message.Message):
     decode_ms: float
     deliver_ms: float
     def __init__(self, total_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., receive_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., route_ms: _Optional[float] = ..., prefill_queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., decode_queue_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., deliver_ms: _Optional[float] = ...) -> None: ...
+
+class Wait(_message.Message):
+    __slots__ = ("prompt", "stage", "cause", "ms", "tokens_ahead")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    prompt: int
+    stage: str
+    cause: str
+    ms: float
+    tokens_ahead: int
+    def __init__(self, prompt: _Optional[int] = ..., stage: _Optional[str] = ..., cause: _Optional[str] = ..., ms: _Optional[float] = ..., tokens_ahead: _Optional[int] = ...) -> None: ...
+
+class YieldedSequences(_message.Message):
+    __slots__ = ("lane", "sequences", "tokens", "blocks")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    lane: str
+    sequences: int
+    tokens: int
+    blocks: int
+    def __init__(self, lane: _Optional[str] = ..., sequences: _Optional[int] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class ChatChoice(_message.Message):
     __slots__ = ("index", "message", "logprobs", "finish_reason", "token_ids")
@@ -446,7 +476,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CompleteReply(_message.Message):
-    __slots__ = ("id", "created", "model", "choices", "usage", "path", "service_tier", "prompt_logprobs", "attempts", "timing", "preemptions", "paused_ms")
+    __slots__ = ("id", "created", "model", "choices", "usage", "path", "service_tier", "prompt_logprobs", "attempts", "timing", "preemptions", "paused_ms", "waits", "yielded")
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -459,6 +489,8 @@ class CompleteReply(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    YIELDED_FIELD_NUMBER: _ClassVar[int]
     id: str
     created: int
     model: str
@@ -471,7 +503,9 @@ class CompleteReply(_message.Message):
     timing: Timing
     preemptions: int
     paused_ms: float
-    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[CompletionChoice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., path: _Optional[str] = ..., service_tier: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., attempts: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., preemptions: _Optional[int] = ..., paused_ms: _Optional[float] = ...) -> None: ...
+    waits: _containers.RepeatedCompositeFieldContainer[Wait]
+    yielded: _containers.RepeatedCompositeFieldContainer[YieldedSequences]
+    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[CompletionChoice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., path: _Optional[str] = ..., service_tier: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., attempts: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., preemptions: _Optional[int] = ..., paused_ms: _Optional[float] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., yielded: _Optional[_Iterable[_Union[YieldedSequences, _Mapping]]] = ...) -> None: ...
 
 class CompletionChoice(_message.Message):
     __slots__ = ("index", "text", "logprobs", "finish_reason", "token_ids")
