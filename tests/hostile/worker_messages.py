@@ -14,16 +14,20 @@ from tandem.core.events import (
     Finished,
     FinishReason,
     KVReceived,
+    LaneYield,
     MigrationOffered,
+    Pauses,
+    Preemption,
     PromptLogprobs,
     SampledToken,
     Token,
 )
 from tandem.core.grammar import Grammar
 from tandem.core.ids import GatewayId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.link import LinkReport
 from tandem.core.request import GenerateJob, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
-from tandem.core.request_stages import JobStages
+from tandem.core.request_stages import JobStages, Stage, Wait, WaitCause
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.wire.gen import worker_pb2 as pb
@@ -129,8 +133,10 @@ def _read_description(data: bytes) -> None:
 
 
 _TOKEN = SampledToken(5, -0.5, ((5, -0.5), (6, -1.0)))
+_STAGES = JobStages(0.5, 0.5, 0.5, 0.5, 0.5, (Wait(Stage.PREFILL_QUEUE, WaitCause.PROMPTS_AHEAD, 0.5, 100),))
+_PREEMPTION = Preemption(Pauses(1, 0.5), (LaneYield(Lane.BATCH, 1, 100, 7),))
 _EVENTS = (
-    Token(_KEY, 0, _TOKEN, 4, JobStages(*([0.5] * len(JobStages._fields)))),
+    Token(_KEY, 0, _TOKEN, 4, _STAGES, _PREEMPTION),
     Token(_KEY, 1, SampledToken(6)),
     PromptLogprobs(_KEY, 1, (_TOKEN,)),
     MigrationOffered(_KEY, HandoffKey(_HANDOFF, 1)),

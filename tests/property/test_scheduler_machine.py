@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import add
 
 import pytest
 from hypothesis import strategies as st
@@ -272,6 +273,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_yields = {s: s.num_yields for s in self.scheduler.state.running}
         free = self.pool.num_free
         sizes = {s.id: len(s.table) for s in self.scheduler.state.running}
+        num_computed = {s: s.num_computed for s in self.scheduler.state.running}
+        num_counted = self.counted_yields()
         before = [(s, s.num_open_plans) for s in self.scheduler.state.running]
         prompts = [s for s in self.scheduler.state.running if s.is_schedulable and s.num_remaining > 1]
         owed = [(s, s.num_remaining) for s in prompts[:1]]
@@ -289,6 +292,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if number < self.limits.max_lane_preemptions and s.order[0] > most_urgent
         }
         assert may_yield.issuperset(yielded)
+        given_up = [(1, num_computed[s], sizes[s.id]) for s in yielded]
+        counted = tuple(after - before for before, after in zip(num_counted, self.counted_yields(), strict=True))
+        assert counted == tuple(map(sum, zip((0, 0, 0), *given_up, strict=True)))
         started = {start.key for start in planned.starts}
         assert not [s for s in yielded if s.status is not Status.WAITING or s.key in started]
         self.check_batch_limit(planned, [s for s in waiting if s.key in started])
@@ -328,6 +334,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             most = self.limits.batch_max_share * self.limits.max_num_seqs
             most = max(most, self.scheduler.state.num_seats_of(batch[0]))
             assert used <= most, f"{batch} exceed the limit"
+
+    def counted_yields(self) -> tuple[int, int, int]:
+        """Return how many sequences have yielded to those that are here and have not reported it, and what they gave
+        up."""
+        totals = (0, 0, 0)
+        for seq in self.scheduler.state.by_id.values():
+            for lane, *counts in seq.preemption.yields if seq.preemption is not None else ():
+                assert lane > seq.order[0], f"a sequence in {lane} has yielded to {seq!r}"
+                totals = tuple(map(add, totals, counts))  # type: ignore[assignment]
+        return totals
 
     def check_victims(self, before: list[tuple[Sequence, int]], num_yields: dict[Sequence, int]) -> None:
         """Whoever is preempted is the youngest that may be."""

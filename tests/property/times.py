@@ -7,7 +7,7 @@ from itertools import pairwise
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import ResumeJob
-from tandem.core.request_stages import JobStages
+from tandem.core.request_stages import JobStages, Stage
 from tandem.engine.job_timeline import MAX_CHUNKS, JobTimes
 
 
@@ -26,7 +26,8 @@ class TimesWitness:
         if isinstance(event, Token):
             if event.stages is not None:
                 assert event.key not in self._stages, f"{event.key} draws its first token twice"
-                assert min(event.stages) >= 0.0, event
+                assert min(event.stages.seconds) >= 0.0, event
+                _check_waits(event.stages)
                 self._stages[event.key] = event.stages
                 self._num_sampled[event.key] = 0
             if event.key in self._stages:
@@ -85,3 +86,11 @@ def _check_order(*moments: float) -> None:
     for one, two in pairwise(moments):
         # Times that were reported as durations have the rounding error of a subtraction.
         assert one <= two + 1e-9, moments
+
+
+def _check_waits(stages: JobStages) -> None:
+    """Check that a job waited for something, and in no stage longer than the stage took."""
+    assert all(wait.seconds > 0 for wait in stages.waits), stages
+    for stage, most_s in ((Stage.PREFILL_QUEUE, stages.prefill_queue_s), (Stage.TRANSFER, stages.transfer_s)):
+        assert sum(wait.seconds for wait in stages.waits if wait.stage is stage) <= most_s + 1e-9, stages
+    assert len({wait[:2] for wait in stages.waits}) == len(stages.waits), stages
