@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.http import Answer, Post, completion
 from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, cluster, until
 
 _BATCH = {"x-tandem-lane": "batch"}
+_EXPLAIN = {"x-tandem-explain": "1"}
 _LONG, _SHORT = 2000, 4
 
 
@@ -40,16 +41,31 @@ def test_batch_answers_yield_a_seat_and_lose_no_token(running: Cluster, pools: t
     with Post(gateway.url, bodies[0], headers=_BATCH) as first, Post(gateway.url, bodies[1], headers=_BATCH) as second:
         first.wait_events(3)
         second.wait_events(3)
-        answers = [_short(gateway.url, salt) for salt in (3, 4)]
+        answers = [_explained(gateway.url, salt) for salt in (3, 4)]
         books = decoder.books()
         ended = [post.finish() for post in (first, second)]
     assert books.num_sequences == 2, "both batch answers, which filled the worker, were unfinished when others ended"
-    assert [answer[1] for answer in answers] == [path, path]
+    assert [(answer.status, answer.path) for answer in answers] == [(200, path)] * 2
     assert [answer.text() for answer in ended] == [alone(0), alone(1)]
     facts = [answer.about() for answer in ended]
     assert sum(fact.get("preemptions", 0) for fact in facts) >= 1, facts
     assert all(fact["paused_ms"] > 0 for fact in facts if "preemptions" in fact)
-    assert answers == [_short(gateway.url, salt) for salt in (3, 4)]
+    assert [(answer.text(), path) for answer in answers] == [_short(gateway.url, salt) for salt in (3, 4)]
+    yielded = [each for answer in answers for each in answer.about()["yielded"]]
+    assert {each["lane"] for each in yielded} == {"batch"}
+    assert sum(each["sequences"] for each in yielded) == sum(fact.get("preemptions", 0) for fact in facts)
+    assert all(40 < each["tokens"] < each["sequences"] * (40 + _LONG) and each["blocks"] for each in yielded), yielded
+
+    with Post(gateway.url, bodies[0]) as first, Post(gateway.url, bodies[1]) as second:
+        first.wait_events(3)
+        second.wait_events(3)
+        with Post(gateway.url, completion(30, 5, _SHORT, stream=True), headers=_EXPLAIN) as third:
+            for post in (first, second):
+                post.finish()
+            fact = third.finish().about()
+    (waits,) = fact["waits"]
+    assert {wait["cause"] for wait in waits} & {"seat", "no_room"}, "two that are as urgent had both seats"
+    assert all(wait["ms"] > 0 for wait in waits) and fact["yielded"] == []
     for worker in workers:
         until(worker.is_idle, f"an idle {worker.name}")
     running.stop()
@@ -61,6 +77,12 @@ def _short(url: str, salt: int) -> tuple[str, str]:
     with Post(url, completion(30, salt, _SHORT)) as post:
         answer = post.finish()
     return answer.text(), answer.path
+
+
+def _explained(url: str, salt: int) -> Answer:
+    """Return a short interactive answer that explains its waits."""
+    with Post(url, completion(30, salt, _SHORT), headers=_EXPLAIN) as post:
+        return post.finish()
 
 
 @pytest.mark.timeout(180)
