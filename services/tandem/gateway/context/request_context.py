@@ -41,8 +41,9 @@ class RequestContext:
     `timeout_s`: seconds until the client's own deadline; None where it has none. `session`: requests of one tenant with
     the same session name go to the same workers where that costs nothing. `disaggregation`: when its prefill and decode
     run on different workers; None where the client did not say. `explain`: the response includes the reasons
-    of the placement. `include_timing`: the response includes the seconds of each stage. `traceparent`, `tracestate`:
-    the headers of W3C Trace Context as received; empty where they were missing."""
+    of the placement, what the request waited for, and what was preempted for it. `include_timing`: the response
+    includes the seconds of each stage. `traceparent`, `tracestate`: the headers of W3C Trace Context as received; empty
+    where they were missing."""
 
     request_id: str
     received_at: float
