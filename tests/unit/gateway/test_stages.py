@@ -14,8 +14,9 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, Finished, FinishReason, JobEvent, MigrationOffered, Token
+from tandem.core.events import Failed, Finished, FinishReason, JobEvent, LaneYield, MigrationOffered, Preemption, Token
 from tandem.core.ids import HandoffId, HandoffKey, JobKey
+from tandem.core.lane import Lane
 from tandem.core.request_stages import JobStages, Stage
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.obs.metrics.metrics import HistogramSnapshot
@@ -66,11 +67,15 @@ async def test_one_worker_has_all_stages(rig: Rig) -> None:
         answer_task = seen.complete()
         key = (await job_at(worker)).key
         await phase_of(rig, P.FIRST)
-        worker.publish(staged(key, 0, prefill_queue_s=ALL), token(key, 1))
+        preemption = Preemption(yields=(LaneYield(Lane.BATCH, 2, 812, 51),))
+        worker.publish(replace(staged(key, 0, prefill_queue_s=ALL), preemption=preemption), token(key, 1))
         await phase_of(rig, P.DECODE)
         worker.publish(token(key, 2), ended(key, 3))
         record = await seen.record(answer_task)
         attributes = the_trace(seen, record)
+    assert record.yields == preemption.yields
+    counts = [attributes[f"tandem.yielded_{name}"] for name in ("sequences", "tokens", "blocks")]
+    assert counts == [2, 812, 51]
     assert stages_of(record) == {*IN_GATEWAY, Stage.PREFILL_QUEUE, Stage.DECODE}
     assert (record.outcome, record.path, record.workers, record.num_attempts) == ("finished", "local", ("m",), 1)
     assert (record.label, record.endpoint, record.model, record.tenant) == ("mine", "completion", "tiny", "open")
