@@ -193,7 +193,19 @@ class MigrationOffered:
     is_requested: bool = False
 
 
-JobEvent = Token | PromptLogprobs | KVReceived | MigrationOffered | Finished | Failed | Cancelled
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """Report that a choice was preempted before its output token at position `next_index`, and waits to be computed
+    again.
+
+    No event reports that it goes on; its next token shows it.
+    """
+
+    key: JobKey
+    next_index: int
+
+
+JobEvent = Token | PromptLogprobs | KVReceived | MigrationOffered | Preempted | Finished | Failed | Cancelled
 TerminalEvent = Finished | Failed | Cancelled
 
 

@@ -24,6 +24,7 @@ from tandem.core.events import (
     LaneYield,
     MigrationOffered,
     Pauses,
+    Preempted,
     Preemption,
     PromptLogprobs,
     TerminalEvent,
@@ -101,6 +102,8 @@ def encode_update(
             case MigrationOffered():
                 key, offer = encode_key(event.key), encode_handoff_key(event.offer)
                 update.moving.append(pb.JobMigration(key=key, offer=offer, requested=event.is_requested))
+            case Preempted():
+                update.preempted.append(pb.JobPreemption(key=encode_key(event.key), next_index=event.next_index))
             case PromptLogprobs():
                 update.scores.append(_encode_scores(event))
             case KVReceived():
@@ -188,8 +191,8 @@ def _encode_end(event: TerminalEvent) -> pb.JobEnd:
 def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
     """Return the job events in a message of a Watch stream.
 
-    Their order is: received KV, prompt log probabilities and offered migrations, then tokens by job in the order of
-    their indices, then the ends of jobs. Raises TandemError(INVALID_REQUEST) where the message is malformed.
+    Their order is: received KV, prompt log probabilities, offered migrations and preemptions, then tokens by job in the
+    order of their indices, then the ends of jobs. Raises TandemError(INVALID_REQUEST) where the message is malformed.
     """
     events: list[JobEvent] = [_decode_pulled(pulled) for pulled in message.pulled]
     events += [_decode_scores(scores) for scores in message.scores]
@@ -197,6 +200,7 @@ def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
         MigrationOffered(decode_key(each.key), decode_handoff_key(each.offer), each.requested)
         for each in message.moving
     ]
+    events += [Preempted(decode_key(each.key), each.next_index) for each in message.preempted]
     for run in message.runs:
         key = decode_key(run.key)
         num_cached = run.num_cached_tokens if run.HasField("num_cached_tokens") else None

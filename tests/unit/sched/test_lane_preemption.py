@@ -47,6 +47,24 @@ def test_the_youngest_of_the_least_urgent_lane_yields() -> None:
     assert _run(s)[-1] == ["young"], "it goes on when a seat is free"
 
 
+def test_choices_with_output_are_reported_and_prompts_are_not() -> None:
+    s = _scheduler(2)
+    add(s, batch("old"), batch("young"))
+    for _ in range(3):
+        step(s)
+    add(s, in_lane(Lane.BATCH, generate("prompt", 60, 2)))
+    add(s, urgent("mine"))
+    planned = step(s)[1]
+    (paused,) = planned.preempted
+    assert (paused.key.request, paused.num_output) == ("young", 3)
+    s = _scheduler(1)
+    add(s, in_lane(Lane.BATCH, generate("prompt", 60, 2)))
+    step(s)
+    add(s, urgent("mine"))
+    planned = step(s)[1]
+    assert planned.num_yielded == 1 and planned.preempted == ()
+
+
 def test_what_was_computed_is_found_in_the_prefix_cache() -> None:
     s = _scheduler(1)
     add(s, batch("b"))

@@ -23,6 +23,7 @@ from tandem.core.events import (
     LaneYield,
     MigrationOffered,
     Pauses,
+    Preempted,
     Preemption,
     SampledToken,
     Token,
@@ -107,6 +108,7 @@ pulled = st.builds(KVReceived, keys, U32, U64, U32, U64, SECONDS, SECONDS, SECON
 tokens = st.builds(Token, keys, st.integers(0, 2**30), sampled)
 handoff_keys = st.builds(HandoffKey, NAMES.map(HandoffId), U32)
 moving = st.builds(MigrationOffered, keys, handoff_keys)
+preempted = st.builds(Preempted, keys, U32)
 counts = {"bool": st.booleans(), "int": U32, "tuple[int, ...]": st.tuples(*[st.integers(0, 2**40)] * len(Lane))}
 by_size = st.tuples(*[st.integers(0, 2**40)] * len(Lane) * len(PROMPT_SIZES))
 sizes = {"size_tokens": by_size, "size_longest": by_size}
@@ -195,11 +197,11 @@ def test_choices_that_no_request_has_are_refused(choice: int, num_choices: int, 
     assert refusal.value.kind is ErrorKind.INVALID_REQUEST
 
 
-@given(st.lists(tokens | finished | failed | pulled | moving | keys.map(Cancelled), max_size=8), loads)
+@given(st.lists(tokens | finished | failed | pulled | moving | preempted | keys.map(Cancelled), max_size=8), loads)
 def test_updates_carry_every_event_and_the_load(events: Sequence[JobEvent], load: WorkerLoad) -> None:
     message = sent(worker_codec.encode_update(events, load))
     got = worker_codec.decode_update(message)
-    for kind in (Token, KVReceived, MigrationOffered, (Finished, Failed, Cancelled)):
+    for kind in (Token, KVReceived, MigrationOffered, Preempted, (Finished, Failed, Cancelled)):
         expected = [e for e in events if isinstance(e, kind)]
         got_of = [e for e in got if isinstance(e, kind)]
         assert sorted(map(repr, got_of)) == sorted(map(repr, expected))

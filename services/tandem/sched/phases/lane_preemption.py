@@ -46,7 +46,7 @@ def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder) -> frozenset
             seq.num_yields += 1
             urgent.add_yield(seq)
             state.preempt(seq)
-            builder.yielded.add(seq.id)
+            builder.note_yield(seq)
     return frozenset(seq.id for seq, _ in yielding if seq.num_open_plans)
 
 

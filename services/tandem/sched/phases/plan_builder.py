@@ -10,7 +10,7 @@ from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.sched.budget.prefill_sharing import PendingPrefill, redistribute, split_budget
 from tandem.sched.budget.step_sizer import PrefillBudget
 from tandem.sched.state.limits import SchedulerLimits, chunk_size
-from tandem.sched.state.schedule_result import PullAllocated, ScheduleResult, SequenceStarted
+from tandem.sched.state.schedule_result import PreemptedChoice, PullAllocated, ScheduleResult, SequenceStarted
 from tandem.sched.state.sequence import Sequence
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 
@@ -24,7 +24,8 @@ class PlanBuilder:
 
     - `budget`: tokens that the step may still have; `slices`: the slice of each sequence, in the order of planning.
     - `starts`, `pulls`: sequences that begin to compute, and pulls that got blocks; `num_preempted`: sequences that
-      lost their blocks because none was free; `yielded`: those that yielded to more urgent lanes.
+      lost their blocks because none was free; `yielded`: those that yielded to more urgent lanes; `preempted`: the
+      choices of both that have output tokens.
     - `copies`: blocks to copy before the step, (source, target).
     - `has_prefill`: a prompt chunk is planned; `num_digests_left`: blocks that the step may still digest.
     """
@@ -37,6 +38,7 @@ class PlanBuilder:
         self.copies: list[tuple[BlockId, BlockId]] = []
         self.num_preempted = 0
         self.yielded: set[SeqId] = set()
+        self.preempted: list[PreemptedChoice] = []
         self.has_prefill = False
         self.num_digests_left = MAX_DIGESTS
         self._chunks: list[tuple[JobKey, int]] = []
@@ -85,6 +87,16 @@ class PlanBuilder:
         if piece.num_tokens > 1 or piece.sampling is None:
             self._chunks.append((seq.key, piece.num_tokens))
 
+    def note_yield(self, seq: Sequence) -> None:
+        """Record that a sequence was preempted for one of a more urgent lane."""
+        self.yielded.add(seq.id)
+        self._note_choice(seq)
+
+    def note_preemption(self, seq: Sequence) -> None:
+        """Record that a sequence was preempted because no block was free."""
+        self.num_preempted += 1
+        self._note_choice(seq)
+
     def build(self, step: StepPlan | None) -> ScheduleResult:
         """Return everything that planning decided; `step` is the plan itself, None where there is nothing to
         compute."""
@@ -95,4 +107,9 @@ class PlanBuilder:
             len(self.yielded),
             starts=tuple(self.starts),
             chunks=tuple(self._chunks),
+            preempted=tuple(self.preempted),
         )
+
+    def _note_choice(self, seq: Sequence) -> None:
+        if seq.num_output:
+            self.preempted.append(PreemptedChoice(seq.key, seq.num_output))

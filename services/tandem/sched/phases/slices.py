@@ -115,7 +115,7 @@ def make_room(state: SchedulerState, builder: PlanBuilder, seq: Sequence, num_bl
         if victim is None:
             return False
         state.preempt(victim)
-        builder.num_preempted += 1
+        builder.note_preemption(victim)
         if victim is seq:
             return False
     return True

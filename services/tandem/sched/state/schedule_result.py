@@ -47,6 +47,13 @@ class PullAllocated:
     waits: tuple[WaitSpan, ...] = ()
 
 
+class PreemptedChoice(NamedTuple):
+    """Report that the sequence of a choice that has `num_output` tokens was preempted."""
+
+    key: JobKey
+    num_output: int
+
+
 class SequenceStarted(NamedTuple):
     """Report that a waiting sequence got its first blocks, and that this worker computes it from now on.
 
@@ -70,7 +77,7 @@ class ScheduleResult:
     - `step`: the plan to compute; None when there is nothing to compute.
     - `pulls`: the pulls that got blocks; `starts`: the sequences that this worker begins to compute.
     - `num_preempted`: sequences that lost their blocks because none was free, and `num_yielded`: those that yielded to
-      more urgent lanes; both wait to be computed again.
+      more urgent lanes; both wait to be computed again. `preempted`: the choices among them that have output tokens.
     - `chunks`: (sequence, number of known tokens that the step computes). A single known token from which a new one is
       sampled counts as a decode and is not listed.
     """
@@ -81,6 +88,7 @@ class ScheduleResult:
     num_yielded: int = 0
     starts: tuple[SequenceStarted, ...] = ()
     chunks: tuple[tuple[JobKey, int], ...] = ()
+    preempted: tuple[PreemptedChoice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

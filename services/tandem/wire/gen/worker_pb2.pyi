@@ -350,7 +350,7 @@ class StepCost(_message.Message):
     def __init__(self, base_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., decode_seq_s: _Optional[float] = ..., decode_context_s: _Optional[float] = ..., prefill_pair_s: _Optional[float] = ...) -> None: ...
 
 class WatchUpdate(_message.Message):
-    __slots__ = ("runs", "pulled", "ends", "load", "step_cost", "scores", "moving", "links")
+    __slots__ = ("runs", "pulled", "ends", "load", "step_cost", "scores", "moving", "links", "preempted")
     RUNS_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +359,7 @@ class WatchUpdate(_message.Message):
     SCORES_FIELD_NUMBER: _ClassVar[int]
     MOVING_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     runs: _containers.RepeatedCompositeFieldContainer[TokenRun]
     pulled: _containers.RepeatedCompositeFieldContainer[PulledKV]
     ends: _containers.RepeatedCompositeFieldContainer[JobEnd]
@@ -367,7 +368,16 @@ class WatchUpdate(_message.Message):
     scores: _containers.RepeatedCompositeFieldContainer[PromptScores]
     moving: _containers.RepeatedCompositeFieldContainer[JobMigration]
     links: _containers.RepeatedCompositeFieldContainer[LinkReport]
-    def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., scores: _Optional[_Iterable[_Union[PromptScores, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[JobMigration, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ...) -> None: ...
+    preempted: _containers.RepeatedCompositeFieldContainer[JobPreemption]
+    def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., scores: _Optional[_Iterable[_Union[PromptScores, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[JobMigration, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[JobPreemption, _Mapping]]] = ...) -> None: ...
+
+class JobPreemption(_message.Message):
+    __slots__ = ("key", "next_index")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    key: JobKey
+    next_index: int
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., next_index: _Optional[int] = ...) -> None: ...
 
 class JobMigration(_message.Message):
     __slots__ = ("key", "offer", "requested")

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, JobEvent, KVReceived, MigrationOffered, PromptLogprobs, TerminalEvent, Token
+from tandem.core.events import (
+    Failed,
+    JobEvent,
+    KVReceived,
+    MigrationOffered,
+    Preempted,
+    PromptLogprobs,
+    TerminalEvent,
+    Token,
+)
 from tandem.core.ids import GatewayId, JobKey
 
 MAX_SCORES = 4096
@@ -51,7 +60,7 @@ class _ChoiceLog:
                 self.tokens.append(event)
             case PromptLogprobs():
                 self.scores.append(event)
-            case KVReceived() | MigrationOffered():
+            case KVReceived() | MigrationOffered() | Preempted():
                 self.notices[type(event)] = event
                 self.due_notices[type(event)] = event
             case _:
