@@ -15,7 +15,17 @@ from types import TracebackType
 from typing import Literal
 
 from tandem.core.config import HandoffConfig
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, KVReceived, PromptLogprobs, SampledToken, Token
+from tandem.core.events import (
+    Cancelled,
+    Failed,
+    Finished,
+    JobEvent,
+    KVReceived,
+    Preempted,
+    PromptLogprobs,
+    SampledToken,
+    Token,
+)
 from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.engine.effects import (
@@ -344,7 +354,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 self._carry_out(producer, producer.engine.follow(key, node.ref, now, prefix_request))
                 node.engine.renewed((key,), now, 10.0)
             case SendRemainderRequest(_, key, num_known):
-                producer.engine.request_remainder(key, num_known)
+                self._carry_out(producer, producer.engine.request_remainder(key, num_known, now))
             case ReleaseHandoff(_, key, is_taken):
                 self._carry_out(producer, producer.engine.release(key, now, is_taken=is_taken))
             case RenewLeases(_, keys):
@@ -385,7 +395,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 )
                 assert first_index <= 1 + len(outcome.scores), "a score is missing"
                 outcome.scores[first_index - 1 :] = scores
-            case KVReceived():
+            case KVReceived() | Preempted():
                 outcome.pulled = event
             case Finished(_, None, _, _):
                 pass

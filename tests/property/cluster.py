@@ -468,7 +468,7 @@ class Cluster:
             if what == "renew":
                 self.effects(producer, producer.engine.renew(keys, consumer.ref, now))
             for key in keys if what == "take" else ():
-                producer.engine.request_remainder(key, num_known)
+                self.effects(producer, producer.engine.request_remainder(key, num_known, now))
             for key in keys if what in ("release", "taken") else ():
                 self.effects(producer, producer.engine.release(key, now, is_taken=what == "taken"))
             if what in ("follow", "renew"):

@@ -181,11 +181,11 @@ class KVReceived:
 
 @dataclass(frozen=True, slots=True)
 class MigrationOffered:
-    """Report that a worker offers the KV of a running choice, so that the gateway submits a `ResumeJob` to another
-    worker.
+    """Report that a worker offers the KV of a running or preempted choice, so that the gateway submits a `ResumeJob` to
+    another worker.
 
-    `offer` is the key of the hand-off. `is_requested`: the gateway has asked for it; otherwise the worker drains. The
-    worker keeps sampling tokens meanwhile.
+    `offer` is the key of the hand-off. `is_requested`: the gateway has requested it; otherwise the worker drains. A
+    running choice goes on meanwhile.
     """
 
     key: JobKey

@@ -13,7 +13,7 @@ from itertools import chain
 
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, KVFact, PromptLogprobs, TokenRun
+from tandem.core.events import Cancelled, Failed, KVFact, Preempted, PromptLogprobs, TokenRun
 from tandem.core.ids import BlockHash, HandoffKey, HostSlot, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
@@ -120,10 +120,10 @@ class Engine:
         return [*self._stop_choice(key, job, now, ErrorKind.CANCELLED, "cancelled"), Cancelled(key)]
 
     def offer_migration(self, keys: Iterable[JobKey], now: float) -> list[Effect]:
-        """Offer running choices to other workers, and return one `MigrationOffered` for each; they go on sampling until
-        another worker has taken over.
+        """Offer running or preempted choices to other workers, and return one `MigrationOffered` for each; running ones
+        go on sampling until another worker has taken over.
 
-        Choices that do not run here, or that another worker takes over already, are left out.
+        Choices that have not begun here, or that another worker takes over already, are left out.
         """
         return [effect for key in keys for effect in self._migrations.offer(key, now)]
 
@@ -151,7 +151,7 @@ class Engine:
         planned = self._scheduler.plan(now, self._producer.blocks_to_digest())
         self.num_preempted += planned.num_preempted + planned.num_yielded
         self._times.planned(planned, now)
-        effects: list[Effect] = []
+        effects: list[Effect] = [Preempted(key, num_output) for key, num_output in planned.preempted]
         for start in planned.starts:
             job = self._jobs.find_job(start.key)
             if isinstance(job, PrefillJob):
@@ -195,6 +195,7 @@ class Engine:
                 effects += self._producer.on_chunk(progress.job, progress, now)
             effects += self._settle(progress, now)
         effects += self._producer.on_digests(result.number, result.digests, now)
+        self._migrations.end_withdrawn()
         return effects + self._apply(self._consumer.read_on(now), now) + self._files.writes(now)
 
     def run(self, limit: int) -> DecodeRun | None:
@@ -240,14 +241,14 @@ class Engine:
         """
         return self._producer.on_renew(keys, consumer, now)
 
-    def request_remainder(self, key: HandoffKey, num_output_tokens: int) -> None:
-        """Stop a migrating sequence after one more token and hand it over, because its consumer has nearly all of its
-        KV.
+    def request_remainder(self, key: HandoffKey, num_output_tokens: int, now: float) -> list[Effect]:
+        """Stop a migrating sequence after one more token, or before it starts again if it is preempted, and hand it
+        over, because its consumer has nearly all of its KV. Return the effects.
 
-        The consumer knows the first `num_output_tokens` output tokens already; the tokens after them are sent with the
-        last announcement. Ignored for a key that is not such an offer.
+        The consumer knows the first `num_output_tokens` output tokens already; of a running sequence the tokens after
+        them are sent with the last announcement. Ignored for a key that is not such an offer.
         """
-        self._migrations.request_remainder(key, num_output_tokens)
+        return self._migrations.request_remainder(key, num_output_tokens, self._scheduler.demand(), now)
 
     def release(self, key: HandoffKey, now: float, *, is_taken: bool = False) -> list[Effect]:
         """End the lease of a hand-off that its consumer does not need any more.

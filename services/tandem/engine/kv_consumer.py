@@ -393,7 +393,7 @@ class KVConsumer:
         pull.offered.extend(message.blocks[pull.num_offered - message.first_index :])
         pull.is_migrating = message.is_migrating
         pull.num_computed = max(pull.num_computed, message.num_computed)
-        if not pull.has_last_announcement and (message.first_tokens or (message.is_last and pull.is_prefix_fetch)):
+        if not pull.has_last_announcement and (message.first_tokens or message.is_last):
             pull.first_tokens = message.first_tokens
             pull.num_cached = message.num_cached
             pull.has_last_announcement = True

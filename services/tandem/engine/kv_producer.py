@@ -48,7 +48,7 @@ class Lease:
 
     - `job`: the job that computes the blocks; None for a remote prefix fetch.
     - `blocks`: the leased blocks in the order of the tokens; a consumer may read the first `num_announced`.
-    - `is_migrating`: the sequence of `job` goes on, so blocks are added.
+    - `is_migrating`: the sequence of `job` migrates; if it runs, blocks are added.
     - `prefix_request`: the request of a remote prefix fetch, which leases blocks that are in the prefix cache.
     - `consumer`: the worker that follows the hand-off, None before it does; `announcements`: all that were made so far,
       which a new follower gets from the first on.
@@ -92,10 +92,10 @@ class KVProducer:
     lease return the job that computes for it where the engine has to end that job. Ended hand-offs are remembered for
     `memory_s` seconds, so that a late consumer is notified.
 
-    The blocks of remote prefix fetches ("served prefixes") are always digested, even where `digest_handoffs` is off,
-    because the plan that digests a block also waits for its copy from host memory. Blocks that are only in host memory
-    are copied back first, into free blocks: as a hit of this worker's own would do, and within the same bounds as all
-    leases.
+    The blocks of remote prefix fetches ("served prefixes") and of `hand_over_cached` are always digested, even where
+    `digest_handoffs` is off, because the plan that digests a block also waits for its copy from host memory. Blocks
+    that are only in host memory are copied back first, into free blocks: as a hit of this worker's own would do, and
+    within the same bounds as all leases.
     """
 
     def __init__(self, pool: BlockPool, lease_s: float, *, memory_s: float = 60.0) -> None:
@@ -125,7 +125,7 @@ class KVProducer:
         effects.
 
         `job`: the job that computes its blocks; None for a remote prefix fetch. `is_migrating`: for a sequence that
-        goes on. Raises TandemError (CANCELLED) when a newer attempt exists or this one has ended.
+        migrates. Raises TandemError (CANCELLED) when a newer attempt exists or this one has ended.
         """
         self._forget(now)
         old = self._leases.get(key.handoff)
@@ -188,6 +188,21 @@ class KVProducer:
         self._pool.retain(blocks, Holder.LEASE)
         lease.blocks += blocks
         return self._announce(lease, len(lease.blocks), fresh, num_computed, last, num_cached)
+
+    def hand_over_cached(self, key: HandoffKey, hashes: Sequence[BlockHash], demand: BlockDemand) -> list[Effect]:
+        """Lease the leading blocks of a preempted sequence that are cached here, for its consumer, which computes the
+        tokens after them; the sequence must not start meanwhile.
+
+        As for served prefixes, the blocks are announced as plans digest them. `hashes`: of the sequence's full blocks.
+        As many are leased as leave room for `demand`; the last announcement has no tokens.
+        """
+        lease = self._leases[key.handoff]
+        blocks = self._lease_cached(lease, hashes[: self._num_within_room(hashes, demand)])
+        if not blocks:
+            return self._announce(lease, 0, (), 0, is_last=True)
+        lease.blocks = blocks
+        self._digest_later(key, blocks, 0)
+        return []
 
     # ---- served prefixes
 
@@ -349,7 +364,7 @@ class KVProducer:
     def is_awaiting(self) -> bool:
         """Return whether a consumer will free blocks by releasing a lease.
 
-        Leases of migrating sequences that go on do not count, nor do those of prefills that have no blocks yet.
+        Leases of migrating sequences do not count, nor do those of prefills that have no blocks yet.
         """
         return any(
             lease.state is LeaseState.WITHDRAWN or (lease.state is LeaseState.OFFERED and not lease.is_migrating)
@@ -418,10 +433,14 @@ class KVProducer:
         if len(hashes) > first:
             blocks = self._lease_cached(self._leases[key.handoff], hashes)
             self.start(key, blocks, first)
-            self._undigested[key] = deque((block, index) for index, block in enumerate(blocks[first:], first))
+            self._digest_later(key, blocks, first)
         else:
             self.on_release(key, now)
         return effects
+
+    def _digest_later(self, key: HandoffKey, blocks: Sequence[BlockId], first: int) -> None:
+        """Let plans digest the blocks of a lease from index `first` on, after which they are announced."""
+        self._undigested[key] = deque((block, index) for index, block in enumerate(blocks[first:], first))
 
     def _lease_cached(self, lease: Lease, hashes: Sequence[BlockHash]) -> tuple[BlockId, ...]:
         """Add a lease to the cached blocks of `hashes`, and return them. Those that only host memory holds get free
@@ -480,7 +499,8 @@ class KVProducer:
         those of exactly these blocks in order, or empty.
         """
         first = lease.num_announced
-        if num_complete == first and not first_tokens and (lease.announcements or not lease.is_migrating):
+        is_news = num_complete > first or first_tokens or is_last
+        if not is_news and (lease.announcements or not lease.is_migrating):
             return []
         fresh = lease.blocks[first:num_complete]
         blocks = tuple(digests) or tuple(BlockDigest(block, ()) for block in fresh)

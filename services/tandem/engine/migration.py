@@ -1,10 +1,14 @@
-"""Migrate running sequences to other workers: all of a draining worker, and those whose gateway asks for it.
+"""Migrate sequences to other workers: the running ones of a draining worker, and those whose gateway asks for it.
 
 A sequence is offered under a hand-off key of its own and keeps sampling. Once a consumer follows the hand-off, the
 sequence keeps its seat and its blocks, and the blocks are announced as they become complete. When the consumer has
 nearly all of them, it requests the remainder: the next token is the sequence's last one here, and is handed over with
 everything that the consumer does not know. If the consumer is lost, the offer is void, and the sequence goes on; a
 draining worker offers it anew.
+
+A preempted sequence is offered in the same way, and starts again meanwhile if it can. Once its consumer has room and
+requests the remainder, it does not start any more, and what is cached of its KV is handed over; the consumer computes
+the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from tandem.core.request import PrefillJob
 from tandem.engine.effects import Effect
 from tandem.engine.kv_producer import KVProducer
 from tandem.kv.handoff import BlockDigest
+from tandem.sched.state.limits import BlockDemand
 from tandem.sched.state.schedule_result import SequenceUpdate
 from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import MigrationState, Status
@@ -26,7 +31,7 @@ from tandem.sched.state.sequence import Sequence as Seq
 
 
 class Migrations:
-    """Offer running sequences to other workers, and keep each offer until it is taken or void.
+    """Offer running and preempted sequences to other workers, and keep each offer until it is taken or void.
 
     All running sequences are offered by `offer_all` once `begin_drain` was called, and single ones by `offer`. The
     class also owns `Sequence.migration_state`; besides it only the plan that freezes a sequence writes that field.
@@ -52,14 +57,15 @@ class Migrations:
         return bool(self.not_worth_migrating()) or next(self._not_offered(), None) is not None
 
     def not_worth_migrating(self) -> list[JobKey]:
-        """Return the choices to requeue because they have no KV of their own here, which are waiting ones and those
-        being pulled.
+        """Return the choices to requeue because they have no KV of their own here, which are those being pulled and
+        waiting ones without a consumer.
 
         Empty before `is_draining`.
         """
         if not self.is_draining:
             return []
-        return [key for seq in chain(self._state.waiting, self._state.pulling.values()) for key in seq.keys]
+        waiting = (seq for seq in self._state.waiting if seq.migration_state is not MigrationState.FROZEN)
+        return [key for seq in chain(waiting, self._state.pulling.values()) for key in seq.keys]
 
     def blocking_jobs(self) -> list[JobKey]:
         """Return the one choice to requeue when migrating sequences hold all blocks and no step can be planned.
@@ -72,7 +78,7 @@ class Migrations:
         if self._producer.is_awaiting:
             return []
         read = [seq for seq in self._state.running if seq.migration_state is not MigrationState.NONE]
-        has_stopped = any(seq.migration_state is MigrationState.FROZEN for seq in read)
+        has_stopped = any(seq.migration_state is MigrationState.FROZEN for seq in chain(read, self._state.waiting))
         return [] if has_stopped else [seq.key for seq in read[-1:]]
 
     def has(self, key: HandoffKey) -> bool:
@@ -85,16 +91,16 @@ class Migrations:
         return [self._offer(job, is_requested=False) for job in self._not_offered()]
 
     def offer(self, job: JobKey, now: float) -> list[Effect]:
-        """Offer one running sequence because its gateway asks for it, and return its `MigrationOffered`.
+        """Offer one running or preempted sequence because its gateway asks for it, and return its `MigrationOffered`.
 
-        An offer before, which no consumer follows, is void. The result is empty for a choice that does not run here or
+        An offer before, which no consumer follows, is void. The result is empty for a choice that has not begun here or
         that a consumer follows, for a prefill, which is handed over anyway, and on a draining worker, which offers all.
         """
         if self.is_draining:
             return []
         self._void(job, now)
         seq = self._state.by_key.get(job)
-        if seq is None or seq.status is not Status.RUNNING or not self._may_offer(seq):
+        if seq is None or not (seq.status is Status.RUNNING or _is_preempted(seq)) or not self._may_offer(seq):
             return []
         return [self._offer(job, is_requested=True)]
 
@@ -121,18 +127,30 @@ class Migrations:
         self._producer.start(key, ())
         self._announce(key, seq, ())
 
-    def request_remainder(self, key: HandoffKey, num_known: int) -> None:
-        """Let the sequence stop after its next token, because its consumer has nearly all KV.
+    def request_remainder(self, key: HandoffKey, num_known: int, demand: BlockDemand, now: float) -> list[Effect]:
+        """Let the sequence stop, because its consumer has nearly all KV: after its next token, or before it starts
+        again if it is preempted. Return the effects.
 
-        `num_known`: output tokens that the consumer knows. Ignored unless a consumer follows the offer, and on a second
-        call.
+        `num_known`: output tokens that the consumer knows. Of the cached blocks of a preempted sequence as many are
+        handed over as leave room for `demand`; if the consumer knows fewer tokens than were sampled here, the offer is
+        withdrawn, because it would sample them anew. Ignored unless a consumer follows the offer, and on a second call.
         """
         job = self._jobs.get(key)
-        if job is not None and self._producer.find(key) is not None and key not in self._num_known:
-            self._num_known[key] = num_known
-            seq = self._state.by_key[job]
+        if job is None or self._producer.find(key) is None or key in self._num_known:
+            return []
+        seq = self._state.by_key[job]
+        if seq.status is Status.WAITING and seq.num_output != num_known:
+            effects = self._producer.withdraw(key, ErrorKind.OVERLOADED, "its consumer lacks output tokens", now)
+            self.expired(key)
+            return effects
+        self._num_known[key] = num_known
+        if seq.status is not Status.WAITING:
             if seq.migration_state is MigrationState.STREAMING:
                 seq.migration_state = MigrationState.FINALIZING
+            return []
+        seq.migration_state = MigrationState.FROZEN
+        seq.may_start = False
+        return self._producer.hand_over_cached(key, seq.reusable(self._state.pool.block_size), demand)
 
     def computed(self, part: SequenceUpdate) -> list[Effect]:
         """Announce the blocks of an offered sequence that a step completed; empty where no consumer follows the offer.
@@ -179,9 +197,17 @@ class Migrations:
         job = self._jobs.get(key)
         if job is None:
             return False
-        self._state.by_key[job].migration_state = MigrationState.NONE
+        seq = self._state.by_key[job]
+        seq.migration_state = MigrationState.NONE
+        seq.may_start = True
         self._forget(key)
         return True
+
+    def end_withdrawn(self) -> None:
+        """Let the preempted sequences start again whose leases have ended because their blocks could not be
+        digested."""
+        for key in [key for key in self._num_known if self._producer.find(key) is None]:
+            self.expired(key)
 
     def ended(self, job: JobKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
         """Withdraw the offer of a choice that has ended, and return the notification of its consumer; empty where there
@@ -203,6 +229,12 @@ class Migrations:
         assert self._num_known.keys() <= self._jobs.keys(), (
             "a consumer requested the remainder of a sequence that is not offered"
         )
+        for seq in self._state.waiting:
+            is_frozen = seq.migration_state is MigrationState.FROZEN
+            key = self._offers.get(seq.key) if is_frozen else None
+            assert not is_frozen or (not seq.may_start and key is not None and self._producer.find(key) is not None), (
+                f"{seq!r} is handed over to nobody"
+            )
 
     def __repr__(self) -> str:
         return f"<migrations {len(self._offers)} offered, {len(self._num_known)} ending, {self.num_migrated} migrated>"
@@ -257,3 +289,8 @@ class Migrations:
     def _forget(self, key: HandoffKey) -> None:
         del self._offers[self._jobs.pop(key)]
         self._num_known.pop(key, None)
+
+
+def _is_preempted(seq: Seq) -> bool:
+    """Return whether a sequence waits here after it has sampled tokens."""
+    return seq.status is Status.WAITING and seq.was_started and seq.num_output > 0

@@ -104,7 +104,8 @@ class Pull:
     @property
     def is_short(self) -> bool:
         """Return whether the source has offered fewer blocks than are to be read, and will offer no more."""
-        return self.state is PullState.READING and self.has_last_announcement and self.num_offered < self.num_known
+        has_too_few = max(self.num_offered, self.num_hits) < self.num_known
+        return self.state is PullState.READING and self.has_last_announcement and has_too_few
 
     @property
     def is_complete(self) -> bool:

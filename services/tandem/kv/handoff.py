@@ -58,7 +58,8 @@ class Announcement:
     choice, the last of `first_tokens` follows the `num_computed` tokens.
 
     The last announcement of a remote prefix fetch has no tokens and sets `is_last`: the producer then offers
-    `num_computed` tokens in all, including those that the consumer had before.
+    `num_computed` tokens in all, including those that the consumer had before. So has that of a preempted sequence,
+    of which the producer may have less KV than the consumer knows tokens; the consumer computes the rest.
     """
 
     key: HandoffKey

@@ -143,14 +143,16 @@ class Scheduler:
 
         - `key`: its first choice.
         - `first_tokens`: tokens that the producer sampled: the next token of each choice, or, for a job of one choice,
-          its last output tokens, of which the final one follows the `num_computed` tokens.
+          its last output tokens, of which the final one follows the `num_computed` tokens. Empty for a sequence that
+          was preempted there: what its known tokens lack of KV is computed here.
         - `num_cached`: prompt tokens that were prefix-cache hits at the producer.
         """
         seq = self.state.start_pulled(key)
         seq.num_cached = num_cached
         num_known = len(seq.tokens)
         num_hits = seq.table.num_published * self.pool.block_size
-        seq.num_computed = max(min(num_known, num_computed), num_hits)
+        most = num_known if first_tokens else num_known - 1  # one token at least is computed, from which to sample
+        seq.num_computed = max(min(most, num_computed), num_hits)
         num_new = num_computed + 1 - num_known
         fresh = first_tokens if seq.is_unforked else first_tokens[len(first_tokens) - max(0, num_new) :]
         preemption = seq.take_preemption()

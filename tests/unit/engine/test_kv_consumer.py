@@ -322,6 +322,16 @@ def test_an_offer_of_fewer_tokens_than_are_known_is_read_as_far_as_it_goes() -> 
 # ---- remote prefix fetches
 
 
+def test_the_last_announcement_of_a_preempted_sequence_may_offer_less_than_is_local_already() -> None:
+    consumer = opened()
+    consumer.announced(Announcement(KEY, 0, (), 0, is_migrating=True), 1.0)
+    consumer.announced(replace(announcement(0, 1), is_migrating=True, is_last=True), 1.0)
+    effects = consumer.granted(2, 4, 1.0)
+    assert kinds(effects) == ["arrived"], "one block is offered, and two are here"
+    (ended,) = effects
+    assert isinstance(ended, PullEnded) and ended.first_tokens == () and ended.num_computed == 1
+
+
 def fetching(num_hits: int = 1, lease_until: float | None = 10.0) -> Consumer:
     """Fetch a prefix of four blocks, of which `num_hits` are cached here: 2 s without progress, 8 s in all."""
     book = Consumer()

@@ -8,7 +8,7 @@ from tandem.engine.kv_producer import KVProducer, Lease
 from tandem.engine.migration import Migrations
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.limits import NO_DEMAND, SchedulerLimits
 from tests.unit.sched.test_scheduler import add, finish, generate, step
 
 
@@ -47,7 +47,7 @@ def test_without_digests_only_full_blocks_are_readable_while_the_sequence_decode
     one = Migrating(2, 3, 5)
     (first,) = one.lease.announcements
     assert first.num_computed == 3 and len(first.blocks) == 1 and not first.first_tokens
-    one.migration.request_remainder(one.key, 0)
+    one.migration.request_remainder(one.key, 0, NO_DEMAND, 0.0)
     one.step()
     last = one.lease.announcements[-1]
     assert last.num_computed == 4 and len(last.blocks) == 1 and len(last.first_tokens) == 2
@@ -55,7 +55,7 @@ def test_without_digests_only_full_blocks_are_readable_while_the_sequence_decode
 
 def test_when_it_has_stopped_a_block_that_is_not_full_is_readable_and_one_that_is_empty_is_not() -> None:
     one = Migrating(4, 5, 9)
-    one.migration.request_remainder(one.key, 1)
+    one.migration.request_remainder(one.key, 1, NO_DEMAND, 0.0)
     (seq,) = one.scheduler.state.running
     # As after drafts that were wrong.
     assert one.pool.grow(seq.table, 3)

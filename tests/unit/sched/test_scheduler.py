@@ -381,3 +381,24 @@ def test_a_prompt_is_retained_for_the_time_that_its_request_names() -> None:
     assert s.pool.num_retained == 3
     s.pool.end_retentions(70.0)
     assert s.pool.num_retained == 0
+
+
+def test_a_pulled_sequence_computes_what_its_source_had_no_kv_of() -> None:
+    s = scheduler(num_blocks=20, block_size=2)
+    job = replace(resume("r", 5, max_tokens=9), output_tokens=(50, 50, 50))
+    add(s, job)
+    s.on_producer_ready(job.key)
+    s.plan()
+    s.kv_arrived(job.key, (), 0, 4)
+    plan = s.plan().step
+    (piece,) = plan.slices if plan is not None else pytest.fail("nothing is planned")
+    assert (piece.start, piece.num_tokens) == (4, 4)
+    (update,) = finish(s, plan)
+    assert (update.first_index, len(update.tokens)) == (3, 1)
+    late = replace(resume("late", 5, max_tokens=9), output_tokens=(50,))
+    add(s, late)
+    s.on_producer_ready(late.key)
+    s.plan()
+    s.kv_arrived(late.key, (), 0, 6)
+    pieces = {piece.seq: piece for piece in (s.plan().step or pytest.fail("nothing is planned")).slices}
+    assert pieces[s.state.by_key[late.key].id].start == 5, "one token at least, although its source had all of its KV"

@@ -51,7 +51,7 @@ class MigrationState(Enum):
     - NONE: no migration.
     - STREAMING: the other worker reads the blocks while the sequence runs on.
     - FINALIZING: the next sampled token is to be the last one here.
-    - FROZEN: that last token is planned or sampled.
+    - FROZEN: that last token is planned or sampled, or the sequence was preempted and does not start here any more.
     """
 
     NONE = "none"
@@ -72,7 +72,8 @@ class Sequence:
       planned.
     - `order`: position in the queues; a promoted sequence is before all others, whatever its `lane`.
     - `table`: its KV blocks. `num_open_plans`: open plans that contain it.
-    - `may_start`: False while a `ResumeJob` waits for its producer, and any other job for a prefix.
+    - `may_start`: False while a `ResumeJob` waits for its producer, any other job for a prefix, and a preempted
+      sequence for the worker that takes it over.
     """
 
     def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int, arrived_at: float = 0.0) -> None:

@@ -183,7 +183,7 @@ class Network:
             case RenewLeases(source, keys):
                 self._request_renewal(worker, source, keys, "renew", lambda e, now: e.renew(keys, worker.ref, now))
             case SendRemainderRequest(source, key, num_known):
-                self.post(source, f"take {key}", lambda engine, now: _take(engine, key, num_known), by)
+                self.post(source, f"take {key}", lambda engine, now: engine.request_remainder(key, num_known, now), by)
             case ReleaseHandoff(source, key, is_taken):
                 label = f"{'taken' if is_taken else 'release'} {key}"
                 self.post(source, label, lambda engine, now: engine.release(key, now, is_taken=is_taken), by)
@@ -245,8 +245,3 @@ class Network:
 def cancel_jobs(keys: Iterable[JobKey], engine: Engine, now: float) -> list[Effect]:
     """Cancel the jobs `keys` at a worker's engine, and return the effects to carry out."""
     return [effect for key in keys for effect in engine.cancel(key, now)]
-
-
-def _take(engine: Engine, key: HandoffKey, num_known: int) -> Sequence[Effect]:
-    engine.request_remainder(key, num_known)
-    return ()

@@ -102,8 +102,8 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def OfferMigration(self, request, context):
-        """Offers the KV of running jobs to other workers, and notifies the gateway of each offer over its Watch stream. The
-        jobs continue. Keys of jobs that do not run here are ignored.
+        """Offers the KV of running or preempted jobs to other workers, and notifies the gateway of each offer over its Watch
+        stream. Running jobs continue. Keys of jobs that have not begun here are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

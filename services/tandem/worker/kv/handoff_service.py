@@ -197,7 +197,7 @@ def _command(
             effects += engine.follow(key, consumer, now, prefix_request)
         effects += engine.renew(renew, consumer, now)
         for key, num_output_tokens in take:
-            engine.request_remainder(key, num_output_tokens)
+            effects += engine.request_remainder(key, num_output_tokens, now)
         for key in release:
             effects += engine.release(key, now)
         for key in taken:
