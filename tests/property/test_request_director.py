@@ -21,6 +21,7 @@ from tandem.core.events import (
     JobEvent,
     KVReceived,
     MigrationOffered,
+    Preempted,
     SampledToken,
     Token,
 )
@@ -90,7 +91,9 @@ class DirectorMachine(RuleBasedStateMachine):
         load = WorkerLoad(num_blocks=100, num_free_blocks=100)
         ref = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
         cost = StepCost(0.01, 0.001, 0.001, 0.0, 0.0)
-        return WorkerView(ref, kind[0], "m", "f", load, step_cost=cost, block_size=4, block_bytes=64, lanes=kind[1])
+        return WorkerView(
+            ref, kind[0], "m", "f", load, step_cost=cost, block_size=4, block_bytes=64, lanes=kind[1], max_num_seqs=4
+        )  # fmt: skip
 
     # ---- requests
 
@@ -239,6 +242,16 @@ class DirectorMachine(RuleBasedStateMachine):
             self.workers.views[ref] = replace(view, load=load)
         for seconds in (0.05, 1.0):
             self.wait(seconds)
+
+    @rule(data=st.data(), num_ahead=st.integers(0, 1), seconds=st.sampled_from([0.0, 0.5]))
+    @precondition(lambda self: self.movable())
+    def preempt(self, data: st.DataObject, num_ahead: int, seconds: float) -> None:
+        """A worker preempts a choice; its report may overtake the last token, or be repeated."""
+        job = data.draw(st.sampled_from(self.movable()))
+        choice = data.draw(st.sampled_from(sorted(job.next_index)))
+        event = Preempted(job.job.key._replace(choice=choice), job.next_index[choice] + num_ahead)
+        self.execute(self.director.on_worker_events(job.worker, [event], self.now))
+        self.wait(seconds)
 
     @rule(data=st.data())
     @precondition(lambda self: self.workers.views)

@@ -219,7 +219,7 @@ class Attempts:
     def relocate(self, choice: int, target: WorkerRef) -> list[StateCommand]:
         """Have the worker of a `movable` choice offer its KV, which `target` takes over.
 
-        The worker does not offer it if the choice was preempted there in the meantime. Then the choice stays, and
+        The worker does not offer it if it has ended there or migrates already. Then the choice stays, and
         `give_up_move` makes it movable again.
         """
         job_group = self._job_group_of[choice]

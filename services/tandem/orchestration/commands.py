@@ -9,7 +9,7 @@ from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request
-from tandem.routing.rebalance import PlannedMove
+from tandem.routing.rebalance import PlannedMove, PlannedResume
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class OfferMigration:
-    """Have a worker offer these choices, which it decodes, to other workers; it goes on sampling meanwhile."""
+    """Have a worker offer these choices, which it decodes or has preempted, to other workers; running ones go on
+    meanwhile."""
 
     worker: WorkerRef
     keys: tuple[JobKey, ...]
@@ -112,23 +113,24 @@ class KVMoved:
 
 
 class MoveOutcome(Enum):
-    """Name the outcome of a plan to move a running sequence to another decode worker.
+    """Name the outcome of a plan to move a running or preempted sequence to another decode worker.
 
     - ADVISED: nothing is done, because `gateway.rebalance` is `explain`.
-    - MOVED: the other worker decodes it now.
+    - MOVED: the other worker decodes it now. RESUMED: so it does, and the sequence was preempted before.
     - WITHDRAWN: it stays where it is, because its worker did not offer it or the other one did not take it over.
     - ENDED: its request or choice has ended meanwhile, or its worker was lost.
     """
 
     ADVISED = "advised"
     MOVED = "moved"
+    RESUMED = "resumed"
     WITHDRAWN = "withdrawn"
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class ReportMove:
-    move: PlannedMove
+    move: PlannedMove | PlannedResume
     outcome: MoveOutcome
 
 

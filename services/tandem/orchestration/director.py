@@ -16,7 +16,7 @@ from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, JobEvent, KVReceived, PromptLogprobs, Token
+from tandem.core.events import Finished, JobEvent, KVReceived, Pauses, Preempted, Preemption, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
@@ -42,6 +42,7 @@ from tandem.orchestration.request_state import RequestState
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.prefix_accuracy import Prediction
+from tandem.routing.rebalance import PlannedMove, PlannedResume, Rebalancing
 from tandem.routing.worker_view import WorkerView
 from tandem.scaling.demand_totals import QueueBacklog
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
@@ -160,7 +161,9 @@ class RequestDirector:
         self._new_handoff = new_handoff
         self._prefixes = prefixes
         self._queue = PlacementQueue(workers.candidates(), config, targets, prefixes, workers.routing)
-        self._rebalancer = Rebalancer(workers.candidates(), workers.routing.links, config, targets)
+        targets_s = {lane: target_s for lane in Lane if (target_s := targets.lane(lane).itl_s) > 0}
+        rules = Rebalancing(targets_s, config.rebalance_min_gain, workers.routing.links)
+        self._rebalancer = Rebalancer(workers.candidates(), rules, config.rebalance_max_moves)
         self._open: dict[RequestId, OpenRequest] = {}
 
     # ---- what is open
@@ -316,7 +319,7 @@ class RequestDirector:
                 continue
             open_request.progress_at = now
             if type(event) is not Token:
-                self._learn(open_request, worker, event, out)
+                self._learn(open_request, worker, event, now, out)
             # A job's first token, and one after a pause, reports more than what was sampled.
             elif event.num_cached_tokens is not None or event.stages is not None or event.preemption is not None:
                 self._learn_from_token(open_request, worker, event, now, out)
@@ -417,8 +420,8 @@ class RequestDirector:
         return out
 
     def rebalance(self, now: float) -> list[Command]:
-        """Begin, or only report, moves of running sequences from slow decode workers to faster ones, as
-        `gateway.rebalance` says.
+        """Begin, or only report, moves of running sequences from slow decode workers to faster ones and of preempted
+        ones to workers with room, as `gateway.rebalance` says.
 
         Call it every `TICK_S`.
         """
@@ -429,7 +432,10 @@ class RequestDirector:
         is_begun = self._config.rebalance == "on"
         of_clients = (one for one in self._open.values() if one.fixed_placement is None)
         failing = self._queue.breaker.excluded(now)
-        for move in self._rebalancer.plan(of_clients, failing, now, is_begun=is_begun):
+        moves: list[PlannedMove | PlannedResume] = []
+        moves += self._rebalancer.plan(of_clients, failing, now, is_begun=is_begun)
+        moves += self._rebalancer.plan_resumes(self._open, failing | self._queue.full(now), now, is_begun=is_begun)
+        for move in moves:
             if is_begun:
                 relocate = partial(_relocate, choice=move.key.choice, target=move.target)
                 out += self._decide(move.key.request, relocate, now)
@@ -586,11 +592,17 @@ class RequestDirector:
     def _is_stalled(self, open_request: OpenRequest, now: float) -> bool:
         return not open_request.is_queued and now - open_request.progress_at >= self._config.progress_timeout_s
 
-    def _learn(self, open_request: OpenRequest, worker: WorkerRef, event: JobEvent, out: list[Command]) -> None:
-        """Learn from anything but a token: that a worker is well, and how fast KV moved."""
+    def _learn(
+        self, open_request: OpenRequest, worker: WorkerRef, event: JobEvent, now: float, out: list[Command]
+    ) -> None:
+        """Learn from anything but a token: that a worker is well, how fast KV moved, and which choices wait."""
         if isinstance(event, Finished):
             self._queue.breaker.on_success(worker)
+        elif isinstance(event, Preempted):
+            if self._config.rebalance != "off" and open_request.fixed_placement is None:
+                self._rebalancer.preempted(event.key, event.next_index, worker, now)
         elif isinstance(event, KVReceived):
+            self._note_pause(open_request, event.key, now)
             placement = open_request.state.placement
             if event.source is not None:
                 out.append(KVMoved(event.source, worker, event.num_bytes, is_prefix=True))
@@ -599,6 +611,14 @@ class RequestDirector:
                 self._workers.measured(placement, event)
                 if open_request.fixed_placement is None:
                     out.append(KVMoved(placement.prefill, worker, event.num_bytes, is_prefix=False))
+
+    def _note_pause(self, open_request: OpenRequest, key: JobKey, now: float) -> None:
+        """Record the pause of a preempted choice that the job `key` has taken over, because its worker knows nothing of
+        it."""
+        taken = self._rebalancer.taken_over(key, now)
+        if taken is not None:
+            source_key, next_index, seconds = taken
+            open_request.ledger.add_preemption(source_key, next_index, Preemption(Pauses(1, seconds)))
 
     def _learn_from_token(
         self, open_request: OpenRequest, worker: WorkerRef, token: Token, now: float, out: list[Command]

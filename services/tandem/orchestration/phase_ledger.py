@@ -132,7 +132,7 @@ class PhaseLedger:
     def add_preemption(self, key: JobKey, index: int, preemption: Preemption) -> None:
         """Record what preemption did to a choice before its token at `index`; a token that is reported again changes
         nothing."""
-        self._preemptions[key, index] = preemption
+        self._preemptions.setdefault((key, index), preemption)
 
     @property
     def pauses(self) -> Pauses:

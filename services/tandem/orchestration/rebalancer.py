@@ -1,26 +1,32 @@
-"""Decide which running sequences of one gateway move to faster decode workers, and follow each move to its end."""
+"""Decide which running sequences of one gateway move to faster decode workers, and which preempted ones to workers with
+room, and follow each move to its end."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from heapq import nsmallest
+from operator import itemgetter
 from typing import Protocol
 from zlib import crc32
 
-from tandem.core.config import GatewayConfig
-from tandem.core.ids import RequestId, WorkerRef
+from tandem.core.ids import JobKey, RequestId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import ResumeJob
 from tandem.orchestration.commands import MoveOutcome, ReportMove
 from tandem.orchestration.request_state import RequestState
-from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.rebalance import MovableSequence, PlannedMove, Rebalancing, SlowWorker
+from tandem.routing.rebalance import MovableSequence, PlannedMove, PlannedResume, Rebalancing, SlowWorker
 from tandem.routing.worker_ranking import WorkerRanking
-from tandem.routing.worker_view import Pair
-from tandem.sched.state.slo_targets import LatencyTargets
+from tandem.routing.worker_view import Pair, WorkerView
 
 PERIOD_S = 0.1
 """Seconds between two comparisons of the decode workers."""
+PAUSE_S = 0.3
+"""Seconds for which a sequence waits where it was preempted before it may move, because most pauses are shorter."""
+MAX_EXAMINED = 64
+"""Most preempted sequences for which a worker is searched at a time; one without a target is tried again after
+`HOLD_S`."""
 HOLD_S = 1.0
 """Seconds for which a worker must be slow before its first sequence moves, so that a short burst moves nothing. It is
 also the time until a slow worker is examined again from which nothing could move."""
@@ -51,8 +57,19 @@ class _Backoff:
 
 @dataclass(frozen=True, slots=True)
 class _OpenMove:
-    planned: PlannedMove
+    planned: PlannedMove | PlannedResume
     begun_at: float
+
+
+@dataclass(slots=True)
+class _Preemption:
+    """A choice that waits where it was preempted; no target was found for it at `tried_at`."""
+
+    key: JobKey
+    worker: WorkerRef
+    next_index: int
+    since: float
+    tried_at: float = -math.inf
 
 
 class Rebalancer:
@@ -60,23 +77,24 @@ class Rebalancer:
 
     Each gateway moves its own requests only. Of a worker that decodes for several gateways each moves sequences in
     proportion to its part of them, and begins at a different time, so that together they move about one per `PERIOD_S`.
-    `ranking` and `links`: what the gateway knows of workers. The caller begins the moves that `plan` returns and asks
-    for the ended ones with `ended`.
+    `ranking`: the workers that the gateway knows. A request that was retried or moved `max_moves` times stays. The
+    caller begins the moves that `plan` returns and asks for the ended ones with `ended`.
     """
 
-    def __init__(
-        self, ranking: WorkerRanking, links: LinkBandwidth, config: GatewayConfig, targets: LatencyTargets
-    ) -> None:
-        targets_s = {lane: target_s for lane in Lane if (target_s := targets.lane(lane).itl_s) > 0}
-        self._rules = Rebalancing(targets_s, config.rebalance_min_gain, links)
+    def __init__(self, ranking: WorkerRanking, rules: Rebalancing, max_moves: int) -> None:
+        self._rules = rules
         self._ranking = ranking
-        self._max_moves = config.rebalance_max_moves
+        self._max_moves = max_moves
         self._moves: dict[Pair, _OpenMove] = {}
         self._next_at: dict[WorkerRef, float] = {}
         """When a sequence of each slow worker may move next."""
         self._begun: set[WorkerRef] = set()
         """Slow workers of which the first turn of this gateway was chosen."""
         self._backoffs: dict[Pair, _Backoff] = {}
+        self._resting_until: dict[Pair, float] = {}
+        """Pairs of workers of which the second has refused a preempted sequence."""
+        self._preempted: dict[tuple[RequestId, int], _Preemption] = {}
+        """Choices that wait where they were preempted, by request and choice."""
         self._due_at = 0.0
 
     def is_due(self, now: float) -> bool:
@@ -93,12 +111,11 @@ class Rebalancer:
         repeated every `HOLD_S` seconds.
         """
         self._due_at = now + PERIOD_S
-        resting = {pair for pair, backoff in self._backoffs.items() if backoff.until > now}
-        excluded = self._ranking.unlinked | resting
+        excluded = self._excluded(now)
         slow = self._rules.slow_workers(self._ranking.without(failing).decoding(), excluded)
         self._next_at = {one.view.ref: self._next_at.get(one.view.ref, now + HOLD_S) for one in slow}
         self._begun &= self._next_at.keys()
-        busy = {ref for pair, move in self._moves.items() if now < move.begun_at + STUCK_S for ref in pair}
+        busy = self._busy(now)
         # The one that has waited longest goes first, because several may want to use the same target.
         slow.sort(key=lambda one: self._next_at[one.view.ref])
         due = {one.view.ref: one for one in slow if now >= self._next_at[one.view.ref] and one.view.ref not in busy}
@@ -121,6 +138,76 @@ class Rebalancer:
                 self._moves[move.source, move.target] = _OpenMove(move, now)
         return moves
 
+    def preempted(self, key: JobKey, next_index: int, worker: WorkerRef, now: float) -> None:
+        """Record that a worker has preempted a choice before its output token `next_index`; a report that is repeated
+        changes nothing."""
+        choice = key.request, key.choice
+        known = self._preempted.get(choice)
+        if known is None or (known.key, known.next_index) != (key, next_index):
+            self._preempted[choice] = _Preemption(key, worker, next_index, now)
+
+    def taken_over(self, key: JobKey, now: float) -> tuple[JobKey, int, float] | None:
+        """Forget a preempted choice that the job `key` has taken over elsewhere; return its key where it was preempted,
+        the index of its next token then, and the seconds since. None for any other job."""
+        one = self._preempted.get((key.request, key.choice))
+        if one is None or one.key.attempt == key.attempt:
+            return None
+        del self._preempted[key.request, key.choice]
+        return one.key, one.next_index, now - one.since
+
+    def plan_resumes(
+        self, open_requests: Mapping[RequestId, HasState], excluded: Set[WorkerRef], now: float, *, is_begun: bool
+    ) -> list[PlannedResume]:
+        """Return the moves to begin now of choices that have waited for `PAUSE_S` where they were preempted: the most
+        urgent lane first, and in each those that have waited longest.
+
+        `open_requests`: those of this gateway. `excluded`: workers that get none. `is_begun`: as for `plan`; advice is
+        given once for each preemption. Choices that have gone on or ended are forgotten.
+        """
+        due: list[tuple[Lane, float, _Preemption]] = []
+        for choice, one in list(self._preempted.items()):
+            request = open_requests.get(one.key.request)
+            next_index = None if request is None else request.state.next_index(one.key)
+            if request is None or next_index is None or next_index > one.next_index:
+                del self._preempted[choice]
+            elif now >= max(one.since + PAUSE_S, one.tried_at + HOLD_S) and next_index == one.next_index:
+                due.append((request.state.request.lane, one.since, one))
+        moves: list[PlannedResume] = []
+        if not due:
+            return moves
+        busy, unusable = self._busy(now), self._excluded(now) | self._moves.keys()
+        seated = [view for view in self._ranking.without(excluded).decoding() if self._rules.has_seat(view)]
+        free = {
+            source: [view for view in seated if view.ref not in busy and (source, view.ref) not in unusable]
+            for source in {one.worker for _, _, one in due} - busy
+        }
+        able = (entry for entry in due if free.get(entry[2].worker))
+        for _, _, one in nsmallest(MAX_EXAMINED, able, key=itemgetter(0, 1)):
+            if one.worker in busy:
+                continue
+            left = [view for view in free[one.worker] if view.ref not in busy]
+            move = self._resume(one, open_requests[one.key.request].state, left)
+            if move is None:
+                one.tried_at = now
+                continue
+            moves.append(move)
+            busy |= {move.source, move.target}
+            if is_begun:
+                self._moves[move.source, move.target] = _OpenMove(move, now)
+            else:
+                del self._preempted[one.key.request, one.key.choice]
+        return moves
+
+    def _resume(self, one: _Preemption, state: RequestState, free: list[WorkerView]) -> PlannedResume | None:
+        source = self._ranking.find(state.request.model, one.worker)
+        if source is None or state.num_retries >= self._max_moves:
+            return None
+        for sequence in state.movable(one.worker):
+            if sequence.key == one.key:
+                target = self._rules.resume_target(source, sequence, free)
+                return None if target is None else PlannedResume(one.key, one.worker, target)
+        return None
+
     def ended(self, open_requests: Mapping[RequestId, HasState], now: float) -> list[ReportMove]:
         """Return the outcomes of moves that have ended since the last call, and forget the moves."""
         reports: list[ReportMove] = []
@@ -131,6 +218,10 @@ class Rebalancer:
             del self._moves[pair]
             if outcome is MoveOutcome.MOVED:
                 self._backoffs.pop(pair, None)
+                if isinstance(move.planned, PlannedResume):
+                    outcome = MoveOutcome.RESUMED
+            elif outcome is MoveOutcome.WITHDRAWN and isinstance(move.planned, PlannedResume):
+                self._resting_until[pair] = now + HOLD_S
             elif outcome is MoveOutcome.WITHDRAWN:
                 before = self._backoffs.get(pair)
                 length_s = FIRST_BACKOFF_S
@@ -143,6 +234,16 @@ class Rebalancer:
     def forget(self, worker: WorkerRef) -> None:
         """Remove the back-off times of a worker that is gone."""
         self._backoffs = {pair: backoff for pair, backoff in self._backoffs.items() if worker not in pair}
+
+    def _excluded(self, now: float) -> Set[Pair]:
+        """Return the pairs of workers that are not used now."""
+        self._resting_until = {pair: until for pair, until in self._resting_until.items() if until > now}
+        resting = {pair for pair, backoff in self._backoffs.items() if backoff.until > now}
+        return self._ranking.unlinked | resting | self._resting_until.keys()
+
+    def _busy(self, now: float) -> set[WorkerRef]:
+        """Return the workers with a move that has not ended, unless it is stuck."""
+        return {ref for pair, move in self._moves.items() if now < move.begun_at + STUCK_S for ref in pair}
 
     def _sequences(
         self, requests: Iterable[HasState], sources: Set[WorkerRef]

@@ -213,7 +213,7 @@ class PlacementQueue:
     def pick_consumer(self, model: str, lane: Lane, search: FindConsumer, now: float) -> WorkerRef | None:
         """Choose a worker that takes over the KV of an offer, without queueing; None when there is none now."""
         self.refused(search.excluded, now)
-        unfit, failing = search.unfit | self._full(now), self.breaker.excluded(now)
+        unfit, failing = search.unfit | self.full(now), self.breaker.excluded(now)
         consumer = pick_migration_target(self._ranking.without(unfit | failing), model, lane, search.source)
         if consumer is None and failing:
             resting = self.breaker.resting(now)
@@ -347,7 +347,7 @@ class PlacementQueue:
     def _place(self, request: RoutingRequest, now: float) -> Placement | NoPlacement:
         """Place a request. Failing workers count as absent, unless no others exist: then they are tried now and
         then."""
-        full, failing = self._full(now), self.breaker.excluded(now)
+        full, failing = self.full(now), self.breaker.excluded(now)
         candidates = self._ranking.without(failing)
 
         def choose(workers: WorkerRanking, excluded: Set[WorkerRef]) -> Placement | NoPlacement:
@@ -363,7 +363,7 @@ class PlacementQueue:
         retried = choose(self._ranking, full | self.breaker.resting(now))
         return retried if _has_workers(retried) else outcome
 
-    def _full(self, now: float) -> Set[WorkerRef]:
+    def full(self, now: float) -> Set[WorkerRef]:
         self._full_until = {worker: until for worker, until in self._full_until.items() if until > now}
         return self._full_until.keys()
 

@@ -17,6 +17,7 @@ from tandem.core.events import (
     JobEvent,
     KVReceived,
     MigrationOffered,
+    Preempted,
     PromptLogprobs,
     Token,
 )
@@ -192,6 +193,8 @@ class RequestState:
                 job_group.drew(work, event.index)
                 self._choices[choice].take(event)
                 return self._deliver(choice)
+            case Preempted():
+                return []  # nothing changes for the client; the rebalancer may move the choice
             case MigrationOffered():
                 return self.attempts.offered(job_group, choice, work, event)
             case Finished():
@@ -243,17 +246,18 @@ class RequestState:
 
     def movable(self, worker: WorkerRef) -> list[MovableSequence]:
         """Return the choices that `worker` decodes and that may move to another worker now."""
-        request = self.request
-        found: list[MovableSequence] = []
-        for key in self.attempts.movable(worker):
-            num_output = self._choices[key.choice].next_index
-            num_left = request.sampling.max_tokens - num_output
-            found.append(MovableSequence(key, request.lane, len(request.prompt_tokens) + num_output, num_left))
-        return found
+        return [self._sequence(key) for key in self.attempts.movable(worker)]
 
     def relocate(self, choice: int, target: WorkerRef) -> list[StateCommand]:
         """Begin to move a `movable` choice to the decode worker `target`."""
         return self.attempts.relocate(choice, target)
+
+    def next_index(self, key: JobKey) -> int | None:
+        """Return the index of the next token of a choice; None where no worker has its job `key`."""
+        choice = self._choices.get(key.choice)
+        group = self.attempts.of(key.choice)
+        is_open = group is not None and any(work.job.attempt == key.attempt for work in group.works)
+        return choice.next_index if is_open and choice is not None else None
 
     # ---- ends by this side
 
@@ -275,6 +279,11 @@ class RequestState:
         return f"<life {self.key} {self.phase.name} {self.num_delivered} tokens, {self.attempts.job_groups}>"
 
     # ---- worker events
+
+    def _sequence(self, key: JobKey) -> MovableSequence:
+        request, num_output = self.request, self._choices[key.choice].next_index
+        num_left = request.sampling.max_tokens - num_output
+        return MovableSequence(key, request.lane, len(request.prompt_tokens) + num_output, num_left)
 
     def _take_scores(self, event: PromptLogprobs) -> list[StateCommand]:
         try:

@@ -13,8 +13,9 @@ from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.routing.link_bandwidth import LinkBandwidth
+from tandem.routing.remote_prefix import can_serve_prefix
 from tandem.routing.routing_request import EXPECTED_OUTPUT
-from tandem.routing.worker_view import Pair, WorkerView, token_bytes
+from tandem.routing.worker_view import Pair, WorkerView, decode_cost, token_bytes
 
 HANDOVER_STEPS = 2
 """Steps of the source that a move costs besides the copy of the KV: the last token there and the first one on the
@@ -46,6 +47,24 @@ class PlannedMove:
     target: WorkerRef
     source_itl_s: float
     target_itl_s: float
+
+    @property
+    def why(self) -> str:
+        before_ms, after_ms = 1e3 * self.source_itl_s, 1e3 * self.target_itl_s
+        return f"predicted inter-token latency before {before_ms:.1f} ms, after {after_ms:.1f} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedResume:
+    """A sequence that was preempted on `source` and should go on at `target`."""
+
+    key: JobKey
+    source: WorkerRef
+    target: WorkerRef
+
+    @property
+    def why(self) -> str:
+        return "it was preempted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +142,22 @@ class Rebalancing:
                 return PlannedMove(one.key, source.view.ref, target.ref, source.itl_s, target_s)
         return None
 
+    def has_seat(self, view: WorkerView) -> bool:
+        """Return whether a decode worker would begin another sequence at once: a seat is free, nothing waits there, and
+        its predicted ITL stays within the shortest target of its lanes."""
+        if not view.decodes or view.load.num_waiting or view.num_to_decode >= view.max_num_seqs:
+            return False
+        targets_s = [self.targets_s[lane] for lane in _decoded_lanes(view) if lane in self.targets_s]
+        if view.step_cost is None or not targets_s:
+            return True
+        return _DecodeWorker(view, view.step_cost).itl_s(view.step_cost, 1) <= min(targets_s)
+
+    def resume_target(self, source: WorkerView, one: MovableSequence, free: Iterable[WorkerView]) -> WorkerRef | None:
+        """Return the worker at which a sequence goes on that was preempted on `source`: the least loaded of `free`,
+        which have a seat, with room for it; None where there is none."""
+        able = [view for view in free if _may_take_over(source, view, one)]
+        return min(able, key=decode_cost).ref if able else None
+
     def _is_source(self, one: SlowWorker) -> bool:
         limits_s = [self.targets_s[lane] for lane in _decoded_lanes(one.view) if lane in self.targets_s]
         return one.view.load.num_running > 1 and (not limits_s or one.itl_s > min(limits_s))
@@ -157,6 +192,12 @@ def _rank(worker: _DecodeWorker, usual: StepCost) -> tuple[bool, float]:
 
 def _decoded_lanes(view: WorkerView) -> list[Lane]:
     return [lane for lane in Lane if not view.load.lane_seqs or view.load.lane_seqs[lane]]
+
+
+def _may_take_over(source: WorkerView, target: WorkerView, one: MovableSequence) -> bool:
+    is_alike = target.model == source.model and can_serve_prefix(source, target)
+    # The target computes the last block at least, and all of them where the source has reused the others.
+    return is_alike and _may_run(target, one) and target.takes(one.num_context, one.lane)
 
 
 def _may_run(target: WorkerView, one: MovableSequence) -> bool:

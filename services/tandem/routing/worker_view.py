@@ -28,7 +28,8 @@ class WorkerView:
     `load`: its last report. `unreported`: prompt tokens to compute of each request that this gateway has sent there
     since that report. `num_inflight`: sequences that this gateway has sent there to decode and that are not in `load`
     yet. `step_cost`: predicts its step times; None until reported. `block_size`: tokens of a KV block; `block_bytes`:
-    bytes of one; both 0 until reported. `lanes`: the lanes whose requests are placed there.
+    bytes of one; both 0 until reported. `lanes`: the lanes whose requests are placed there. `max_num_seqs`: sequences
+    that run at a time; 0: not reported.
     """
 
     ref: WorkerRef
@@ -43,6 +44,7 @@ class WorkerView:
     block_size: int = 0
     block_bytes: int = 0
     lanes: frozenset[Lane] = ALL_LANES
+    max_num_seqs: int = 0
 
     @property
     def prefills(self) -> bool:

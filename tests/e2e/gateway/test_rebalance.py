@@ -1,4 +1,5 @@
-"""Test that running sequences move to a decode worker that has nothing to do, token by token and with their KV."""
+"""Test that running and preempted sequences move to a decode worker that has nothing to do, token by token and with
+their KV."""
 
 from __future__ import annotations
 
@@ -59,6 +60,39 @@ def test_answers_move_to_a_worker_that_begins_to_decode(running: Cluster, redis_
     with ExitStack() as stack:
         again = [stack.enter_context(Post(gateway.url, body)) for body in bodies]
         assert [answer.text() for answer in answers] == [post.finish().text() for post in again]
+    for worker in workers:
+        until(worker.is_idle, f"an idle {worker.name}")
+    assert not [line for program in running.programs for line in program.log.splitlines() if "ERROR" in line]
+
+
+@pytest.mark.timeout(240)
+def test_a_preempted_answer_continues_on_a_worker_with_room(running: Cluster, redis_url: str, tmp_path: Path) -> None:
+    seats = ("--max-num-seqs", "1")
+    _, crowded, joining = workers = [
+        running.worker(name, pool, *seats) for name, pool in (("p", "prefill"), ("d", "decode"), ("e", "prefill"))
+    ]
+    gateway = running.gateway("gateway", "--rebalance", "on")
+    for program in running.programs:
+        program.wait_ready()
+    gateway.wait_serving()
+    body, urgent_body = (completion(40, salt, NUM_TOKENS, stream=True) for salt in (1, 2))
+    with Post(gateway.url, body, headers={"x-tandem-lane": "batch"}) as paused:
+        paused.wait_events(3)
+        with Post(gateway.url, urgent_body) as urgent:
+            urgent.wait_events(3)
+            assert crowded.books().num_sequences == 2, "one has the only seat, so the other is paused"
+            # It is stopped meanwhile, because the urgent answer may end before the gateway knows the other worker.
+            crowded.signal(signal.SIGSTOP)
+            joining.assign_role(redis_url, tmp_path.name, "decode")
+            until(lambda: gateway.metrics()['tandem_live_workers{pool="decode"}'] == 2, "a second decode worker")
+            crowded.signal(signal.SIGCONT)
+            until(lambda: num_moves(gateway, "resumed") == 1, "the preempted answer on the other worker")
+            answers = [post.finish() for post in (paused, urgent)]
+    facts = answers[0].about()
+    assert facts["path"] == "remote;retries=1" and facts["preemptions"] >= 1 and facts["paused_ms"] > 0
+    for answer, each in zip(answers, (body, urgent_body), strict=True):
+        with Post(gateway.url, each | {"cache_salt": "undisturbed"}) as post:
+            assert answer.text() == post.finish().text()
     for worker in workers:
         until(worker.is_idle, f"an idle {worker.name}")
     assert not [line for program in running.programs for line in program.log.splitlines() if "ERROR" in line]

@@ -29,13 +29,13 @@ from tandem.orchestration.commands import (
 from tandem.orchestration.director import RequestDirector
 from tandem.orchestration.rebalancer import FIRST_BACKOFF_S, HOLD_S, MOVE_TIMEOUT_S, PERIOD_S, STUCK_S, Rebalancer
 from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.rebalance import MovableSequence
+from tandem.routing.rebalance import MovableSequence, Rebalancing
 from tandem.routing.worker_view import WorkerView
-from tandem.sched.state.slo_targets import NO_TARGETS
 from tests.unit.orchestration.known_workers import BookedWorkers
 
 A, B, C = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in "abc")
 ON = GatewayConfig(rebalance="on")
+RULES = Rebalancing({}, ON.rebalance_min_gain, LinkBandwidth())
 
 
 def view(ref: WorkerRef, num_running: int) -> WorkerView:
@@ -208,7 +208,7 @@ def test_a_client_that_leaves_ends_the_move() -> None:
 def test_a_failing_worker_gets_no_sequence() -> None:
     setting = Setting()
     for failing, has_moved in (({B}, False), (set[WorkerRef](), True)):
-        rebalancer = Rebalancer(setting.workers.candidates(), LinkBandwidth(), ON, NO_TARGETS)
+        rebalancer = Rebalancer(setting.workers.candidates(), RULES, ON.rebalance_max_moves)
         ticks = (number * PERIOD_S for number in range(20))
         assert (
             any(rebalancer.plan(setting.director.requests(), failing, now, is_begun=True) for now in ticks) is has_moved
@@ -313,7 +313,9 @@ def test_of_several_slow_workers_each_moves_sequences_to_the_only_idle_one() -> 
     crowded = [WorkerRef(WorkerId(f"c{number}"), Incarnation(1), f"c{number}:1") for number in range(4)]
     workers = BookedWorkers([view(ref, 6) for ref in (*crowded, B)])
     workers.views[B] = view(B, 0)
-    rebalancer = Rebalancer(workers.candidates(), LinkBandwidth(), ON, NO_TARGETS)
+    rebalancer = Rebalancer(
+        workers.candidates(), Rebalancing({}, ON.rebalance_min_gain, LinkBandwidth()), ON.rebalance_max_moves
+    )
     requests = [RunningRequest(number, ref) for ref in crowded for number in range(6)]
     sources: list[WorkerRef] = []
     for tick in range(60):
@@ -356,7 +358,9 @@ def test_gateways_move_in_turn_what_they_share() -> None:
     workers = BookedWorkers([view(A, 10), view(B, 0)])
     begun: list[float] = []
     for gateway in range(10):
-        rebalancer = Rebalancer(workers.candidates(), LinkBandwidth(), ON, NO_TARGETS)
+        rebalancer = Rebalancer(
+            workers.candidates(), Rebalancing({}, ON.rebalance_min_gain, LinkBandwidth()), ON.rebalance_max_moves
+        )
         ticks = (number * PERIOD_S for number in range(100))
         requests = [RunningRequest(gateway, A)]
         begun.append(next(now for now in ticks if rebalancer.plan(requests, set(), now, is_begun=True)))

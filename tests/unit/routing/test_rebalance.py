@@ -199,3 +199,31 @@ def test_the_target_must_have_room_for_the_context_and_some_output() -> None:
     assert chosen(sequence("r", num_context=160), target=tight) is None
     assert chosen(sequence("r", num_context=64), target=tight) == "r", "it plans for 256 more tokens"
     assert chosen(sequence("r", num_context=64), target=replace(tight, num_inflight=1)) is None
+
+
+def resumed(*targets: WorkerView, targets_s: Mapping[Lane, float] = NO_TARGETS, num_context: int = 160) -> str | None:
+    """Return the worker at which a batch sequence goes on that worker "a" has preempted."""
+    rules = Rebalancing(targets_s, 0.1, LinkBandwidth())
+    one = sequence("r", num_context, lane=Lane.BATCH)
+    views = [replace(each, max_num_seqs=4) for each in targets]
+    target = rules.resume_target(view("a", 64), one, filter(rules.has_seat, views))
+    return None if target is None else target.id
+
+
+def test_a_preempted_sequence_goes_to_the_least_loaded_worker_with_a_seat_and_room() -> None:
+    assert resumed(view("b", 3), view("c", 2), view("d", 4)) == "c"
+    assert resumed(view("b", 4)) is None and resumed(view("b", 3, num_held=990)) is None
+
+
+def test_a_preempted_sequence_does_not_lengthen_the_itl_of_others_beyond_their_target() -> None:
+    # With one more sequence the step takes 4.3 ms on b and 4.4 ms on c.
+    b, c = view("b", 2), view("c", 3)
+    assert resumed(c, targets_s={Lane.INTERACTIVE: 4.35e-3}) is None
+    assert resumed(b, c, targets_s={Lane.INTERACTIVE: 4.35e-3}) == "b"
+    assert resumed(c, targets_s={Lane.BATCH: 4.35e-3}) == "c", "it decodes nothing of that lane"
+    assert resumed(replace(c, step_cost=None), targets_s={Lane.INTERACTIVE: 1e-9}) == "c", "its speed is not known"
+
+
+def test_a_preempted_sequence_does_not_go_where_prompts_wait() -> None:
+    load = replace(view("b", 1).load, num_horizon_tokens=64, lane_tokens=(500, 500, 500), lane_longest=(100, 100, 100))
+    assert resumed(replace(view("b", 1), load=load)) is None

@@ -52,7 +52,7 @@ from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirect
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
-from tandem.routing.rebalance import PlannedMove
+from tandem.routing.rebalance import PlannedMove, PlannedResume
 from tandem.routing.shortages import Shortage
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
@@ -318,17 +318,15 @@ class RequestDriver:
             case EndRequest():
                 self._end(command)
 
-    def _report_move(self, move: PlannedMove, outcome: MoveOutcome) -> None:
+    def _report_move(self, move: PlannedMove | PlannedResume, outcome: MoveOutcome) -> None:
         self._num_moves[outcome] += 1
         log.info(
-            "move of request %s from decode worker %s to %s: %s (predicted inter-token latency before %.1f ms, after"
-            " %.1f ms)",
+            "move of request %s from decode worker %s to %s: %s (%s)",
             move.key.request,
             move.source.id,
             move.target.id,
             outcome.value,
-            move.source_itl_s * 1e3,
-            move.target_itl_s * 1e3,
+            move.why,
             extra=OF_ANOTHER,
         )
 

@@ -170,6 +170,7 @@ class WorkerLink:
             block_size=description.transport.layout.block_size,
             block_bytes=sum(rank.region.block_bytes for rank in description.transport.ranks),
             lanes=self._lanes,
+            max_num_seqs=description.max_num_seqs,
         )
 
     @property

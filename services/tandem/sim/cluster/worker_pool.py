@@ -186,6 +186,7 @@ class SimWorkerPool(KnownWorkers[GatewayLink]):
             worker.ref, worker.spec.pool, MODEL, FINGERPRINT, _with_free(link.load, num_free),
             tuple(link.inflight.tokens.values()), worker.step_cost, num_inflight=len(link.inflight.decodes),
             block_size=layout.block_size, block_bytes=layout.block_bytes, lanes=worker.spec.lanes,
+            max_num_seqs=worker.spec.config.engine.max_num_seqs,
         )  # fmt: skip
 
     def names(self, request: Request) -> Sequence[BlockHash]:
