@@ -1,9 +1,12 @@
-"""Fifty workers and three gateways that are struck at random: while some workers are left, every request ends once and
-well, with every token in its place, and nothing is left anywhere; and each kind of fault is one."""
+"""Fifty workers and three gateways that are struck at random, and few workers with few seats: while some workers are
+left, every request ends once and well, with every token in its place, and nothing is left anywhere; and each kind of
+fault is one."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,6 +16,8 @@ from hypothesis import strategies as st
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
+from tandem.orchestration.commands import Command, MoveOutcome, ReportMove
+from tandem.orchestration.director import RequestDirector
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.cluster_spec import ClusterSpec
@@ -20,7 +25,7 @@ from tandem.sim.cluster.faults import Fault, FaultKind
 from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 from tests.effort import effort
 from tests.simulation.clusters import slow_spec
-from tests.simulation.faults import CONFIG, GATEWAY, KINDS, run, scenario
+from tests.simulation.faults import CONFIG, GATEWAY, KINDS, Scenario, crowded_scenario, run, scenario
 
 AGAIN = "TANDEM_FAULT_SEED"
 """The environment variable that names one seed, for `test_random_faults` to try it alone."""
@@ -31,9 +36,9 @@ def seeds() -> st.SearchStrategy[int]:
     return st.integers(0, 2**32) if again is None else st.just(int(again))
 
 
-def check(seed: int) -> None:
+def check(seed: int, scenario: Callable[[int], Scenario] = scenario) -> None:
     try:
-        run(seed)
+        run(scenario(seed))
     except Exception as error:
         error.add_note(f"again: {AGAIN}={seed} python -m pytest tests/simulation/test_faults.py -k random")
         raise
@@ -46,6 +51,29 @@ def test_random_faults(seed: int) -> None:
     check(seed)
 
 
+@settings(effort(32), phases=[Phase.generate])
+@given(seed=seeds())
+def test_random_faults_while_requests_preempt_each_other(seed: int) -> None:
+    check(seed, crowded_scenario)
+
+
+def test_crowded_scenarios_preempt_park_and_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes: Counter[MoveOutcome] = Counter()
+    rebalance = RequestDirector.rebalance
+
+    def watched(director: RequestDirector, now: float) -> list[Command]:
+        commands = rebalance(director, now)
+        outcomes.update(command.outcome for command in commands if isinstance(command, ReportMove))
+        return commands
+
+    monkeypatch.setattr(RequestDirector, "rebalance", watched)
+    runs = [run(crowded_scenario(seed)) for seed in range(24)]
+    workers = [worker for cluster, _ in runs for worker in cluster.workers]
+    assert sum(worker.engine.num_preempted for worker in workers) > 20
+    assert any(worker.engine.books().num_host_blocks for worker in workers)
+    assert outcomes[MoveOutcome.RESUMED] and outcomes[MoveOutcome.MOVED], outcomes
+
+
 @pytest.mark.parametrize("seed", [307, 393, 2226, 4524])
 def test_seeds_that_have_found_something(seed: int) -> None:
     """The first two a request whose booking was given up before its prefill was asked for, the others a message that
@@ -55,7 +83,7 @@ def test_seeds_that_have_found_something(seed: int) -> None:
 
 def test_a_seed_is_one_script_and_one_run() -> None:
     assert scenario(3).faults == scenario(3).faults != scenario(4).faults
-    assert run(3)[0].digest == run(3)[0].digest != run(4)[0].digest
+    assert run(scenario(3))[0].digest == run(scenario(3))[0].digest != run(scenario(4))[0].digest
 
 
 def test_the_scripts_have_every_kind_and_spare_one_worker_of_each_pool() -> None:
