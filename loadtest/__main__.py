@@ -42,6 +42,7 @@ _COMMANDS = {
     "handoff": _Command("loadtest.kv.handoff", "prefill and KV transfer between two workers, and the hidden share"),
     "remote-prefix": _Command("loadtest.kv.remote_prefix", "prompts computed against prompts read from another worker"),
     "placement": _Command("loadtest.cluster.placement", "cost of one placement as a cluster grows"),
+    "preempt": _Command("loadtest.cluster.preempt", "a question to a worker full of batch answers: TTFT and pauses"),
     "rebalance": _Command("loadtest.cluster.rebalance", "running requests after a decode worker was replaced"),
     "routing": _Command("loadtest.cluster.routing", "routing policies on a trace, in virtual time"),
     "drain": _Command("loadtest.kv.drain", "drain of a decode worker into another: migrations and client gaps"),

@@ -20,7 +20,6 @@ import argparse
 import asyncio
 import os
 import random
-import secrets
 import socket
 import sys
 import tempfile
@@ -28,12 +27,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
-import msgspec
 
-from loadtest.client.client import Answer, SseParser
+from loadtest.client.client import Refused
+from loadtest.client.stream import Stream
 from loadtest.common.stats import percentile
 from loadtest.common.tables import ms, table
 from loadtest.common.tiny_model import make_tiny
@@ -104,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     problem: BaseException | None = None
     try:
         asyncio.run(_measure(args, flags, found))
-    except (KeyboardInterrupt, MeasurementError, TandemError, TimeoutError, aiohttp.ClientError) as error:
+    except (KeyboardInterrupt, MeasurementError, Refused, TandemError, TimeoutError, aiohttp.ClientError) as error:
         problem = error
         sys.stderr.write(f"loadtest.cluster.kills: {error!r}; this is what was measured until then\n")
     sys.stdout.write(report(found))
@@ -293,7 +292,7 @@ class StruckCluster:
             if stream.answer.tokens != tokens:
                 raise MeasurementError(f"{stream.trace}: the tokens differ from those without a kill of {victim}")
         is_decoding = load.num_warm > 0
-        struck = [stream for stream in streams if stream.num_attempts > 1]
+        struck = [stream for stream in streams if stream.facts.attempts > 1]
         if not is_decoding:  # the others have handed over their KV, or lose some of it
             struck = [stream for stream in struck if stream.answer.stamps_s[0] > killed_at]
         return [await self._pause(stream, killed_at, is_decoding=is_decoding) for stream in struck]
@@ -352,45 +351,6 @@ class StruckCluster:
             while (pause := find()) is None:  # noqa: ASYNC110 # as above
                 await asyncio.sleep(POLL_S)
         return pause
-
-
-class Stream:
-    """Send one request at once and keep what arrives. `task` ends with the answer, and raises MeasurementError
-    where that is not complete. Token times are seconds since the epoch."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> None:
-        self.trace = secrets.token_hex(16)
-        self.answer = Answer()
-        self.num_attempts = 1
-        self._num_requested: int = body["max_tokens"]
-        headers = {"traceparent": f"00-{self.trace}-{secrets.token_hex(8)}-01", "content-type": "application/json"}
-        self.task = asyncio.create_task(self._run(session.post(url, data=msgspec.json.encode(body), headers=headers)))
-
-    async def _run(self, request: Any) -> None:
-        parser = SseParser()
-        async with request as response:
-            if response.status != 200:
-                raise MeasurementError(f"{response.status}: {await response.text()}")
-            async for data in response.content.iter_any():
-                now = wall_ns() / 1e9
-                for event in parser.feed(data):
-                    self.answer.take(event, now)
-                    facts = None if event == b"[DONE]" else _FACTS.decode(event).tandem
-                    self.num_attempts = self.num_attempts if facts is None else facts.attempts
-        _, problem = self.answer.problem(self._num_requested)
-        if problem:
-            raise MeasurementError(problem)
-
-
-class _TandemFacts(msgspec.Struct):
-    attempts: int = 1
-
-
-class _Chunk(msgspec.Struct):
-    tandem: _TandemFacts | None = None
-
-
-_FACTS = msgspec.json.Decoder(_Chunk)
 
 
 @asynccontextmanager
