@@ -87,6 +87,10 @@ class ClientStreams:
             quota.watch(open_request.usage)
         self._streams[trace.id] = _Stream(open_request, trace, ended, quota)
 
+    def traces(self) -> list[ClientTrace]:
+        """Return the traces of the open requests."""
+        return [stream.trace for stream in self._streams.values()]
+
     def workers(self, request: RequestId) -> Sequence[WorkerRef]:
         """Return the workers of an open request; empty where it has ended."""
         stream = self._streams.get(request)

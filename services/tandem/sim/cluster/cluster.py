@@ -52,6 +52,11 @@ class SimCluster:
         self._network.attach(self.workers, [gateway.reports for gateway in self._gateways])
         self.gone: list[SimWorker] = []
         """Workers that were drained, in the order of their ends."""
+        self.on_preempted: Callable[[RequestId], None] | None = None
+        """Called with each request that a worker has preempted after its first output token, when its gateway knows
+        it. To be set before `run`."""
+        self.retry: Callable[[ScheduledRequest, ClientTrace], ScheduledRequest | None] = ignore
+        """Returns what the client of a request that has failed or was closed sends in its place; None: nothing."""
         self._num_named = len(kinds)
         self._num_open = 0
         """Requests that are running or scheduled."""
@@ -100,6 +105,19 @@ class SimCluster:
         """Return the requests that wait at the gateways for a place."""
         return sum_backlogs(gateway.director.backlog().get(MODEL, QueueBacklog()) for gateway in self._gateways)
 
+    def open_traces(self) -> list[ClientTrace]:
+        """Return the traces of the requests that are open, with all that their clients have received by now."""
+        found: list[ClientTrace] = []
+        for gateway in self._gateways:
+            traces = gateway.streams.traces()
+            gateway.reports.catch_up(trace.id for trace in traces)
+            found += traces
+        return found
+
+    def close(self, request: RequestId) -> None:
+        """Disconnect the client of a request as the next event of the run."""
+        self._close([(self.now, request)])
+
     def run(
         self,
         requests: Iterable[ScheduledRequest],
@@ -136,13 +154,16 @@ class SimCluster:
         def over(scheduled: ScheduledRequest, trace: ClientTrace) -> None:
             ended(trace)
             self._num_open -= 1
-            if scheduled.follow is not None and isinstance(trace.outcome, Finished):
+            if not isinstance(trace.outcome, Finished):
+                schedule(self.retry(scheduled, trace), is_opening=False)
+            elif scheduled.follow is not None:
                 schedule(scheduled.follow(trace.tokens or (), trace.ended_at), is_opening=False)
 
         for gateway in self._gateways:
             gateway.streams.delivered = delivered
             gateway.streams.computed = computed
             gateway.workers.goes_on = lambda: self._num_open > 0
+        self._watch_preemptions()
         self._close(closed_at)
         self._faults.schedule(faults, self._clients)
         schedule(next(upcoming, None), is_opening=True)
@@ -186,6 +207,20 @@ class SimCluster:
             ended()
 
         self._lives.drain(worker, self.now + within_s, self._clients, left)
+
+    def _watch_preemptions(self) -> None:
+        """Let workers report preempted requests to `on_preempted`; the report takes as long as one to a gateway."""
+        on_preempted = self.on_preempted
+        if on_preempted is None:
+            return
+
+        def report(worker: SimWorker, requests: Iterable[RequestId]) -> None:
+            for request in requests:
+                action, to = partial(on_preempted, request), self._gateway_of(request).party
+                self._agenda.after(self._network.latency_s, "", action, by=worker.party, to=to)
+
+        for worker in self.workers:
+            worker.on_preempted = report
 
     def _close(self, closed_at: Iterable[tuple[float, RequestId]]) -> None:
         for time, request in closed_at:

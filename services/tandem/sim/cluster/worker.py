@@ -16,7 +16,8 @@ from typing import Protocol
 from tandem.core.config import Config, Pool, SloConfig
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.events import Preempted
+from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Job
 from tandem.core.step_cost import StepCost, StepFeatures
@@ -113,7 +114,9 @@ class SimWorker:
     """Run one incarnation of a simulated worker: its engine, its queue of commands, and its current step or steps.
 
     `busy_s` and the counters count steps that have ended. `step_cost`: the published step cost, updated at the end of
-    each step with prompt tokens, so that it does not depend on how far the worker computed ahead.
+    each step with prompt tokens, so that it does not depend on how far the worker computed ahead. `num_loaded_blocks`:
+    KV blocks that came back from host memory. `on_preempted`: called with the requests of which a plan has preempted a
+    choice with output; None: nothing is called.
 
     Where the engine's next steps are all alike (`Engine.run`), they are computed ahead of the clock. They are applied
     to the engine when the last of them ends, when the step ends during which a command arrives, or on `settle`.
@@ -129,6 +132,8 @@ class SimWorker:
         self.num_steps = 0
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
+        self.num_loaded_blocks = 0
+        self.on_preempted: Callable[[SimWorker, Sequence[RequestId]], None] | None = None
         block_bytes = spec.layout.block_bytes
         self._executor = SimExecutor(
             spec.layout,
@@ -225,6 +230,9 @@ class SimWorker:
             self._look_ahead(run)
             return
         plan, effects = self.engine.begin(now)
+        preempted = [effect.key.request for effect in effects if isinstance(effect, Preempted)]
+        if preempted and self.on_preempted is not None:
+            self.on_preempted(self, preempted)
         if plan is None:
             self._dispatch(effects)
             self._rest()
@@ -237,6 +245,7 @@ class SimWorker:
 
     def _step(self, plan: StepPlan) -> None:
         self._is_stepping = True
+        self.num_loaded_blocks += len(plan.fills)
         step = features(plan.slices)
         seconds = self._executor.seconds(plan)
         end = partial(self._finish, plan, step, seconds)
