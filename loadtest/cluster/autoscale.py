@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from loadtest.cluster.autoscale_run import LOADS, AutoscaleOutcome, AutoscalerConfig, run
+from loadtest.common.marks import put_between_marks
 from loadtest.common.tables import ms, table
 from tandem.core.slo import Slo
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     text = report_text(outcomes, load.slo)
     sys.stdout.write(text)
     if args.write is not None:
-        _write(args.write, args.load, text)
+        put_between_marks(args.write, f"autoscale {args.load}", text)
     return 0
 
 
@@ -114,16 +114,6 @@ def _row(outcome: AutoscaleOutcome) -> tuple[str, ...]:
         ms(outcome.ttft_p99_s),
         ms(outcome.itl_p99_s),
     )
-
-
-def _write(path: Path, name: str, text: str) -> None:
-    """Replace the text between the marks of this load in a document; both marks must exist."""
-    begin, end = f"<!-- autoscale {name} -->", f"<!-- end of autoscale {name} -->"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    before = path.read_text()
-    if not pattern.search(before):
-        raise SystemExit(f"loadtest autoscale: {path} has no {begin} with its {end}")
-    path.write_text(pattern.sub(lambda _: f"{begin}\n{text}{end}", before))
 
 
 def _parser() -> argparse.ArgumentParser:
