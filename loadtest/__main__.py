@@ -34,6 +34,10 @@ _COMMANDS = {
     ),
     "joins": _Command("loadtest.cluster.joins", "cost of the pairs that a gateway tests as workers join"),
     "registry": _Command("loadtest.cluster.registry", "cost of worker discovery in Redis as a cluster grows"),
+    "lanes": _Command(
+        "loadtest.cluster.lanes", "a chat beside batch requests, by what a busy worker does, in virtual time"
+    ),
+    "drills": _Command("loadtest.cluster.drills", "four mixes before and after lanes and fair queues, in virtual time"),
     "index": _Command("loadtest.cluster.index", "lookup, cold start, staleness and bytes of the prefix index"),
     "fidelity": _Command("loadtest.fidelity.fidelity", "error of the simulator: fitted on one run, it predicts others"),
     "report": _Command("loadtest.bench.report_command", "print the stored JSON of a bench again"),
