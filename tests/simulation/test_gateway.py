@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from tandem.core.config import GatewayConfig
+from tandem.core.config import Config, EngineConfig, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, Token
-from tandem.core.ids import RequestId
+from tandem.core.ids import JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request, ResumeJob, SamplingParams
+from tandem.orchestration.commands import Command
+from tandem.orchestration.director import RequestDirector
 from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
@@ -41,6 +43,24 @@ def test_requests_of_one_session_stay_at_one_worker(session: str, num_used: int)
     cluster = SimCluster(ClusterSpec(workers=((slow_spec(), 2),), gateway=GatewayConfig()))
     run(cluster, [replace(scheduled(i, 3.0 * i, prompt(i, 64)), session=session) for i in range(12)])
     assert sum(worker.num_prefill_tokens > 0 for worker in cluster.workers) == num_used
+
+
+def test_more_requests_than_seats_wait_at_the_gateway_and_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals: list[TandemError] = []
+    on_result = RequestDirector.on_submit_result
+
+    def noted(
+        director: RequestDirector, worker: WorkerRef, key: JobKey, error: TandemError | None, now: float
+    ) -> list[Command]:
+        refusals.extend([] if error is None else [error])
+        return on_result(director, worker, key, error, now)
+
+    monkeypatch.setattr(RequestDirector, "on_submit_result", noted)
+    config = Config(engine=EngineConfig(max_num_seqs=2))
+    workers = ((slow_spec("prefill"), 1), (slow_spec("decode", config=config), 2))
+    spec = ClusterSpec(workers=workers, gateway=GatewayConfig(queue_timeout_s=600.0))
+    run(SimCluster(spec), [scheduled(i, 0.01 * i, prompt(i, 64), max_tokens=30) for i in range(30)])
+    assert refusals == []
 
 
 def test_a_request_that_cannot_meet_its_clients_deadline_is_refused_or_ended() -> None:

@@ -119,8 +119,19 @@ class Shortlist:
         return {ref: hit for ref, hit in hits.items() if self._candidates.serves(model, lane, ref)}
 
     def _few_consumers(self) -> list[WorkerView]:
+        """Return the least loaded decode workers, those with a seat if there are any, and those with the longest cached
+        prefixes. All decode workers are examined when fewer have a seat."""
+        found: dict[WorkerRef, WorkerView] = {}
+        without_seat: list[WorkerView] = []
         with closing(self._candidates.decode_workers(self._request.model, self._request.lane)) as consumers:
-            found = {view.ref: view for view in islice(consumers, NUM_BY_LOAD)}
+            for view in consumers:
+                if view.has_seat(self._request.lane):
+                    found[view.ref] = view
+                elif len(without_seat) < NUM_BY_LOAD:
+                    without_seat.append(view)
+                if len(found) == NUM_BY_LOAD:
+                    break
+        found = found or {view.ref: view for view in without_seat}
         found.update({view.ref: view for view in self._holders if view.decodes})
         return list(found.values())
 

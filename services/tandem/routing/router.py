@@ -93,7 +93,7 @@ class _PlacementSearch:
         producers = self._shortlist.prefill_workers()
         if not producers:
             return self._why_no_pair()
-        return _finalize(self._priced(producers), self._request)
+        return _finalize(_seated(self._priced(producers), self._request), self._request)
 
     def local(self) -> Placement | NoPlacement:
         """Return the best placement on a single worker."""
@@ -111,7 +111,7 @@ class _PlacementSearch:
         if not producers:
             return _fallback(self.local(), problem or self._why_no_pair())
         priced = self._priced([*producers, *self._shortlist.mixed_workers()])
-        placed = _finalize(priced, self._request)
+        placed = _finalize(_seated(priced, self._request), self._request)
         if isinstance(placed, NoPlacement) or placed.picked is None:
             return placed
         others = [offer for offer in priced if offer.is_local is placed.is_remote]
@@ -147,11 +147,11 @@ class _PlacementSearch:
                 is_busy = True
                 continue
             for consumer in consumers:
-                if (
-                    producer.ref,
-                    consumer.ref,
-                ) in self._candidates.linked and producer.fingerprint == consumer.fingerprint:
-                    return Placement(producer.ref, consumer.ref)
+                is_linked = (producer.ref, consumer.ref) in self._candidates.linked
+                if is_linked and producer.fingerprint == consumer.fingerprint:
+                    if consumer.has_seat(self._request.lane):
+                        return Placement(producer.ref, consumer.ref)
+                    is_busy = True
         return BUSY if is_busy else self._why_no_pair()
 
     def _local_by_order(self) -> Placement | NoPlacement:
@@ -162,6 +162,12 @@ class _PlacementSearch:
 
     def _ordered(self, workers: Iterable[WorkerView], load: Callable[[WorkerView], Cost]) -> list[WorkerView]:
         return ordered(self._routing.policy, list(workers), self._request, load)
+
+
+def _seated(offers: Sequence[PairCost], request: RoutingRequest) -> list[PairCost]:
+    """Return the placements whose decode worker has a seat: without one it refuses KV of another worker, so that the
+    request waits better here."""
+    return [offer for offer in offers if offer.decode.worker.has_seat(request.lane)]
 
 
 def _finalize(offers: Sequence[PairCost], request: RoutingRequest) -> Placement | NoPlacement:

@@ -92,6 +92,15 @@ class WorkerView:
         ahead = 0 if is_idle else load.competing_tokens(num_tokens, lane, self.unreported)
         return ahead + num_tokens if prompt_size(load.lane_longest[lane]) > prompt_size(num_tokens) else ahead
 
+    def has_seat(self, lane: Lane) -> bool:
+        """Return whether a sequence of `lane` probably gets a seat at once: one is free, or a less urgent sequence
+        yields its own."""
+        if not self.max_num_seqs:
+            return True
+        seats = self.load.lane_seqs
+        num_taken = sum(seats[: lane + 1]) if seats else self.load.num_running
+        return num_taken + self.num_inflight < self.max_num_seqs
+
     def takes(self, num_tokens: int, lane: Lane) -> bool:
         """Return whether the worker will probably accept a prompt in `lane` of which `num_tokens` have to be
         computed."""

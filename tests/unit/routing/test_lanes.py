@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.config import Disaggregation, Pool
+from tandem.core.config import Disaggregation, Pool, RoutingPolicy
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.step_cost import StepCost
@@ -211,3 +211,39 @@ def test_workers_without_a_common_lane_are_not_linked() -> None:
     assert pairs.linked == tested
     again = replace(p, ref=replace(p.ref, incarnation=Incarnation(2)), lanes=URGENT)
     assert {pair for pair, _ in pairs.due([again, q, d, e], 1.0)} == {(again.ref, d.ref)}
+
+
+def seated(name: str, *seats: int, num_inflight: int = 0) -> WorkerView:
+    """Return a decode worker of four seats, of which sequences of each lane take some."""
+    view = worker(name, "decode", num_running=sum(seats))
+    load = replace(view.load, lane_seqs=(*seats, *(0,) * (3 - len(seats))))
+    return replace(view, load=load, num_inflight=num_inflight, max_num_seqs=4)
+
+
+def placed(lane: Lane, *decoders: WorkerView, mode: Disaggregation = "prefer", policy: RoutingPolicy = "cost") -> str:
+    """Return the decode worker of a request, or why it waits."""
+    request = RoutingRequest("m", 100, lane=lane, num_prompt=100, mode=mode)
+    outcome = place(cluster(worker("p", "prefill"), *decoders), request, frozenset(), Routing(policy))
+    return outcome.decode.id if isinstance(outcome, Placement) else outcome.reason
+
+
+@pytest.mark.parametrize("policy", ["cost", "least_loaded"])
+@pytest.mark.parametrize("mode", ["auto", "prefer", "strict"])
+def test_a_request_waits_while_no_decode_worker_has_a_seat_for_its_lane(
+    mode: Disaggregation, policy: RoutingPolicy
+) -> None:
+    def outcome(lane: Lane, *decoders: WorkerView) -> str:
+        return placed(lane, *decoders, mode=mode, policy=policy)
+
+    assert outcome(Lane.BATCH, seated("d", 2, 1, 1)) == BUSY.reason
+    assert outcome(Lane.BATCH, seated("d", 2, 1, 0)) == "d"
+    assert outcome(Lane.BATCH, seated("d", 2, 1, 0, num_inflight=1)) == BUSY.reason
+    assert outcome(Lane.INTERACTIVE, seated("d", 3, 1, 0)) == "d", "a less urgent sequence yields"
+    assert outcome(Lane.INTERACTIVE, seated("d", 4, 0, 0)) == BUSY.reason
+    assert outcome(Lane.BATCH, replace(seated("d", 9), max_num_seqs=0)) == "d", "the number of seats is not known"
+
+
+def test_of_many_decode_workers_those_with_a_seat_are_found() -> None:
+    urgent = [seated(f"u{number}", 4) for number in range(30)]
+    assert placed(Lane.INTERACTIVE, *urgent, seated("z", 1, 0, 4)) == "z", "its ranking is the last"
+    assert placed(Lane.INTERACTIVE, *urgent) == BUSY.reason
