@@ -19,7 +19,7 @@ from tests.e2e.gateway.processes import Cluster, Gateway, cluster, until
 pytestmark = pytest.mark.timeout(240)
 
 NAMESPACE = "drain"
-NUM_TOKENS = 160
+NUM_TOKENS = 400
 FORM = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": NUM_TOKENS}
 SAMPLING = {"temperature": 1.0, "top_p": 0.95, "seed": 17}
 KINDS: dict[str, dict[str, Any]] = {
