@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=10, help="of each mode (default: %(default)s)")
     parser.add_argument("--seats", type=int, default=4, help="of each decode worker (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="of each batch prompt (default: %(default)s)")
-    parser.add_argument("--outputs", type=int, default=320, help="of each batch answer (default: %(default)s)")
+    parser.add_argument("--outputs", type=int, default=320, help="tokens of a batch answer (default: %(default)s)")
     parser.add_argument("--question", type=int, default=192, help="tokens of the question (default: %(default)s)")
     parser.add_argument(
         "--park-memory", default="56MiB", help="of KV on each worker for park, for the default model (%(default)s)"
