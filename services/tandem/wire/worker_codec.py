@@ -205,7 +205,7 @@ def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
         key = decode_key(run.key)
         num_cached = run.num_cached_tokens if run.HasField("num_cached_tokens") else None
         stages = _decode_stages(run.stages) if run.HasField("stages") else None
-        preemption = _decode_preemption(run) if run.num_pauses or run.yielded_sequences else None
+        preemption = _decode_preemption(run)
         for index, token in enumerate(run.tokens, run.first_index):
             events.append(Token(key, index, decode_sampled(token), num_cached, stages, preemption))
             num_cached = stages = preemption = None
@@ -228,14 +228,18 @@ def _decode_stages(message: pb.JobStages) -> JobStages:
     return JobStages.of((_duration(getattr(message, name)) for name in _STAGES), tuple(waits))
 
 
-def _decode_preemption(run: pb.TokenRun) -> Preemption:
-    """Decode the pauses of a choice and what yielded to it, without the lanes of which nothing did."""
+def _decode_preemption(run: pb.TokenRun) -> Preemption | None:
+    """Decode the pauses of a choice and what yielded to it, without the lanes of which nothing did; None where there
+    were no pauses and nothing yielded."""
+    if not (run.num_pauses or run.yielded_sequences):
+        return None
     pauses = Pauses(run.num_pauses, _duration(run.paused_s)) if run.num_pauses else NO_PAUSES
     by_lane = run.yielded_sequences, run.yielded_tokens, run.yielded_blocks
     lengths = set(map(len, by_lane))
     require(lengths in ({0}, {len(Lane)}), "yielded sequences have an unexpected number of lanes")
     lanes = Lane if run.yielded_sequences else ()
-    return Preemption(pauses, tuple(LaneYield(*counts) for counts in zip(lanes, *by_lane, strict=True) if counts[1]))
+    yields = tuple(LaneYield(*counts) for counts in zip(lanes, *by_lane, strict=True) if counts[1])
+    return Preemption(pauses, yields) if run.num_pauses or yields else None
 
 
 def _duration(seconds: float) -> float:

@@ -505,3 +505,15 @@ def test_garbage_is_a_typed_error_or_a_lawful_value(garbage: bytes) -> None:
             decode(message)
         except TandemError as error:
             assert error.kind is ErrorKind.INVALID_REQUEST
+
+
+def test_yields_of_no_sequence_are_no_preemption() -> None:
+    run = worker_pb2.TokenRun(
+        key=job_codec.encode_key(JobKey(RequestId("r"), 1)),
+        tokens=[kv_pb2.SampledToken(id=5)],
+        yielded_sequences=[0] * len(Lane),
+        yielded_tokens=[0, 0, 100],
+        yielded_blocks=[0, 0, 7],
+    )
+    (token,) = worker_codec.decode_update(worker_pb2.WatchUpdate(runs=[run]))
+    assert isinstance(token, Token) and token.preemption is None
