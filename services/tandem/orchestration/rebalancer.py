@@ -176,7 +176,7 @@ class Rebalancer:
         if not due:
             return moves
         busy, unusable = self._busy(now), self._excluded(now) | self._moves.keys()
-        seated = [view for view in self._ranking.without(excluded).decoding() if self._rules.has_seat(view)]
+        seated = [view for view in self._ranking.without(excluded).decoding() if self._rules.has_free_seat(view)]
         free = {
             source: [view for view in seated if view.ref not in busy and (source, view.ref) not in unusable]
             for source in {one.worker for _, _, one in due} - busy

@@ -142,7 +142,7 @@ class Rebalancing:
                 return PlannedMove(one.key, source.view.ref, target.ref, source.itl_s, target_s)
         return None
 
-    def has_seat(self, view: WorkerView) -> bool:
+    def has_free_seat(self, view: WorkerView) -> bool:
         """Return whether a decode worker would begin another sequence at once: a seat is free, nothing waits there, and
         its predicted ITL stays within the shortest target of its lanes."""
         if not view.decodes or view.load.num_waiting or view.num_to_decode >= view.max_num_seqs:

@@ -206,7 +206,7 @@ def resumed(*targets: WorkerView, targets_s: Mapping[Lane, float] = NO_TARGETS, 
     rules = Rebalancing(targets_s, 0.1, LinkBandwidth())
     one = sequence("r", num_context, lane=Lane.BATCH)
     views = [replace(each, max_num_seqs=4) for each in targets]
-    target = rules.resume_target(view("a", 64), one, filter(rules.has_seat, views))
+    target = rules.resume_target(view("a", 64), one, filter(rules.has_free_seat, views))
     return None if target is None else target.id
 
 
