@@ -74,8 +74,8 @@ def merged_yields(yields: Iterable[LaneYield]) -> tuple[LaneYield, ...]:
 
 
 class Preemption(NamedTuple):
-    """What preemption did to a choice since its last token: `pauses`, its own, and `yields`, the sequences that were
-    preempted for it, by lane."""
+    """Report what preemption did to a choice since its last token: `pauses`, its own, and `yields`, the sequences that
+    were preempted for it, by lane."""
 
     pauses: Pauses = NO_PAUSES
     yields: tuple[LaneYield, ...] = ()

@@ -35,7 +35,7 @@ class Stage(Enum):
 
 
 class WaitCause(Enum):
-    """What a request waits for, in the stages in which it waits.
+    """Name what a request waits for, in the stages in which it waits.
 
     In QUEUE:
 

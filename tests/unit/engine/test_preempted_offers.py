@@ -20,7 +20,7 @@ from tests.unit.sched.test_scheduler import add, finish, names, step
 SIZE = 2
 
 
-class Preempted:
+class _Preempted:
     """A batch sequence with five output tokens that has yielded the only seat to an urgent one, and its offer."""
 
     def __init__(self, *, is_caching: bool = True) -> None:
@@ -80,7 +80,7 @@ class Preempted:
 
 
 def test_what_is_cached_is_offered_once_it_is_digested_and_it_does_not_start_meanwhile() -> None:
-    one = Preempted()
+    one = _Preempted()
     one.follow()
     (first,) = one.announcements
     assert one.seq.migration_state is MigrationState.FROZEN
@@ -94,21 +94,21 @@ def test_what_is_cached_is_offered_once_it_is_digested_and_it_does_not_start_mea
 
 
 def test_it_starts_again_as_long_as_its_consumer_has_no_room() -> None:
-    one = Preempted()
+    one = _Preempted()
     one.follow(num_known=None)
     assert one.run()[-1] == "b" and one.seq.migration_state is MigrationState.STREAMING
     assert sum(len(message.blocks) for message in one.announcements) > 4, "it migrates as it runs"
 
 
 def test_tokens_that_its_consumer_does_not_know_keep_it_here() -> None:
-    one = Preempted()
+    one = _Preempted()
     one.follow(num_known=4)
     assert one.producer.find(one.key) is None and not one.migrations.has(one.key)
     assert one.run()[-1] == "b" and one.seq.migration_state is MigrationState.NONE
 
 
 def test_a_second_request_and_a_second_follower_change_nothing() -> None:
-    one = Preempted()
+    one = _Preempted()
     one.follow()
     one.run()
     announcements = list(one.announcements)
@@ -117,7 +117,7 @@ def test_a_second_request_and_a_second_follower_change_nothing() -> None:
 
 
 def test_it_can_be_cancelled_while_it_is_handed_over() -> None:
-    one = Preempted()
+    one = _Preempted()
     one.follow()
     one.step()
     one.scheduler.cancel(one.seq.key)
@@ -127,7 +127,7 @@ def test_it_can_be_cancelled_while_it_is_handed_over() -> None:
 
 
 def test_where_leases_have_no_room_the_consumer_computes_all() -> None:
-    one = Preempted()
+    one = _Preempted()
     one.migrations.follow(one.key, 0.0)
     demand = BlockDemand(num_running=0, num_reserved=40, largest_reservation=40)
     one.migrations.request_remainder(one.key, 5, demand, 0.0)
@@ -135,7 +135,7 @@ def test_where_leases_have_no_room_the_consumer_computes_all() -> None:
 
 
 def test_it_ends_here_when_it_was_taken_over() -> None:
-    one = Preempted()
+    one = _Preempted()
     one.follow()
     one.run()
     assert one.migrations.released(one.key, 1.0, is_taken=True) == one.seq.key
@@ -145,7 +145,7 @@ def test_it_ends_here_when_it_was_taken_over() -> None:
 
 def test_it_starts_again_when_it_was_not_taken_over_or_its_lease_runs_out() -> None:
     for is_expired in (False, True):
-        one = Preempted()
+        one = _Preempted()
         one.follow()
         one.run()
         if is_expired:
@@ -157,7 +157,7 @@ def test_it_starts_again_when_it_was_not_taken_over_or_its_lease_runs_out() -> N
 
 
 def test_it_starts_again_when_its_blocks_cannot_be_digested() -> None:
-    one = Preempted()
+    one = _Preempted()
     one.follow()
     while one.producer.find(one.key) is not None:
         one.step(is_digested=False)
@@ -166,7 +166,7 @@ def test_it_starts_again_when_its_blocks_cannot_be_digested() -> None:
 
 
 def test_where_nothing_is_cached_the_consumer_computes_all() -> None:
-    one = Preempted(is_caching=False)
+    one = _Preempted(is_caching=False)
     one.follow()
     _, message = one.announcements
     assert message.is_last and message.num_computed == 0 and message.blocks == ()
@@ -174,7 +174,7 @@ def test_where_nothing_is_cached_the_consumer_computes_all() -> None:
 
 
 def test_one_that_starts_before_it_is_followed_migrates_as_it_runs() -> None:
-    one = Preempted()
+    one = _Preempted()
     one.scheduler.cancel(next(seq.key for seq in one.scheduler.state.running))
     assert one.step() == ["b"]
     one.follow(num_known=None)
@@ -182,7 +182,7 @@ def test_one_that_starts_before_it_is_followed_migrates_as_it_runs() -> None:
 
 
 def test_only_what_has_begun_is_offered() -> None:
-    one = Preempted()
+    one = _Preempted()
     waiting = batch("c")
     add(one.scheduler, waiting)
     assert one.scheduler.state.by_key[waiting.key].lane is Lane.BATCH
@@ -193,7 +193,7 @@ def test_only_what_has_begun_is_offered() -> None:
 
 def test_a_draining_worker_requeues_it_unless_a_consumer_follows() -> None:
     for is_followed in (False, True):
-        one = Preempted()
+        one = _Preempted()
         if is_followed:
             one.follow()
         one.migrations.begin_drain(0.0)
