@@ -16,7 +16,7 @@ from tandem.core.clock import wall_ns
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the last chunk of a stream says in its field `tandem`; fields that are not listed are ignored."""
+    """Hold the field `tandem` of the last chunk of a stream; fields that are not listed are ignored."""
 
     attempts: int = 1
     path: str = ""
@@ -31,7 +31,7 @@ class _Chunk(msgspec.Struct):
 _CHUNK = msgspec.json.Decoder(_Chunk)
 
 
-class Stream:
+class SentCompletion:
     """Send one request at once and keep what arrives. `task` ends with the answer, and raises Refused where
     that is not complete. Times are seconds since the epoch. `facts`: those of the last chunk that had any."""
 

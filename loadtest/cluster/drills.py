@@ -44,7 +44,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillSetup:
-    """One row of a drill's table.
+    """Describe one row of a drill's table.
 
     `name`: what is said of it. `is_alone`: the others send nothing. `has_lanes`, `has_tenants`: the others keep their
     lane and their tenant, or share those of the people who wait. `is_chunked`: engine.enable_chunked_prefill."""
@@ -59,8 +59,8 @@ class DrillSetup:
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """One drill. `mix`: its built-in mix. `people`: the group that waits. `setups`: alone first, then before, and after
-    last."""
+    """Describe one drill. `mix`: its built-in mix. `people`: the group that waits. `setups`: alone first, then before,
+    and after last."""
 
     mix: str
     people: str

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import aiohttp
 
 from loadtest.client.client import Refused
-from loadtest.client.stream import Stream
+from loadtest.client.sent_completion import SentCompletion
 from loadtest.common.stats import percentile
 from loadtest.common.tables import ms, table
 from loadtest.common.tiny_model import make_tiny
@@ -269,7 +269,7 @@ class StruckCluster:
             metrics = (await response.text()).splitlines()
         return all(f'tandem_live_workers{{pool="{pool}"}} 2.0' in metrics for pool in ("prefill", "decode"))
 
-    async def undisturbed(self, load: Load) -> list[Stream]:
+    async def undisturbed(self, load: Load) -> list[SentCompletion]:
         streams = self._open(load)
         await asyncio.gather(*(stream.task for stream in streams))
         return streams
@@ -311,7 +311,7 @@ class StruckCluster:
         held = {name: await _num_sequences(self.processes[name].ref.address) for name in names}
         return max(names, key=lambda name: held[name])
 
-    def _open(self, load: Load) -> list[Stream]:
+    def _open(self, load: Load) -> list[SentCompletion]:
         # With a salt of its own no round finds the blocks of another.
         self._num_salts += 1
         bodies = [
@@ -327,9 +327,9 @@ class StruckCluster:
             }
             for number in range(load.num_streams)
         ]
-        return [Stream(self._session, f"{self.url}/v1/completions", body) for body in bodies]
+        return [SentCompletion(self._session, f"{self.url}/v1/completions", body) for body in bodies]
 
-    async def _until_warm(self, streams: Sequence[Stream], num_warm: int) -> None:
+    async def _until_warm(self, streams: Sequence[SentCompletion], num_warm: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while not all(stream.task.done() for stream in streams):
                 numbers = [len(stream.answer.tokens) for stream in streams]
@@ -339,7 +339,7 @@ class StruckCluster:
         await asyncio.gather(*(stream.task for stream in streams))  # raises why they ended
         raise MeasurementError("the streams ended before the kill: request longer answers")
 
-    async def _pause(self, stream: Stream, killed_at: float, *, is_decoding: bool) -> Pause:
+    async def _pause(self, stream: SentCompletion, killed_at: float, *, is_decoding: bool) -> Pause:
         """Wait for the request's trace, and return its pause."""
 
         def find() -> Pause | None:

@@ -65,7 +65,7 @@ LIMITED = {
 
 
 class Row(NamedTuple):
-    """One row: a setup, the batch requests that are offered as a multiple of the capacity, and the results."""
+    """Hold one row: a setup, the batch requests that are offered as a multiple of the capacity, and the results."""
 
     setup: LaneSetup
     offered: float

@@ -31,7 +31,7 @@ import aiohttp
 import msgspec
 
 from loadtest.client.client import Refused
-from loadtest.client.stream import Stream
+from loadtest.client.sent_completion import SentCompletion
 from loadtest.common.stats import percentile
 from loadtest.common.tables import ms, table
 from loadtest.processes.tandem_server import running_gateway
@@ -208,13 +208,13 @@ class FullCluster:
             await self._num_parked(),
         )
 
-    async def _alone(self, body: Mapping[str, Any]) -> Stream:
+    async def _alone(self, body: Mapping[str, Any]) -> SentCompletion:
         stream = self._open(body, self._new_salt(), "interactive")
         await stream.task
         return stream
 
-    def _open(self, body: Mapping[str, Any], salt: str, lane: str) -> Stream:
-        return Stream(
+    def _open(self, body: Mapping[str, Any], salt: str, lane: str) -> SentCompletion:
+        return SentCompletion(
             self._session,
             f"{self._url}/v1/completions",
             {**body, "model": self._model, "cache_salt": salt},
@@ -252,7 +252,7 @@ def _body(num_prompt: int, number: int, num_output: int) -> dict[str, Any]:
     }
 
 
-def _gaps(stream: Stream) -> list[float]:
+def _gaps(stream: SentCompletion) -> list[float]:
     return [later - earlier for earlier, later in pairwise(stream.answer.stamps_s)]
 
 
