@@ -55,6 +55,10 @@ class WorkerLoad:
     - `lane_seqs`: for each lane the seats of sequences that run, whose KV is being pulled, or that have a reservation;
       `lane_blocks`: the blocks that these hold or have reserved, shared ones counted once per sequence. A sequence that
       stands for several choices has the seats of these. Empty: not reported.
+    - `lane_paused`: for each lane the waiting sequences that have begun: preempted ones, and choices without a seat.
+      Empty: not reported.
+    - `num_host_blocks`: blocks that are only in host memory, from which a prefix-cache hit loads them; a change of it
+      alone causes no report.
     - `num_horizon_tokens`: limit on queued prompt tokens, above which the worker rejects a prompt; 0: no limit. Which
       tokens count is defined in `competing_tokens`.
     - `number`: rises with every change while the worker lives. Reports arrive over several streams, and the one with
@@ -79,9 +83,11 @@ class WorkerLoad:
     size_longest: tuple[int, ...] = ()
     lane_seqs: tuple[int, ...] = ()
     lane_blocks: tuple[int, ...] = ()
+    lane_paused: tuple[int, ...] = ()
     num_horizon_tokens: int = 0
     num_prefill_tokens: int = field(default=0, compare=False)
     num_decode_tokens: int = field(default=0, compare=False)
+    num_host_blocks: int = field(default=0, compare=False)
     number: int = field(default=0, compare=False)
 
     def takes(self, num_tokens: int, lane: Lane, inflight: Sequence[int] = ()) -> bool:

@@ -280,6 +280,8 @@ class Scheduler:
             size_longest=queued.size_longest,
             lane_seqs=lane_seqs,
             lane_blocks=lane_blocks,
+            lane_paused=state.lane_paused(),
+            num_host_blocks=pool.host.num_held,
             num_horizon_tokens=queued.num_horizon_tokens,
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,

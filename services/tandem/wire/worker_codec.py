@@ -290,7 +290,7 @@ _LOAD = tuple(field.name for field in fields(WorkerLoad))
 _STEP_COST = tuple(field.name for field in fields(StepCost))
 _STATS = tuple(field.name for field in fields(EngineStats))
 _BUNDLE = tuple(field.name for field in fields(TokenizerBundle))
-_BY_LANE = ("lane_tokens", "lane_longest", "size_tokens", "size_longest", "lane_seqs", "lane_blocks")
+_BY_LANE = ("lane_tokens", "lane_longest", "size_tokens", "size_longest", "lane_seqs", "lane_blocks", "lane_paused")
 
 
 def encode_load(load: WorkerLoad) -> pb.Load:
@@ -310,7 +310,7 @@ def decode_load(message: pb.Load) -> WorkerLoad:
     )
     num_sizes = len(message.lane_tokens) * len(PROMPT_SIZES)
     require(len(message.size_tokens) in (0, num_sizes), "a load has an unexpected number of prompt sizes")
-    for num_lanes in (len(message.lane_seqs), len(message.lane_blocks)):
+    for num_lanes in map(len, (message.lane_seqs, message.lane_blocks, message.lane_paused)):
         require(num_lanes in (0, len(Lane)), "a load has an unexpected number of lanes")
     return WorkerLoad(**same_fields(message, _LOAD) | {name: tuple(getattr(message, name)) for name in _BY_LANE})
 

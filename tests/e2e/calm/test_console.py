@@ -90,6 +90,9 @@ def test_the_page_shows_live_state(busy: Pair, browser: Browser) -> None:
         seen.wait("document.querySelector('.flow:not([data-idle])')?.textContent.includes('p → d')")
         seen.wait("document.querySelector('.wire.handoff:not([data-idle]) .base')?.getAttribute('d').length > 0")
         seen.wait("[...document.querySelectorAll('.worker b')].some((b) => /tok.s/.test(b.textContent))")
+        seen.wait(
+            "[...document.querySelectorAll('.worker .lanes')].some((p) => /^interactive \\d/.test(p.textContent))"
+        )
         for chart in ("ttft", "itl"):
             seen.wait(f"document.querySelector('#{chart} .lane.interactive .p50')?.getAttribute('d').length > 0")
         seen.wait("document.querySelectorAll('.rows .row').length > 3")

@@ -44,7 +44,9 @@ def test_the_youngest_of_the_least_urgent_lane_yields() -> None:
     who, planned = step(s)
     assert who == ["standard", "old", "mine"] and planned.num_yielded == 1
     assert [len(s.state.running), len(s.state.waiting)] == [3, 1]
+    assert s.load().lane_paused == (0, 0, 1)
     assert _run(s)[-1] == ["young"], "it goes on when a seat is free"
+    assert s.load().lane_paused == (0, 0, 0)
 
 
 def test_choices_with_output_are_reported_and_prompts_are_not() -> None:

@@ -360,6 +360,15 @@ def test_step_costs_round_trip(cost: StepCost) -> None:
 # ---- malformed
 
 
+@pytest.mark.parametrize(
+    "field", ["lane_tokens", "lane_longest", "size_tokens", "size_longest", "lane_seqs", "lane_blocks", "lane_paused"]
+)
+def test_a_load_with_a_list_of_another_length_is_malformed(field: str) -> None:
+    with pytest.raises(TandemError) as error:
+        worker_codec.decode_load(worker_pb2.Load(**{field: [1, 2]}))
+    assert error.value.kind is ErrorKind.INVALID_REQUEST
+
+
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_an_invalid_step_cost_is_malformed(bad: float) -> None:
     with pytest.raises(TandemError) as error:

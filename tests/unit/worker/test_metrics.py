@@ -13,6 +13,7 @@ from tandem.core.config import EngineConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, KVReceived, Token
 from tandem.core.ids import HandoffId
+from tandem.core.lane import Lane
 from tandem.core.request import PrefillJob, Request, ResumeJob
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.worker.gateways import service
@@ -104,6 +105,20 @@ async def test_blocks_by_state_are_all_the_blocks_there_are(nodes: Nodes) -> Non
         await asyncio.sleep(0.05)
     assert seen.sum("tandem_kv_blocks", state="free") == 512 and seen.sum("tandem_kv_blocks", state="cached") >= 7
     assert seen.sum("tandem_jobs_total", outcome="cancelled") == 2 and seen.sum("tandem_kv_free_ratio") == 1
+
+
+async def test_preempted_sequences_are_counted_apart_from_new_ones(nodes: Nodes) -> None:
+    node = await nodes.start(engine=EngineConfig(block_size=4, max_num_batched_tokens=8, max_num_seqs=1))
+    pace(node.executor)
+    paused = await node.client.generate(replace(new_request(MODEL, range(30), 900), lane=Lane.BATCH))
+    await node.client.num_tokens(paused, 2)
+    running = await node.client.generate(new_request(MODEL, range(40, 50), 900))
+    await node.client.num_tokens(running, 1)
+    waiting = await node.client.generate(replace(new_request(MODEL, range(60, 70), 900), lane=Lane.BATCH))
+    seen = await scrape(node)
+    assert [seen.sum("tandem_sequences", state=state) for state in ("running", "waiting", "paused")] == [1, 1, 1]
+    await node.client.cancel(paused, running, waiting)
+    await node.client.settled()
 
 
 async def test_tokens_of_experts_are_those_of_the_model(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

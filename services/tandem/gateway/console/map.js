@@ -112,13 +112,14 @@ function makePool({ pool, name }) {
 function makeWorker({ id }) {
   const parts = {
     sign: el("span", { class: "sign-state", "aria-hidden": "true" }), state: el("span", { class: "state" }),
-    load: el("span", { class: "load" }), kv: el("b"), mix: el("b"), model: el("span", { class: "model faint" }),
+    load: el("span", { class: "load" }), lanes: el("span", { class: "lanes faint" }), kv: el("b"), mix: el("b"), model: el("span", { class: "model faint" }),
     held: el("i", { class: "kv-held" }), leased: el("i", { class: "kv-leased" }), reserved: el("i", { class: "kv-reserved" }),
     prefill: el("i", { class: "mix-prefill" }), decode: el("i", { class: "mix-decode" }),
   };
   const node = el("li", { class: "worker", "data-id": id },
     el("div", { class: "worker-head" }, parts.sign, el("strong", {}, id), parts.state),
     parts.load,
+    parts.lanes,
     el("div", { class: "gauge" }, el("span", {}, "KV"), el("span", { class: "bar" }, parts.held, parts.leased, parts.reserved), parts.kv),
     el("div", { class: "gauge" }, el("span", {}, "Steps"), el("span", { class: "bar" }, parts.prefill, parts.decode), parts.mix),
     parts.model);
@@ -132,7 +133,11 @@ function showWorker(parts, worker, feed) {
   mark(parts.node, "data-state", worker.state);
   const isAway = worker.state === "away";
   const queued = worker.num_queued_tokens ? `, ${count(worker.num_queued_tokens)} tokens to compute` : "";
-  setText(parts.load, isAway ? "its stream is down" : `${worker.num_running} running, ${worker.num_waiting} waiting${queued}`);
+  const numPaused = worker.lane_paused.reduce((sum, one) => sum + one, 0);
+  const paused = numPaused ? `, ${count(numPaused)} paused` : "";
+  const counts = `${count(worker.num_running)} running, ${count(worker.num_waiting - numPaused)} waiting${paused}${queued}`;
+  setText(parts.load, isAway ? "its stream is down" : counts);
+  showLanes(parts, worker);
   showBlocks(parts, worker);
   showSteps(parts, worker, feed);
   setText(parts.model, [worker.model, worker.zone, worker.lanes.join(", ")].filter(Boolean).join(" · "));
@@ -149,8 +154,21 @@ function showBlocks(parts, worker) {
   setText(parts.kv, worker.num_blocks ? percent(held / all) : "");
   parts.kv.title = `${count(held)} of ${count(worker.num_blocks)} blocks held, ${count(leased)} of them leased, ` +
     `${count(worker.num_reserved_blocks)} reserved`;
-  parts.load.title = LANES.map((lane, index) => `${lane}: ${count(worker.lane_seqs[index] ?? 0)} sequences, ` +
-    `${count(worker.lane_blocks[index] ?? 0)} blocks`).join("; ");
+}
+
+/* Shows the sequences of each lane and its share of the KV blocks, in which shared blocks count for each of them, and
+   the blocks in host memory. */
+function showLanes(parts, worker) {
+  const all = worker.num_blocks || 1;
+  const lanes = LANES.map((lane, index) => ({
+    lane, seqs: worker.lane_seqs[index] ?? 0, blocks: worker.lane_blocks[index] ?? 0, paused: worker.lane_paused[index] ?? 0,
+  }));
+  const texts = lanes.filter(({ seqs }) => seqs)
+    .map(({ lane, seqs, blocks }) => `${lane} ${count(seqs)}` + (blocks ? ` (${percent(blocks / all)} of KV)` : ""));
+  if (worker.num_host_blocks) texts.push(`${count(worker.num_host_blocks)} blocks in host memory`);
+  setText(parts.lanes, texts.join(" · "));
+  parts.lanes.title = lanes.map(({ lane, seqs, blocks, paused }) =>
+    `${lane}: ${count(seqs)} sequences, ${count(blocks)} blocks, ${count(paused)} paused`).join("; ");
 }
 
 function showSteps(parts, worker, feed) {

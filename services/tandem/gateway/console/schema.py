@@ -43,7 +43,9 @@ class WorkerRow(msgspec.Struct, kw_only=True):
 
     `num_queued_tokens`: tokens of submitted jobs that are not computed yet. `num_leased_blocks`: KV blocks that other
     workers may still read. `num_reserved_blocks`: free KV blocks set aside for jobs that will read their KV from
-    another worker. `lane_seqs`, `lane_blocks`: sequences of each lane and their KV blocks. `block_size`: in tokens.
+    another worker. `lane_seqs`, `lane_blocks`: sequences of each lane and their KV blocks. `lane_paused`: waiting
+    sequences of each lane that have begun, such as preempted ones. `num_host_blocks`: KV blocks that are only in host
+    memory. `block_size`: in tokens.
     `num_prefill_tokens`, `num_decode_tokens`: computed since the worker's start. `num_remote_hit_tokens`: tokens since
     then whose KV was read from other workers' prefix caches."""
 
@@ -63,6 +65,8 @@ class WorkerRow(msgspec.Struct, kw_only=True):
     num_reserved_blocks: int = 0
     lane_seqs: tuple[int, ...] = ()
     lane_blocks: tuple[int, ...] = ()
+    lane_paused: tuple[int, ...] = ()
+    num_host_blocks: int = 0
     block_size: int = 0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0

@@ -142,6 +142,8 @@ def _worker(worker: WorkerView, breaker: BreakerState | None, model: str) -> rep
         num_reserved_blocks=load.num_reserved_blocks,
         lane_seqs=load.lane_seqs,
         lane_blocks=load.lane_blocks,
+        lane_paused=load.lane_paused,
+        num_host_blocks=load.num_host_blocks,
         block_size=worker.block_size,
         num_prefill_tokens=load.num_prefill_tokens,
         num_decode_tokens=load.num_decode_tokens,

@@ -346,7 +346,10 @@ LANE_PREEMPTIONS = counter(
     "computed again.",
 )
 SEQUENCES = gauge(
-    "tandem.sequences", "{sequence}", "Reports the engine's sequences. `state` is `running` or `waiting`.", "state"
+    "tandem.sequences",
+    "{sequence}",
+    "Reports the engine's sequences. `state` is `running`, `waiting` (new), or `paused` (begun, and waiting).",
+    "state",
 )
 LANE_SEQUENCES = gauge(
     "tandem.lane_sequences",

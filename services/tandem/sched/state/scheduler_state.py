@@ -133,6 +133,13 @@ class SchedulerState:
             blocks[seq.lane] += num_reserved
         return [LaneUse(*use) for use in zip(seats, blocks, strict=True)]
 
+    def lane_paused(self) -> tuple[int, ...]:
+        """Count the waiting sequences of each lane that have begun: preempted ones, and choices without a seat."""
+        counts = [0] * len(Lane)
+        for seq_id in self.paused_at:
+            counts[self.by_id[seq_id].lane] += 1
+        return tuple(counts)
+
     def num_seats_of(self, seq: Sequence) -> int:
         """Return the seats that a sequence takes here, or that its choices will: one for a prefill, whose choices go on
         elsewhere."""

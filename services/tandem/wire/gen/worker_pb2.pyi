@@ -288,7 +288,7 @@ class JobCancelled(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_reserved_blocks", "draining", "num_drafted_tokens", "num_accepted_tokens", "num_steps_over_target", "lane_tokens", "lane_longest", "num_horizon_tokens", "number", "size_tokens", "size_longest", "num_remote_hit_tokens", "num_prefill_tokens", "num_decode_tokens", "lane_seqs", "lane_blocks")
+    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_reserved_blocks", "draining", "num_drafted_tokens", "num_accepted_tokens", "num_steps_over_target", "lane_tokens", "lane_longest", "num_horizon_tokens", "number", "size_tokens", "size_longest", "num_remote_hit_tokens", "num_prefill_tokens", "num_decode_tokens", "lane_seqs", "lane_blocks", "lane_paused", "num_host_blocks")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +311,8 @@ class Load(_message.Message):
     NUM_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LANE_SEQS_FIELD_NUMBER: _ClassVar[int]
     LANE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LANE_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_queued_tokens: int
@@ -333,7 +335,9 @@ class Load(_message.Message):
     num_decode_tokens: int
     lane_seqs: _containers.RepeatedScalarFieldContainer[int]
     lane_blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reserved_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_steps_over_target: _Optional[int] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., lane_longest: _Optional[_Iterable[int]] = ..., num_horizon_tokens: _Optional[int] = ..., number: _Optional[int] = ..., size_tokens: _Optional[_Iterable[int]] = ..., size_longest: _Optional[_Iterable[int]] = ..., num_remote_hit_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ..., lane_seqs: _Optional[_Iterable[int]] = ..., lane_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    lane_paused: _containers.RepeatedScalarFieldContainer[int]
+    num_host_blocks: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reserved_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_steps_over_target: _Optional[int] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., lane_longest: _Optional[_Iterable[int]] = ..., num_horizon_tokens: _Optional[int] = ..., number: _Optional[int] = ..., size_tokens: _Optional[_Iterable[int]] = ..., size_longest: _Optional[_Iterable[int]] = ..., num_remote_hit_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ..., lane_seqs: _Optional[_Iterable[int]] = ..., lane_blocks: _Optional[_Iterable[int]] = ..., lane_paused: _Optional[_Iterable[int]] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("base_s", "prefill_token_s", "decode_seq_s", "decode_context_s", "prefill_pair_s")

@@ -100,7 +100,9 @@ def _alone(read: Callable[[], float]) -> Callable[[], Mapping[Values, float]]:
 
 
 def _sequences(snapshot: EngineSnapshot) -> Mapping[Values, float]:
-    return {("running",): snapshot.load.num_running, ("waiting",): snapshot.load.num_waiting}
+    """Return the sequences by state; waiting ones that have begun are `paused`."""
+    load, num_paused = snapshot.load, sum(snapshot.load.lane_paused)
+    return {("running",): load.num_running, ("waiting",): load.num_waiting - num_paused, ("paused",): num_paused}
 
 
 def _queued_tokens(up_to: tuple[int, ...]) -> Mapping[Values, float]:
