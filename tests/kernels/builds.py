@@ -28,7 +28,11 @@ extern "C" void multiply(int lanes, const float* x, int ldx, int m, const tandem
 INT8_PRODUCT = """
 #include "linear_int8.hpp"
 #include <vector>
-extern "C" int activation_bytes() { return sizeof(tandem::Activation); }
+#if defined(TANDEM_BYTE_PRODUCT)
+extern "C" int has_byte_product() { return 1; }
+#else
+extern "C" int has_byte_product() { return 0; }
+#endif
 extern "C" void multiply_int8(int lanes, const float* x, int ldx, int m, const tandem::Matrix* w, float* y, int ldy,
                               int into) {
     const int k = w->k;

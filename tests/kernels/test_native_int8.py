@@ -15,8 +15,8 @@ from tests.kernels.codes import INTEGER_FORMATS
 
 _WITHOUT = {
     "machine": (),
-    "pairs-512": ("-mno-avx512vnni",),
-    "pairs-256": ("-mno-avx512f", "-mno-avxvnni"),
+    "bytes-512": ("-mno-avx512vnni", "-mno-avxvnni"),
+    "bytes-256": ("-mno-avx512f", "-mno-avxvnni"),
     "plain": ("-mno-avx512f", "-mno-avx2"),
 }
 """Builds by what they must do without; the same bits are expected of each."""
@@ -65,9 +65,9 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 @pytest.mark.nightly
 def test_builds_differ_in_what_they_use(builds: Builds) -> None:
     """So that the tests below compare different code."""
-    assert builds["plain"].library.activation_bytes() == 1
-    assert builds["pairs-256"].library.width() == 8
-    assert builds["pairs-512"].library.width() == builds["machine"].library.width() == vector_width()
+    assert [builds[name].library.has_byte_product() for name in ("bytes-512", "bytes-256", "plain")] == [1, 1, 0]
+    assert builds["bytes-256"].library.width() == 8
+    assert builds["bytes-512"].library.width() == builds["machine"].library.width() == vector_width()
 
 
 @pytest.mark.parametrize("rows", _ROWS)
@@ -94,6 +94,20 @@ def test_formats_of_files(product: Product, name: str, n: int, k: int, rows: int
     assert _equal(stored, linear_codes(x, codes))
     added = product.multiply_int8(x, matrix_of(packed, n, k, bias), before.clone(), Into.ADD)
     assert _equal(added, before + linear_codes(x, codes, bias))
+
+
+@pytest.mark.parametrize("name", INTEGER_FORMATS)
+def test_the_largest_codes_and_activations(product: Product, name: str) -> None:
+    """Codes and activations are at their limits, where sums of 16 bits are largest."""
+    codes = INTEGER_FORMATS[name].random(40, 64)
+    largest = (1 << codes.numbers.bits) - 1
+    codes.codes[:8], codes.codes[8:16] = 0, largest
+    codes.codes[16:24, ::2], codes.codes[16:24, 1::2] = largest, 0
+    x = torch.ones(4, codes.shape[1])
+    x[1] = -1
+    x[2, ::2] = x[3, 1::2] = -1
+    stored = product.multiply_int8(x, matrix_of(pack_coded(codes), *codes.shape), torch.full((4, 40), 5.0))
+    assert _equal(stored, linear_codes(x, codes))
 
 
 @pytest.mark.parametrize("rows", [1, 13, 64])

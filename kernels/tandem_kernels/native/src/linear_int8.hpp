@@ -5,8 +5,10 @@
 // within a group of a row are summed exactly, as integers; groups of a row and then groups of weights are added in
 // ascending order by one fused multiply-add each. 8-bit weights are stored as value + 128, because the machine's
 // four-way dot products take one unsigned factor; the resulting excess of a group is known from the row alone.
+// Machines without such products subtract the 128 again.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -28,52 +30,48 @@ constexpr int kQuads = kRowGroup / kQuad;
 constexpr float kLevels = 127;    // largest quantised magnitude
 constexpr int kWeightZero = 128;  // stored value of a zero weight
 constexpr int kSumGroup = 16;     // components of a row whose sum is kept
+using Activation = std::int8_t;   // a component of a quantised row
 
 // Ints: kWidth sums. Columns: the quads of kWidth columns. Quad: one quad of a row, broadcast to all columns.
-// `byte_fields` returns the same few bits of each byte, and `with_fields` sets others above them. Without a
-// four-way dot product, pairs of int16 are multiplied: components 0 and 2, then 1 and 3 of a quad, because one mask and
-// one shift split a column's bytes that way. Activations are stored in the order that this needs. `kept` forces a value
+// `byte_fields` returns the same few bits of each byte, and `with_fields` sets others above them. `kept` forces a value
 // into a register at this point; otherwise the compiler reorders integer sums until registers run out, or reloads a
 // vector of weights for every row.
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+//
+// Without a four-way dot product (TANDEM_BYTE_PRODUCT) unsigned bytes are multiplied with signed ones, and two such
+// products are added in 16 bits. Codes of fewer bits are so small that products of several quads fit 16 bits too. An
+// 8-bit weight's magnitude is one factor, and the activation, negated if the weight is negative, the other.
+#if defined(__AVX512BW__) && defined(__AVX512F__)
 
+using Ints = __m512i;
+inline Ints splat_int(std::int32_t x) { return _mm512_set1_epi32(x); }
+inline Ints load_ints(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+inline Vec to_float(Ints a) { return _mm512_cvtepi32_ps(a); }
+template <int kBits, int kShift>
+inline Ints byte_fields(Ints w) {
+    return _mm512_and_si512(_mm512_srli_epi16(w, kShift), _mm512_set1_epi8(kFieldMask<kBits>));
+}
+template <int kShift>
+inline Ints with_fields(Ints low, Ints high) { return _mm512_or_si512(low, _mm512_slli_epi16(high, kShift)); }
+inline Ints kept(Ints a) {
+    asm("" : "+v"(a));
+    return a;
+}
+#if defined(__AVX512VNNI__)
 #define TANDEM_QUAD_PRODUCT 1
-using Ints = __m512i;
-inline Ints splat_int(std::int32_t x) { return _mm512_set1_epi32(x); }
-inline Ints load_ints(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Ints dot_quad(Ints sum, Ints w, Ints x) { return _mm512_dpbusd_epi32(sum, w, x); }
-inline Vec to_float(Ints a) { return _mm512_cvtepi32_ps(a); }
-template <int kBits, int kShift>
-inline Ints byte_fields(Ints w) {
-    return _mm512_and_si512(_mm512_srli_epi16(w, kShift), _mm512_set1_epi8(kFieldMask<kBits>));
+#else
+#define TANDEM_BYTE_PRODUCT 1
+inline Ints multiply_bytes(Ints w, Ints x) { return _mm512_maddubs_epi16(w, x); }
+inline Ints add16(Ints a, Ints b) { return kept(_mm512_add_epi16(a, b)); }
+inline Ints add_widened(Ints sum, Ints sums16) {
+    return kept(_mm512_add_epi32(sum, _mm512_madd_epi16(sums16, _mm512_set1_epi16(1))));
 }
-template <int kShift>
-inline Ints with_fields(Ints low, Ints high) { return _mm512_or_si512(low, _mm512_slli_epi16(high, kShift)); }
-inline Ints kept(Ints a) {
-    asm("" : "+v"(a));
-    return a;
+inline Ints signed_of(Ints w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
+inline Ints magnitudes_of(Ints w) { return _mm512_abs_epi8(w); }
+inline Ints with_signs(Ints x, Ints w) {
+    return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
 }
-
-#elif defined(__AVX512BW__) && defined(__AVX512F__)
-
-#define TANDEM_PAIR_PRODUCT 1
-using Ints = __m512i;
-inline Ints splat_int(std::int32_t x) { return _mm512_set1_epi32(x); }
-inline Ints load_ints(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
-inline Vec to_float(Ints a) { return _mm512_cvtepi32_ps(a); }
-template <int kBits, int kShift>
-inline Ints byte_fields(Ints w) {
-    return _mm512_and_si512(_mm512_srli_epi16(w, kShift), _mm512_set1_epi8(kFieldMask<kBits>));
-}
-template <int kShift>
-inline Ints with_fields(Ints low, Ints high) { return _mm512_or_si512(low, _mm512_slli_epi16(high, kShift)); }
-inline Ints kept(Ints a) {
-    asm("" : "+v"(a));
-    return a;
-}
-inline Ints low_bytes(Ints w) { return _mm512_and_si512(w, _mm512_set1_epi16(0xff)); }
-inline Ints high_bytes(Ints w) { return _mm512_srli_epi16(w, 8); }
-inline Ints dot_pair(Ints sum, Ints w, Ints x) { return kept(_mm512_add_epi32(sum, _mm512_madd_epi16(w, x))); }
+#endif
 
 #elif defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
 
@@ -95,51 +93,52 @@ inline Ints kept(Ints a) {
 #define TANDEM_QUAD_PRODUCT 1
 inline Ints dot_quad(Ints sum, Ints w, Ints x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
 #else
-#define TANDEM_PAIR_PRODUCT 1
-inline Ints low_bytes(Ints w) { return _mm256_and_si256(w, _mm256_set1_epi16(0xff)); }
-inline Ints high_bytes(Ints w) { return _mm256_srli_epi16(w, 8); }
-inline Ints dot_pair(Ints sum, Ints w, Ints x) { return kept(_mm256_add_epi32(sum, _mm256_madd_epi16(w, x))); }
+#define TANDEM_BYTE_PRODUCT 1
+inline Ints multiply_bytes(Ints w, Ints x) { return _mm256_maddubs_epi16(w, x); }
+inline Ints add16(Ints a, Ints b) { return kept(_mm256_add_epi16(a, b)); }
+inline Ints add_widened(Ints sum, Ints sums16) {
+    return kept(_mm256_add_epi32(sum, _mm256_madd_epi16(sums16, _mm256_set1_epi16(1))));
+}
+inline Ints signed_of(Ints w) { return _mm256_xor_si256(w, _mm256_set1_epi8(-128)); }
+inline Ints magnitudes_of(Ints w) { return _mm256_abs_epi8(w); }
+inline Ints with_signs(Ints x, Ints w) { return _mm256_sign_epi8(x, w); }
 #endif
 
 #endif
 
-#if defined(TANDEM_QUAD_PRODUCT)
-
-using Activation = std::int8_t;
-constexpr int kQuadOrder[kQuad] = {0, 1, 2, 3};
-using Columns = Ints;
+#if defined(TANDEM_QUAD_PRODUCT) || defined(TANDEM_BYTE_PRODUCT)
 using Quad = Ints;
-inline Columns columns_of(Ints w) { return kept(w); }
 inline Quad splat_quad(const Activation* p) {
     std::int32_t four;
     std::memcpy(&four, p, sizeof four);
     return splat_int(four);
 }
+#endif
+
+#if defined(TANDEM_QUAD_PRODUCT)
+
+constexpr int kExcess = kWeightZero;  // `dot` adds to the product this times the sum of the activations
+using Columns = Ints;
+inline Columns columns_of(Ints w) { return kept(w); }
 inline Ints dot(Ints sum, Columns w, Quad x) { return dot_quad(sum, w, x); }
 
-#elif defined(TANDEM_PAIR_PRODUCT)
+#elif defined(TANDEM_BYTE_PRODUCT)
 
-using Activation = std::int16_t;
-constexpr int kQuadOrder[kQuad] = {0, 2, 1, 3};
+constexpr int kExcess = 0;
 struct Columns {
-    Ints even, odd;
+    Ints values, magnitudes;
 };
-using Quad = Columns;
-inline Columns columns_of(Ints w) { return {low_bytes(w), high_bytes(w)}; }
-inline Quad splat_quad(const Activation* p) {
-    std::int32_t even, odd;
-    std::memcpy(&even, p, sizeof even);
-    std::memcpy(&odd, p + kQuad / 2, sizeof odd);
-    return {splat_int(even), splat_int(odd)};
+inline Columns columns_of(Ints w) {
+    const Ints values = kept(signed_of(w));
+    return {values, kept(magnitudes_of(values))};
 }
-inline Ints dot(Ints sum, const Columns& w, const Quad& x) {
-    return dot_pair(dot_pair(sum, w.even, x.even), w.odd, x.odd);
+inline Ints dot(Ints sum, const Columns& w, Quad x) {
+    return add_widened(sum, multiply_bytes(w.magnitudes, with_signs(x, w.values)));
 }
 
 #else  // any other machine
 
-using Activation = std::int8_t;
-constexpr int kQuadOrder[kQuad] = {0, 1, 2, 3};
+constexpr int kExcess = kWeightZero;
 struct Ints {
     std::int32_t lane[kWidth];
 };
@@ -186,7 +185,7 @@ inline const std::uint8_t* bytes_of(const Matrix& w, int panel) {
 
 // Rows quantised in groups of kRowGroup: value = round(x / scale), scale = largest magnitude / kLevels.
 struct Int8Rows {
-    Activation* values;     // [m][k], each quad in kQuadOrder
+    Activation* values;     // [m][k]
     float* scales;          // [m][k / kRowGroup]
     std::int32_t* sums;     // [m][k / kSumGroup]: sums of values
     int k;
@@ -222,8 +221,7 @@ inline void quantize_row(const float* x, int row, const Int8Rows& out) {
         for (int i = 0; i < kRowGroup; ++i) sums[i / kSumGroup] += static_cast<std::int32_t>(quotients[i]);
         Activation* values = out.values + std::size_t(row) * out.k + g * kRowGroup;
         for (int i = 0; i < kRowGroup; ++i)
-            values[i] = static_cast<Activation>(
-                static_cast<std::int32_t>(quotients[i - i % kQuad + kQuadOrder[i % kQuad]]));
+            values[i] = static_cast<Activation>(static_cast<std::int32_t>(quotients[i]));
         const std::size_t place = std::size_t(row) * groups + g;
         out.scales[place] = scale;
         std::memcpy(out.sums + place * (kRowGroup / kSumGroup), sums, sizeof sums);
@@ -240,7 +238,7 @@ inline void quantize_rows(Lane& lane, const float* x, int ldx, int m, const Int8
 #if defined(__AVX512F__)
 constexpr int kInt8TileRows = 8;  // 16 integer parts in registers, and nearly as many float sums in memory
 #else
-constexpr int kInt8TileRows = 4;  // 8 parts, 4 halves of weights and 2 broadcasts in 16 registers
+constexpr int kInt8TileRows = 4;  // 8 parts, 4 vectors of weights, a broadcast and 2 of a product in 16 registers
 #endif
 
 // Returns the vectors of columns that a tile of `rows` rows sums in one pass over its panel.
@@ -297,7 +295,7 @@ void sum_int8_tile(const Int8Rows& x, int row, const Matrix& w, int panel, Lines
 #pragma GCC unroll 16
                 for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-                    for (int v = 0; v < V; ++v) part[r][v] = splat_int(-kWeightZero * x.sum(row + r, g));
+                    for (int v = 0; v < V; ++v) part[r][v] = splat_int(-kExcess * x.sum(row + r, g));
 #pragma GCC unroll 8
                 for (int q = 0; q < kQuads; ++q, quads += kPanel * kQuad) {
                     Columns columns[V];
@@ -353,6 +351,64 @@ inline Ints quad_bytes(const std::uint32_t* p) {
     return low;
 }
 
+#if defined(TANDEM_BYTE_PRODUCT)
+
+// Number of quads whose products can be summed in 16 bits, two of each in one sum; kMaxCode is the largest code.
+template <int kMaxCode>
+constexpr int kQuadsOf16Bits = std::min(kQuads, 32767 / (2 * kMaxCode * static_cast<int>(kLevels)));
+
+constexpr int max_code(Coding coding) {
+    const Planes planes = planes_of(coding);
+    return (1 << (4 * (planes.fours != 0) + 2 * (planes.twos != 0) + (planes.ones != 0))) - 1;
+}
+
+// Multiplies quad Q of a block with R rows, and adds the products to `sums16`, or begins these with them.
+template <Coding kCoding, int Q, bool kIsFirst, int R, int V>
+inline void add_quad16(const std::uint32_t* p, const Activation* values, int k, Ints (&sums16)[R][V]) {
+    Ints columns[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) columns[v] = kept(quad_bytes<kCoding, Q>(p + v * kWidth));
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        const Quad quad = splat_quad(values + std::ptrdiff_t(r) * k + Q * kQuad);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) {
+            const Ints product = multiply_bytes(columns[v], quad);
+            sums16[r][v] = kIsFirst ? product : add16(sums16[r][v], product);
+        }
+    }
+}
+
+// Adds the products of quads [kBegin, kBegin + sizeof...(Q)), which fit 16 bits, with R rows to `part`.
+template <Coding kCoding, int kBegin, int R, int V, int... Q>
+inline void add_run(const std::uint32_t* p, const Activation* values, int k, Ints (&part)[R][V],
+                    std::integer_sequence<int, Q...>) {
+    Ints sums16[R][V];
+    (add_quad16<kCoding, kBegin + Q, Q == 0, R, V>(p, values, k, sums16), ...);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) part[r][v] = add_widened(part[r][v], sums16[r][v]);
+}
+
+// Adds the products of quads [kBegin, kEnd) with R rows to `part`.
+template <Coding kCoding, int kBegin, int kEnd, int R, int V>
+inline void add_runs(const std::uint32_t* p, const Activation* values, int k, Ints (&part)[R][V]) {
+    constexpr int kRun = std::min(kQuadsOf16Bits<max_code(kCoding)>, kEnd - kBegin);
+    add_run<kCoding, kBegin>(p, values, k, part, std::make_integer_sequence<int, kRun>());
+    if constexpr (kBegin + kRun < kEnd) add_runs<kCoding, kBegin + kRun, kEnd>(p, values, k, part);
+}
+
+// Adds the products of half H of the quads of a block, or of all, with R rows to `part`; `values` are the first row's,
+// which are k apart.
+template <Coding kCoding, int H, int R, int V>
+inline void add_quads(const std::uint32_t* p, const Activation* values, int k, Ints (&part)[R][V]) {
+    constexpr int kHalf = kQuads / halves_of(kCoding);
+    add_runs<kCoding, H * kHalf, (H + 1) * kHalf>(p, values, k, part);
+}
+
+#else
+
 // Adds the products of quad Q of a block with R rows to `part`; `values` are the first row's, which are k apart.
 template <Coding kCoding, int Q, int R, int V>
 inline void add_quad(const std::uint32_t* p, const Activation* values, int k, Ints (&part)[R][V]) {
@@ -368,10 +424,17 @@ inline void add_quad(const std::uint32_t* p, const Activation* values, int k, In
 }
 
 template <Coding kCoding, int H, int R, int V, int... Q>
-inline void add_quads(const std::uint32_t* p, const Activation* values, int k, Ints (&part)[R][V],
-                      std::integer_sequence<int, Q...>) {
+inline void add_each(const std::uint32_t* p, const Activation* values, int k, Ints (&part)[R][V],
+                     std::integer_sequence<int, Q...>) {
     (add_quad<kCoding, H * kQuads / 2 + Q, R, V>(p, values, k, part), ...);
 }
+
+template <Coding kCoding, int H, int R, int V>
+inline void add_quads(const std::uint32_t* p, const Activation* values, int k, Ints (&part)[R][V]) {
+    add_each<kCoding, H>(p, values, k, part, std::make_integer_sequence<int, kQuads / halves_of(kCoding)>());
+}
+
+#endif
 
 // Rows of a tile within a group g of components: their values and the sums of these.
 struct RowGroup {
@@ -398,7 +461,7 @@ inline void sum_weight_group(const RowGroup& x, const Matrix& w, const ScaleWalk
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) part[r][v] = splat_int(-offset * x.sum<kHalves, H>(r));
-    add_quads<kCoding, H>(p, x.values, x.k, part, std::make_integer_sequence<int, kQuads / kHalves>());
+    add_quads<kCoding, H>(p, x.values, x.k, part);
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
         const Affine affine = affine_at(w, walk, first + v * kWidth);
