@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import tempfile
@@ -22,21 +23,26 @@ from ray import serve
 from tandem.cli.private_directory import private_directory, secret_file
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.wire.listener_probe import refuses_connections
 from tandem.worker.serve.deployment import pool_application
 from tandem.worker.serve.pool_spec import PoolSpec, full_layer
 
 OBJECT_STORE_BYTES = 100 << 20
 """Close to Ray's minimum, because no tensors go through the object store."""
+GCS_PROBE_S = 1.0
+"""Longest wait for a connection to Ray's global control service before a drain."""
 
 
 class LocalRay:
     """Running local Ray cluster, on which worker pools can be deployed and drained; `local_ray` creates it.
 
-    `logs`: directory with one log file for each worker. `num_gpus`: number of GPUs that Ray found."""
+    `logs`: directory with one log file for each worker. `num_gpus`: number of GPUs that Ray found. `gcs_address`:
+    host:port of Ray's global control service."""
 
-    def __init__(self, logs: Path, num_gpus: int) -> None:
+    def __init__(self, logs: Path, num_gpus: int, gcs_address: str) -> None:
         self.logs = logs
         self.num_gpus = num_gpus
+        self._gcs_address = gcs_address
         self._apps: list[str] = []
 
     def deploy(self, configs: Mapping[str, Config], pools: Mapping[str, int], num_gpus: float = 0.0) -> None:
@@ -54,10 +60,14 @@ class LocalRay:
             raise TandemError(ErrorKind.INTERNAL, message) from error
 
     def drain(self) -> None:
-        """Delete the deployed applications one by one, which drains their workers, and wait for each.
+        """Delete the deployed applications one by one, which drains their workers, and wait for each. Returns early
+        where Ray's control service refuses connections, as after a signal to all processes: `serve.delete` would wait a
+        minute for it.
 
         `serve.shutdown` is not used because it logs the end of Serve's controller as a failure."""
         for app in self._apps:
+            if asyncio.run(refuses_connections(self._gcs_address, GCS_PROBE_S)):
+                return
             serve.delete(app)
 
 
@@ -110,7 +120,8 @@ def local_ray(num_ranks: int) -> Iterator[LocalRay]:
             _temp_dir=str(files / "ray"),
         )
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
-        local = LocalRay(Path(context.address_info["session_dir"]) / "logs" / "serve", num_gpus)
+        info = context.address_info
+        local = LocalRay(Path(info["session_dir"]) / "logs" / "serve", num_gpus, info["gcs_address"])
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         yield local
         local.drain()

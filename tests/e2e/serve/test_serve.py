@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.timeout(400)
 
 FRANCE = "What is the capital of France?"
 PATIENCE_S = 120.0
+STOP_S = 45.0
+"""Longer than a stop takes, and shorter than Ray's client waits for a control service that has ended."""
 
 
 class Stream:
@@ -192,6 +195,18 @@ def test_a_signal_during_the_start_ends_it(stage: str, number: signal.Signals) -
         assert starting.wait_end() == 0, starting.output
         assert "stopped before it was ready" in starting.output and "Traceback" not in starting.output
         starting.wait_nothing_left()
+
+
+@pytest.mark.nightly
+def test_a_signal_to_each_process_ends_all(served: Served) -> None:
+    """As systemd stops a service. Ray's own client would wait a minute for its control service."""
+    own = served.process.pid
+    for pid in [*(pid for pid, _ in served.look() if pid != own), own]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    assert served.process.wait(STOP_S) == 0, served.output
+    assert "Traceback" not in served.output
+    served.wait_nothing_left()
 
 
 @pytest.mark.nightly
