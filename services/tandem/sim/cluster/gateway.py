@@ -27,11 +27,8 @@ from tandem.workload.scheduled_request import ScheduledRequest
 
 
 class SimGateway:
-    """One simulated gateway: a director, the workers that it knows, and the streams of its open requests.
-
-    Every pair of `workers`, those at the start of the run, counts as tested, as in a real cluster some seconds after
-    its start.
-    """
+    """One simulated gateway: a director, the workers that it knows, and the streams of its open requests. Every pair of
+    `workers`, those at the start of the run, counts as tested, as in a real cluster some seconds after its start."""
 
     def __init__(
         self, agenda: SimEventQueue, network: Network, workers: Iterable[SimWorker], spec: ClusterSpec,
@@ -42,7 +39,7 @@ class SimGateway:
         self._network = network
         self.workers = SimWorkerPool(agenda, network.latency_s, spec.gateway, party, self._probe)
         self._quotas = SimQuotas(agenda, spec.tenants)
-        self.director = RequestDirector(self.workers, spec.gateway, _handoff, spec.targets, network.index)
+        self.director = RequestDirector(self.workers, spec.gateway, HandoffId, spec.targets, network.index)
         self.streams = ClientStreams(agenda, party, delivery)
         self.reports = WorkerReports(agenda, network, party, self.director, self.workers, self.streams, self.execute)
         self._is_ticking = False
@@ -120,7 +117,3 @@ class SimGateway:
         self._is_ticking = bool(len(self.streams))
         if self._is_ticking:
             self._agenda.after(TICK_S, "", self._tick, by=self.party)
-
-
-def _handoff(request: RequestId) -> HandoffId:
-    return HandoffId(f"h-{request}")
