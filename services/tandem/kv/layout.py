@@ -127,8 +127,8 @@ class KVLayout:
         return cls(block_size, (KVGroup(layers, heads, head_dim, fields["dtype"]),))
 
     def __str__(self) -> str:
-        g = self.group
-        return f"{g.heads}h x {g.layers}l x 2 x {self.block_size}t x {g.head_dim}d {g.dtype}"
+        groups = [f"{g.heads}h x {g.layers}l x 2 x {self.block_size}t x {g.head_dim}d {g.dtype}" for g in self.groups]
+        return " + ".join(groups) or "no layers"
 
 
 @dataclass(frozen=True, slots=True)

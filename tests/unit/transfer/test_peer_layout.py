@@ -75,6 +75,8 @@ def spoilt(number: int, **changes: int) -> TransportPeer:
         (spoilt(1, address=0), "does not fit its layout"),
         (replace(FOUR, ranks=(*FOUR.ranks[:3], replace(FOUR.ranks[3], agent=FOUR.ranks[0].agent))), "one agent"),
         (replace(FOUR, layout=replace(LAYOUT, block_size=32)), "holds KV blocks of"),
+        (replace(FOUR, layout=replace(LAYOUT, groups=LAYOUT.groups * 2)), r"holds KV blocks of 8h .* \+ 8h "),
+        (replace(FOUR, layout=replace(LAYOUT, groups=())), "holds KV blocks of no layers"),
         (replace(FOUR, layout=KVLayout(16, (KVGroup(2, HEADS, 16, "bfloat16"),))), "holds KV blocks of"),
     ],
 )
