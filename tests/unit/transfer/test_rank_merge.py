@@ -66,6 +66,10 @@ class Two:
         assert self.take_commands() == [(0, ConnectPeer(peer)), (1, ConnectPeer(peer))]
 
 
+MAX_ROUNDS = 1000
+"""Ends a test whose ranks do not come to rest."""
+
+
 @pytest.fixture
 def two() -> Two:
     return Two()
@@ -229,6 +233,11 @@ class Rank:
 
     def __post_init__(self) -> None:
         self.carrier = TransferEngine(self.transport, digest, ManualClock(), 2 * BLOCK_BYTES)
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether commands, events or reads of this rank are open."""
+        return not self.is_gone and bool(self.inbox or self.outbox or not self.carrier.is_drained)
 
     def accept(self) -> None:
         if self.inbox and not self.is_gone:
@@ -419,8 +428,9 @@ class JointMachine(RuleBasedStateMachine):
         assert self.end is not None
 
     def settle(self) -> None:
-        """Run until every open read, command and event is finished."""
-        for _ in range(12):
+        """Run until every open read, command and event is finished. Commands that wait for one another take several
+        rounds each."""
+        for _ in range(MAX_ROUNDS):
             for rank in self.ranks:
                 rank.transport.post_error = None
                 for handle in list(rank.transport.open):
@@ -434,6 +444,9 @@ class JointMachine(RuleBasedStateMachine):
                     rank.accept()
                 rank.turn()
             self.deliver_all()
+            if not any(rank.is_busy for rank in self.ranks):
+                return
+        raise AssertionError("the ranks do not come to rest")
 
 
 TestJointMachine = JointMachine.TestCase
