@@ -434,7 +434,8 @@ class RequestDirector:
         failing = self._queue.breaker.excluded(now)
         moves: list[PlannedMove | PlannedResume] = []
         moves += self._rebalancer.plan(of_clients, failing, now, is_begun=is_begun)
-        moves += self._rebalancer.plan_resumes(self._open, failing | self._queue.full(now), now, is_begun=is_begun)
+        unfit = failing | self._queue.full(Lane.BATCH, now)
+        moves += self._rebalancer.plan_resumes(self._open, unfit, now, is_begun=is_begun)
         for move in moves:
             if is_begun:
                 relocate = partial(_relocate, choice=move.key.choice, target=move.target)
@@ -513,7 +514,7 @@ class RequestDirector:
         """Back to its place in the queue; a probe, which has none, is sent again with the next tick."""
         self._forget_placement(open_request)
         if open_request.fixed_placement is None:
-            self._queue.refused(place.excluded, now)
+            self._queue.refused(place.excluded, open_request.state.request.lane, now)
             if place.has_failed:
                 self._queue.failed(open_request.id, place)
             self._queue.put_back(open_request.id, now)

@@ -116,7 +116,7 @@ class PlacementQueue:
         self._routing = routing
         self._prefixes = prefixes
         self._requests: dict[RequestId, RoutingRequest] = {}
-        self._full_until: dict[WorkerRef, float] = {}
+        self._full_until: dict[tuple[WorkerRef, Lane], float] = {}
         self._blocked: dict[_ModelLane, RoutingRequest] = {}
         self._why: dict[_ModelLane, NoPlacement] = {}
         self._hopeless_since: dict[_ModelLane, float] = {}
@@ -212,8 +212,8 @@ class PlacementQueue:
 
     def pick_consumer(self, model: str, lane: Lane, search: FindConsumer, now: float) -> WorkerRef | None:
         """Choose a worker that takes over the KV of an offer, without queueing; None when there is none now."""
-        self.refused(search.excluded, now)
-        unfit, failing = search.unfit | self.full(now), self.breaker.excluded(now)
+        self.refused(search.excluded, lane, now)
+        unfit, failing = search.unfit | self.full(lane, now), self.breaker.excluded(now)
         consumer = pick_migration_target(self._ranking.without(unfit | failing), model, lane, search.source)
         if consumer is None and failing:
             resting = self.breaker.resting(now)
@@ -236,8 +236,9 @@ class PlacementQueue:
         self.breaker.forget(worker)
         self._prefix_fetches.forget(worker)
 
-    def refused(self, workers: Iterable[WorkerRef], now: float) -> None:
-        self._full_until.update(dict.fromkeys(workers, now + REFUSAL_BACKOFF_S))
+    def refused(self, workers: Iterable[WorkerRef], lane: Lane, now: float) -> None:
+        """Record that workers refused a request of a lane for lack of room; a more urgent one may find room there."""
+        self._full_until.update(((worker, lane), now + REFUSAL_BACKOFF_S) for worker in workers)
 
     def failed(self, request: RequestId, requeue: Requeue) -> None:
         """Record that workers failed a request, so that it prefers other workers from now on; does nothing when it has
@@ -255,9 +256,9 @@ class PlacementQueue:
 
         False when none waits for it. At this worker the most urgent of the lanes that wait blocks the others.
         """
-        has_refused = self._full_until.pop(view.ref, None) is not None
+        refusals = [self._full_until.pop((view.ref, lane), None) for lane in Lane]
         waiting = [lane for lane in Lane if lane in view.lanes and self.queue.num_waiting(view.model, lane)]
-        if not waiting or has_refused:
+        if not waiting or any(until is not None for until in refusals):
             return bool(waiting)
         blocked = self._blocked.get(_ModelLane(view.model, waiting[0]))
         if blocked is None:
@@ -347,7 +348,7 @@ class PlacementQueue:
     def _place(self, request: RoutingRequest, now: float) -> Placement | NoPlacement:
         """Place a request. Failing workers count as absent, unless no others exist: then they are tried now and
         then."""
-        full, failing = self.full(now), self.breaker.excluded(now)
+        full, failing = self.full(request.lane, now), self.breaker.excluded(now)
         candidates = self._ranking.without(failing)
 
         def choose(workers: WorkerRanking, excluded: Set[WorkerRef]) -> Placement | NoPlacement:
@@ -363,9 +364,12 @@ class PlacementQueue:
         retried = choose(self._ranking, full | self.breaker.resting(now))
         return retried if _has_workers(retried) else outcome
 
-    def full(self, now: float) -> Set[WorkerRef]:
-        self._full_until = {worker: until for worker, until in self._full_until.items() if until > now}
-        return self._full_until.keys()
+    def full(self, lane: Lane, now: float) -> Set[WorkerRef]:
+        """Return the workers that refused a request of the lane, or of a more urgent one, a short time ago."""
+        if not self._full_until:
+            return frozenset()
+        self._full_until = {key: until for key, until in self._full_until.items() if until > now}
+        return {worker for worker, refused in self._full_until if refused <= lane}
 
     def _expect(self, item: QueueItem, request: RoutingRequest) -> TtftForecast | None:
         """Predict with the longest prefix that any worker holds.

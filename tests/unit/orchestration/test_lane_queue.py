@@ -168,7 +168,7 @@ def test_only_a_report_of_a_worker_of_the_lane_wakes_it() -> None:
 def test_a_worker_that_refused_wakes_only_lanes_that_it_serves() -> None:
     urgent = worker("i", URGENT)
     q = Queue(urgent, worker("b", BATCH, FULL))
-    q.queue.refused([urgent.ref], 0.0)
+    q.queue.refused([urgent.ref], Lane.INTERACTIVE, 0.0)
     q.admit("b", Lane.BATCH)
     assert q.sent() == []
     q.admit("i", Lane.INTERACTIVE)
@@ -176,10 +176,21 @@ def test_a_worker_that_refused_wakes_only_lanes_that_it_serves() -> None:
     assert q.sent() == ["i i"]
 
 
+def test_a_refusal_rests_a_worker_only_for_the_lane_and_less_urgent_ones() -> None:
+    """A more urgent request may find seats that others yield, or that a limit keeps from the lane."""
+    shared = worker("a", ALL_LANES)
+    q = Queue(shared)
+    q.queue.refused([shared.ref], Lane.STANDARD, 0.0)
+    for lane in (Lane.BATCH, Lane.STANDARD, Lane.INTERACTIVE):
+        q.admit(lane.label, lane)
+    assert q.sent(REFUSAL_BACKOFF_S / 2) == ["interactive a"]
+    assert q.sent(REFUSAL_BACKOFF_S) == ["standard a", "batch a"]
+
+
 def test_a_report_ends_a_refusal_also_when_no_request_of_the_workers_lanes_waits() -> None:
     urgent = worker("i", URGENT)
     q = Queue(urgent, worker("b", BATCH, FULL))
-    q.queue.refused([urgent.ref], 0.0)
+    q.queue.refused([urgent.ref], Lane.INTERACTIVE, 0.0)
     q.admit("b", Lane.BATCH)
     assert q.sent() == [] and not q.queue.may_go_on(urgent)
     q.admit("i", Lane.INTERACTIVE)
@@ -190,7 +201,7 @@ def test_a_report_ends_a_refusal_also_when_no_request_of_the_workers_lanes_waits
 def test_a_request_whose_decode_worker_has_just_refused_keeps_its_place_at_shared_workers(mode: Disaggregation) -> None:
     views = [worker("p", ALL_LANES, FREE, "prefill"), worker("di", URGENT, FREE, "decode")]
     q = Queue(*views, worker("db", BATCH, FREE, "decode"), mode=mode)
-    q.queue.refused([views[1].ref], 0.0)
+    q.queue.refused([views[1].ref], Lane.INTERACTIVE, 0.0)
     q.admit("i", Lane.INTERACTIVE)
     q.admit("b", Lane.BATCH)
     assert q.sent(REFUSAL_BACKOFF_S / 2) == []

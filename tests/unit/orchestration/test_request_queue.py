@@ -99,7 +99,7 @@ def test_a_returned_request_is_charged_in_full_and_looked_up_again() -> None:
     rig.waiting.admit(request(), 0.0, hashes=HASHES)
     rig.next()
     served = dict(rig.waiting.queue.served())
-    rig.waiting.refused([P2.ref], 0.0)
+    rig.waiting.refused([P2.ref], Lane.INTERACTIVE, 0.0)
     rig.waiting.queue.put_back(RequestId("r"))
     assert rig.waiting.queue.charged(RequestId("r")) == 320
     turn = rig.next()
@@ -244,7 +244,7 @@ def test_failing_workers_are_not_tried_while_others_are_full() -> None:
     second = worker("d2", "decode")
     rig = Rig(P1, second, D1)
     now = open_breakers(rig, second.ref) + FIRST_BACKOFF_S
-    rig.waiting.refused([D1.ref], now)
+    rig.waiting.refused([D1.ref], Lane.INTERACTIVE, now)
     rig.waiting.admit(request(), 0.0)
     assert not list(rig.waiting.turns(now))
     turn = next(rig.waiting.turns(now + REFUSAL_BACKOFF_S))
