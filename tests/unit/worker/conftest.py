@@ -20,6 +20,7 @@ from tandem.core.config import (
     TransferConfig,
     WorkerConfig,
 )
+from tandem.engine import kv_consumer
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.transfer.interface import BlockCopy, ReadState
 from tandem.transfer.memory_pool import MemoryPool
@@ -30,6 +31,8 @@ from tandem.worker.factory import start_worker
 from tandem.worker.worker import Worker
 from tests.e2e.client import Client
 from tests.unit.worker.fake_model import FakeExecutor, fake_model
+
+PATIENT_S = 4.0
 
 
 class HeldTransport(ProcessVmTransport):
@@ -159,3 +162,11 @@ class Gate:
 
     def open(self) -> None:
         self._opened.set()
+
+
+@pytest.fixture
+def patient_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the least time of a remote prefix fetch: a fake model computes prompts at once, so the fetch would be given
+    up sooner than two workers in one process on a busy machine can serve it."""
+    monkeypatch.setattr(kv_consumer, "MIN_PREFIX_FETCH_S", PATIENT_S)
+    monkeypatch.setattr(kv_consumer, "MAX_PREFIX_FETCH_S", PATIENT_S)

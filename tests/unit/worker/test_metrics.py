@@ -155,6 +155,7 @@ async def test_a_transfer_is_counted_in_bytes_where_it_is_read(nodes: Nodes) -> 
     assert (gave.sum("tandem_prefix_queried_tokens_total"), took.sum("tandem_prefix_queried_tokens_total")) == (59, 0)
 
 
+@pytest.mark.usefixtures("patient_fetches")
 async def test_a_remote_prefix_counts_as_a_transfer_and_a_hit(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     await warm(producer)

@@ -14,7 +14,6 @@ from tandem.core.config import HandoffConfig
 from tandem.core.events import Cancelled, Finished, FinishReason, KVReceived, Token
 from tandem.core.ids import BlockHash, HandoffId, HandoffKey, Incarnation, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, RemotePrefix, Request, ResumeJob
-from tandem.engine import kv_consumer as taking
 from tandem.engine.effects import FollowHandoff
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS, RemotePrefixRequest
 from tandem.worker.kv.producer_session import ProducerSession
@@ -26,16 +25,7 @@ PROMPT = list(range(1, 60))
 NUM_BLOCKS = 14
 """Number of PROMPT's tokens that a hit may cover."""
 QUICK = HandoffConfig(lease_s=1.0, pull_timeout_s=0.5, drain_timeout_s=1.0)
-PATIENT_S = 4.0
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise the least time of a fetch: a fake model computes these prompts at once, so the fetch would be given up
-    sooner than two workers in one process on a busy machine can serve it.
-    """
-    monkeypatch.setattr(taking, "MIN_PREFIX_FETCH_S", PATIENT_S)
-    monkeypatch.setattr(taking, "MAX_PREFIX_FETCH_S", PATIENT_S)
+pytestmark = pytest.mark.usefixtures("patient_fetches")
 
 
 async def warm(node: Node, prompt: Sequence[int] = PROMPT) -> None:
