@@ -83,7 +83,8 @@ def test_the_plan_is_the_cheapest_of_all_that_hold(slo: Slo, rate: float, count:
             assert best is None
         else:
             assert best is not None and best.first.holds
-            assert best.first.deployment.price_per_hour == min(holding)
+            cheapest, *_ = *best.fewer, best.first
+            assert cheapest.deployment.price_per_hour == min(holding)
 
 
 def test_bounds_never_forbid_what_holds() -> None:
@@ -139,6 +140,10 @@ def test_another_seed_adds_no_more_than_there_may_be() -> None:
         (recipe,) = (r for r in of_laptops(slo, budgets=(512,)) if r.kind == "split")
         found = planner.find([recipe]).best["split"]
         assert not found.is_confirmed and found.num_added == num_added
+        assert found.first.deployment == found.second.deployment == found.deployment
+        assert [verdict.deployment.num_gpus for verdict in found.fewer] == list(range(2, 2 + num_added))
+        text = format_plan(planner.plan, one)
+        assert text.count("one seed: TTFT") == num_added
         assert found.deployment.num_gpus <= max_gpus
 
 

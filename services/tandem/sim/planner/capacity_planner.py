@@ -23,14 +23,14 @@ class Found:
     """The cheapest deployment of one kind that meets the targets, found in a simulation and tested in a second one.
 
     `recipe`: the deployment without its `numbers` of workers, which has one number per pool. `first`: result with the
-    first seed, before workers were added. `second`: result of the final numbers with another seed and more requests.
-    `num_added`: workers that were added because `second` missed a target with fewer."""
+    first seed. `second`: result with another seed and more requests. `fewer`: results of the deployments to which
+    workers were added, because they met the targets with one of the seeds only."""
 
     recipe: DeploymentKind
     numbers: tuple[int, ...]
     first: SloResult
     second: SloResult
-    num_added: int
+    fewer: tuple[SloResult, ...] = ()
 
     @property
     def deployment(self) -> Deployment:
@@ -42,7 +42,12 @@ class Found:
 
     @property
     def is_confirmed(self) -> bool:
-        return self.second.holds
+        return self.first.holds and self.second.holds
+
+    @property
+    def num_added(self) -> int:
+        """Return the number of workers that were added after the search."""
+        return len(self.fewer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +190,19 @@ class CapacityPlanner:
         return self._verdicts[key]
 
     def _confirmed(self, recipe: DeploymentKind, numbers: tuple[int, ...]) -> Found:
-        """Repeat the run with another seed, and add up to `MOST_REPAIRS` workers while it misses a target."""
-        first = self._try(recipe, numbers)
-        for num_added in range(MOST_REPAIRS + 1):
+        """Repeat the run with another seed, and add up to `MOST_REPAIRS` workers while one run misses a target."""
+        fewer: list[SloResult] = []
+        while True:
+            first = self._try(recipe, numbers)
             self._on_progress(f"{recipe.deployment(numbers)} with another seed")
             second = self._confirmation.tried(recipe.deployment(numbers))
-            more = _one_more(recipe, numbers, second)
-            if second.holds or num_added == MOST_REPAIRS or recipe.num_gpus(more) > self._max_gpus:
-                return Found(recipe, numbers, first, second, num_added)
+            found = Found(recipe, numbers, first, second, tuple(fewer))
+            missed = first if second.holds else second
+            more = _one_more(recipe, numbers, missed)
+            if found.is_confirmed or len(fewer) == MOST_REPAIRS or recipe.num_gpus(more) > self._max_gpus:
+                return found
+            fewer.append(missed)
             numbers = more
-        raise AssertionError("the loop returns")
 
 
 def _one_more(recipe: DeploymentKind, numbers: Sequence[int], verdict: SloResult) -> tuple[int, ...]:

@@ -64,7 +64,8 @@ def _against(winner: Found, other: Found) -> str:
 
 
 def _unconfirmed(found: Found) -> str:
-    return f"With another seed {found.deployment} do not hold: {_missed(found.second.misses)}."
+    missed = found.first if found.second.holds else found.second
+    return f"With another seed {found.deployment} do not hold: {_missed(missed.misses)}."
 
 
 def _short(winner: Found) -> list[str]:
@@ -105,7 +106,8 @@ def _finalists(plan: Plan) -> str:
 
 
 def _fewer(plan: Plan) -> str:
-    """Return the largest failed deployment of each recipe, with the targets that it missed."""
+    """Return the largest failed deployment of each recipe, and those that failed with one of two seeds, with the
+    targets that they missed."""
     failed: dict[DeploymentKind, tuple[int, SloResult]] = {}
     for recipe, _, verdict in plan.tried:
         size = verdict.deployment.num_gpus
@@ -115,9 +117,12 @@ def _fewer(plan: Plan) -> str:
         (f"  {verdict.deployment}", f"budget {recipe.budget}{_paced(recipe)}", _missed(verdict.misses))
         for recipe, (_, verdict) in failed.items()
     ]
+    for found in filter(None, (plan.winner, plan.runner_up)):
+        how = f"budget {found.recipe.budget}{_paced(found.recipe)}"
+        rows += [(f"  {verdict.deployment}", how, f"one seed: {_missed(verdict.misses)}") for verdict in found.fewer]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     lines = [f"{what:<{widths[0]}}  {how:<{widths[1]}}  {why}" for what, how, why in rows]
-    return "\n".join(["Why not less:", *lines]) if lines else ""
+    return "\n".join(["What missed the targets:", *lines]) if lines else ""
 
 
 def _impossible(plan: Plan) -> str:
