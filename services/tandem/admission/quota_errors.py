@@ -26,7 +26,7 @@ class RateLimitedError(TandemError):
             CONCURRENCY: limits.max_concurrency,
         }[result.refused]
         wait_s = result.wait_ms / 1000 or 1.0
-        message = f"this key's limit of {limit} {_WORDS[result.refused]} is reached; retry in {wait_s:.3g} s"
+        message = f"your tenant's limit of {limit} {_WORDS[result.refused]} is reached; retry in {wait_s:.3g} s"
         super().__init__(ErrorKind.QUOTA, message, retry_after_s=wait_s, reason=result.refused)
         self.levels = result.levels
         self.limits = limits
