@@ -64,8 +64,8 @@ def _against(winner: Found, other: Found) -> str:
 
 
 def _unconfirmed(found: Found) -> str:
-    missed = found.first if found.second.holds else found.second
-    return f"With another seed {found.deployment} do not hold: {_missed(missed.misses)}."
+    seed, missed = ("the first", found.first) if found.second.holds else ("another", found.second)
+    return f"With {seed} seed {found.deployment} do not hold: {_missed(missed.misses)}."
 
 
 def _short(winner: Found) -> list[str]:
