@@ -434,7 +434,7 @@ class RequestDirector:
         failing = self._queue.breaker.excluded(now)
         moves: list[PlannedMove | PlannedResume] = []
         moves += self._rebalancer.plan(of_clients, failing, now, is_begun=is_begun)
-        unfit = failing | self._queue.full(Lane.BATCH, now)
+        unfit = failing | self._queue.full(Lane.BATCH, now)  # those that refused a request of any lane
         moves += self._rebalancer.plan_resumes(self._open, unfit, now, is_begun=is_begun)
         for move in moves:
             if is_begun:
