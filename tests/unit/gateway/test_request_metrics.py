@@ -62,7 +62,7 @@ def test_one_answer_is_counted_once_everywhere() -> None:
     stages = points(metrics, "tandem.request.stage.duration")
     assert {values: series.sum for values, series in stages.items()} == {
         (stage, "interactive", "tiny"): seconds
-        for stage, seconds in (("receive", 0.1), ("prefill", 0.1), ("decode", 0.8))
+        for stage, seconds in (("receive", 0.1), ("queue", 0.0), ("prefill", 0.1), ("decode", 0.8))
     }
     assert points(metrics, "tandem.request.retries") == {(): 0}
 
@@ -82,6 +82,7 @@ def test_a_request_without_placement_has_no_path() -> None:
     metrics = metrics_of(refused, replace(refused, usage=Usage(0, 0, None)))
     assert points(metrics, "tandem.prompt_tokens") == {("none", "acme"): 10}
     assert not points(metrics, "tandem.placements")
+    assert "queue" not in {stage for stage, *_ in points(metrics, "tandem.request.stage.duration")}
 
 
 @pytest.mark.parametrize(

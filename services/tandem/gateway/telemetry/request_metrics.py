@@ -20,7 +20,6 @@ NO_PATH = "none"
 """Value of the attribute `path` for requests that were never placed on workers."""
 _THEIRS = frozenset({CANCELLED, *(kind.value for kind in ErrorKind if kind.http < 500)})
 """Outcomes that are the client's doing; they count neither for nor against a latency target."""
-_STAGES = [stage.value for stage in Stage]
 
 
 class RequestMetrics:
@@ -77,8 +76,8 @@ class RequestMetrics:
         self._count_slo(record)
 
     def _count(self, record: RequestRecord) -> None:
-        """Count a record's outcome, path and durations. A duration of 0 is left out: a request that skipped a stage
-        says nothing about how long the stage takes."""
+        """Count a record's outcome, path and durations. A stage of 0 s is left out, because the request skipped it; but
+        a placed request that found room at once waited 0 s in the queue."""
         at = wall_ns() / 1e9
         model, trace, is_finished = record.model or OTHER, record.trace, record.outcome == FINISHED
         values = (OPERATIONS[record.endpoint], model, record.tenant, record.lane)
@@ -87,9 +86,9 @@ class RequestMetrics:
         self._duration.of(*values, error).record_traced(record.total_s, trace, at)
         if is_finished and record.token_s:
             self._output_token.of(*values).record_traced(record.token_s, trace, at)
-        for stage, seconds in zip(_STAGES, record.stages, strict=True):
-            if seconds > 0:
-                self._stages.of(stage, record.lane, model).record_traced(seconds, trace, at)
+        for stage, seconds in zip(Stage, record.stages, strict=True):
+            if seconds > 0 or (stage is Stage.QUEUE and record.path):
+                self._stages.of(stage.value, record.lane, model).record_traced(seconds, trace, at)
         if record.path:
             self._placements.add(1, record.path, record.reason)
         if record.num_attempts > 1:
