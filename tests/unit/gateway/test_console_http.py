@@ -161,6 +161,11 @@ async def test_unknown_console_paths_are_not_found(rig: Rig, path: str) -> None:
     assert (await rig.client.get(path)).status_code == 404
 
 
+async def test_the_root_redirects_to_the_page(rig: Rig) -> None:
+    reply = await rig.client.get("/")
+    assert reply.status_code == 307 and str(reply.next_request and reply.next_request.url) == "http://gateway/console"
+
+
 async def test_a_trailing_slash_redirects(rig: Rig) -> None:
     reply = await rig.client.get("/console/")
     assert reply.status_code == 308 and str(reply.next_request and reply.next_request.url) == "http://gateway/console"

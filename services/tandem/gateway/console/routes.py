@@ -47,6 +47,12 @@ class Console:
     async def _show_page(self, exchange: Exchange) -> Response:
         return self._asset(exchange, PAGE)
 
+    @Operation("GET", "/", "Console page (redirect)")
+    async def _redirect_root(self, exchange: Exchange) -> Response:
+        """Redirect `/`, which browsers open first."""
+        exchange.is_counted = False
+        return Response(b"", 307, {"location": "console"})
+
     @Operation("GET", _ASSETS, "Console page (redirect)")
     async def _redirect(self, exchange: Exchange) -> Response:
         """Redirect `/console/` to `/console`, because the page's relative links would not resolve there."""
