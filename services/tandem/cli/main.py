@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 from tandem.cli.subcommands import SUBCOMMANDS, Subcommand
 from tandem.core.config import Bytes
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.near_name import near_name
 from tandem.core.settings import (
     DEFAULT_LAYER,
     Resolved,
@@ -89,8 +89,8 @@ class _Command(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flag = unknown[0].partition("=")[0]
-            closest = difflib.get_close_matches(flag, self._option_string_actions, n=1)
-            hint = f"did you mean {closest[0]}?" if closest else f"`{self.prog} --help` lists all flags"
+            nearest = near_name(flag, self._option_string_actions)
+            hint = f"did you mean {nearest}?" if nearest else f"`{self.prog} --help` lists all flags"
             self.error(f"unknown argument {flag}; {hint}")
         return found, unknown
 

@@ -6,7 +6,6 @@ Files and the environment are passed in as mappings.
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,6 +19,7 @@ from tandem.core import config as config_module
 from tandem.core.config import MAX_FLOAT, Bytes, Config, value_of
 from tandem.core.config_rules import violations
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.near_name import near_name
 
 DEFAULT_LAYER = "default"
 ENV_PREFIX = "TANDEM_"
@@ -256,10 +256,8 @@ def _unknown(layer: str, key: str, known: Sequence[str]) -> TandemError:
     names = {name: name for name in known}
     # A leaf in the wrong section, or without a section, matches the leaf of the same name.
     names.update({name.rpartition(".")[2]: name for name in known})
-    closest = difflib.get_close_matches(key, known, n=1) or [
-        names[n] for n in difflib.get_close_matches(key.rpartition(".")[2], list(names), n=1)
-    ]
-    hint = f"did you mean {closest[0]}?" if closest else "`tandem config` lists all settings"
+    nearest = near_name(key, known) or names.get(near_name(key.rpartition(".")[2], names), "")
+    hint = f"did you mean {nearest}?" if nearest else "`tandem config` lists all settings"
     return _refuse(key, f"unknown setting {key} (from {layer}); {hint}")
 
 

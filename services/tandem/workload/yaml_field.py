@@ -10,6 +10,7 @@ import yaml
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
+from tandem.core.near_name import near_name
 
 Value = TypeVar("Value")
 MAX_MERGED_KEYS = 10_000
@@ -85,7 +86,9 @@ class Field:
         found = self.fields()
         unknown = [key for key in found if key not in required + optional]
         if unknown:
-            raise refused(self.place, f"{unknown[0]!r} is not known, only {', '.join(required + optional)}")
+            nearest = near_name(unknown[0], required + optional)
+            hint = f"did you mean {nearest}? Known are" if nearest else "known are"
+            raise refused(self.place, f"{unknown[0]!r} is not known; {hint} {', '.join(required + optional)}")
         missing = [key for key in required if key not in found]
         if missing:
             raise refused(self.place, f"{missing[0]!r} is missing")

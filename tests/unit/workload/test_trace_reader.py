@@ -203,7 +203,7 @@ OWN = RECORDED.splitlines()[0] + "\n" + '{"due_s": 1, "num_prompt_tokens": 9, "n
     ("text", "message"),
     [
         (LINE + "\n[1]", ":2: must be a mapping, got [1]"),
-        (LINE + "\n" + LINE.replace("timestamp", "time"), ":2: 'time' is not known, only timestamp, input_length"),
+        (LINE + "\n" + LINE.replace("timestamp", "time"), ":2: 'time' is not known; did you mean timestamp? Known are"),
         (LINE.replace("[1, 2]", "[1]"), ":1: hash_ids: 600 tokens are 2 blocks of 512, but 1 are named"),
         (LINE.replace("[1, 2]", "[1, -2]"), ":1: hash_ids[1]: must be a whole number in [0, "),
         (LINE.replace("[1, 2]", "[true, 2]"), ":1: hash_ids[0]: must be a whole number in [0, "),
@@ -230,7 +230,7 @@ OWN = RECORDED.splitlines()[0] + "\n" + '{"due_s": 1, "num_prompt_tokens": 9, "n
         (OWN.replace('"num_prompt_tokens": 9', '"prompt_tokens": []'), ":2: prompt_tokens: must be 1 to"),
         (OWN.replace('"num_prompt_tokens": 9', '"prompt_tokens": [1.0]'), ":2: prompt_tokens[0]: must be a whole"),
         (OWN.replace('"due_s": 1', '"due_s": "now"'), ":2: due_s: must be a number, got 'now'"),
-        (OWN.replace('"due_s": 1', '"due_s": 1, "pace": 2'), ":2: 'pace' is not known, only due_s,"),
+        (OWN.replace('"due_s": 1', '"due_s": 1, "pace": 2'), ":2: 'pace' is not known; known are due_s,"),
         (OWN.replace('"due_s": 1', '"due_s": 1, "lane": 2'), ":2: lane: must be interactive, standard, batch, got 2"),
     ],
 )  # fmt: skip
