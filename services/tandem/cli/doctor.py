@@ -51,14 +51,16 @@ async def _run(checks: Sequence[Check], pairs: Sequence[Check], clock: SystemClo
 
 
 def _selected(checks: Sequence[Check], only: str) -> set[str]:
-    """Return the names that `only` lists, separated by commas; those of all checks if it is empty."""
+    """Return the names of the checks that report what `only` lists, separated by commas; of all checks if it is empty.
+
+    Each name in `only` is that of a check or of a finding in the report."""
     names = [name.strip() for name in only.split(",") if name.strip()]
-    known = [check.name for check in checks]
+    known = {name: check.name for check in checks for name in (check.name, *check.others)}
     for name in names:
         if name not in known:
             message = f"--only {name}: there is no such check; known are {', '.join(known)}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="only")
-    return set(names or known)
+    return {known[name] for name in names or known}
 
 
 def _report(examined: Sequence[Examined], args: argparse.Namespace) -> str:

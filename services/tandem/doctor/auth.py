@@ -18,6 +18,9 @@ from tandem.doctor.finding import Finding, fail, ok, skip, warn
 from tandem.wire.secret_file import SecretFile
 
 AuthCheck = Callable[[Resolved], object]
+_IN_DOCS = "(docs/tenants.md lists its fields, `tandem key` generates a key and its hash); in a pod"
+_CORRECT_TENANTS = f"create or correct that file {_IN_DOCS} it is `tenants.existingSecret` or `tenants.content`"
+_SET_TENANTS = f"set --tenants FILE {_IN_DOCS} set `tenants.existingSecret` or `tenants.content`"
 
 
 def check_tenants(check: AuthCheck, resolved: Resolved) -> Finding:
@@ -27,11 +30,8 @@ def check_tenants(check: AuthCheck, resolved: Resolved) -> Finding:
     try:
         check(resolved)
     except TandemError as error:
-        fix = (
-            "set --tenants FILE (docs/tenants.md describes it, `tandem key` generates a key and its hash); in a pod "
-            "set `tenants.existingSecret` or `tenants.content`"
-        )
-        return fail("tenants", error.message, fix)
+        is_used = gateway.tenants and gateway.auth == "keys"
+        return fail("tenants", error.message, _CORRECT_TENANTS if is_used else _SET_TENANTS)
     return ok(
         "tenants", f"{gateway.tenants} is valid" if gateway.tenants else "gateway.auth is off: requests need no keys"
     )

@@ -90,7 +90,7 @@ def list_checks(
         return [listen_ports.check_address(a, config.cluster) for a in addresses if a.part in parts]
 
     checks = [
-        Check("versions", lambda: versions.judge_versions(versions.read_versions())),
+        Check("versions", lambda: versions.judge_versions(versions.read_versions()), others=("python", "packages")),
         Check("settings", lambda: settings_lint.judge_settings(resolved)),
         *_worker_checks(config, system, limits),
         Check("ports", examine_ports, 20.0),
@@ -144,13 +144,13 @@ def _worker_checks(config: Config, system: System, limits: host_limits.ResourceL
         return ucx.judge_trial(trial, config.transfer, system.environ.get("UCX_TLS", ""))
 
     return [
-        Check("cpu", lambda: cpu.check_cpu(system, device, config.engine.kernels), part="worker"),
-        Check("gpu", examine_gpu, gpu.QUERY_S * 2 + gpu.TORCH_S + 5, part="worker"),
-        Check("rdma", examine_rdma, part="worker"),
+        Check("cpu", lambda: cpu.check_cpu(system, device, config.engine.kernels), part="worker", others=("compiler",)),
+        Check("gpu", examine_gpu, gpu.QUERY_S * 2 + gpu.TORCH_S + 5, part="worker", others=("cuda",)),
+        Check("rdma", examine_rdma, part="worker", others=("gid", "efa", "gpudirect")),
         Check("memlock", examine_memlock, part="worker"),
         Check("shared-memory", lambda: host_limits.check_shared_memory(system), part="worker"),
         Check("ucx", examine_ucx, ucx.LIMIT_S, part="worker"),
-        Check("model", lambda: model.check_model(config.model), 30.0, part="worker"),
+        Check("model", lambda: model.check_model(config.model), 30.0, part="worker", others=("cache",)),
     ]
 
 
@@ -197,7 +197,7 @@ def _cluster_checks(
 
     checks = [
         Check("redis", examine_redis),
-        Check("workers", examine_workers, 30.0),
+        Check("workers", examine_workers, 30.0, others=("fingerprints", "roles")),
         Check("gateway", examine_gateway, 15.0),
         Check("clock", examine_clock, 30.0),
     ]

@@ -29,12 +29,14 @@ class Check:
 
     `examine` runs it and returns its findings. A coroutine function runs on the event loop; a plain function, which may
     block, runs on a thread of its own. `limit_s`: seconds after which the check counts as failed. `part`: the part of
-    Tandem that it checks, gateway or worker, empty if it concerns both."""
+    Tandem that it checks, gateway or worker, empty if it concerns both. `others`: names of findings that it returns
+    besides those of its own name."""
 
     name: str
     examine: Callable[[], Result] | Callable[[], Awaitable[Result]]
     limit_s: float = 10.0
     part: str = ""
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

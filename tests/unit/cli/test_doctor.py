@@ -56,6 +56,11 @@ def test_what_fails_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["doctor", "--only", "redis"]) == 0
 
 
+def test_a_check_is_also_found_by_the_other_names_in_its_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", "--only", "cuda,python"]) == 0
+    assert {"gpu", "cuda", "python", "packages"} == findings_by_check(capsys).keys()
+
+
 def test_warnings_fail_with_strict(capsys: pytest.CaptureFixture[str]) -> None:
     warned = ["doctor", "--only", "settings", "--no-kv-digests"]
     assert main(warned) == 0
@@ -76,7 +81,7 @@ def test_colour_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "redis,hair"], "--only hair: there is no such check; known are versions, settings, cpu"),
+        (["--only", "redis,hair"], "--only hair: there is no such check; known are versions, python, packages"),
         (["--only", "pairs"], "--only pairs: there is no such check"),
         (["--transfer-require", "magic"], "transfer.require"),
     ],

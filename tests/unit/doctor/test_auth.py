@@ -33,14 +33,15 @@ def test_a_valid_tenants_file() -> None:
 
 def test_what_keeps_a_gateway_from_starting(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("tenants: {acme: {keys: [nonsense]}}")
-    for resolved, found in (
-        (settings(gateway__auth="keys"), "--tenants"),
-        (settings(gateway__tenants=str(tmp_path / "none.yaml")), "cannot read"),
-        (settings(gateway__tenants=str(tmp_path / "bad.yaml")), "acme"),
+    for resolved, found, fix in (
+        (settings(gateway__auth="keys"), "--tenants", "set --tenants FILE"),
+        (settings(gateway__tenants=str(EXAMPLE), gateway__auth="off"), "add --auth keys", "set --tenants FILE"),
+        (settings(gateway__tenants=str(tmp_path / "none.yaml")), "cannot read", "create or correct that file"),
+        (settings(gateway__tenants=str(tmp_path / "bad.yaml")), "acme", "create or correct that file"),
     ):
         finding = tenants(resolved)
-        assert_fails(finding, "tenants", found, "`tandem key` generates a key")
-        assert "`tenants.existingSecret`" in finding.fix
+        assert_fails(finding, "tenants", found, fix)
+        assert "`tandem key` generates a key" in finding.fix and "`tenants.existingSecret`" in finding.fix
 
 
 def test_the_default_is_for_serve() -> None:
