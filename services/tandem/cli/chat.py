@@ -37,7 +37,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
                 messages.clear()
             elif text:
                 messages.append({"role": "user", "content": text})
-                _answer(client, model, messages, args.max_tokens)
+                _answer(client, model, messages, args)
 
 
 def _tls_context(args: argparse.Namespace) -> ssl.SSLContext:
@@ -79,9 +79,11 @@ def _read_line() -> str | None:
         return None
 
 
-def _answer(client: httpx.Client, model: str, messages: list[dict[str, str]], max_tokens: int) -> None:
+def _answer(client: httpx.Client, model: str, messages: list[dict[str, str]], args: argparse.Namespace) -> None:
     """Stream one answer and append it to the messages; if there is no answer, remove the question instead."""
-    body = {"model": model, "messages": messages, "stream": True, "max_tokens": max_tokens}
+    body = {"model": model, "messages": messages, "stream": True, "max_tokens": args.max_tokens}
+    if args.temperature is not None:
+        body["temperature"] = args.temperature
     parts: list[str] = []
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:

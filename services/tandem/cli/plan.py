@@ -46,7 +46,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     kinds = _recipes(resolved, args, machines, target.slo)
     clock = SystemClock()
     began = clock.now()
-    with ProgressBar(clock, None) as bar, rare_garbage_collection():
+    with ProgressBar(clock, None, "clusters simulated") as bar, rare_garbage_collection():
         planner = _planner(target, confirmation, args.max_gpus, resolved, bar)
         plan = planner.find(kinds)
         curves = _curves(axes, target, plan, args.max_gpus, bar)

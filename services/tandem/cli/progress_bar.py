@@ -13,11 +13,12 @@ WIDTH, EVERY_S, EVERY_LOGGED_S = 24, 0.1, 30.0
 class ProgressBar:
     """Context manager that shows the progress of a long run on standard error, and clears its line at the end.
 
-    `count`: number of steps of the run, None if it is unknown. If standard error is not a terminal, a line is written
-    every `EVERY_LOGGED_S` seconds, so a short run writes nothing."""
+    `count`: number of steps of the run, None if it is unknown; `unit` names the steps then. If standard error is not a
+    terminal, a line is written every `EVERY_LOGGED_S` seconds, so a short run writes nothing."""
 
-    def __init__(self, clock: Clock, count: int | None) -> None:
+    def __init__(self, clock: Clock, count: int | None, unit: str = "steps") -> None:
         self._clock = clock
+        self._unit = unit
         self._count = count
         self._is_watched = sys.stderr.isatty()
         self._every_s = EVERY_S if self._is_watched else EVERY_LOGGED_S
@@ -41,7 +42,7 @@ class ProgressBar:
             filled = min(WIDTH, WIDTH * done // self._count)
             self._write(f"  [{'#' * filled}{'.' * (WIDTH - filled)}] {done:,} of {self._count:,}  {text()}")
         else:
-            self._write(f"  {done:,}  {text()}")
+            self._write(f"  {done:,} {self._unit}  {text()}")
 
     def _write(self, line: str) -> None:
         if self._is_watched:

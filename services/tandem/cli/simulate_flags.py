@@ -9,6 +9,12 @@ SECTIONS = ("engine", "slo", "lanes", "handoff", "gateway")
 DEFAULTS = {"engine.max_num_batched_tokens": "2048", "engine.max_num_seqs": "256"}
 """Defaults for accelerators; the settings' own defaults are for a CPU."""
 
+BUILT_IN_MIXES = (
+    *("mix", "rag", "agent", "tenants", "noisy", "cached-documents"),
+    *("batch-night", "flood", "long-paste", "month-end"),
+)
+"""Names of the mixes in `tandem.workload.mixes`, in the order of docs/simulator.md."""
+
 
 def add_simulate_flags(command: argparse.ArgumentParser) -> None:
     group = _group(command)
@@ -114,7 +120,7 @@ def _add_workload(command: argparse.ArgumentParser, count: int) -> None:
     group = command.add_argument_group("workload")
     group.add_argument(
         "--workload", "--trace", dest="workload", default="mix", metavar="NAME|FILE",
-        help="a built-in mix, a mix (*.yaml) or a trace of requests (default: mix)",
+        help=f"a built-in mix ({', '.join(BUILT_IN_MIXES)}), a mix (*.yaml) or a trace of requests (default: mix)",
     )  # fmt: skip
     group.add_argument("--rate", type=float, metavar="N", help="requests per second (default: the workload's own)")
     group.add_argument(

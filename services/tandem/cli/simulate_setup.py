@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -16,6 +16,7 @@ from tandem.cli.simulate_flags import SECTIONS
 from tandem.core.config import value_of
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
+from tandem.core.near_name import near_name
 from tandem.core.settings import DEFAULT_LAYER, Resolved, resolve
 from tandem.core.slo import parse_time
 from tandem.gateway.tenants.tenants_file import parse_tenants
@@ -31,6 +32,8 @@ COUNT = 1000
 """Default number of requests of a mix, which has no end of its own."""
 _TIMES = {"overhead": "overhead_s", "sum": "sum_s"}
 
+_VARIANT = re.compile(r"(-(instruct|it|chat|base))?(-v\d[\d.]*|-\d{4})?$")
+"""What follows the name of a model's shape in the name of a variant with that shape: its tuning, and a version."""
 _OWN = ("num_threads", "kv_cache_memory")
 
 Value = TypeVar("Value")
@@ -69,14 +72,20 @@ def _measured(profile: Profile, name: str) -> dict[str, dict[str, Any]]:
 
 
 def _roofline(args: argparse.Namespace, hardware: str) -> Machine:
-    kind = known("--hardware", hardware, HARDWARE)
+    kind = known("--hardware", hardware, HARDWARE, hardware.lower())
     if args.price is not None:
         kind = replace(kind, price_per_hour=args.price, price_provenance="as given by --price")
-    shape = known("--model", args.shape, SHAPES)
+    shape = known("--model", args.shape, SHAPES, _shape_name(args.shape))
     try:
         return roofline_machine(Roofline(shape, kind, 1, efficiency(args.efficiency), args.weights, args.kv))
     except ValueError as error:
         raise refuse(str(error)) from error
+
+
+def _shape_name(name: str) -> str:
+    """Return the name in `SHAPES` of a model that may be named as on Hugging Face: without its organisation, tuning and
+    version, in lower case. What else follows, such as a quantization, stays and makes the name unknown."""
+    return _VARIANT.sub("", name.rpartition("/")[2].lower())
 
 
 def efficiency(text: str) -> Efficiency:
@@ -150,16 +159,17 @@ def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
         raise refuse(f"cannot read --tenants {file}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def known(flag: str, name: str, table: Mapping[str, Value]) -> Value:
+def known(flag: str, name: str, table: Mapping[str, Value], key: str | None = None) -> Value:
     """Return the value of `name` in `table`.
 
-    `flag`: the flag that gave the name. Raises TandemError(INVALID_REQUEST) that lists the known names if `name` is not
-    one of them.
+    `flag`: the flag that gave the name. `key`: the name as the table may have it; None: as it is. Raises
+    TandemError(INVALID_REQUEST) that lists the known names where there is none.
     """
-    if name in table:
-        return table[name]
-    near = difflib.get_close_matches(name, table, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    key = name if key is None else key
+    if key in table:
+        return table[key]
+    nearest = near_name(key, table)
+    hint = f"; did you mean {nearest}?" if nearest else ""
     raise refuse(f"{flag} {name} is not known; known are {', '.join(table)}{hint}")
 
 

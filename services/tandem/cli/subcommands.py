@@ -36,6 +36,14 @@ def _add_ca_flag(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ca-file", metavar="FILE", help=text)
 
 
+def _temperature(text: str) -> float:
+    """Return the temperature that `text` gives. Raises ArgumentTypeError, or ValueError for no number."""
+    value = float(text)
+    if not 0 <= value <= 2:
+        raise argparse.ArgumentTypeError("must lie between 0 and 2")
+    return value
+
+
 def _add_chat_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--url", help="URL of the gateway (default: that of --host and --port)")
     _add_ca_flag(command)
@@ -44,6 +52,12 @@ def _add_chat_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--max-tokens", type=int, default=512, metavar="N", help="most tokens of one answer (default: 512)"
     )
+    command.add_argument(
+        "--temperature",
+        type=_temperature,
+        metavar="T",
+        help="randomness of the answers; 0 always takes the likeliest token (default: the model's own)",
+    )
 
 
 def add_doctor_flags(command: argparse.ArgumentParser) -> None:
@@ -51,7 +65,7 @@ def add_doctor_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
     command.add_argument("--url", default="", help="URL of a running gateway to check as well")
     _add_ca_flag(command)
-    command.add_argument("--only", metavar="CHECK,...", default="", help="run only these checks")
+    command.add_argument("--only", metavar="CHECK,...", default="", help="run only the checks that report these names")
     pairs = command.add_mutually_exclusive_group()
     pairs.add_argument("--pairs", action="store_true", help="measure the links of a few pairs of workers")
     pairs.add_argument("--all-pairs", action="store_true", help="measure every pair of workers in both directions")
@@ -123,7 +137,7 @@ Exit status: 0 after a stop, 1 if it fails, 2 if a flag or setting is refused.""
 is read from the variable TANDEM_API_KEY.
 
 Example:
-  tandem chat --url http://127.0.0.1:8000
+  tandem chat --url http://127.0.0.1:8000 --temperature 0
 
 Exit status: 0 at the end of the input, 1 if no gateway answers or it refuses the key.""",
         sections=("gateway",),

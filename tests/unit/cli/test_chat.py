@@ -119,6 +119,23 @@ def test_a_conversation_grows_and_starts_over(
     assert out.count("Good day") == 3 and "[path: remote]" in out
 
 
+def test_the_temperature_is_the_model_s_own_unless_it_is_given(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    script.answers = [stream(delta("Yes"), "[DONE]") for _ in range(2)]
+    assert chat(monkeypatch, script, ["One?"]) == 0
+    assert chat(monkeypatch, script, ["Two?"], "--temperature", "0") == 0
+    assert ["temperature" in request for request in script.requests] == [False, True]
+    assert script.requests[1]["temperature"] == 0
+
+
+@pytest.mark.parametrize("value", ["nan", "-0.1", "2.1", "warm"])
+def test_a_temperature_out_of_range_is_refused(
+    value: str, script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        chat(monkeypatch, script, [], "--temperature", value)
+    assert "argument --temperature" in capsys.readouterr().err
+
+
 def test_the_key_is_read_from_the_environment(
     script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,8 +41,8 @@ def test_the_bar_shows_the_fraction_and_the_text() -> None:
 
 def test_without_a_known_end_the_bar_counts_and_an_interrupt_clears_it() -> None:
     terminal = Terminal()
-    with pytest.raises(KeyboardInterrupt), redirect_stderr(terminal), ProgressBar(Hands(), None) as bar:
+    with pytest.raises(KeyboardInterrupt), redirect_stderr(terminal), ProgressBar(Hands(), None, "tried") as bar:
         bar.update(7, lambda: "running")
         raise KeyboardInterrupt
     written = terminal.getvalue()
-    assert "  7  running" in written and written.endswith("\r\x1b[K")
+    assert "  7 tried  running" in written and written.endswith("\r\x1b[K")

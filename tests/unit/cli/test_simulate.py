@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tandem.cli import main
+from tandem.cli.simulate_flags import BUILT_IN_MIXES
+from tandem.workload.source import built_in_names
 
 COUNT = 20
 SMALL = ("--count", str(COUNT), "--rate", "20")
@@ -53,6 +55,31 @@ def test_settings_reach_the_simulated_workers(tmp_path: Path) -> None:
     assert max(g["itl"]["max"] for g in small["groups"]) < max(g["itl"]["max"] for g in usual["groups"])
     blocks = simulated(tmp_path, "--kv-cache-memory", "2GiB", "--max-num-seqs", "4")["report"]
     assert blocks["digest"] != usual["digest"]
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("zai-org/GLM-4.5-Air", "glm-4.5-air"),
+    ],
+)
+def test_models_and_hardware_may_be_named_as_their_makers_do(tmp_path: Path, name: str, short: str) -> None:
+    flags = ("--hardware", "h200", "--tp", "4")
+    digest = simulated(tmp_path, "--model", short, *flags)["report"]["digest"]
+    assert simulated(tmp_path, "--model", name, "--hardware", "H200", *flags[2:])["report"]["digest"] == digest
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B-Instruct-FP8", "deepseek-ai/DeepSeek-V3", "Qwen/", "h200"])
+def test_a_name_of_another_model_is_refused_as_it_was_typed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *SMALL, "--model", name]) == 2
+    assert f"--model {name} is not known" in capsys.readouterr().err
+
+
+def test_the_help_names_the_built_in_mixes() -> None:
+    assert sorted(BUILT_IN_MIXES) == sorted(built_in_names())
 
 
 def test_fp8_is_faster_and_is_named_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

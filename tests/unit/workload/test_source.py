@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 from tandem.workload.source import built_in, built_in_names, open_workload
 
+DOCS = Path(__file__).resolve().parents[3] / "docs/simulator.md"
 MIX = "rate: 3\ngroups: {only: {share: 1.0, prompt: 10, output: [1, 2]}}\n"
 
 
@@ -26,6 +28,14 @@ def refusal(name: str, **changes: object) -> str:
 def test_every_built_in_mix_has_a_rate_and_all_its_groups(name: str) -> None:
     requests = list(open_workload(name, seed=1, count=400, rate=None))
     assert {scheduled.group for scheduled in requests} == {group.name for group in built_in(name).groups}
+
+
+@pytest.mark.parametrize("name", built_in_names())
+def test_the_documents_list_every_mix_with_its_rate_and_its_groups(name: str) -> None:
+    mix = built_in(name)
+    (row,) = re.findall(rf"^\| `{name}` \| ([\d.]+) \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
+    assert float(row[0]) == mix.rate
+    assert {f"`{group.name}`" for group in mix.groups} <= set(re.findall(r"`[a-z]+`", row[1]))
 
 
 @pytest.mark.slow
