@@ -443,14 +443,14 @@ class GatewayConfig:
     its client's deadline."""
     rebalance: Literal["off", "explain", "on"] = "off"
     """Choose whether running requests move, with their KV, from a decode worker with a long predicted ITL to one with a
-    shorter, and preempted ones to a decode worker with room. explain only logs and counts what would move; off compares
-    nothing."""
+    shorter, and to a decode worker with room where they were preempted or their worker's role has become prefill.
+    explain only logs and counts what would move; off compares nothing."""
     rebalance_min_gain: Annotated[float, Meta(ge=0.01, lt=1)] = 0.2
     """Set the fraction by which the predicted ITL of a request must become shorter for it to move to another decode
     worker."""
     rebalance_max_moves: PositiveCount = 2
-    """Set how often a request may move to another decode worker, for a shorter ITL or after it was preempted. Its
-    retries and other migrations count too."""
+    """Set how often a request may move to another decode worker, for whatever reason of gateway.rebalance. Its retries
+    and other migrations count too."""
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "none"] = "auto"
     """Choose the format in which the model writes tool calls. auto detects it from the chat template and vocabulary;
     none returns tool calls as text."""

@@ -9,7 +9,7 @@ from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request
-from tandem.routing.rebalance import PlannedMove, PlannedResume
+from tandem.routing.rebalance import Relocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class MoveOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReportMove:
-    move: PlannedMove | PlannedResume
+    move: Relocation
     outcome: MoveOutcome
 
 

@@ -42,7 +42,7 @@ from tandem.orchestration.request_state import RequestState
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.prefix_accuracy import Prediction
-from tandem.routing.rebalance import PlannedMove, PlannedResume, Rebalancing
+from tandem.routing.rebalance import Rebalancing, Relocation
 from tandem.routing.worker_view import WorkerView
 from tandem.scaling.demand_totals import QueueBacklog
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
@@ -420,8 +420,8 @@ class RequestDirector:
         return out
 
     def rebalance(self, now: float) -> list[Command]:
-        """Begin, or only report, moves of running sequences from slow decode workers to faster ones and of preempted
-        ones to workers with room, as `gateway.rebalance` says.
+        """Begin, or only report, moves of running sequences to other decode workers, as `gateway.rebalance` says: from
+        slow workers to faster ones, and from workers for prompts and after a preemption to workers with room.
 
         Call it every `TICK_S`.
         """
@@ -430,12 +430,13 @@ class RequestDirector:
             return out
         out += self._rebalancer.ended(self._open, now)
         is_begun = self._config.rebalance == "on"
-        of_clients = (one for one in self._open.values() if one.fixed_placement is None)
+        of_clients = [one for one in self._open.values() if one.fixed_placement is None]
         failing = self._queue.breaker.excluded(now)
-        moves: list[PlannedMove | PlannedResume] = []
+        moves: list[Relocation] = []
         moves += self._rebalancer.plan(of_clients, failing, now, is_begun=is_begun)
         unfit = failing | self._queue.full(Lane.BATCH, now)  # those that refused a request of any lane
         moves += self._rebalancer.plan_resumes(self._open, unfit, now, is_begun=is_begun)
+        moves += self._rebalancer.plan_leaves(of_clients, unfit, now, is_begun=is_begun)
         for move in moves:
             if is_begun:
                 relocate = partial(_relocate, choice=move.key.choice, target=move.target)

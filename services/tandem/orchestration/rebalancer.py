@@ -1,5 +1,5 @@
-"""Decide which running sequences of one gateway move to faster decode workers, and which preempted ones to workers with
-room, and follow each move to its end."""
+"""Decide which running sequences of one gateway move to faster decode workers, which preempted ones to workers with
+room, and which leave workers that only compute prompts now, and follow each move to its end."""
 
 from __future__ import annotations
 
@@ -16,20 +16,29 @@ from tandem.core.lane import Lane
 from tandem.core.request import ResumeJob
 from tandem.orchestration.commands import MoveOutcome, ReportMove
 from tandem.orchestration.request_state import RequestState
-from tandem.routing.rebalance import MovableSequence, PlannedMove, PlannedResume, Rebalancing, SlowWorker
+from tandem.routing.rebalance import (
+    MovableSequence,
+    PlannedLeave,
+    PlannedMove,
+    PlannedResume,
+    Rebalancing,
+    Relocation,
+    SlowWorker,
+)
 from tandem.routing.worker_ranking import WorkerRanking
-from tandem.routing.worker_view import Pair, WorkerView
+from tandem.routing.worker_view import Pair, WorkerView, decode_cost
 
 PERIOD_S = 0.1
 """Seconds between two comparisons of the decode workers."""
 PAUSE_S = 0.3
 """Seconds for which a sequence waits where it was preempted before it may move, because most pauses are shorter."""
 MAX_EXAMINED = 64
-"""Most preempted sequences for which a worker is searched at a time; one without a target is tried again after
-`HOLD_S`."""
+"""Most preempted sequences, and most that leave workers for prompts, for which a worker is searched at a time; one
+without a target is tried again after `HOLD_S`."""
 HOLD_S = 1.0
 """Seconds for which a worker must be slow before its first sequence moves, so that a short burst moves nothing. It is
-also the time until a slow worker is examined again from which nothing could move."""
+also the time until a slow worker is examined again from which nothing could move, and between two searches for
+sequences that leave workers for prompts, while none does."""
 RETRY_S = 0.3
 """Seconds until a slow worker is examined again from which nothing could move while others moved sequences."""
 STUCK_S = 30.0
@@ -57,7 +66,7 @@ class _Backoff:
 
 @dataclass(frozen=True, slots=True)
 class _OpenMove:
-    planned: PlannedMove | PlannedResume
+    planned: Relocation
     begun_at: float
 
 
@@ -73,7 +82,7 @@ class _Preemption:
 
 
 class Rebalancer:
-    """Plan moves of running sequences between decode workers: for each worker one move at a time, in or out.
+    """Plan moves of running sequences to other decode workers: for each worker one move at a time, in or out.
 
     Each gateway moves its own requests only. Of a worker that decodes for several gateways each moves sequences in
     proportion to its part of them, and begins at a different time, so that together they move about one per `PERIOD_S`.
@@ -95,7 +104,9 @@ class Rebalancer:
         """Pairs of workers of which the second has refused a preempted sequence."""
         self._preempted: dict[tuple[RequestId, int], _Preemption] = {}
         """Choices that wait where they were preempted, by request and choice."""
-        self._due_at = 0.0
+        self._kept_until: dict[JobKey, float] = {}
+        """Sequences that could not leave a worker for prompts, and when they are tried again; others go before them."""
+        self._due_at = self._leaves_due_at = 0.0
 
     def is_due(self, now: float) -> bool:
         """Return whether `PERIOD_S` seconds have passed since the last `plan`."""
@@ -198,6 +209,45 @@ class Rebalancer:
                 del self._preempted[one.key.request, one.key.choice]
         return moves
 
+    def plan_leaves(
+        self, requests: Iterable[HasState], excluded: Set[WorkerRef], now: float, *, is_begun: bool
+    ) -> list[PlannedLeave]:
+        """Return the moves to begin now of sequences that decode on workers for prompts, because the role of these was
+        changed or no other worker had room: the most urgent lane first, of each worker one at a time.
+
+        `requests`: the open requests of this gateway that may move. `excluded`: workers that get none. `is_begun`: as
+        for `plan`. Preempted choices are left to `plan_resumes`."""
+        moves: list[PlannedLeave] = []
+        if now < self._leaves_due_at:
+            return moves
+        self._leaves_due_at = now + HOLD_S
+        self._kept_until = {key: until for key, until in self._kept_until.items() if until > now}
+        busy = self._busy(now)
+        views = [view for view in self._ranking.prompts_only() if view.load.num_running and view.ref not in busy]
+        sources = {view.ref: view for view in views}
+        leaving = [
+            (one.lane, one.num_context, one.key, source, one)
+            for source, sequences in self._sequences(requests, sources.keys()).items()
+            for one in sequences
+            if one.key not in self._kept_until and (one.key.request, one.key.choice) not in self._preempted
+        ]
+        if not leaving:
+            return moves
+        unusable = self._excluded(now) | self._moves.keys()
+        seated = [view for view in self._ranking.without(excluded).decoding() if self._rules.has_free_seat(view)]
+        seated.sort(key=decode_cost)
+        for _, _, key, source, one in nsmallest(MAX_EXAMINED, leaving):
+            if source in busy:
+                continue
+            free = (view for view in seated if view.ref not in busy and (source, view.ref) not in unusable)
+            target = self._rules.leave_target(sources[source], one, free)
+            if target is not None:
+                moves.append(move := PlannedLeave(key, source, target))
+                busy |= {source, target}
+                if is_begun:
+                    self._moves[source, target] = _OpenMove(move, now)
+        return moves
+
     def _resume(self, one: _Preemption, state: RequestState, free: list[WorkerView]) -> PlannedResume | None:
         source = self._ranking.find(state.request.model, one.worker)
         if source is None or state.num_retries >= self._max_moves:
@@ -216,6 +266,10 @@ class Rebalancer:
             if outcome is None:
                 continue
             del self._moves[pair]
+            if isinstance(move.planned, PlannedLeave):
+                self._leaves_due_at = now  # the next one may leave
+                if outcome is MoveOutcome.WITHDRAWN:
+                    self._kept_until[move.planned.key] = now + FIRST_BACKOFF_S
             if outcome is MoveOutcome.MOVED:
                 self._backoffs.pop(pair, None)
                 if isinstance(move.planned, PlannedResume):

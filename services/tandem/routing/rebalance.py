@@ -1,5 +1,5 @@
-"""Find decode workers from which a running sequence should move, because its inter-token latency (ITL) would be much
-shorter on another worker, and choose the sequence and the worker."""
+"""Choose running sequences that should move to another decode worker: because their inter-token latency (ITL) would be
+much shorter there, because they were preempted, or because their worker only computes prompts now."""
 
 from __future__ import annotations
 
@@ -65,6 +65,22 @@ class PlannedResume:
     @property
     def why(self) -> str:
         return "it was preempted"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLeave:
+    """A sequence that decodes on `source`, whose role is to compute prompts only, and should go on at `target`."""
+
+    key: JobKey
+    source: WorkerRef
+    target: WorkerRef
+
+    @property
+    def why(self) -> str:
+        return "its worker computes prompts only"
+
+
+Relocation = PlannedMove | PlannedResume | PlannedLeave
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +174,15 @@ class Rebalancing:
         able = [view for view in free if _may_take_over(source, view, one)]
         return min(able, key=decode_cost).ref if able else None
 
+    def leave_target(self, source: WorkerView, one: MovableSequence, free: Iterable[WorkerView]) -> WorkerRef | None:
+        """Return the worker at which a sequence goes on that decodes on a worker for prompts: the first of `free`,
+        which have a seat, with room for it; None where the first `NUM_TARGETS` have none, or where the sequence ends
+        too soon to move."""
+        if MAX_MOVE_SHARE * one.num_left < HANDOVER_STEPS:
+            return None
+        alike = (view for view in free if _is_alike(source, view))
+        return next((view.ref for view in islice(alike, NUM_TARGETS) if _may_run(view, one)), None)
+
     def _is_source(self, one: SlowWorker) -> bool:
         limits_s = [self.targets_s[lane] for lane in _decoded_lanes(one.view) if lane in self.targets_s]
         return one.view.load.num_running > 1 and (not limits_s or one.itl_s > min(limits_s))
@@ -194,10 +219,13 @@ def _decoded_lanes(view: WorkerView) -> list[Lane]:
     return [lane for lane in Lane if not view.load.lane_seqs or view.load.lane_seqs[lane]]
 
 
+def _is_alike(source: WorkerView, target: WorkerView) -> bool:
+    return target.model == source.model and can_serve_prefix(source, target)
+
+
 def _may_take_over(source: WorkerView, target: WorkerView, one: MovableSequence) -> bool:
-    is_alike = target.model == source.model and can_serve_prefix(source, target)
     # The target computes the last block at least, and all of them where the source has reused the others.
-    return is_alike and _may_run(target, one) and target.takes(one.num_context, one.lane)
+    return _is_alike(source, target) and _may_run(target, one) and target.takes(one.num_context, one.lane)
 
 
 def _may_run(target: WorkerView, one: MovableSequence) -> bool:

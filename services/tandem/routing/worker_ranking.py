@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import ExitStack, closing
 from copy import copy
 from dataclasses import dataclass
@@ -201,9 +201,11 @@ class WorkerRanking:
 
     def decoding(self) -> list[WorkerView]:
         """Return all workers that decode, of all models and lanes, in no particular order."""
-        groups = (group for groups in self._by_model.values() for group in groups.values())
-        views = (worker.get_view() for group in groups for worker in group.workers.values())
-        return [view for view in views if view.decodes and view.ref not in self._absent]
+        return [view for view in self._views() if view.decodes]
+
+    def prompts_only(self) -> list[WorkerView]:
+        """Return all workers whose role is to compute prompts only, in no particular order."""
+        return [view for view in self._views() if not view.decodes]
 
     def prefill_workers(self, model: str, lane: Lane) -> Ranking:
         """Yield the workers that compute prompts, least loaded first."""
@@ -223,6 +225,13 @@ class WorkerRanking:
             for view in views:
                 if view.ref not in self._absent:
                     yield view
+
+    def _views(self) -> Iterator[WorkerView]:
+        """Yield all workers, of all models and lanes."""
+        for groups in self._by_model.values():
+            for group in groups.values():
+                views = (worker.get_view() for worker in group.workers.values())
+                yield from (view for view in views if view.ref not in self._absent)
 
     def _groups(self, model: str, lane: Lane) -> list[_WorkerGroup]:
         return [group for lanes, group in self._by_model.get(model, {}).items() if lane in lanes]

@@ -96,3 +96,35 @@ def test_a_preempted_answer_continues_on_a_worker_with_room(running: Cluster, re
     for worker in workers:
         until(worker.is_idle, f"an idle {worker.name}")
     assert not [line for program in running.programs for line in program.log.splitlines() if "ERROR" in line]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(240)
+def test_answers_leave_a_worker_that_becomes_a_prefill_worker(running: Cluster, redis_url: str, tmp_path: Path) -> None:
+    workers = [running.worker(name, pool) for name, pool in (("p", "prefill"), ("d", "decode"), ("e", "prefill"))]
+    _, leaving, joining = workers
+    gateway = running.gateway("gateway", "--rebalance", "on")
+    for program in running.programs:
+        program.wait_ready()
+    gateway.wait_serving()
+    bodies = [completion(40, salt, NUM_TOKENS, stream=True) for salt in range(3)]
+    with ExitStack() as stack:
+        posts = [stack.enter_context(Post(gateway.url, body)) for body in bodies]
+        for post in posts:
+            post.wait_events(3)
+        # It is stopped meanwhile, because a fast worker would finish before the gateway knows the new roles.
+        leaving.signal(signal.SIGSTOP)
+        joining.assign_role(redis_url, tmp_path.name, "decode")
+        leaving.assign_role(redis_url, tmp_path.name, "prefill")
+        until(lambda: gateway.metrics()['tandem_live_workers{pool="prefill"}'] == 2, "a second prefill worker")
+        leaving.signal(signal.SIGCONT)
+        until(lambda: num_moves(gateway, "moved") == len(bodies), "all sequences on the other worker")
+        answers = [post.finish() for post in posts]
+    assert {answer.about()["path"] for answer in answers} == {"remote;retries=1"}
+    assert "its worker computes prompts only" in gateway.log
+    for answer, body in zip(answers, bodies, strict=True):
+        with Post(gateway.url, body | {"cache_salt": "undisturbed"}) as post:
+            assert answer.text() == post.finish().text()
+    for worker in workers:
+        until(worker.is_idle, f"an idle {worker.name}")
+    assert not [line for program in running.programs for line in program.log.splitlines() if "ERROR" in line]

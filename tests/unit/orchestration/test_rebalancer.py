@@ -10,7 +10,16 @@ import pytest
 
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Finished, FinishReason, KVReceived, MigrationOffered, SampledToken, Token
+from tandem.core.events import (
+    Cancelled,
+    Finished,
+    FinishReason,
+    KVReceived,
+    MigrationOffered,
+    Preempted,
+    SampledToken,
+    Token,
+)
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request, ResumeJob, SamplingParams
@@ -27,9 +36,17 @@ from tandem.orchestration.commands import (
     SubmitJob,
 )
 from tandem.orchestration.director import RequestDirector
-from tandem.orchestration.rebalancer import FIRST_BACKOFF_S, HOLD_S, MOVE_TIMEOUT_S, PERIOD_S, STUCK_S, Rebalancer
+from tandem.orchestration.rebalancer import (
+    FIRST_BACKOFF_S,
+    HOLD_S,
+    MOVE_TIMEOUT_S,
+    PAUSE_S,
+    PERIOD_S,
+    STUCK_S,
+    Rebalancer,
+)
 from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.rebalance import MovableSequence, Rebalancing
+from tandem.routing.rebalance import MovableSequence, PlannedLeave, Rebalancing
 from tandem.routing.worker_view import WorkerView
 from tests.unit.orchestration.known_workers import BookedWorkers
 
@@ -282,12 +299,97 @@ def test_a_sequence_moves_at_most_so_often_and_choices_of_one_job_do_not_move() 
         assert any(isinstance(each, OfferMigration) for each in commands) is moved_again
 
 
+def changed_role(config: GatewayConfig = ON, num_running: int = 0) -> Setting:
+    """Return three requests that A decodes, though its role is to compute prompts now, while B runs `num_running`."""
+    setting = Setting(config)
+    setting.workers.views[A] = replace(view(A, 6), pool="prefill")
+    setting.workers.views[B] = replace(view(B, num_running), max_num_seqs=4)
+    return setting
+
+
+def test_sequences_leave_a_worker_whose_role_has_become_prefill() -> None:
+    setting = changed_role()
+    (order,) = setting.wait(HOLD_S)
+    for number, key in enumerate(setting.keys, 1):
+        assert isinstance(order, OfferMigration) and order.keys == (key,), "one after the other"
+        (submit,) = setting.offer(key, number)
+        assert isinstance(submit, SubmitJob) and submit.worker == B
+        setting.director.on_submit_result(B, submit.job.key, None, setting.now)
+        setting.director.on_worker_events(B, [KVReceived(submit.job.key, 1, 64, 0, 64, 0.1, 0.1, 0.1)], setting.now)
+        report, *orders = setting.wait(HOLD_S)
+        assert outcomes([report]) == [MoveOutcome.MOVED]
+        order = orders[0] if orders else None
+    assert order is None and setting.wait(2 * HOLD_S) == []
+
+
+def test_nothing_leaves_for_a_worker_without_a_free_seat_or_that_has_failed() -> None:
+    setting = changed_role(num_running=4)
+    assert setting.wait(2 * HOLD_S) == []
+    setting = changed_role()
+    setting.workers.remove(B)
+    setting.director.on_worker_lost(B, "it died", setting.now)
+    assert setting.wait(2 * HOLD_S) == []
+
+
+def test_what_is_about_to_end_does_not_leave() -> None:
+    setting = changed_role()
+    for key in setting.keys:
+        setting.tokens(A, key, 3, 490)
+    assert setting.wait(2 * HOLD_S) == [], "two steps for the move are more than a tenth of the ten that are left"
+
+
+def test_explain_reports_which_sequence_would_leave() -> None:
+    setting = changed_role(GatewayConfig(rebalance="explain"))
+    (report,) = setting.wait(HOLD_S)
+    assert isinstance(report, ReportMove) and report.outcome is MoveOutcome.ADVISED
+    assert isinstance(report.move, PlannedLeave) and "prompts only" in report.move.why
+
+
+def test_after_a_refusal_another_sequence_leaves_for_another_worker() -> None:
+    setting = changed_role()
+    (submit,) = setting.offer(setting.first_move())
+    assert isinstance(submit, SubmitJob)
+    setting.director.on_submit_result(B, submit.job.key, TandemError(ErrorKind.OVERLOADED, "no room"), setting.now)
+    assert outcomes(setting.wait(HOLD_S)) == [MoveOutcome.WITHDRAWN]
+    assert setting.wait(5 * HOLD_S) == [], "the pair rests"
+    setting.workers.add(replace(view(C, 3), max_num_seqs=4))
+    assert setting.first_move() == setting.keys[1], "the one with the next context"
+
+
+def test_the_most_urgent_sequences_of_all_prefill_workers_leave_first() -> None:
+    sources = [WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in ("p0", "p1", "p2")]
+    workers = BookedWorkers([*(replace(view(ref, 6), pool="prefill") for ref in sources), view(B, 0)])
+    workers.views[B] = replace(view(B, 0), max_num_seqs=100)
+    rebalancer = Rebalancer(workers.candidates(), RULES, ON.rebalance_max_moves)
+    requests = [RunningRequest(number, ref) for number, ref in enumerate(sources)]
+    requests[1].lane = Lane.STANDARD
+    requests[2].lane = Lane.BATCH
+    found = []
+    for tick in range(100):
+        now = tick * PERIOD_S
+        moves = rebalancer.plan_leaves(requests, set(), now, is_begun=True)
+        found += [move.source for move in moves]
+        rebalancer.ended({}, now)
+        requests = [one for one in requests if one.worker not in found]
+    assert found == sources
+
+
+def test_a_preempted_sequence_is_no_leaving_one() -> None:
+    setting = changed_role()
+    for key in setting.keys:
+        setting.director.on_worker_events(A, [Preempted(key, 3)], setting.now)
+    found = setting.wait(HOLD_S)
+    assert setting.now >= PAUSE_S and isinstance(found[0], OfferMigration)
+    setting.offer(setting.keys[0])
+
+
 class RunningRequest:
     """A request of which one sequence runs on `worker`; its move ends at once."""
 
     def __init__(self, number: int, worker: WorkerRef) -> None:
         self.key = JobKey(RequestId(f"r{number}"), 1)
         self.worker = worker
+        self.lane = Lane.INTERACTIVE
         self.num_retries = 0
 
     @property
@@ -305,7 +407,7 @@ class RunningRequest:
         return (self.worker,)
 
     def movable(self, worker: WorkerRef) -> list[MovableSequence]:
-        return [MovableSequence(self.key, Lane.INTERACTIVE, 16, 1000)] if worker == self.worker else []
+        return [MovableSequence(self.key, self.lane, 16, 1000)] if worker == self.worker else []
 
 
 def test_of_several_slow_workers_each_moves_sequences_to_the_only_idle_one() -> None:

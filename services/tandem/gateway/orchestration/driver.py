@@ -52,7 +52,7 @@ from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirect
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
-from tandem.routing.rebalance import PlannedMove, PlannedResume
+from tandem.routing.rebalance import Relocation
 from tandem.routing.shortages import Shortage
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
@@ -318,10 +318,10 @@ class RequestDriver:
             case EndRequest():
                 self._end(command)
 
-    def _report_move(self, move: PlannedMove | PlannedResume, outcome: MoveOutcome) -> None:
+    def _report_move(self, move: Relocation, outcome: MoveOutcome) -> None:
         self._num_moves[outcome] += 1
         log.info(
-            "move of request %s from decode worker %s to %s: %s (%s)",
+            "move of request %s from worker %s to %s: %s (%s)",
             move.key.request,
             move.source.id,
             move.target.id,

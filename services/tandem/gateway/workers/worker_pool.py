@@ -345,7 +345,7 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         self._assign_roles(refs)
 
     def _assign_roles(self, roles: Mapping[WorkerRef, str]) -> None:
-        """Apply assigned roles; running requests stay where they are."""
+        """Apply assigned roles; running requests stay where they are until a move of the rebalancer takes them away."""
         changed = [
             link for ref, role in roles.items() if (link := self.find(ref)) is not None and link.assign_role(role)
         ]

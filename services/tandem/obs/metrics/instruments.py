@@ -173,9 +173,10 @@ REBALANCE_MOVES = counter(
     "tandem.rebalance.moves",
     "{move}",
     "Counts plans to move a running sequence from one decode worker to another for a shorter inter-token latency, or a"
-    " preempted one to a worker with room (gateway.rebalance). `outcome` is `advised` (explain only), `moved`,"
-    " `resumed` (a preempted one continues there), `withdrawn` (its worker did not offer it or the other one did not"
-    " take it over) or `ended` (the request ended or its worker was lost meanwhile).",
+    " preempted one, or one on a worker that became a prefill worker, to a worker with room (gateway.rebalance)."
+    " `outcome` is `advised` (explain only), `moved`, `resumed` (a preempted one continues there), `withdrawn` (its"
+    " worker did not offer it or the other one did not take it over) or `ended` (the request ended or its worker was"
+    " lost meanwhile).",
     "outcome",
 )
 SLO_REQUESTS = counter(
