@@ -33,9 +33,10 @@ def hash_text(digest: bytes) -> str:
 
 
 def parse_hash(text: str) -> bytes:
-    """Return the 32-byte digest that `text`, `sha256:<64 hexadecimal digits>`, stands for.
+    """Parse the hash of an API key, in the form `sha256:<64 hexadecimal digits>`, and return its 32-byte digest.
 
-    Raises ValueError for any other text. The message does not repeat it, because it may be a key instead of a hash.
+    Raises ValueError for any other text. The error message does not contain the text, because it may be an API key that
+    was given in place of its hash.
     """
     if not _HASH.fullmatch(text):
         raise ValueError("must be sha256: and 64 hexadecimal digits, as `tandem key` prints it")

@@ -4,19 +4,19 @@
 Tenants share the workers fairly. As in the virtual token counter (Sheng et al., OSDI 2024) each tenant has a counter of
 the tokens it was charged divided by its weight, charged with the prompt when a request is sent and with output as it is
 sampled. Where KV time counts, a request whose KV time exceeds its tokens is charged with the KV time instead
-(`admission.request_queue`). A tenant without waiting requests whose next request arrives is lifted to the counter that
-the tenant of the last sent request had before it was sent: capacity that it did not use earlier is lost. What others
-were charged since, for that request, output and KV time, it may catch up with. Next is the tenant whose first request
-would *end* soonest by the counters (counter + tokens / weight; Demers et al., SIGCOMM 1989), not the one with the
-smallest counter as in the paper: between equal tenants the short request goes first, and a long request that waits for
-capacity does not block tenants with small requests.
+(`admission.request_queue`). When a request arrives from a tenant without waiting requests, the tenant's counter is
+raised to the counter that the tenant of the last sent request had before that request was sent. So the tenant loses the
+capacity that it did not use earlier, but can catch up with what others were charged since then, for that request, for
+output and for KV time. Next is the tenant whose first request would *end* soonest by the counters (counter + tokens /
+weight; Demers et al., SIGCOMM 1989), not the one with the smallest counter as in the paper: between equal tenants the
+short request goes first, and a long request that waits for capacity does not block tenants with small requests.
 
 Bounds, inside a lane, with L the most tokens that one request is charged when it is sent, and F the most by which the
 charges for one tenant's requests that workers have change until these requests end:
 
 - Of two tenants that always have a waiting request, charged tokens / weight differ by at most 2 (L + 2 F) / (least
-  weight). When the tenant that is ahead was last sent a request, it was ahead by at most L; since then the charge of
-  neither has changed against the order by more than F. The factor 2 stands for both ends of the time.
+  weight). When the tenant that is ahead was last sent a request, it was ahead by at most L; since then the charges of
+  neither tenant have widened the gap by more than F. The factor 2 stands for both ends of the time.
 - F is the output, the KV time and the corrections that are not charged yet, which nobody knows in advance. The KV time
   in it is at most that of all KV memory for the longest time of a request.
 - With G gateways that exchange counters every T seconds, each of which charges R tokens per second, and D seconds of
@@ -24,8 +24,8 @@ charges for one tenant's requests that workers have change until these requests 
   Gateways exchange the charges, so that KV time needs no exchange of its own.
 
 Lanes are strict: a lane waits while a more urgent lane has waiting requests, without limit. The tenants' `lane` setting
-decides who may use which, so starvation of a lane is a matter of configuration. Where lanes have workers of their own,
-the caller skips lanes whose workers are full, so that they do not block those that have others.
+decides which tenants may use which lanes, so starvation of a lane is a matter of configuration. Where lanes have
+workers of their own, the caller skips lanes whose workers are full, so that they do not block those that have others.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from tandem.core.lane import ALL_LANES, Lane
 
 
 class FairQueue:
-    """Order the waiting requests of one model so that tenants share it fairly, by a counter of tokens charged for each
-    tenant in each lane.
+    """Order the waiting requests of one model so that tenants share its workers fairly, by a counter of the tokens that
+    each tenant was charged in each lane.
 
-    `push`, `pop`, `remove` and (amortized) `first` cost the logarithm of the number of waiting requests and a shift of
-    two lists of them; `charge` is O(1).
+    `push`, `pop`, `remove` and (amortized) `first` take a time logarithmic in the number of waiting requests, plus the
+    time to insert into or delete from two sorted lists of that length. `charge` takes constant time.
     """
 
     def __init__(self) -> None:
@@ -71,9 +71,10 @@ class FairQueue:
     # ---- requests
 
     def push(self, key: RequestId, item: QueueItem) -> int:
-        """Add a waiting request, and return its position number, which `put_back` needs.
+        """Add the waiting request `key`, which is ordered by `item`, and return its position number.
 
-        Raises AssertionError when `key` waits already.
+        A request that is pushed later gets a greater number; `put_back` needs the number. Raises AssertionError when
+        `key` waits already.
         """
         flow = self._flow(item.flow_key)
         if not flow.waiting:
@@ -83,16 +84,18 @@ class FairQueue:
         return self._num_pushed
 
     def put_back(self, key: RequestId, item: QueueItem, number: int, credit: int) -> None:
-        """Return a request that was popped to its old position in the queue, and undo the charge to its tenant.
+        """Put a popped request back at its old position in the queue, and undo the charge to its tenant.
 
-        `number` is what `push` returned for the request, `credit` what `pop` returned.
+        `item`: the request's properties now; its `num_tokens` tokens are subtracted from the tenant's counter.
+        `number`: what `push` returned for the request. `credit`: what `pop` returned for it. Raises AssertionError when
+        `key` waits already.
         """
         self._flow(item.flow_key).restore_credit(credit)
         self.charge(item.flow_key, -item.num_tokens)
         self._enter(key, item, number)
 
     def remove(self, key: RequestId) -> None:
-        """Remove a waiting request without charging its tenant; does nothing when it does not wait."""
+        """Remove a waiting request without charging its tenant; does nothing when the request does not wait."""
         flow_key = self._flow_key_of.pop(key, None)
         if flow_key is not None:
             self._flows[flow_key].remove(key)
@@ -100,8 +103,8 @@ class FairQueue:
             self._rank(self._flows[flow_key])
 
     def first(self, skipped: Set[Lane] = frozenset()) -> RequestId | None:
-        """Return the request to send next among those of other lanes than `skipped`, without removing it; None when
-        none waits."""
+        """Return the request to send next, without removing it. Requests of the lanes in `skipped` are left out; None
+        when no other request waits."""
         for lane in Lane:
             if lane in skipped:
                 continue
@@ -120,7 +123,8 @@ class FairQueue:
     def pop(self, key: RequestId) -> int:
         """Remove a waiting request because it is sent now, and charge its tokens to its tenant.
 
-        Returns the number that `put_back` needs as `credit`. Raises KeyError when the request does not wait.
+        Returns a number that `put_back` needs as `credit` if the request has to wait again. Raises KeyError when the
+        request does not wait.
         """
         flow_key = self._flow_key_of.pop(key)
         flow = self._flows[flow_key]
@@ -135,8 +139,8 @@ class FairQueue:
     # ---- counters
 
     def charge(self, flow_key: FlowKey, num_tokens: int) -> None:
-        """Add `num_tokens` charged by this gateway to the counter of a tenant in a lane; a negative number undoes a
-        charge."""
+        """Add `num_tokens` tokens, which this gateway charges, to the counter of the tenant and lane `flow_key`, and to
+        `served`; a negative number undoes a charge."""
         self._served[flow_key] = self._served.get(flow_key, 0) + num_tokens
         self.add_to_counter(flow_key, num_tokens)
 
@@ -146,8 +150,8 @@ class FairQueue:
         return self._served
 
     def add_to_counter(self, flow_key: FlowKey, num_tokens: int) -> None:
-        """Add tokens that another gateway has charged to the counter of a tenant in a lane; `served` does not include
-        them."""
+        """Add `num_tokens` tokens, which another gateway has charged, to the counter of the tenant and lane `flow_key`;
+        `served` does not include them."""
         flow = self._flow(flow_key)
         flow.counter += num_tokens / flow.weight
         if num_tokens < 0:
@@ -161,18 +165,19 @@ class FairQueue:
         return self._flow(flow_key).counter
 
     def services_of_waiting(self) -> Mapping[FlowKey, float]:
-        """Return the tokens / weight that each tenant with waiting requests was charged in its lane so far, by all
-        gateways."""
+        """Return, for each tenant and lane with waiting requests, the tokens that all gateways have charged so far,
+        divided by the tenant's weight."""
         return {flow_key: flow.counter - flow.lifted for flow_key, flow in self._flows.items() if flow.waiting}
 
     # ---- prediction and overflow
 
     def num_ahead(self, item: QueueItem, rivals: Set[Lane] = ALL_LANES) -> int:
-        """Return the prompt tokens of waiting requests that would be sent before a new request `item`, if no other
-        arrived.
+        """Return the number of prompt tokens in the waiting requests that would be sent before a new request `item`, if
+        no other request arrived.
 
-        `rivals`: lanes whose requests wait for the same workers; those of other lanes do not count. The cost grows with
-        the number of tenants and of size classes of the request's own tenant.
+        `rivals`: lanes whose requests wait for the same workers as `item`; requests of more urgent lanes count only if
+        their lane is one of these. The time of a call grows with the number of tenants, and with the number of
+        different prompt lengths, rounded as in `TenantQueue.num_ahead`, among the requests of the new request's tenant.
         """
         own_flow = self._flows.get(item.flow_key)
         counter = self._virtual[item.lane] if own_flow is None or not own_flow.waiting else own_flow.counter
@@ -191,11 +196,11 @@ class FairQueue:
         return int(num_ahead)
 
     def fullest(self) -> RequestId | None:
-        """Return the request to drop when too many wait: the newest one of the tenant with the most waiting requests /
-        weight.
+        """Return the request to drop when too many wait; None when none waits.
 
-        It is taken from that tenant's least urgent lane; of equal tenants the last by name is chosen. None when none
-        waits.
+        The request is taken from the tenant with the most waiting requests divided by its weight; of equal tenants,
+        from the last by name. It is the newest of this tenant's requests in its least urgent lane and, in that lane,
+        with the least urgent priority.
         """
         flows = [flow for flow in self._flows.values() if flow.waiting]
         if not flows:

@@ -27,23 +27,27 @@ class _Sample(NamedTuple):
 
 
 class FairnessWindow:
-    """Keep samples of the last minute of what the waiting tenants of one model were charged, and compute Jain's index
-    of them."""
+    """Keep samples of what each waiting tenant of one model was charged during the last minute, and compute Jain's
+    index of these charges."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque(maxlen=round(WINDOW_S / PERIOD_S))
 
     def add(self, now: float, services: Mapping[FlowKey, float]) -> None:
-        """Add a sample, at least `PERIOD_S` after the last one.
+        """Add a sample at the time `now`, in seconds. The caller lets at least `PERIOD_S` seconds pass between two
+        samples.
 
-        `services`: what each tenant with waiting requests was charged in total, divided by its weight, by tenant and
-        lane."""
+        `services`: for each tenant and lane with waiting requests, the tokens that were charged so far, divided by the
+        tenant's weight. A sample without entries is ignored."""
         if services:
             self._samples.append(_Sample(now, services))
 
     def index(self, lane: Lane, now: float) -> float:
-        """Return Jain's index of the tenants that waited in a lane for at least half of the last minute; 1 where fewer
-        than two did."""
+        """Return Jain's index of the charges of one lane in the minute before `now`, the time in seconds.
+
+        Only tenants count that had waiting requests for at least half of that minute; the index is 1 where there are
+        fewer than two of them.
+        """
         samples = [sample for sample in self._samples.copy() if sample.time >= now - WINDOW_S]
         seen: dict[FlowKey, list[tuple[float, float]]] = {}
         for sample in samples:
@@ -60,7 +64,8 @@ def _rate(points: Sequence[tuple[float, float]]) -> float:
 
 
 def jain_index(values: Iterable[float]) -> float:
-    """Return Jain's index of values that are not negative; 1 where all are 0 or there are fewer than two."""
+    """Return Jain's index of `values`, (sum x)^2 / (n * sum x^2); 1 where all values are 0 or there are fewer than two.
+    No value may be negative."""
     found = list(values)
     squares = sum(value * value for value in found)
     return sum(found) ** 2 / (len(found) * squares) if squares else 1.0

@@ -18,10 +18,11 @@ class FlowKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueItem:
-    """The properties of a request by which queues order it.
+    """Hold the properties of a request by which queues order it.
 
-    `num_tokens`: charged to the tenant when the request is sent. `weight`: the tenant's share against other tenants.
-    `priority`: order among the tenant's own requests, a lower number first.
+    `num_tokens`: tokens that the tenant is charged when the request is sent. `weight`: the tenant's share of the lane,
+    relative to the weights of other tenants. `priority`: the rank among the tenant's own requests; a request with a
+    lower number is sent first.
     """
 
     lane: Lane

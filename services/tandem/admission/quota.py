@@ -35,9 +35,10 @@ class QuotaLimits(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """Remaining requests and tokens in a tenant's two buckets, in units of `1 / token_bucket.UNIT` request or token.
+    """What remains in a tenant's two buckets, in units of `1 / token_bucket.UNIT` of a request or a token; negative for
+    a debt.
 
-    None where there is no limit.
+    `requests`, `tokens`: the level of each bucket; None where the tenant has no such limit.
     """
 
     requests: int | None = None
@@ -58,11 +59,11 @@ class Reservation(NamedTuple):
 
 
 class ReservationResult(NamedTuple):
-    """Outcome of a reservation, with the bucket `levels` after it.
+    """Outcome of a reservation, with the levels of the tenant's buckets after it.
 
-    `refused`: the name of the limit that is exceeded; "" when the reservation is granted. `wait_ms`: milliseconds until
-    the bucket of that limit would suffice if no other request takes from it; 0 for the limit on concurrency, where the
-    time is unknown.
+    `refused`: the name of the limit that the reservation would exceed (`REQUESTS`, `TOKENS` or `CONCURRENCY`); "" when
+    it is granted. `wait_ms`: milliseconds until the bucket of that limit would suffice if no other request takes from
+    it; 0 for the limit on concurrency, where the time is unknown.
     """
 
     levels: Levels
@@ -85,24 +86,26 @@ class TenantQuota:
     milliseconds.
 
     Each call takes the current `limits`, the time `now_ms`, and `ttl_ms`, after which a reservation that is not renewed
-    expires; the next call on the quota then settles it with its last reported use. `levels` and `open` (the
-    reservations by id) are for reading.
+    expires; the next call on the quota then settles it with its last reported use. `levels` (what remains in the
+    tenant's buckets) and `open` (the reservations by id) are for reading.
 
-    When the clock goes back by up to MAX_BACK_MS, time stands still; when it goes back by more, accounting continues
-    from the new time with the present levels, and open reservations expire at most `ttl_ms` later.
+    A clock that goes back by up to MAX_BACK_MS counts as stopped: until it has caught up, the buckets are not refilled.
+    When it goes back by more, accounting continues from the new time; the buckets keep what they hold, and open
+    reservations expire at most `ttl_ms` later.
     """
 
     def __init__(self, levels: Levels | None = None, now_ms: int = 0) -> None:
-        """Create a quota with the initial `levels`; None: as full as the limits that the first call passes."""
+        """Create a quota whose buckets hold `levels` at the time `now_ms`; None: full buckets under the limits that the
+        first call passes."""
         self.levels = levels or Levels()
         self.open: dict[str, _Reservation] = {}
         self._at_ms = now_ms
         self._limits = QuotaLimits()
 
     def reserve(self, request: Reservation, limits: QuotaLimits, now_ms: int, ttl_ms: int) -> ReservationResult:
-        """Reserve all that `request` demands, or nothing if a limit would be exceeded.
+        """Reserve all that `request` demands, or nothing if a limit would be exceeded, and return the outcome.
 
-        An `id` that is open already is granted again without taking more.
+        When a reservation with the same id is open already, it is granted again, and nothing more is taken.
         """
         now = self._advance(limits, now_ms, ttl_ms)
         if request.id in self.open:
@@ -134,11 +137,12 @@ class TenantQuota:
         return gone
 
     def settle(self, name: str, used: int | None, limits: QuotaLimits, now_ms: int, ttl_ms: int) -> bool:
-        """End the reservation with the id `name`: return the tokens that it reserved but did not use, or take those it
-        used beyond.
+        """End the reservation with the id `name`: return the tokens that it reserved but did not use to the bucket, or
+        take those that it used beyond its reservation.
 
-        `used` is its total use in tokens; None returns everything, including the requests, as if it had not been made.
-        Returns False, and changes nothing, when the reservation is not open, for example because it has expired.
+        `used`: the tokens that its request has used in total. None: the request was not begun, so that all reserved
+        requests and tokens return to the buckets. Returns False, and changes nothing, when the reservation is not open,
+        for example because it has expired.
         """
         self._advance(limits, now_ms, ttl_ms)
         reservation = self.open.pop(name, None)

@@ -15,9 +15,11 @@ _WORDS = {
 
 
 class RateLimitedError(TandemError):
-    """Refuse a request because of a quota (QUOTA), with the time after which the client may retry.
+    """Error (QUOTA) for a request that a limit of its tenant's quota does not allow now, with the time after which the
+    client may retry.
 
-    `levels` and `limits` are those of the tenant's buckets at that moment, from which clients know when to retry."""
+    `levels`: what remained in the tenant's buckets when the request was refused. `limits`: the limits that were
+    applied. The response's rate limit headers contain both."""
 
     def __init__(self, result: ReservationResult, limits: QuotaLimits) -> None:
         limit = {
@@ -33,9 +35,10 @@ class RateLimitedError(TandemError):
 
 
 def exceeds_limit_error(limits: QuotaLimits, num_tokens: int) -> TandemError:
-    """Return the INVALID_REQUEST error for a prompt of `num_tokens`, more than the tenant's tokens per minute.
+    """Return the INVALID_REQUEST error for a prompt of `num_tokens` tokens, which is longer than the tokens per minute
+    in `limits`.
 
-    It is not a 429, because clients would retry, and the prompt can never be admitted.
+    Its HTTP status is not 429, because clients would retry, and the prompt can never be admitted.
     """
     message = f"the prompt has {num_tokens} tokens, more than the {limits.tokens_per_minute} per minute of this key"
     return TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason=TOKENS)
@@ -43,10 +46,11 @@ def exceeds_limit_error(limits: QuotaLimits, num_tokens: int) -> TandemError:
 
 def batch_exceeds_limit_error(limits: QuotaLimits, charges: Sequence[int]) -> TandemError | None:
     """Return the INVALID_REQUEST error for a request with several prompts that even an unused quota would not admit;
-    None where it would.
+    None where an unused quota would admit it.
 
-    `charges`: tokens that each prompt would reserve; the prompts are admitted all or none. Waiting does not help; fewer
-    prompts do, and against a token limit also a smaller `max_tokens`.
+    `charges`: for each prompt, the tokens that it would reserve; the prompts are admitted all or none. To be admitted,
+    the client has to send fewer prompts, or, if the limit on tokens is exceeded, a smaller `max_tokens`; waiting does
+    not help.
     """
     for name, limit in ((REQUESTS, limits.requests_per_minute), (CONCURRENCY, limits.max_concurrency)):
         if 0 < limit < len(charges):

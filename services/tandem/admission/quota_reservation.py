@@ -17,8 +17,9 @@ class QuotaReservation:
     """Hold the quota that one request has reserved, until `close` settles it with the tokens that the request used.
 
     `reservation`: what was reserved, in Redis if `is_shared`, otherwise in this gateway's local quota. `num_reported`:
-    how many used tokens were reported to Redis. `levels` and `limits`: of the buckets after the admission. `on_close`
-    is called once, with the used tokens, or None where no worker has begun the request."""
+    how many used tokens were reported to Redis. `levels`: what the tenant's buckets held after the admission. `limits`:
+    the limits that were applied. `on_close` is called once, with the used tokens, or None where no worker has begun the
+    request."""
 
     __slots__ = (
         "_base", "_is_open", "_meter", "_on_close", "is_shared", "levels", "limits", "num_reported", "reservation",
@@ -49,7 +50,8 @@ class QuotaReservation:
         self._meter = meter
 
     def close(self) -> None:
-        """Settle the reservation with the use that the meter returns now. A second call does nothing."""
+        """Settle the reservation with the tokens that the request has used by now, as the function set by `watch`
+        returns them. A second call does nothing."""
         if self._is_open:
             self._is_open = False
             self._on_close(self, self._meter())
@@ -57,8 +59,8 @@ class QuotaReservation:
     def used(self, spent: TokenUsage | None) -> int | None:
         """Return how many of the tokens that the request has `spent` count against this reservation.
 
-        Tokens that were settled under an earlier reservation do not. None where no worker has begun the request, which
-        then costs nothing.
+        Tokens that were settled under an earlier reservation of the request do not count. Returns None where no worker
+        has begun the request, which then costs nothing.
         """
         return None if spent is None else max(0, spent.total - self._base)
 

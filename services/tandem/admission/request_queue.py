@@ -3,11 +3,11 @@
 A request uses two resources: the workers' computation, by tokens, and their KV memory, by KV time. KV time is the
 integral over the request's time at workers of its prompt and output tokens; `gateway.kv_time_tokens` converts it to
 tokens. The charge for a request is the larger of the two, its dominant resource, as for a packet in memoryless DRFQ
-(Ghodsi et al., SIGCOMM 2012). The sum of both would be asset fairness, with which a tenant may get less than from its
-weighted part of the cluster, alone (Ghodsi et al., NSDI 2011). The maximum is taken for each request and not for each
-tenant: otherwise a tenant that has used much KV could then compute as many tokens for nothing, while others wait. So a
-tenant that sends some requests that dominate in tokens, and others that dominate in KV time, is charged up to twice its
-dominant share.
+(Ghodsi et al., SIGCOMM 2012). The sum of both would be asset fairness, with which a tenant may get less than it would
+get alone from its weighted part of the cluster (Ghodsi et al., NSDI 2011). The maximum is taken for each request and
+not for each tenant: otherwise a tenant that has used much KV could then compute as many tokens without a charge, while
+others wait. So a tenant that sends some requests that dominate in tokens, and others that dominate in KV time, is
+charged up to twice its dominant share.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ModelFlow(NamedTuple):
 class _QueueEntry:
     """State of one request.
 
-    `num_expected` prompt tokens were expected to be computed when it arrived, `num_computed` are charged as computed,
-    none while it waits. `num_output`: sampled tokens. `num_kv`: KV time as tokens. `num_charged`: all that its tenant
-    is charged for it.
+    `num_expected`: prompt tokens that were expected to be computed when it arrived. `num_computed`: prompt tokens that
+    are charged as computed; 0 while it waits. `num_output`: sampled tokens. `num_kv`: its KV time, converted to tokens
+    by `gateway.kv_time_tokens`. `num_charged`: all that its tenant is charged for it.
     """
 
     queue: FairQueue
@@ -59,7 +59,8 @@ class _QueueEntry:
 
     @property
     def num_due(self) -> int:
-        """Return the tokens to charge for the request: those computed, or its KV time where that is more."""
+        """Return the tokens to charge for the request: its computed plus its sampled tokens, or its KV time converted
+        to tokens (`num_kv`) where that is more."""
         return max(self.num_computed + self.num_output, int(self.num_kv))
 
     def charge(self, num_tokens: int) -> None:
@@ -73,10 +74,10 @@ class RequestQueue:
     """Order the requests of one gateway that wait to be sent, with a fair queue per model, and charge tenants for what
     is served.
 
-    `max_queued`: how many may wait. `kv_time_tokens`: tokens that a second of 1,000 KV tokens counts as. The queue
-    knows a request from `enter` until `leave`, whether it waits or was sent. A prompt is charged with the tokens that
-    it probably has to compute, estimated from the cached fractions of its tenant's recent prompts in its lane; the
-    charge is corrected when the request has ended.
+    `max_queued`: how many may wait. `kv_time_tokens`: tokens that 1,000 token-seconds of KV time count as; 0: KV time
+    is not charged. The queue knows a request from `enter` until `leave`, whether it waits or was sent. A prompt is
+    charged with the tokens that it probably has to compute, estimated from the cached fractions of its tenant's recent
+    prompts in its lane; the charge is corrected when the request has ended.
     """
 
     def __init__(self, max_queued: int, kv_time_tokens: float = 0.0) -> None:
@@ -135,11 +136,11 @@ class RequestQueue:
         self._num_waiting -= 1
 
     def put_back(self, request: RequestId) -> None:
-        """Return a sent request to its old position in the queue, because its workers rejected or lost it.
+        """Make a sent request wait again, at its old position in the queue, because its workers rejected or lost it.
 
-        Does nothing when the request waits already or is unknown. A request that has produced output counts as one
-        token while it waits, so that it goes before others; its real cost is charged when it is sent. The charge for
-        its output and KV time remains.
+        Does nothing when the request waits already or is unknown. While it waits, a request that has produced output is
+        ordered as if it had one token, so that it goes before others; its real cost is charged when it is sent. The
+        charge for its output and KV time remains.
         """
         entry = self._entries.get(request)
         if entry is not None and entry.is_sent:
@@ -153,7 +154,8 @@ class RequestQueue:
             self._num_waiting += 1
 
     def withdraw(self, request: RequestId) -> None:
-        """Mark a waiting request as sent although nothing is sent, because none of its choices needs a worker any more.
+        """Take a waiting request out of the order and count it as sent, as `send` does, because none of its choices
+        needs a worker any more.
 
         Does nothing when the request does not wait.
         """
@@ -162,8 +164,11 @@ class RequestQueue:
             self.send(request)
 
     def charge_output(self, request: RequestId, num_tokens: int) -> None:
-        """Charge `num_tokens` more output tokens of a request to its tenant, as far as they exceed its KV time; does
-        nothing when the request is unknown."""
+        """Add `num_tokens` sampled tokens to a request, and raise the charge to its tenant if necessary.
+
+        The charge for the request is raised to its computed plus its sampled tokens; a charge that is already higher,
+        because of KV time, stays. Does nothing when the request is unknown.
+        """
         entry = self._entries.get(request)
         if entry is not None:
             entry.num_output += num_tokens
@@ -174,8 +179,11 @@ class RequestQueue:
                 entry.num_charged += num_more
 
     def charge_kv_time(self, request: RequestId, token_seconds: float) -> None:
-        """Charge more KV time of a request to its tenant, as far as it exceeds the request's tokens; does nothing when
-        the request is unknown."""
+        """Add `token_seconds` of KV time to a request, and raise the charge to its tenant if necessary.
+
+        The charge for the request is raised to its KV time, converted to tokens, where this exceeds its computed plus
+        its sampled tokens. Does nothing when the request is unknown.
+        """
         entry = self._entries.get(request)
         if entry is not None:
             entry.num_kv += token_seconds * self._kv_time_tokens / 1000
@@ -208,23 +216,27 @@ class RequestQueue:
         return 0 if queue is None else queue.num_waiting(lane)
 
     def first(self, model: str, skipped: Set[Lane] = frozenset()) -> RequestId | None:
-        """Return the request for `model` to send next among those of other lanes than `skipped`; None when none
-        waits."""
+        """Return the request for `model` to send next, without removing it. Requests of the lanes in `skipped` are left
+        out; None when no other request waits."""
         queue = self._queues.get(model)
         return None if queue is None else queue.first(skipped)
 
     def charged(self, request: RequestId) -> int:
-        """Return the prompt tokens of a request that will probably be computed. Raises KeyError when the request is
-        unknown.
+        """Return how many prompt tokens of a request will probably be computed, because no cache holds their KV. Raises
+        KeyError when the request is unknown.
 
-        For a sent request this is the estimate of its placement, for a waiting one that of its arrival.
+        For a sent request this is the estimate at its placement, for a waiting one the estimate at its arrival.
         """
         entry = self._entries[request]
         return entry.num_computed if entry.is_sent else entry.num_expected
 
     def num_ahead(self, model: str, item: QueueItem, rivals: Set[Lane] = ALL_LANES) -> int:
-        """Return the prompt tokens of requests for `model` that would be sent before a new request `item`, if no other
-        arrived. `rivals`: lanes whose requests wait for the same workers."""
+        """Return the number of prompt tokens in the waiting requests for `model` that would be sent before a new
+        request `item`, if no other request arrived.
+
+        `rivals`: lanes whose requests wait for the same workers as `item`; requests of more urgent lanes count only if
+        their lane is one of these.
+        """
         queue = self._queues.get(model)
         return 0 if queue is None else queue.num_ahead(item, rivals)
 
@@ -237,7 +249,7 @@ class RequestQueue:
                 yield ModelFlow(model, flow_key), num_tokens
 
     def add_remote_usage(self, model_flow: ModelFlow, num_tokens: int) -> None:
-        """Add tokens that another gateway has charged to the counter of a model, tenant and lane."""
+        """Add `num_tokens` tokens, which another gateway has charged, to the counter of a model, tenant and lane."""
         self._queues.setdefault(model_flow.model, FairQueue()).add_to_counter(model_flow.flow_key, num_tokens)
 
     # ---- fairness of the last minute
@@ -253,8 +265,8 @@ class RequestQueue:
             window.add(now, queue.services_of_waiting())
 
     def fairness(self, now: float) -> Mapping[tuple[str, Lane], float]:
-        """Return Jain's index of the last minute for each lane of each model that was requested, as
-        `FairnessWindow.index`."""
+        """Return Jain's index of the charges in the minute before `now`, by (model, lane), for every lane of each model
+        that was requested; `FairnessWindow.index` computes it."""
         return {
             (model, lane): window.index(lane, now) for model, window in self._windows.copy().items() for lane in Lane
         }

@@ -17,12 +17,12 @@ class Tenant:
     """A tenant and what it may use; a limit of 0 means that there is none.
 
     `models`: the models it may use; None allows all. Token limits count prompt tokens that were not in the prefix
-    cache, and all output. `max_retained_tokens`: what its requests may keep in the prefix cache of each worker by
-    `cache_control`. `lane`: the most urgent lane that it may request, and the default of its requests. `weight`:
-    its share against other tenants in a lane. `cache_sharing`: "public" lets all public tenants share cached prefixes.
-    `disaggregation`: None uses the gateway's setting; a request may choose another, see `choosing`. `operator`: it may
-    see the requests of other tenants in the console. `proxy`: it authenticates clients itself, and its requests name
-    the tenant that they are for.
+    cache, and all output. `max_retained_tokens`: the most tokens that its requests may keep in the prefix cache of each
+    worker by `cache_control`. `lane`: the most urgent lane that it may request, and the default of its requests.
+    `weight`: its share of a lane relative to the weights of other tenants. `cache_sharing`: "public" lets all public
+    tenants share cached prefixes. `disaggregation`: None uses the gateway's setting; a request may choose another, see
+    `choosing`. `operator`: it may see the requests of other tenants in the console. `proxy`: it authenticates clients
+    itself, and its requests name the tenant that they are for.
     """
 
     id: TenantId
@@ -44,10 +44,12 @@ class Tenant:
         return QuotaLimits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrency)
 
     def choosing(self, requested: Disaggregation | None, of_gateway: Disaggregation) -> Tenant:
-        """Return the tenant as it is for a request that chooses `requested`, or nothing, for its disaggregation.
+        """Return the tenant with the disaggregation that a request has chosen.
 
-        `of_gateway`: the policy of tenants without their own. Raises TandemError(INVALID_REQUEST) for another choice
-        than the policy where that is `off` or `strict`: the operator has decided then."""
+        `requested`: the choice; None: the request chooses nothing, and the tenant is returned as it is. `of_gateway`:
+        the gateway's setting, which is the policy of tenants without a setting of their own. Raises
+        TandemError(INVALID_REQUEST) when the policy is `off` or `strict` and the request chooses another, because the
+        operator has decided then."""
         policy = self.disaggregation or of_gateway
         if requested is None or requested == policy:
             return self

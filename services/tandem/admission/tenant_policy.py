@@ -20,8 +20,8 @@ _SALT_BYTES = 16
 
 
 def apply_tenant_policy(request: Request, tenant: Tenant) -> Request:
-    """Return a copy of the request with the tenant's id, cache salt and share of the cache, and with a lane that the
-    tenant may use.
+    """Return a copy of the request with the tenant's id, cache salt and limit on retained tokens, and with a lane that
+    the tenant may use.
 
     A lane more urgent than the tenant's is replaced by the tenant's, as OpenAI does with service tiers; the response
     contains the lane used. Raises TandemError(INVALID_REQUEST) for a prompt longer than the tenant's limit.

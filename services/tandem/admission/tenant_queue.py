@@ -2,12 +2,12 @@
 
 Priorities are strict. Requests of equal priority follow the rule by which a worker divides its steps
 (`sched.prefill_sharing`), applied to sent tokens: half of the tokens go to the oldest request, half to the shortest.
-Each token that is sent with the shortest request, ahead of an older one, is credit of the oldest; when the credit
-covers the oldest's own tokens, the oldest is next and spends it.
+The tokens of each request that is sent ahead of an older one are credited to the oldest request; when its credit covers
+its own tokens, it is next and spends the credit.
 
-Bound, with L the most tokens of a request: a request of n tokens behind m tokens of older ones is next after at most 2
-m + n + L tokens of its priority are sent, whatever arrives later; and after 2 s + L where s are the tokens of requests
-not longer than it, later ones included.
+Bounds, where L is the most tokens of a request: a request of n tokens, behind older ones of m tokens in total, is next
+after at most 2 m + n + L tokens of its priority are sent, whatever arrives later. It is also next after at most 2 s + L
+tokens, where s is the total of all requests that are not longer, including those that arrive later.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class _QueuedRequest(NamedTuple):
 class TenantQueue:
     """Choose which waiting request of one tenant in one lane is sent next, by priority, age and length.
 
-    `weight`: the tenant's share against other tenants. `num_tokens`: sum over the waiting requests. `credit`: tokens
-    sent ahead of the oldest request; once they reach its own tokens, it is sent next. `counter` (tokens charged /
-    weight, plus `lifted`) and `stamp` (number of the newest entry in the heap of tenants) are maintained by
-    `FairQueue`. `_by_age` and `_by_size` are sorted: at ten thousand entries a shift of the list costs a few
-    microseconds.
+    `weight`: the tenant's share relative to other tenants. `num_tokens`: tokens of all waiting requests, which
+    `waiting` holds by id. `credit`: tokens sent ahead of the oldest request; once they reach its own tokens, it is sent
+    next. `lifted`: by how much `lift` has raised `counter` in total. `counter` (tokens charged / weight, plus `lifted`)
+    and `stamp` (number of the newest entry in the heap of tenants) are maintained by `FairQueue`. `_by_age` and
+    `_by_size` are sorted lists: to insert into or delete from ten thousand entries takes a few microseconds.
     """
 
     flow_key: FlowKey
@@ -71,13 +71,14 @@ class TenantQueue:
     _sizes: Counter[_Size] = field(default_factory=Counter)
 
     def lift(self, counter: float) -> None:
-        """Raise the tenant's counter to `counter`, because it was idle; does nothing when it is not below."""
+        """Raise the tenant's counter to `counter`, because the tenant had no waiting request; do nothing when it is as
+        high already."""
         if self.counter < counter:
             self.lifted += counter - self.counter
             self.counter = counter
 
     def enter(self, key: RequestId, item: QueueItem, number: int) -> None:
-        """Add a waiting request. `number` is its age: a smaller number is older."""
+        """Add the waiting request `key`, which is ordered by `item`. `number`: its age; a smaller number is older."""
         self.weight = item.weight
         self.waiting[key] = _QueuedRequest(item, number)
         self.num_tokens += item.num_tokens
@@ -93,7 +94,8 @@ class TenantQueue:
         return oldest if self.credit >= self.waiting[oldest].item.num_tokens else self._by_size[0].key
 
     def take(self, key: RequestId) -> int:
-        """Remove a waiting request because it is sent, and return by how much `credit` has changed.
+        """Remove a waiting request because it is sent, and return by how much this has changed `credit`, the tokens
+        sent ahead of the oldest request.
 
         Pass the result to `restore_credit` if the request has to wait again. Raises KeyError when the request does not
         wait.
@@ -140,14 +142,17 @@ class TenantQueue:
         return self.counter + self.waiting[key].item.num_tokens / self.weight
 
     def num_ahead(self, item: QueueItem) -> int:
-        """Return the estimated tokens of waiting requests that would be sent before a new request `item`, if no other
-        arrived.
+        """Return an estimate of the tokens in the waiting requests that would be sent before a new request `item`, if
+        no other arrived.
 
-        Counted are all requests of more urgent priority, and of the same priority those that are not longer, plus the
-        longer ones that may be sent meanwhile because they are older. Lengths are compared after rounding down to
-        four significant bits, so that requests of nearly equal length count as equal. The result is at most the longest
-        request too low. It is up to twice too high where shorter requests are older than all longer ones, because each
-        is counted as if it gave an older, longer one as many tokens of credit.
+        The estimate is the sum of three parts: all requests of more urgent priority; the requests of the same priority
+        that are not longer; and as many tokens of the longer ones of the same priority as may be sent meanwhile because
+        they are older. Lengths are compared after rounding down to four significant bits, so that requests of nearly
+        equal length count as equal.
+
+        The estimate is too low by at most the length of the longest request. It is up to twice too high where shorter
+        requests are older than all longer ones, because each shorter one is counted as if it gave an older, longer one
+        as many tokens of credit.
         """
         own_size = _size(item)
         not_longer = sum(tokens for size, tokens in self._sizes.items() if size <= own_size)

@@ -18,9 +18,10 @@ class TenantQuotaState:
     """Hold one tenant's open reservations (`entries`, by id) at this gateway, and its local quota while Redis is
     unreachable.
 
-    `limits` are the tenant's own; `levels` are those of the buckets in Redis, as of `levels_at_ms`. `output_lengths`
-    estimates the output of its requests. `used_at_ms`: the time of its latest request. Local mode (`is_local`) begins
-    with the tenant's first request while Redis is unreachable and ends with the next heartbeat that reaches Redis."""
+    `limits`: the tenant's own limits. `levels`: what its buckets in Redis held at the time `levels_at_ms`.
+    `output_lengths` estimates the output of its requests. `used_at_ms`: the time of its latest request. Local mode
+    (`is_local`) begins with the tenant's first request while Redis is unreachable and ends with the next heartbeat that
+    reaches Redis."""
 
     def __init__(self, tenant: TenantId, limits: QuotaLimits) -> None:
         self.tenant = tenant
@@ -37,13 +38,14 @@ class TenantQuotaState:
 
     @property
     def is_local(self) -> bool:
-        """Return whether the tenant's requests are counted in a local quota."""
+        """Return whether the tenant's requests are counted in a local quota, because Redis is unreachable."""
         return self._local_quota is not None
 
     def demand(self, name: str, num_prompt_tokens: int, max_output_tokens: int) -> Reservation:
-        """Return the reservation that a request needs, with the id `name` and the tokens that it will probably use.
+        """Return the reservation that a request needs, with the id `name` and the tokens that the request will probably
+        use.
 
-        Raises TandemError(INVALID_REQUEST) for a prompt that the tenant's tokens of a whole minute do not cover."""
+        Raises TandemError(INVALID_REQUEST) for a prompt that is longer than the tenant's tokens per minute."""
         per_minute = self.limits.tokens_per_minute
         if 0 < per_minute < num_prompt_tokens:
             raise exceeds_limit_error(self.limits, num_prompt_tokens)
@@ -52,8 +54,11 @@ class TenantQuotaState:
     def enter(
         self, demand: Reservation, result: ReservationResult, limits: QuotaLimits, on_close: OnClose, *, is_shared: bool
     ) -> QuotaReservation:
-        """Add an open reservation, of which `on_close` calls `end`. Raises RateLimitedError where `result` refuses
-        it."""
+        """Add the open reservation that was requested with `demand`, and return it.
+
+        `result`: the answer of Redis (`is_shared`) or of the local quota, under `limits`. `on_close`: called when the
+        request ends; it must call `end`. Raises RateLimitedError where `result` refuses the reservation.
+        """
         if result.refused:
             raise RateLimitedError(result, limits)
         entry = QuotaReservation(demand, result.levels, limits, on_close, is_shared=is_shared)
@@ -61,16 +66,20 @@ class TenantQuotaState:
         return entry
 
     def enter_locally(self, demand: Reservation, num_gateways: int, now_ms: int, on_close: OnClose) -> QuotaReservation:
-        """Reserve in the local quota, which has the tenant's limits divided by `num_gateways`, and add the reservation.
-        Raises RateLimitedError where a limit is exceeded."""
+        """Reserve `demand` in the local quota, which has the tenant's limits divided by `num_gateways`, and add and
+        return the open reservation. `on_close`: as in `enter`. Raises RateLimitedError where a limit is exceeded."""
         limits, quota = self._enter_local_mode(num_gateways)
         demand = demand._replace(tokens=min(demand.tokens, limits.tokens_per_minute or demand.tokens))
         result = quota.reserve(demand, limits, now_ms, _NO_EXPIRY_MS)
         return self.enter(demand, result, limits, on_close, is_shared=False)
 
     def end(self, entry: QuotaReservation, spent: TokenUsage | None, now_ms: int) -> int | None:
-        """Remove a reservation whose request has ended, learn from its output, and settle it in the local quota.
-        Returns the used tokens that count against it; None where no worker has begun the request."""
+        """Remove the reservation of a request that has ended, settle it in the local quota, and add the length of the
+        request's output to the average from which later outputs are estimated.
+
+        `spent`: the tokens that the request has used; None where no worker has begun it. Returns how many of them count
+        against the reservation, or None.
+        """
         del self.entries[entry.reservation.id]
         if spent is not None:
             self.output_lengths.learn(spent.output)
@@ -130,8 +139,8 @@ class TenantQuotaState:
         """Close the local quota, and return how many requests and tokens used in local mode must still be taken from
         the buckets in Redis.
 
-        The buckets in Redis were refilled all the time, so these are what was used less what would have been refilled
-        by now. Open reservations are not included: the caller makes them in Redis."""
+        What the local buckets have regained by refilling is left out, because the buckets in Redis were refilled in the
+        same time. Open reservations are left out as well: the caller makes them in Redis."""
         assert self._local_quota is not None
         self._local_quota.renew({}, self._local_limits, now_ms, _NO_EXPIRY_MS)
         local = [entry.reservation for entry in self.entries.values() if not entry.is_shared]

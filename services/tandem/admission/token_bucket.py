@@ -20,15 +20,18 @@ def capacity(limit: int) -> int:
 
 
 def refill(level: int, limit: int, elapsed_ms: int) -> int:
-    """Return the level of a bucket that was at `level` `elapsed_ms` milliseconds ago, at most that of a full bucket; in
-    units.
+    """Return the level, in units, of a bucket that had `level` units before it was refilled for `elapsed_ms`
+    milliseconds.
 
-    `limit`: the bucket's limit per minute.
+    `limit`: the bucket's limit per minute, which determines how fast it fills; the result is at most the level of a
+    full bucket.
     """
     return min(capacity(limit), level + limit * elapsed_ms)
 
 
 def wait_ms(level: int, limit: int, needed: int) -> int:
-    """Return the milliseconds until a bucket at `level` reaches `needed` units, which must not exceed the capacity; 0
-    when it already has."""
+    """Return the milliseconds until a bucket at `level` units reaches `needed` units; 0 when it already has.
+
+    `limit`: the bucket's limit per minute. `needed` must not exceed the capacity.
+    """
     return max(0, -((level - needed) // limit))

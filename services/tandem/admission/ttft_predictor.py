@@ -21,8 +21,8 @@ LEAST_RETRY_S = 1.0
 class PrefillWorkerLoad:
     """Speed and load of one prefill worker.
 
-    `cost`: predicts its step times. `num_step_tokens`: prompt tokens of a full step. `num_queued`: prompt tokens that
-    it would compute before a new prompt.
+    `cost`: the model that predicts its step times. `num_step_tokens`: prompt tokens of a full step. `num_queued`:
+    prompt tokens that it would compute before a new prompt.
     """
 
     cost: StepCost
@@ -35,8 +35,8 @@ class PrefillWorkerLoad:
 
     @property
     def rate(self) -> float:
-        """Return the prompt tokens per second that the worker computes in full steps of prompts without previous
-        context."""
+        """Return the prompt tokens per second that the worker computes if each step computes the first
+        `num_step_tokens` tokens of a prompt."""
         step_s = self.seconds(self.num_step_tokens)
         return self.num_step_tokens / step_s if step_s > 0 else math.inf
 
@@ -60,8 +60,8 @@ def forecast(prefillers: Sequence[PrefillWorkerLoad], num_ahead: int, num_tokens
     """Predict the time to first token of a prompt with `num_tokens` to compute; None when `prefillers` is empty.
 
     `prefillers`: the workers that may compute it. `num_ahead`: prompt tokens before it in the gateway's queue. The
-    prediction ignores requests that arrive later and overtake this one, capacity for decoding, and that attention takes
-    longer in long prompts, so it is rather too short than too long.
+    prediction is rather too short than too long: it ignores requests that arrive later and overtake this one, the
+    capacity that decoding takes, and the longer attention of waiting prompts that take several steps.
     """
     if not prefillers:
         return None
@@ -74,8 +74,8 @@ def forecast(prefillers: Sequence[PrefillWorkerLoad], num_ahead: int, num_tokens
 def ttft_error(expected: TtftForecast, target_s: float, deadline_s: float | None) -> TandemError | None:
     """Return the SLO_MISS error for a prompt whose first token is expected too late; None when it is expected in time.
 
-    `target_s`: target of its lane, which may be exceeded by up to the factor SLACK; 0: no target. `deadline_s`: seconds
-    left until the client's own deadline; None: no deadline.
+    `expected`: the forecast for the prompt. `target_s`: TTFT target of its lane in seconds, which may be exceeded by up
+    to the factor SLACK; 0: no target. `deadline_s`: seconds left until the client's own deadline; None: no deadline.
     """
     if deadline_s is not None and expected.ttft_s > deadline_s:
         return _slo_miss_error("deadline", "the client's deadline", expected, deadline_s)
@@ -85,8 +85,12 @@ def ttft_error(expected: TtftForecast, target_s: float, deadline_s: float | None
 
 
 def queue_full(num_waiting: int, expected: TtftForecast | None) -> TandemError:
-    """Return the OVERLOADED error for a request that is rejected because `num_waiting` others wait, which is
-    the limit."""
+    """Return the OVERLOADED error for a request that is rejected because the gateway's queue is full.
+
+    `num_waiting`: how many requests wait, for the error message; it is the limit `gateway.max_queued`. `expected`: the
+    forecast for a new prompt, whose waiting time becomes the time after which the client may retry, at least
+    LEAST_RETRY_S seconds; None where no forecast is possible, which gives LEAST_RETRY_S.
+    """
     retry_s = LEAST_RETRY_S if expected is None else max(LEAST_RETRY_S, expected.wait_s)
     text = f"the queue is full: {num_waiting} requests wait (gateway.max_queued); retry later"
     return TandemError(ErrorKind.OVERLOADED, text, retry_after_s=retry_s, reason="queue_full")

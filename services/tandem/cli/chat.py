@@ -105,8 +105,9 @@ def _answer(client: httpx.Client, model: str, messages: list[dict[str, str]], ar
 
 
 def deltas(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the text of each event of a streamed answer. Raises TandemError for an error event in the middle of the
-    stream, and for an event that is not one of a chat."""
+    """Yield the text of each event of a streamed chat answer. `lines`: lines of the event stream.
+
+    Raises TandemError for an error event in the stream, and for an event that is not part of a chat answer."""
     for line in lines:
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue

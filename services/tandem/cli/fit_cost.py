@@ -63,9 +63,9 @@ Fitted = dict[str, tuple[WorkerProfile, FitQuality]]
 
 
 def fit_all(logs: Iterable[StepLog]) -> Fitted:
-    """Fit step costs to the logs of each pool, all its workers together, and return profile and fit quality by pool.
+    """Fit one profile of step costs per pool, to the logs of all workers of the pool.
 
-    Raises TandemError if there are too few steps to fit."""
+    Returns the profile and the quality of the fit, by pool. Raises TandemError if there are too few steps to fit."""
     by_pool: dict[str, list[StepLog]] = {}
     for log in logs:
         by_pool.setdefault(log.head.pool, []).append(log)
@@ -75,8 +75,9 @@ def fit_all(logs: Iterable[StepLog]) -> Fitted:
 def profile_of(logs: Iterable[StepLog], fitted: Fitted, latency_s: float, bandwidth: float, note: str) -> Profile:
     """Build the simulator's profile of a cluster from the fitted pools.
 
-    `latency_s`: seconds between client and worker, in one direction. `bandwidth`: bytes per second of a worker's link.
-    `note`: what was measured, for the profile's provenance. Raises TandemError if the logs are of several models."""
+    `logs`: the step logs. `fitted`: result of `fit_all` for these logs. `latency_s`: seconds between client and worker,
+    in one direction. `bandwidth`: bytes per second of a worker's link. `note`: what was measured, for the profile's
+    provenance. Raises TandemError if the logs are of several models."""
     heads = [log.head for log in logs]
     models = sorted({head.model for head in heads})
     if len(models) > 1:

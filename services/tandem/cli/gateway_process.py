@@ -26,8 +26,9 @@ STOP_MARGIN_S = 10.0
 class GatewayProcess:
     """Starts a gateway process and stops it at the end of the `with` block.
 
-    The process gets all settings by environment variables, and receives SIGTERM when this process ends for any reason.
-    `command`: what to run. `url`, `grpc_target`: addresses of the gateway, known after `wait_until_listening`."""
+    The process gets all settings of `config` by environment variables, and receives SIGTERM when this process ends for
+    any reason. `command`: command line of the gateway process. `url`, `grpc_target`: addresses of the gateway, known
+    after `wait_until_listening`."""
 
     def __init__(self, config: Config, command: Sequence[str] = GATEWAY) -> None:
         self._stop_s = config.gateway.drain_s + STOP_MARGIN_S
@@ -43,7 +44,9 @@ class GatewayProcess:
         self.grpc_target = ""
 
     def wait_until_listening(self) -> bool:
-        """Block until the gateway prints its addresses, and store them; returns False if it ended instead."""
+        """Block until the gateway prints its addresses, and store them in `url` and `grpc_target`.
+
+        Returns True, or False if the gateway ended before it printed them."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -56,7 +59,7 @@ class GatewayProcess:
     def wait_until_ready(self, timeout_s: float) -> str | None:
         """Block until the gateway can serve requests (`/ready` succeeds), for at most about `timeout_s` seconds.
 
-        Returns None, or the reason as text if the timeout has passed or the gateway has ended."""
+        Returns None if it can; otherwise the reason as text: the timeout has passed, or the gateway has ended."""
         problem = "it does not answer"
         for _ in range(int(timeout_s / POLL_S)):
             if self._ends_within(POLL_S):
@@ -80,7 +83,8 @@ class GatewayProcess:
         self.stop()
 
     def stop(self) -> None:
-        """Let the gateway drain and wait for its end; kills it after `gateway.drain_s` and `STOP_MARGIN_S`.
+        """Let the gateway drain and wait for its end. If it has not ended after `gateway.drain_s` + `STOP_MARGIN_S`
+        seconds, kill it.
 
         Does nothing to a gateway that has ended."""
         self._process.terminate()

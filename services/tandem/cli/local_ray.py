@@ -60,11 +60,11 @@ class LocalRay:
             raise TandemError(ErrorKind.INTERNAL, message) from error
 
     def drain(self) -> None:
-        """Delete the deployed applications one by one, which drains their workers, and wait for each. Returns early
-        where Ray's control service refuses connections, as after a signal to all processes: `serve.delete` would wait a
-        minute for it.
+        """Delete the deployed applications one by one, which drains their workers, and wait for each.
 
-        `serve.shutdown` is not used because it logs the end of Serve's controller as a failure."""
+        Returns early if Ray's control service refuses connections, as after a signal to all processes, because
+        `serve.delete` would wait a minute for the service. `serve.shutdown` is not used because it logs the end of
+        Serve's controller as a failure."""
         for app in self._apps:
             if asyncio.run(refuses_connections(self._gcs_address, GCS_PROBE_S)):
                 return
@@ -81,10 +81,12 @@ def local_target(config: Config, role: str, num_replicas: int, num_gpus: float =
 
 
 def use_private_files() -> Path:
-    """Return the directory for Ray's files, and let Ray keep its token there, unless the environment says where it is.
+    """Return a directory for Ray's files that only this user can read, and make Ray store its authentication token in
+    it.
 
-    Ray would make both readable for everybody: its sessions, and the token in the home directory. Raises
-    TandemError(INVALID_REQUEST) where the directory cannot be made."""
+    The token is stored elsewhere if an environment variable gives the token or its path. By default Ray would make its
+    session files, and the token in the home directory, readable for everybody. Raises TandemError(INVALID_REQUEST) if
+    the directory cannot be made."""
     files = private_directory(Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()))
     if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(secret_file(files / "ray_token"))
@@ -103,8 +105,8 @@ def _reasons() -> str:
 def local_ray(num_ranks: int) -> Iterator[LocalRay]:
     """Return a context manager that starts Ray and Serve on this machine, and stops both at the end.
 
-    `num_ranks`: ranks of all workers together. The workers are drained first, unless the block is left by an exception.
-    Raises TandemError(INVALID_REQUEST) where no directory can be made that other users cannot enter.
+    `num_ranks`: number of ranks of all workers together. The workers are drained before the stop, unless the block is
+    left by an exception. Raises TandemError(INVALID_REQUEST) if no directory can be made that other users cannot enter.
     """
     files = use_private_files()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)

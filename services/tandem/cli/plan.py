@@ -31,7 +31,7 @@ _SEARCHED = {
     "slo.itl_ms": "set the targets with --slo; steps are paced to them if that helps",
 }
 CONFIRMATION_SEED, CONFIRMATION_TIMES = 1, 2
-"""Added to the seed, and factor for the number of requests, of the run that confirms a result."""
+"""For the run that confirms a result: what is added to the seed, and the factor by which it has more requests."""
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:

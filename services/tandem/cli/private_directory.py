@@ -14,10 +14,10 @@ SECRET_BYTES = 32
 
 
 def private_directory(parent: Path) -> Path:
-    """Return the directory `tandem-<user id>` in `parent`, which is made with mode 0700 unless it exists.
+    """Return the directory `tandem-<user id>` in `parent`; it is created with mode 0700 if it does not exist.
 
-    `parent` may be writable for everybody, as /tmp is. Raises TandemError(INVALID_REQUEST) where the name is taken by
-    something that others own or can enter."""
+    `parent` may be writable for everybody, as /tmp is. Raises TandemError(INVALID_REQUEST) if the path exists and is
+    not a directory of this user, or if others have access to it."""
     path = parent / f"tandem-{os.getuid()}"
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -31,9 +31,9 @@ def private_directory(parent: Path) -> Path:
 
 
 def secret_file(path: Path) -> Path:
-    """Return `path`, after writing a new secret to it with mode 0600 unless there is one.
+    """Write a new secret to the file `path` with mode 0600, unless the file exists, and return `path`.
 
-    Of several processes that call this at once all find the same secret."""
+    If several processes call this at once, all find the same secret."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w") as file:

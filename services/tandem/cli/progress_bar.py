@@ -13,8 +13,9 @@ WIDTH, EVERY_S, EVERY_LOGGED_S = 24, 0.1, 30.0
 class ProgressBar:
     """Context manager that shows the progress of a long run on standard error, and clears its line at the end.
 
-    `count`: number of steps of the run, None if it is unknown; `unit` names the steps then. If standard error is not a
-    terminal, a line is written every `EVERY_LOGGED_S` seconds, so a short run writes nothing."""
+    `count`: number of steps of the run; None if it is unknown. `unit`: word for the steps that are done, shown if
+    `count` is None. If standard error is not a terminal, a line is written every `EVERY_LOGGED_S` seconds, so a short
+    run writes nothing."""
 
     def __init__(self, clock: Clock, count: int | None, unit: str = "steps") -> None:
         self._clock = clock
@@ -34,7 +35,8 @@ class ProgressBar:
     def update(self, done: int, text: Callable[[], str]) -> None:
         """Show that `done` steps are done, followed by the text that `text()` returns.
 
-        Does nothing, without calling `text`, if the last line was shown a short time ago."""
+        Does nothing, without calling `text`, if the last line was shown less than `EVERY_S` seconds ago
+        (`EVERY_LOGGED_S` if standard error is not a terminal)."""
         if self._clock.now() < self._next_s:
             return
         self._next_s = self._clock.now() + self._every_s

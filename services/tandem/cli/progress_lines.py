@@ -23,15 +23,14 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 class ProgressLines:
-    """Print one line for each step of a start to standard error: seconds since the beginning, stage, what is done.
+    """Print one line to standard error for each step of a start: seconds since the beginning, stage, what is done.
 
-    Inside the `with` block a thread reports a step that takes long: every `SILENCE_S` seconds, and when its detail
-    changes. Each report is a whole line, so that log lines between reports do not break one. Outside the block only
-    `step` prints.
+    Inside the `with` block a thread reports a step that takes long, every `SILENCE_S` seconds and when its detail
+    changes. Each report is a whole line, so that log lines between two reports do not break a line. Outside the block
+    only `step` prints.
 
-    `rewrites`: for details that change often, in a program that writes nothing else to standard error meanwhile. On a
-    terminal the reports of a step share one line, which is rewritten; elsewhere a changed detail is not reported.
-    """
+    `rewrites`: the details change often, and the program writes nothing else to standard error meanwhile. On a terminal
+    the reports of a step then share one line, which is rewritten; elsewhere a changed detail is not reported."""
 
     def __init__(self, clock: Clock, *, rewrites: bool = False) -> None:
         self._clock = clock
@@ -57,14 +56,14 @@ class ProgressLines:
     def step(self, stage: str, doing: str, detail: Callable[[], str] | None = None) -> None:
         """Print a line for the step that begins now.
 
-        `detail` returns what the step is doing at the moment, in a few words. It is called often, on another thread;
-        an empty string is as if there were no `detail`."""
+        `stage`: short name of the step. `doing`: what it does. `detail`: function that returns what the step is doing
+        at the moment, in a few words; empty if there is nothing to show. It is called often, on another thread."""
         with self._lock:
             self._stage, self._doing, self._detail, self._shown = stage, doing, detail, ""
             self._show(doing)
 
     def report(self) -> None:
-        """Report the running step once more if its detail has changed, or if nothing was printed for a while."""
+        """Report the running step once more, if its detail has changed or nothing was printed for a while."""
         with self._lock:
             detail = self._detail() if self._detail is not None else ""
             text = detail or f"still {self._doing}"

@@ -46,9 +46,10 @@ def gpu_share(num_workers: int, num_gpus: int, utilization: float, num_ranks: in
 def threads_by_pool(pools: Mapping[str, int], num_threads: int = 0) -> dict[str, int]:
     """Return the number of compute threads of each worker, by pool.
 
-    `pools`: number of workers of each pool. `num_threads`: the result for all pools if it is not 0. Decode and mixed
-    workers divide the cores, so that their steps do not wait for each other. Prefill workers divide all cores once more
-    among themselves: a decode worker leaves its core idle most of the time, and while it computes, a prefill step
+    `pools`: number of workers of each pool. `num_threads`: the result for all pools if it is not 0. A decode or mixed
+    worker gets the number of cores divided by the number of all workers, so that these workers do not wait for each
+    other. A prefill worker gets the number of cores divided by the number of prefill workers, so some cores are
+    assigned twice: a decode worker leaves its cores idle most of the time, and while it computes, a prefill step
     continues on the other cores, because its threads fetch work dynamically."""
     num_cores, num_workers = len(os.sched_getaffinity(0)), sum(pools.values())
     shares = {pool: size if pool == "prefill" else num_workers for pool, size in pools.items()}

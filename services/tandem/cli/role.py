@@ -22,9 +22,10 @@ _HEADINGS = ("WORKER", "POOL", "ROLE", "LANES", "INCARNATION", "ADDRESS", "STATE
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """Print the list of workers, or set a worker's role and print the change; returns the exit code 0.
+    """Print the list of workers, or set a worker's role if the arguments name a worker, and print the change.
 
-    Raises TandemError if a role is missing, the worker is unknown, or Redis does not answer."""
+    Returns the exit code 0. Raises TandemError if a worker is named without a role or is unknown, or Redis does not
+    answer."""
     if args.worker and not args.role:
         message = f"the new role of {args.worker} is missing: add one of {', '.join(get_args(Pool))}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="role")
@@ -73,7 +74,7 @@ def _num_jobs(load: worker_pb2.Load) -> int:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows of cells as lines of text whose columns are as wide as their widest cell."""
+    """Format rows of cells as lines of text. Each column is as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -40,7 +40,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def run(resolved: Resolved, _args: argparse.Namespace) -> int:
     """Start Redis, workers and a gateway on this machine, serve until SIGINT or SIGTERM, then drain and stop them all.
 
-    Blocks, and returns the exit code. Raises TandemError if a part cannot start or the gateway ends by itself."""
+    Blocks until all have stopped, and returns the exit code of the command. Raises TandemError if a part cannot start
+    or the gateway ends by itself."""
     require_free_port(resolved.config.gateway)
     require_auth_if_public(resolved)
     require_tls_files(resolved.config.gateway)
@@ -134,9 +135,12 @@ def _start_workers(
 
 
 def keep_kv_on_loopback(config: Config) -> None:
-    """Let UCX use no network device but loopback in processes that are started from now on, where workers are reached
-    from this machine only: its ports have no authentication. A user's own UCX_NET_DEVICES stays, and so do the devices
-    of a machine whose links must be RDMA."""
+    """Restrict UCX to the loopback device in processes that are started from now on, if `worker.host` is a loopback
+    address.
+
+    Ports of UCX have no authentication, and such workers must not be reachable from other machines. The restriction is
+    the environment variable UCX_NET_DEVICES. It is not set if the user has set the variable, or if `transfer.require`
+    is "rdma", because RDMA needs other devices."""
     if is_loopback(config.worker.host) and config.transfer.require != "rdma":
         os.environ.setdefault("UCX_NET_DEVICES", "lo")
 

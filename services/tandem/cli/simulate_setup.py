@@ -40,10 +40,11 @@ Value = TypeVar("Value")
 
 
 def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine], Resolved]:
-    """Return the machines, models of a worker's speed, that the flags name, and the settings to simulate with.
+    """Return the machines that the flags name, and the settings to simulate with. A machine models the speed of a
+    worker.
 
-    With `--profile` there is one machine, and the settings with which it was measured replace the defaults. Raises
-    TandemError(INVALID_REQUEST) for unknown names and for flags that contradict each other."""
+    With `--profile` there is one machine, and the settings with which its profile was measured replace the defaults.
+    Raises TandemError(INVALID_REQUEST) for unknown names and for flags that contradict each other."""
     if args.price is not None and not 0 <= args.price < float("inf"):
         raise refuse(f"--price {args.price} must be 0 or more")
     if args.profile is None:
@@ -89,7 +90,7 @@ def _shape_name(name: str) -> str:
 
 
 def efficiency(text: str) -> Efficiency:
-    """Return the default efficiency `SERVING` with the changes in `text`, such as `memory=0.85,overhead=2ms`.
+    """Return the default efficiency `SERVING` with the changes that `text` lists, such as `memory=0.85,overhead=2ms`.
 
     Raises TandemError(INVALID_REQUEST) for an unknown name or a value out of range."""
     changed: dict[str, float] = {}
@@ -113,7 +114,8 @@ def efficiency(text: str) -> Efficiency:
 
 
 def link_bandwidth(args: argparse.Namespace) -> float | None:
-    """Return the bandwidth of `--link` in bytes per second for each accelerator; None for the hardware's default.
+    """Return the bandwidth that `--link` gives, in bytes per second for each GPU; None if it is to be the hardware's
+    default.
 
     Raises TandemError(INVALID_REQUEST) if it is not above 0."""
     if args.link is None:
@@ -160,11 +162,11 @@ def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
 
 
 def known(flag: str, name: str, table: Mapping[str, Value], key: str | None = None) -> Value:
-    """Return the value of `name` in `table`.
+    """Return the value that `table` has for a name given on the command line.
 
-    `flag`: the flag that gave the name. `key`: the name as the table may have it; None: as it is. Raises
-    TandemError(INVALID_REQUEST) that lists the known names where there is none.
-    """
+    `flag`: the flag that gave the name. `name`: the name as it was given. `key`: the name to look up in `table` in its
+    place; None: `name` itself. Raises TandemError(INVALID_REQUEST) that lists the known names if the table has no such
+    name."""
     key = name if key is None else key
     if key in table:
         return table[key]

@@ -15,11 +15,10 @@ class Subcommand(NamedTuple):
     """Definition of a subcommand.
 
     `summary`: its line in `tandem --help`. `target`: `module:function`, called with the resolved settings and the
-    parsed arguments. `extra`: extras of the package that it needs. `details`: what else `--help` says, with an example
+    parsed arguments. `extra`: extras of the package that it needs. `details`: the rest of its `--help`, with an example
     and the exit status where it matters. `arguments`: its positional arguments, as in the usage line. `sections`:
-    sections of settings that have flags, None for all. `defaults`: values that replace the settings' own defaults.
-    `add_flags`: adds further flags.
-    """
+    sections of the settings for which it has flags; None: all. `defaults`: values that replace the settings' own
+    defaults. `add_flags`: function that adds further flags to its parser."""
 
     summary: str
     target: str

@@ -18,9 +18,11 @@ _TEXT_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ \S+ (?P<mess
 
 
 def starting_workers(logs: Path, pools: Iterable[str]) -> str:
-    """Return what the workers of each pool do, as "prefill: loading the model; decode: 2 calibrating, 1 importing".
+    """Return a text on what the workers of each pool are doing, such as "prefill: loading the model; decode: 2
+    calibrating, 1 importing".
 
-    `logs`: directory of Serve's log files. A worker does what the newest line of its log says."""
+    `logs`: directory of Serve's log files. `pools`: names of the pools. What a worker is doing is taken from the newest
+    line of its log."""
     parts = []
     for pool in pools:
         messages = Counter(

@@ -14,7 +14,8 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Return whether `host` is an unspecified IP address (0.0.0.0 or ::): fit to listen at, but not to advertise."""
+    """Return whether `host` is an unspecified IP address (0.0.0.0 or ::). A server can listen on it, but must not
+    advertise it to clients."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

@@ -11,9 +11,11 @@ class TokenizerBundle:
     """The files of a model that convert between text and token ids; workers send them to gateways.
 
     `chat_template` is jinja source, empty when the model has none; `generation_config_json` and `special_tokens_json`
-    are JSON objects. `special_tokens_json` holds `eos_token_ids` and `bos_token_id`; every special token by its name in
-    transformers (`bos_token`, ...); and `add_bos_token` / `add_eos_token`, which are absent or null unless the model's
-    own tokenizer configuration sets them: where absent, the post-processor of tokenizer.json decides.
+    are JSON objects. `special_tokens_json` has these keys:
+    - `eos_token_ids` and `bos_token_id`;
+    - for each special token its name in transformers (`bos_token`, ...), with the text of the token as value;
+    - `add_bos_token` and `add_eos_token`, which are absent or null unless the model's own tokenizer configuration sets
+      them: where absent, the post-processor of tokenizer.json decides.
     """
 
     tokenizer_json: bytes

@@ -1,4 +1,4 @@
-"""Define the clock and read the machine's time; code that decides takes the time as an argument.
+"""Define the clock that programs read. Code that makes decisions takes the time as an argument instead.
 
 Tests and the simulator can therefore replace the clock.
 """
@@ -19,11 +19,12 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """Read the machine's monotonic clock."""
+    """Clock that returns the machine's monotonic time."""
 
     now = staticmethod(time.monotonic)  # no wrapper function, because every token reads the clock
 
 
 def wall_ns() -> int:
-    """Return nanoseconds since the epoch; for identities and log stamps, not for durations."""
+    """Return the wall-clock time in nanoseconds since the Unix epoch, for identities and time stamps in logs. It is not
+    for durations, because the wall clock may be adjusted."""
     return time.time_ns()

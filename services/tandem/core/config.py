@@ -89,7 +89,8 @@ class ModelConfig:
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Return the names that clients may use: those of `served_name`, else the last part of `id`."""
+        """Return the names that clients may use for the model: the names listed in `served_name`, or the last part of
+        `id` if it is empty."""
         if not self.served_name:
             return (PurePath(self.id).name.removesuffix(".gguf"),)
         return tuple(name.strip() for name in self.served_name.split(","))
@@ -337,7 +338,7 @@ class WorkerConfig:
 
     @property
     def served_lanes(self) -> frozenset[Lane]:
-        """Return the lanes in `lanes`. Raises ValueError for an unknown one."""
+        """Return the lanes listed in `lanes`; all lanes if it is empty. Raises ValueError for an unknown one."""
         return parse_lanes(self.lanes)
 
 
@@ -462,13 +463,13 @@ class GatewayConfig:
 
     @property
     def host_patterns(self) -> tuple[str, ...]:
-        """Return the patterns of `allowed_hosts` in lower case, IPv6 addresses without brackets."""
+        """Return the host patterns listed in `allowed_hosts`, in lower case, with IPv6 addresses without brackets."""
         patterns = self.allowed_hosts.lower().split(",") if self.allowed_hosts else []
         return tuple(pattern.strip().strip("[]") for pattern in patterns)
 
     @property
     def has_tls(self) -> bool:
-        """Return whether any TLS file is set."""
+        """Return whether any TLS file of the gateway is set."""
         return bool(self.tls_cert_file or self.tls_key_file or self.tls_client_ca_file)
 
     @property
@@ -478,12 +479,14 @@ class GatewayConfig:
 
     @property
     def own_metrics_host(self) -> str:
-        """Return the address of gateway.metrics_port: `metrics_host`, or `host` where that is empty."""
+        """Return the address to listen on at gateway.metrics_port: `metrics_host`, or `host` where `metrics_host` is
+        empty."""
         return self.metrics_host or self.host
 
     @property
     def own_grpc_port(self) -> int:
-        """Return the gRPC port with -1 resolved to the port after `port`; 0 means any free port."""
+        """Return the port of the gRPC API. A `grpc_port` of -1 is replaced by the port after `port`; the result 0 means
+        any free port."""
         if self.grpc_port >= 0:
             return self.grpc_port
         return self.port + 1 if self.port else 0
@@ -541,7 +544,7 @@ class ClusterConfig:
 
     @property
     def has_tls(self) -> bool:
-        """Return whether any TLS file is set."""
+        """Return whether any TLS file of this section is set."""
         return bool(self.tls_cert_file or self.tls_key_file or self.tls_ca_file)
 
 

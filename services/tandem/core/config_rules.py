@@ -27,9 +27,8 @@ Violation = tuple[str, str]
 
 
 def violations(config: Config) -> list[Violation]:
-    """Return every rule that the settings break, with the name of the setting and a text for people; empty if none is
-    broken.
-    """
+    """Return the rules that the settings break, each as a pair (name of the setting, text for people); empty if none is
+    broken."""
     return [
         *_model_violations(config),
         *_engine_violations(config),

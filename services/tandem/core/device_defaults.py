@@ -1,6 +1,6 @@
 """Fill in settings whose default depends on the device, without inspecting the device.
 
-The result is a function of the tree alone, so every process with the same settings computes the same values.
+The result depends on the settings alone, so every process with the same settings computes the same values.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ CPU_BLOCK_SIZE, CUDA_BLOCK_SIZE = 16, 64
 for small models."""
 CPU_KV_BYTES = 1 << 30
 FILES_HOST_BYTES = 1 << 30
-"""Host memory through which blocks go to files and come back, where engine.host_cache_memory does not say."""
+"""Host memory through which blocks go to files and come back, where engine.host_cache_memory is 0."""
 CPU_PLANS, CUDA_PLANS = 1, 2
 
 
 def with_device_defaults(config: Config) -> Config:
-    """Return the settings with each "0" or "auto" that depends on the device replaced by its value; a second
-    application changes nothing.
+    """Return a copy of the settings in which every "0" and "auto" that stands for the default of the device is replaced
+    by this default.
 
-    The size of a GPU's KV pool stays 0, because it is known only after the weights are loaded.
+    Applying the function to its result changes nothing. The size of a GPU's KV pool stays 0, because it is known only
+    after the weights are loaded.
     """
     model = config.model
     engine = config.engine

@@ -6,9 +6,10 @@ from enum import Enum
 
 
 class ErrorKind(Enum):
-    """Kind of a failure; its value is the machine-readable reason that clients see, stable across versions.
+    """Kind of a failure. Its value is the machine-readable reason that clients see, which stays the same across
+    versions.
 
-    `http` is the HTTP status of the response, `grpc` the name of the gRPC status code, and `openai_type` the `type` in
+    `http`: the HTTP status of the response. `grpc`: the name of the gRPC status code. `openai_type`: the `type` in
     OpenAI's error body.
     """
 
@@ -56,8 +57,9 @@ class ErrorKind(Enum):
 class TandemError(Exception):
     """A failure with a kind, which clients see with its HTTP or gRPC status.
 
-    `param` names the field of the request that is wrong; `retry_after_s`: seconds after which a retry may succeed;
-    `reason` names the limit that refused the request, for programs (`requests_per_minute`, `queue_full`, ...).
+    `param`: name of the request field that is wrong; None if no field is. `retry_after_s`: seconds after which a retry
+    may succeed; None if this is unknown. `reason`: cause within the kind, for programs, such as the limit that refused
+    the request (`requests_per_minute`, `queue_full`, ...); empty where no cause is named.
     """
 
     def __init__(

@@ -15,8 +15,11 @@ from tandem.core.request_stages import JobStages
 
 
 class FinishReason(Enum):
-    """Why an output ended; the values are OpenAI's. Workers report STOP and LENGTH; the gateway turns a STOP whose text
-    holds calls into TOOL_CALLS."""
+    """Why an output ended; the values are OpenAI's.
+
+    Workers report STOP and LENGTH. The gateway replaces STOP by TOOL_CALLS where the text of the output contains tool
+    calls.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -37,7 +40,7 @@ class SampledToken(NamedTuple):
 
 
 class Pauses(NamedTuple):
-    """Count how often a choice was preempted and went on, and the seconds that it waited in between."""
+    """Count in `num` how often a choice was preempted and then went on, and in `seconds` how long it waited in all."""
 
     num: int
     seconds: float
@@ -52,10 +55,11 @@ NO_PAUSES = Pauses(0, 0.0)
 
 
 class LaneYield(NamedTuple):
-    """Count the sequences of one lane that yielded their seats and KV blocks to a choice, and what they gave up.
+    """Report how many sequences of one lane were preempted so that a choice got their seats and KV blocks, and what
+    they gave up.
 
-    `num_tokens`: tokens that they have to compute again at most, because what is left of their blocks in the prefix
-    cache is reused. `num_blocks`: blocks that they held, shared ones included.
+    `num_tokens`: upper bound of the number of tokens that they have to compute again. The number is smaller where their
+    blocks are still in the prefix cache. `num_blocks`: number of blocks that they held, shared ones included.
     """
 
     lane: Lane
@@ -65,7 +69,7 @@ class LaneYield(NamedTuple):
 
 
 def merged_yields(yields: Iterable[LaneYield]) -> tuple[LaneYield, ...]:
-    """Return the sums by lane, the most urgent lane first."""
+    """Add up yields by lane; return one `LaneYield` for each lane, the most urgent lane first."""
     found: dict[Lane, LaneYield] = {}
     for lane, *counts in yields:
         known = found.get(lane, LaneYield(lane, 0, 0, 0))
@@ -74,8 +78,11 @@ def merged_yields(yields: Iterable[LaneYield]) -> tuple[LaneYield, ...]:
 
 
 class Preemption(NamedTuple):
-    """Report what preemption did to a choice since its last token: `pauses`, its own, and `yields`, the sequences that
-    were preempted for it, by lane."""
+    """Report how preemption affected a choice since its last token.
+
+    `pauses`: how often and how long the choice itself was paused. `yields`: other sequences that were preempted to make
+    room for this choice, added up by lane.
+    """
 
     pauses: Pauses = NO_PAUSES
     yields: tuple[LaneYield, ...] = ()
@@ -85,10 +92,11 @@ class Preemption(NamedTuple):
 class Token:
     """Report the output token of a choice at position `index`, counted from 0 over all attempts.
 
-    The first token that a job samples carries two more values: `num_cached_tokens`, the prompt tokens found in the
-    prefix cache of the worker that computed the prompt, and `stages`, how the job's time until then divides. A token
-    that another worker sampled and this one repeats has no stages. `preemption`: what it did to the choice since its
-    last token here; None where that is nothing.
+    The first token that a job samples carries two more values. `num_cached_tokens`: number of prompt tokens found in
+    the prefix cache of the worker that computed the prompt. `stages`: how the time of the job before this token divides
+    into stages; None if another worker sampled the token and this one repeats it. `preemption`: pauses of the choice
+    since its last token from this worker, and sequences that were preempted to make room for it in this time; None
+    where there were none.
     """
 
     key: JobKey
@@ -129,8 +137,8 @@ class Finished:
     """Report that a choice of a job ended successfully.
 
     With `reason=None` only this job is done and another job ends the choice: the job is a `PrefillJob` that handed over
-    its KV, or a `ResumeJob` whose source had already sampled the last token. `num_output_tokens` includes those of
-    earlier attempts; `num_cached_tokens` were prefix-cache hits.
+    its KV, or a `ResumeJob` whose source had already sampled the last token. `num_output_tokens`: number of output
+    tokens, those of earlier attempts included. `num_cached_tokens`: number of tokens that were prefix-cache hits.
     """
 
     key: JobKey
@@ -160,8 +168,10 @@ class KVReceived:
     """Report that the KV of a `ResumeJob` was received, or the part of a remote prefix that could be read. The job goes
     on.
 
-    - `num_blocks`, `num_bytes`: what was read; `num_exposed_bytes` of it had not been read when the last announcement
-      (the producer's message that blocks may be read) arrived.
+    An announcement is the producer's message that blocks may be read.
+
+    - `num_blocks`, `num_bytes`: how much was read. `num_exposed_bytes`: how much of it had not been read yet when the
+      last announcement arrived.
     - `num_cached_tokens`: tokens that needed no reading, because they were in this worker's prefix cache.
     - `total_s`, `exposed_s`: seconds from the first and from the last announcement until the last block was checked.
     - `busy_s`: seconds with at least one read in flight.
@@ -181,11 +191,11 @@ class KVReceived:
 
 @dataclass(frozen=True, slots=True)
 class MigrationOffered:
-    """Report that a worker offers the KV of a running or preempted choice, so that the gateway submits a `ResumeJob` to
-    another worker.
+    """Report that a worker offers the KV of a running or preempted choice. The gateway is to submit a `ResumeJob` for
+    it to another worker; a running choice goes on meanwhile.
 
-    `offer` is the key of the hand-off. `is_requested`: the gateway has requested it; otherwise the worker drains. A
-    running choice goes on meanwhile.
+    `offer`: the key of the hand-off. `is_requested`: whether the worker offers the KV because the gateway asked for it;
+    if False, the worker drains.
     """
 
     key: JobKey
@@ -198,7 +208,7 @@ class Preempted:
     """Report that a choice was preempted before its output token at position `next_index`, and waits to be computed
     again.
 
-    No event reports that it goes on; its next token shows it.
+    No event reports that the choice goes on; its next token shows it.
     """
 
     key: JobKey
@@ -213,7 +223,8 @@ TerminalEvent = Finished | Failed | Cancelled
 class BlockStored:
     """Report that a KV block is in device memory and can be found by its hash.
 
-    `parent`: hash of the block before it in the prefix, which was stored earlier; None for a first block.
+    `parent`: hash of the block before it in the same prefix, which was stored earlier; None for the first block of a
+    prefix.
     """
 
     hash: BlockHash

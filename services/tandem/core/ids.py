@@ -31,10 +31,11 @@ OPEN_TENANT = TenantId("open")
 
 
 class JobKey(NamedTuple):
-    """Identifies one attempt at one choice of a request.
+    """Identify one attempt at one choice of a request.
 
-    When a worker gets an attempt, it ends all attempts at the same choice with a smaller number. A tuple, because it is
-    hashed several times for every token.
+    `request`: the id of the request. `attempt`: number of the attempt. `choice`: index of the choice. When a worker
+    gets an attempt, it ends all attempts at the same choice with smaller numbers. The key is a tuple because it is
+    hashed several times for every token, which is fast for a tuple.
     """
 
     request: RequestId
@@ -47,7 +48,7 @@ class JobKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class WorkerRef:
-    """Identifies one incarnation of a worker, with the gRPC address (host:port) at which it answers."""
+    """Identify one incarnation of a worker, and hold the gRPC address (host:port) at which it answers."""
 
     id: WorkerId
     incarnation: Annotated[Incarnation, Meta(ge=0)]
@@ -59,9 +60,9 @@ class WorkerRef:
 
 @dataclass(frozen=True, slots=True, order=True)
 class HandoffKey:
-    """Identifies one attempt at a hand-off of KV between two workers.
+    """Identify one attempt at a hand-off of KV between two workers.
 
-    When an attempt is opened, all attempts at the same hand-off with a smaller number are ended.
+    When an attempt is opened, all attempts at the same hand-off with smaller numbers are ended.
     """
 
     handoff: HandoffId

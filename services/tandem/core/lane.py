@@ -7,8 +7,8 @@ from enum import IntEnum
 
 
 class Lane(IntEnum):
-    """Priority class of a request: at gateway and worker, requests of a lower number are served before all of higher
-    ones."""
+    """Priority class of a request. At gateway and worker, all requests of a lane with a lower number are served before
+    requests of lanes with higher numbers."""
 
     INTERACTIVE = 0
     STANDARD = 1
@@ -16,7 +16,7 @@ class Lane(IntEnum):
 
     @property
     def label(self) -> str:
-        """Return the lower-case name, as written by clients, files and metrics."""
+        """Return the lower-case name, which clients, files and metrics use."""
         return self.name.lower()
 
 
@@ -42,5 +42,6 @@ def lanes_of(labels: Iterable[str]) -> frozenset[Lane]:
 
 
 def lane_labels(lanes: frozenset[Lane]) -> tuple[str, ...]:
-    """Return the labels of lanes, the most urgent first; empty for all lanes, as in the setting worker.lanes."""
+    """Return the labels of `lanes`, the most urgent first. If `lanes` has every lane, the result is empty, which is how
+    the setting worker.lanes means all lanes."""
     return () if lanes == ALL_LANES else tuple(lane.label for lane in sorted(lanes))

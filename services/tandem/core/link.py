@@ -13,12 +13,13 @@ LINK_TYPES: tuple[LinkType, ...] = get_args(LinkType)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
-    """Measured speed and type of the link over which the reporting worker reads the memory of the worker `source`.
+    """Report the measured speed and type of the link over which the reporting worker reads the memory of the worker
+    `source`.
 
-    - `num_bytes`, `seconds`: the read with the best bandwidth so far.
+    - `num_bytes`, `seconds`: size and duration of the read with the best bandwidth so far.
     - `evidence`: how `link_type` was determined, as text for people.
     - `problem`: the requirement of `TransferConfig` that the link misses; empty where it misses none.
-    - `refused`: no hand-off may use this pair of workers.
+    - `refused`: whether no hand-off may use this pair of workers.
     """
 
     source: WorkerRef

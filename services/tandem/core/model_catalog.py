@@ -22,8 +22,8 @@ class ModelSpec:
 def _decoder(
     model_type: str, sizes: tuple[int, ...], max_length: int, eps: float, is_tied: bool, rope: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the config of a decoder. `sizes`: layers, hidden, heads, KV heads, head dimension, feed-forward,
-    vocabulary."""
+    """Return the config.json fields of a decoder. `sizes`: numbers of layers, hidden size, attention heads, KV heads,
+    head dimension, feed-forward size, vocabulary size."""
     layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary = sizes
     return {
         "model_type": model_type,

@@ -21,7 +21,8 @@ _LEAST = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """Summary of `count` latencies in seconds. A percentile between two values is interpolated linearly."""
+    """Summarize latencies: their number `count`, and their mean, minimum, maximum and percentiles in seconds. `p999` is
+    the 99.9th percentile. A percentile that lies between two values is interpolated linearly."""
 
     count: int
     mean: float
@@ -36,9 +37,9 @@ class LatencySummary:
 class QuantileSketch:
     """Count values and return their percentiles in bounded memory.
 
-    Up to `exact` values are kept as they are; beyond that only counts of buckets, which give percentiles within 0.5 %.
-    Value x counts in bucket i where GAMMA^(i-1) < x <= GAMMA^i; there are some 3,000 buckets between a nanosecond and
-    three hours. `count`, `sum`, `min` and `max` are always exact.
+    Up to `exact` values are kept as they are. With more values only the counts of buckets are kept, which give
+    percentiles within 0.5 %. Value x counts in bucket i where GAMMA^(i-1) < x <= GAMMA^i; there are some 3,000 buckets
+    between a nanosecond and three hours. `count`, `sum`, `min` and `max` are always exact.
     """
 
     def __init__(self, values: Iterable[float] = (), *, exact: int = 4096) -> None:
@@ -128,8 +129,11 @@ class QuantileSketch:
         return LatencySummary(self.count, self.sum / self.count, self.min, p50, p95, p99, p999, self.max)
 
     def buckets(self) -> list[tuple[float, int]]:
-        """Return (typical value, count) of each bucket that is not empty, ascending, also while values are still kept
-        exactly; at most a few thousand pairs."""
+        """Return pairs (typical value, count) of the buckets that are not empty, by rising value; at most a few
+        thousand pairs.
+
+        Values that are still kept exactly are put into buckets for the result.
+        """
         if not self.count:
             return []
         if self._values is not None:

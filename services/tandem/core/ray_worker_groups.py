@@ -9,9 +9,10 @@ ROLES = ("prefill", "decode")
 
 
 class WorkerGroup(NamedTuple):
-    """A worker group of a RayCluster, and the role of its workers.
+    """A worker group of a RayCluster, and the role (`prefill` or `decode`) of its workers.
 
-    `num_workers`: workers in one pod. `num_spare`: idle pods kept ready to replace workers.
+    `num_workers`: number of workers in each pod. `num_spare`: number of idle pods that are kept ready to replace
+    workers.
     """
 
     role: str

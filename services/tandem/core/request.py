@@ -22,20 +22,20 @@ MAX_BIAS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are sampled. A sample is a function of (seed, choice, position, known tokens, logits) alone.
+    """Define how tokens are sampled. A sample is a function of (seed, choice, position, known tokens, logits) alone.
 
-    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` switch a filter off. `stop_token_ids` is
-    complete: the end-of-sequence set is already in it unless it is ignored. `logprobs` is the number of alternatives to
-    report per token; None reports nothing. Log probabilities are of the model's own distribution, before the penalties,
-    biases, grammar and filters below.
+    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` switch a filter off. `stop_token_ids`: all
+    token ids that end the output, the end-of-sequence tokens of the model included unless the request ignores them.
+    `logprobs`: number of alternatives to report per token; None: no log probabilities are reported. Log probabilities
+    are of the model's own distribution, before the penalties, biases, grammar and filters below.
 
-    Applied before the filters, in this order:
+    Applied to the logits before the filters, in this order:
     - `repetition_penalty` divides positive logits and multiplies negative ones of all tokens of prompt and output
       (CTRL, arXiv 1909.05858; 1 is off);
     - `presence_penalty` once, and `frequency_penalty` for each occurrence, are subtracted from the logits of output
       tokens (OpenAI; 0 is off);
-    - `logit_bias` adds to single tokens, as (id, bias) by rising id;
-    - no token of `stop_token_ids` is sampled before `min_tokens` tokens are;
+    - `logit_bias`: pairs (token id, bias) by rising id, each bias added to the logit of its token;
+    - `min_tokens`: tokens of `stop_token_ids` are not sampled before this number of output tokens;
     - `grammar` leaves only the tokens that may follow, and ends the output where nothing else may follow, even before
       `min_tokens`.
 
@@ -90,14 +90,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A client's request as token ids; TandemError (INVALID_REQUEST) is raised for values out of range.
+    """Hold a client's request, with its prompt as token ids. Raises TandemError (INVALID_REQUEST) for values out of
+    range.
 
     - `priority`: a lower number runs first within its `lane`.
     - `cache_salt`: only requests with the same salt share cached prefixes.
-    - `num_choices`: outputs sampled for the prompt, each with its own random numbers.
-    - `prompt_logprobs`: number of alternatives to report for each prompt token but the first; None reports nothing.
-    - `retain_s`: seconds for which workers reuse the cached blocks of the prompt after all others; 0: in their turn.
-      `max_retained_tokens`: what the tenant may have retained at each worker; 0: no limit of its own.
+    - `num_choices`: number of outputs to sample for the prompt, each with its own random numbers.
+    - `prompt_logprobs`: number of alternatives to report for each prompt token but the first; None: no log
+      probabilities of the prompt are reported.
+    - `retain_s`: seconds for which workers evict the cached blocks of the prompt only after all other blocks; 0: in the
+      usual order. `max_retained_tokens`: most tokens that its tenant may have retained at each worker; 0: only the
+      limit of the worker applies.
     - `traceparent`: the W3C trace context, which influences no decision; empty when not traced.
     - `block_names`: cache of the hashes of the prompt's blocks, by root hash and block size, so that a process with
       several workers hashes a prompt only once.
@@ -132,16 +135,17 @@ class Request:
 
     @property
     def max_output_tokens(self) -> int:
-        """Return the most output tokens, over all choices."""
+        """Return the largest number of output tokens that the request may have, added up over all choices."""
         return self.sampling.max_tokens * self.num_choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A part of a request for one worker: choices `[choice, choice + num_choices)` of one attempt.
+    """The part of a request that one worker runs: choices `[choice, choice + num_choices)` of one attempt.
 
-    `output_tokens` were already sent to the client by earlier attempts; they count against `max_tokens` and are not
-    folded into the prompt. A job of several choices has none yet, because the choices differ only in their output.
+    `output_tokens`: ids of the output tokens that earlier attempts have sent to the client. They count against
+    `max_tokens` and are not part of the prompt. A job of several choices has none yet, because the choices differ only
+    in their output.
     """
 
     request: Request
@@ -164,7 +168,7 @@ class _Job:
 
     @property
     def keys(self) -> tuple[JobKey, ...]:
-        """Return the keys of all choices."""
+        """Return the key of each choice."""
         if self.num_choices == 1:
             return (self.key,)
         choices = range(self.choice, self.choice + self.num_choices)
@@ -184,8 +188,8 @@ class _Job:
 class RemotePrefix:
     """The beginning of a prompt whose KV a job may read from another worker's cache instead of computing it.
 
-    `source` probably has the first `num_blocks` blocks of the job's known tokens in its prefix cache. `handoff` is the
-    id under which the job requests them. Blocks that cannot be read are computed.
+    `source`: the worker that probably has the first `num_blocks` blocks of the job's known tokens in its prefix cache.
+    `handoff`: the id under which the job requests them. Blocks that cannot be read are computed.
     """
 
     handoff: HandoffId
@@ -198,9 +202,10 @@ class RemotePrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateJob(_Job):
-    """Prefill and decode on one worker until the output ends.
+    """Ask one worker to prefill the prompt and decode until the output ends.
 
-    `prefix`: the beginning whose KV is read from another worker's cache instead of computed; None: nothing.
+    `prefix`: the beginning of the prompt whose KV is read from another worker's cache instead of computed; None: no KV
+    is read.
     """
 
     prefix: RemotePrefix | None = None
@@ -208,10 +213,11 @@ class GenerateJob(_Job):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillJob(_Job):
-    """Compute the KV of prompt and earlier output, sample one token of each choice, and offer the KV to a consumer.
+    """Ask a worker to compute the KV of prompt and earlier output, sample one token of each choice, and offer the KV to
+    another worker.
 
-    `handoff` is the id under which the KV is offered, until the lease ends. `prefix`: the beginning whose KV is read
-    from another worker's cache instead of computed; None: nothing.
+    `handoff`: the id under which the KV is offered, until the lease ends. `prefix`: the beginning of the prompt whose
+    KV is read from another worker's cache instead of computed; None: no KV is read.
     """
 
     handoff: HandoffId
@@ -225,9 +231,10 @@ class PrefillJob(_Job):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeJob(_Job):
-    """Read the KV that the worker `source` offers under `handoff`, then decode until the output ends.
+    """Ask a worker to read the KV that the worker `source` offers under the id `handoff`, and then decode until the
+    output ends.
 
-    `offer_attempt`: the attempt that computes or has computed that KV; 0: the attempt of this job.
+    `offer_attempt`: number of the attempt that computes or has computed this KV; 0: the attempt of this job.
     """
 
     handoff: HandoffId
@@ -236,7 +243,7 @@ class ResumeJob(_Job):
 
     @property
     def offer(self) -> HandoffKey:
-        """Return the key of the hand-off from which the KV is read."""
+        """Return the key of the hand-off under which `source` offers the KV."""
         return HandoffKey(self.handoff, self.offer_attempt or self.attempt)
 
 

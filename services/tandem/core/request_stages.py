@@ -1,4 +1,4 @@
-"""Define the stages of a request's time, what it waits for in them, and the part that a worker reports."""
+"""Define the stages of a request's time, the causes of waiting within them, and the stages that a worker reports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ class Stage(Enum):
     - QUEUE: it waits in the gateway's request queue.
     - ROUTE: its jobs are submitted to workers and accepted.
     - PREFILL_QUEUE: it waits for the first step of the worker that computes its prompt.
-    - PREFILL: from that first step to the first token.
-    - TRANSFER: from the first token until the decode worker has all KV; what is read before that costs no time.
-    - DECODE_QUEUE: the KV is complete and no step has computed it yet.
+    - PREFILL: from the beginning of this first step to the first token.
+    - TRANSFER: from the first token until the decode worker has all KV; KV that is read before the first token adds no
+      time.
+    - DECODE_QUEUE: the decode worker has all KV and has not begun a step with the request yet.
     - DECODE: until the last token.
     - DELIVER: tokens are on their way to the client, and nothing else is waited for.
 
@@ -39,8 +40,9 @@ class WaitCause(Enum):
 
     In QUEUE:
 
-    - TURN: requests before it in the gateway's queue, by lane, fair share of the tenants, and priority.
-    - NO_ROOM: it is the next, and no worker of its model has room, or a busy one is worth the wait.
+    - TURN: requests that are before it in the gateway's queue, by lane, fair share of the tenants, and priority.
+    - NO_ROOM: it is the first of its model and lane, and either no worker has room, or waiting for a busy worker is
+      predicted to cost less than using a free one.
     - URGENT_LANES: requests of more urgent lanes wait for all workers that serve its lane.
     - NO_WORKER: no live worker could serve it.
 
@@ -49,15 +51,18 @@ class WaitCause(Enum):
     - REMOTE_PREFIX: the beginning of its prompt is read from another worker or from files.
     - PROMPTS_AHEAD: other prompts are computed before it.
     - BATCH_SHARE: batch sequences have taken all that they may (`batch_max_share`).
-    - LEASES: leases of KV blocks must end before another prompt may lease or fill so many.
+    - LEASES: other workers still lease so many KV blocks that its prompt, or one before it, cannot get or lease its
+      blocks.
 
     In PREFILL_QUEUE, and in TRANSFER before the KV can be read:
 
     - SEAT: `max_num_seqs` sequences run already.
     - BLOCKS: too few KV blocks are free.
 
-    PULL: its KV is read (TRANSFER). STEP: a step of the worker that began before it could join (PREFILL_QUEUE,
-    DECODE_QUEUE).
+    In the stages in parentheses:
+
+    - PULL: its KV is read from another worker (TRANSFER).
+    - STEP: a step of the worker runs that began before the request could join it (PREFILL_QUEUE, DECODE_QUEUE).
     """
 
     TURN = "turn"
@@ -77,7 +82,8 @@ class WaitCause(Enum):
 class Wait(NamedTuple):
     """Seconds that a request waited for one cause in one stage.
 
-    `num_tokens_ahead`: for PROMPTS_AHEAD, the prompt tokens to compute before it when it arrived at the worker.
+    `num_tokens_ahead`: if `cause` is PROMPTS_AHEAD, the number of prompt tokens that were to be computed before the
+    request when it arrived at the worker; else 0.
     """
 
     stage: Stage
@@ -86,13 +92,15 @@ class Wait(NamedTuple):
     num_tokens_ahead: int = 0
 
     def plus(self, other: Wait) -> Wait:
-        """Return the wait for the same cause whose seconds are those of both, with the more tokens ahead."""
+        """Return the sum of this wait and another for the same cause and stage, with the larger `num_tokens_ahead` of
+        both."""
         num_tokens = max(self.num_tokens_ahead, other.num_tokens_ahead)
         return self._replace(seconds=self.seconds + other.seconds, num_tokens_ahead=num_tokens)
 
 
 def merged_waits(waits: Iterable[Wait]) -> tuple[Wait, ...]:
-    """Return one wait for each stage and cause, in the order of their first occurrence."""
+    """Add up the waits of each stage and cause. Returns one wait for each pair of stage and cause, in the order in
+    which the pairs first occur."""
     found: dict[tuple[Stage, WaitCause], Wait] = {}
     for wait in waits:
         known = found.get(wait[:2])
@@ -103,8 +111,9 @@ def merged_waits(waits: Iterable[Wait]) -> tuple[Wait, ...]:
 class JobStages(NamedTuple):
     """Division of a job's time before its first sampled token into stages, in seconds of its worker's clock.
 
-    The fields are the stages of `Stage`. A job that reads its KV from another worker has no prefill: `decode_s` is the
-    time of its first step. `waits`: what it waited for, as far as its worker knows more than the stages tell; in order.
+    Each of the first five fields is the time in the stage of the same name in `Stage`. A job that reads its KV from
+    another worker has no prefill; its `decode_s` is the time of its first step. `waits`: what the job waited for within
+    these stages, in order, as far as its worker knows.
     """
 
     prefill_queue_s: float = 0.0
@@ -116,11 +125,11 @@ class JobStages(NamedTuple):
 
     @classmethod
     def of(cls, seconds: Iterable[float], waits: tuple[Wait, ...] = ()) -> JobStages:
-        """Return the division with the seconds of the five stages, in order."""
+        """Return the division with these seconds of the five stages, in the order of the fields."""
         prefill_queue_s, prefill_s, transfer_s, decode_queue_s, decode_s = seconds
         return cls(prefill_queue_s, prefill_s, transfer_s, decode_queue_s, decode_s, waits)
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """Return the seconds of the five stages, in order."""
+        """Return the seconds of the five stages, in the order of the fields."""
         return self[:5]

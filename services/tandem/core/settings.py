@@ -62,7 +62,10 @@ _LIMITS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at mos
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. `annotation` is its type with its range, as msgspec reads it; `doc` is its description."""
+    """Describe one setting of the `Config` tree: its section, its name and its default.
+
+    `annotation`: its type with its range, in the form that msgspec checks; `doc`: its description in help texts.
+    """
 
     section: str
     name: str
@@ -77,7 +80,7 @@ class Setting:
 
     @property
     def env(self) -> str:
-        """Return the name of its environment variable: `TANDEM_SECTION__NAME`."""
+        """Return the name of the environment variable that sets it: `TANDEM_SECTION__NAME`."""
         return f"{ENV_PREFIX}{self.section}{ENV_SEPARATOR}{self.name}".upper()
 
     @property
@@ -87,7 +90,7 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Return the values that a Literal allows; empty for other types."""
+        """Return the values that are allowed if the type is a Literal; empty for other types."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
@@ -106,8 +109,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Valid settings, with their origin: `origins` maps every `section.name` to the name of the layer that set
-    it."""
+    """Hold valid settings, and for every `section.name` in `origins` the name of the layer that set it."""
 
     config: Config
     origins: Mapping[str, str]
@@ -139,7 +141,8 @@ def format_default(value: object) -> str:
 
 
 def _descriptions() -> dict[tuple[str, str], str]:
-    """Return the string under each field of the sections, on one line, by the names of the class and of the field."""
+    """Return the string under each field of the settings' sections, on one line. The keys are pairs (name of the
+    section's class, name of the field)."""
     found: dict[tuple[str, str], str] = {}
     for section in ast.parse(inspect.getsource(config_module)).body:
         if isinstance(section, ast.ClassDef):
@@ -195,11 +198,12 @@ def build(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Config:
 
 
 def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Resolved:
-    """Merge layers of settings over the defaults, later layers winning, and check the result against ranges and rules.
+    """Merge layers of settings over the defaults, and check the result against ranges and rules. Of a setting that
+    several layers have, the last layer wins.
 
-    `layers` are pairs of a name for messages and a mapping, nested (`{"engine": {"block_size": 16}}`) or flat
-    (`{"engine.block_size": "16"}`); values may be text. Raises TandemError (INVALID_REQUEST) that names the setting,
-    its layer, its value and what is allowed.
+    `layers`: pairs (name of the layer for messages, mapping of settings). A mapping is nested (`{"engine":
+    {"block_size": 16}}`) or flat (`{"engine.block_size": "16"}`); values may be text. Raises TandemError
+    (INVALID_REQUEST) that names the setting, its layer, its value and what is allowed.
     """
     leaves = {leaf.key: leaf for leaf in settings()}
     origins = dict.fromkeys(leaves, DEFAULT_LAYER)

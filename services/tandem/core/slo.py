@@ -41,7 +41,7 @@ class Slo:
         return ttft_s is None or (self.ttft_s is not None and ttft_s > self.ttft_s)
 
     def num_late(self, gaps_s: Sequence[float]) -> int:
-        """Return how many of the gaps between tokens, in seconds, exceed the target; 0 without a target."""
+        """Return how many of the gaps between tokens, in seconds, exceed the target `itl_s`; 0 without a target."""
         limit = self.itl_s
         return 0 if limit is None else sum(gap > limit for gap in gaps_s)
 

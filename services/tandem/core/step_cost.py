@@ -8,12 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepFeatures:
-    """What a step computes, as the counts that determine its time.
+    """Count what a step computes, as the input from which its time is predicted.
 
-    A slice (the tokens of one sequence in the step) of one token is a decode, a longer one is a prefill chunk; draft
-    tokens of a decode count as a chunk, because they are computed as one. `decode_context` adds up the tokens that each
-    decode attends to, itself included. `num_prefill_pairs` counts the (token, token it attends to) pairs of all chunks:
-    n tokens from position s on have `n * s + n * (n + 1) / 2`.
+    A slice (the tokens of one sequence in the step) of one token is a decode, a longer one is a prefill chunk. Draft
+    tokens of a decode count as a chunk, because they are computed as one.
+
+    - `num_prefill_tokens`: tokens of all chunks. `num_decode_seqs`: number of decodes.
+    - `decode_context`: tokens that the decodes attend to, added up over all decodes. Each token attends to itself too.
+    - `num_prefill_pairs`: pairs (token, token it attends to) of all chunks. A chunk of n tokens from position s on has
+      `n * s + n * (n + 1) / 2`.
     """
 
     num_prefill_tokens: int = 0
@@ -23,13 +26,14 @@ class StepFeatures:
 
     @property
     def vector(self) -> tuple[float, ...]:
-        """Return the features in the order of the coefficients of `StepCost`."""
+        """Return 1 and the four counts, in the order of the coefficients that `StepCost.vector` returns."""
         return (1.0, self.num_prefill_tokens, self.num_decode_seqs, self.decode_context, self.num_prefill_pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Linear model of a step's time; its coefficients are in seconds and not negative (ValueError otherwise).
+    """Linear model of a step's time. Each coefficient is in seconds; ValueError is raised for one that is negative or
+    not finite.
 
     `base_s` counts once per step, `prefill_token_s` per prompt token, `decode_seq_s` per decoding sequence,
     `decode_context_s` per token that a decode attends to, and `prefill_pair_s` per (token, token it attends to) pair of
@@ -67,8 +71,8 @@ class StepCost:
         return self.prefill_token_s * num_tokens + self.prefill_pair_s * pairs
 
     def chunk_tokens(self, start: int, seconds: float) -> float:
-        """Return how many prompt tokens from position `start` on add at most `seconds` to a step, not rounded; infinity
-        where they cost nothing."""
+        """Return how many prompt tokens from position `start` on add `seconds` seconds to a step. The number is not
+        rounded, and is infinity where tokens cost nothing."""
         if seconds <= 0:
             return 0.0
         half = self.prefill_pair_s / 2

@@ -9,8 +9,11 @@ _NICENESS = 5
 
 
 def lower_priority() -> None:
-    """Let the calling thread yield to the other threads of this process and its neighbours where cores are scarce; does
-    nothing except on Linux, where priorities are those of threads."""
+    """Lower the priority of the calling thread, so that other threads of this process and of the machine run first
+    where cores are scarce.
+
+    Does nothing except on Linux, where each thread has a priority of its own.
+    """
     if sys.platform == "linux":
         now = os.getpriority(os.PRIO_PROCESS, 0)  # 0 is the calling thread there
         os.setpriority(os.PRIO_PROCESS, 0, max(now, _NICENESS))  # less niceness would need a privilege

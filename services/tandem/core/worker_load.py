@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from tandem.core.lane import Lane
 
 PROMPT_SIZES = (256, 1024, 4096, 16384)
-"""Upper bounds of the prompt size classes, in tokens to compute; the last class has none. Shorter prompts are computed
-first (`sched.prefill_sharing`), so a prompt waits only for prompts of its class and below."""
+"""Upper bounds of the prompt size classes, in tokens to compute; one more class has no bound. Shorter prompts are
+computed first (`sched.prefill_sharing`), so a prompt waits only for prompts of its class and smaller ones."""
 
 
 def prompt_size(num_tokens: int) -> int:
@@ -20,45 +20,57 @@ def prompt_size(num_tokens: int) -> int:
 
 
 def no_larger(num_tokens: int, lane: Lane, by_lane: Sequence[int], by_size: Sequence[int]) -> int:
-    """Select the figure of a load report that covers the prompts competing with a prompt of `num_tokens` tokens in
-    `lane`.
+    """Return the entry of a load report for the prompts that compete with a prompt of `num_tokens` tokens in `lane`:
+    those of this lane and more urgent ones that are in its size class or a smaller one.
 
-    That is the entry of `by_size` for the lane and the prompt's size class; where `by_size` is empty, or the prompt is
-    in the largest class, it is the entry of `by_lane` for the lane. Pass `lane_tokens` and `size_tokens` of a
-    `WorkerLoad`, or `lane_longest` and `size_longest`.
+    It is the entry of `by_size` for the lane and size class. Where `by_size` is empty, or the prompt is in the largest
+    class, it is the entry of `by_lane` for the lane. As `by_lane` and `by_size`, pass `lane_tokens` and `size_tokens`
+    of a `WorkerLoad`, or `lane_longest` and `size_longest`.
     """
     size = prompt_size(num_tokens)
     return by_size[lane * len(PROMPT_SIZES) + size] if by_size and size < len(PROMPT_SIZES) else by_lane[lane]
 
 
 HORIZON_STEPS = 2
-"""Steps of prompt tokens that a worker accepts ahead: while one step runs the next is filled from the queue, and
-gateways have that long to send more."""
+"""Number of full steps whose prompt tokens a worker accepts ahead: while one step runs, the next is filled from the
+queue, and gateways have the time of a step to send more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """Load report that a worker sends to gateways, for routing.
+    """Load report that a worker sends to gateways, for routing. An empty tuple means: not reported.
 
-    - `num_running`, `num_waiting`: sequences with and without KV blocks. `num_queued_tokens`: tokens of accepted
-      prompts that are not computed yet.
-    - `num_free_blocks`: KV blocks without a holder, cached blocks included; `num_leased_blocks`: blocks that other
-      workers may read; `num_reserved_blocks`: blocks kept free for KV that will be read from other workers.
-    - `num_drafted_tokens`, `num_accepted_tokens`: speculated tokens, and how many of them were right, since the start
-      of the worker, as all further counters. `num_steps_over_target`: steps that could not be planned to end within the
-      latency target of the sequences they decode. `num_remote_hit_tokens`: tokens whose KV was read from other workers'
-      prefix caches. `num_prefill_tokens`, `num_decode_tokens`: tokens of all steps; a change of these two alone causes
-      no report.
-    - `lane_tokens`: for each lane the queued tokens of this lane and all more urgent ones; `lane_longest`: the tokens
-      of the longest prompt among them. `size_tokens`, `size_longest`: the same counts, lane by lane, over the prompts
-      of at most PROMPT_SIZES[0] tokens, at most PROMPT_SIZES[1], and so on; empty: not reported.
-    - `lane_seqs`: for each lane the seats of sequences that run, whose KV is being pulled, or that have a reservation;
-      `lane_blocks`: the blocks that these hold or have reserved, shared ones counted once per sequence. A sequence that
-      stands for several choices has the seats of these. Empty: not reported.
-    - `lane_paused`: for each lane the waiting sequences that have begun: preempted ones, and choices without a seat.
-      Empty: not reported.
-    - `num_host_blocks`: blocks that are only in host memory, from which a prefix-cache hit loads them; a change of it
-      alone causes no report.
+    Sequences and blocks:
+    - `num_running`: sequences that hold KV blocks, because they are computed or their KV is being pulled;
+      `num_waiting`: sequences that hold none. `num_queued_tokens`: tokens of accepted prompts that are not computed
+      yet.
+    - `num_blocks`: KV blocks of the pool; `num_free_blocks`: blocks without a holder, cached blocks included;
+      `num_leased_blocks`: blocks that other workers may read; `num_reserved_blocks`: blocks reserved for KV that will
+      be read from other workers.
+    - `num_host_blocks`: blocks that are only in host memory, from which a prefix-cache hit loads them. If nothing but
+      this number changes, no new report is sent.
+    - `draining`: whether the worker drains, and accepts no new jobs.
+
+    For each lane, in the order of `Lane`:
+    - `lane_tokens`: queued tokens of this lane and all more urgent ones; `lane_longest`: tokens of the longest prompt
+      among them.
+    - `size_tokens`, `size_longest`: the same, counting only prompts of at most `PROMPT_SIZES[i]` tokens, for each lane
+      and each i in one flat tuple: the entries of the first lane by rising i, then those of the next.
+    - `lane_seqs`: seats of sequences that run, whose KV is being pulled, or that have a reservation; a sequence that
+      still stands for several choices counts as many seats as these choices will take. `lane_blocks`: blocks that the
+      same sequences hold or have reserved, shared blocks once per sequence.
+    - `lane_paused`: sequences that had begun and now wait to go on: preempted ones, and choices without a seat.
+
+    Counters since the start of the worker:
+    - `num_drafted_tokens`, `num_accepted_tokens`: draft tokens of speculative decoding, and how many of them were
+      right.
+    - `num_steps_over_target`: steps that could not be planned to end within the latency target of the sequences they
+      decode.
+    - `num_remote_hit_tokens`: tokens whose KV was read from other workers' prefix caches.
+    - `num_prefill_tokens`, `num_decode_tokens`: tokens of all steps. If nothing but these numbers changes, no new
+      report is sent.
+
+    For admission and ordering:
     - `num_horizon_tokens`: limit on queued prompt tokens, above which the worker rejects a prompt; 0: no limit. Which
       tokens count is defined in `competing_tokens`.
     - `number`: rises with every change while the worker lives. Reports arrive over several streams, and the one with
@@ -91,9 +103,10 @@ class WorkerLoad:
     number: int = field(default=0, compare=False)
 
     def takes(self, num_tokens: int, lane: Lane, inflight: Sequence[int] = ()) -> bool:
-        """Return whether the worker would accept a prompt of `num_tokens` uncached tokens now.
+        """Return whether the worker would accept a prompt of `num_tokens` uncached tokens in `lane` now.
 
-        `inflight`: the sizes of prompts that were sent to it and that its report does not contain yet.
+        `inflight`: the numbers of uncached tokens of prompts that were sent to the worker and are not in this report
+        yet.
         """
         if not self.num_horizon_tokens or not self.lane_tokens:
             return True
@@ -101,11 +114,11 @@ class WorkerLoad:
 
     def competing_tokens(self, num_tokens: int, lane: Lane, inflight: Sequence[int] = ()) -> int:
         """Return how many tokens would count against the queue limit `num_horizon_tokens` if the worker accepted a
-        prompt of `num_tokens` tokens.
+        prompt of `num_tokens` tokens in `lane`.
 
-        Counted are the new prompt, the `inflight` prompts (sent and not in the report yet), and the queued prompts in
-        this lane and more urgent ones. Prompts of a larger size class and the longest of all these prompts do not
-        count.
+        Counted are the new prompt, the queued prompts in this lane and more urgent ones, and the `inflight` prompts
+        (numbers of tokens of prompts that were sent and are not in the report yet). Prompts of a larger size class than
+        the new one do not count, nor does the longest of the counted prompts.
         """
         inflight = [size for size in inflight if prompt_size(size) <= prompt_size(num_tokens)]
         num_queued = no_larger(num_tokens, lane, self.lane_tokens, self.size_tokens) + sum(inflight)
@@ -132,18 +145,20 @@ def num_competing_tokens(num_tokens: int, num_queued: int, num_longest: int) -> 
     """Return how many tokens count against a worker's queue limit (`num_horizon_tokens`) once it accepts a prompt of
     `num_tokens` tokens.
 
-    `num_queued`: tokens queued before; `num_longest`: those of the longest queued prompt. The longest prompt does not
-    count, so that a single long prompt neither keeps shorter prompts of its class out nor is itself refused.
+    `num_queued`: tokens of the competing prompts that are queued already. `num_longest`: tokens of the longest of these
+    prompts. The longest prompt, which may be the new one, does not count, so that a single long prompt neither keeps
+    shorter prompts of its class out nor is itself refused.
     """
     return num_queued + num_tokens - max(num_longest, num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """Progress of the drain of one worker.
+    """Report the progress of the drain of one worker.
 
-    `num_left`: choices and leases that are left. `num_migrated`: choices that went on at other workers with their KV.
-    `num_requeued`: choices that failed as DRAINING, to be computed anew by another worker.
+    `num_left`: choices and leases that must still end. `num_migrated`: choices that were migrated with their KV and
+    went on at other workers. `num_requeued`: choices that failed with the kind DRAINING, so that another worker
+    computes them anew.
     """
 
     num_left: int
@@ -153,15 +168,21 @@ class DrainResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Numbers of blocks, sequences, leases and pulls that a worker's engine holds, for metrics and for checks against
-    leaks.
+    """Numbers of blocks, sequences, leases and pulls of a worker's engine, for metrics and for checks against leaks.
 
-    When the engine is idle, all are zero except `num_blocks`, `num_free_blocks`, `num_cached_blocks`, of which
-    `num_retained_blocks` are evicted last, `num_host_blocks`, the blocks that are only in host memory, from which a
-    prefix-cache hit loads them, `num_file_blocks`, the blocks that files hold, and `num_file_hit_tokens`, the tokens
-    whose KV was read from files since the start.
-    `num_table_blocks`: blocks of sequences, once per sequence; `num_reading_blocks`: blocks into which KV is being
-    read; `num_quarantined_blocks`: blocks held because a failed read may still write.
+    Zero when the engine is idle, else something leaks:
+    - `num_table_blocks`: blocks of sequences, once per sequence; `num_leased_blocks`: blocks that other workers may
+      read; `num_reading_blocks`: blocks into which KV is being read; `num_quarantined_blocks`: blocks held because a
+      failed read may still write to them.
+    - `num_sequences`, `num_leases`, `num_pulls`: sequences, leases and pulls that the engine still holds.
+
+    Not zero when the engine is idle:
+    - `num_blocks`: blocks of the pool; `num_free_blocks`: blocks without a holder; `num_cached_blocks`: free blocks
+      that a prefix-cache hit can reuse; `num_retained_blocks`: cached blocks that are evicted last, because requests
+      retain them.
+    - `num_host_blocks`: blocks that are only in host memory, from which a prefix-cache hit loads them;
+      `num_file_blocks`: blocks that are stored in files; `num_file_hit_tokens`: tokens whose KV was read from files
+      since the start.
     """
 
     num_blocks: int = 0

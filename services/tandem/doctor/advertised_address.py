@@ -14,14 +14,16 @@ from tandem.core.errors import TandemError
 from tandem.doctor.finding import Finding, fail, ok, warn
 
 AddressRule = Callable[[WorkerConfig, Mapping[str, str]], str]
-"""(settings, environment) -> host:port to advertise. Raises TandemError if there is none."""
+"""Signature of a rule: `rule(settings, environment)` returns the host:port to advertise, and raises TandemError if
+there is none."""
 
 
 def check_advertised(worker: WorkerConfig, environ: Mapping[str, str], rule: AddressRule) -> Finding:
-    """Return a finding on whether other machines can use the address that a worker would advertise.
+    """Return a finding on whether other machines can use the address that a worker with the settings `worker` would
+    advertise.
 
-    `environ`: environment variables. `rule`: computes that address as a worker does. Resolves the name of the address,
-    which may block."""
+    `environ`: environment variables. `rule`: computes that address as a worker does. Resolves the host name in the
+    address, which may block."""
     try:
         address = rule(worker, environ)
     except TandemError as error:

@@ -46,10 +46,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Command-line options of `tandem doctor`.
+    """Hold the command-line options of `tandem doctor`.
 
-    `url`: URL of a gateway to check, empty for none. `ca_file`: the CA that signed its certificate; None for the
-    system's CAs. `pairs`: which pairs of workers to measure the links of."""
+    `url`: URL of a gateway to check, empty for none. `ca_file`: the CA that signed the gateway's certificate; None for
+    the system's CAs. `pairs`: the pairs of workers of which to measure the links."""
 
     url: str = ""
     ca_file: str | None = None
@@ -58,10 +58,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Functions of packages that this package may not import, passed in by the caller.
+    """Hold functions of packages that this package may not import; the caller passes them in.
 
-    `members_of` opens the list of a cluster's workers. `check_gateway_auth` and `check_worker_auth` are the checks of
-    authentication settings that the programs make at their start; they raise TandemError. `worker_address` computes the
+    `members_of`: opens the list of a cluster's workers. `check_gateway_auth`, `check_worker_auth`: check the
+    authentication settings as the programs do at their start, and raise TandemError. `worker_address`: computes the
     address that a worker advertises.
     """
 
@@ -77,8 +77,8 @@ def list_checks(
     """Return the checks that may run concurrently, and the checks to run alone after them.
 
     The second group measures links, which nothing else may use at that time; it is empty unless `options.pairs`
-    requests it. `parts`: parts of Tandem that are installed, gateway or worker; a check of another part is returned as
-    a check that is skipped.
+    requests it. `resolved`: the settings to check. `parts`: parts of Tandem that are installed, gateway or worker. A
+    check of a part that is not installed is replaced by one that reports only that it was skipped.
     """
     config = with_device_defaults(resolved.config)
     of_cluster, alone = _cluster_checks(config, dependencies, options, clock)
@@ -116,7 +116,8 @@ def list_checks(
 
 
 def _worker_checks(config: Config, system: System, limits: host_limits.ResourceLimits) -> list[Check]:
-    """Return the checks of what a worker computes and reads KV with."""
+    """Return the checks of the hardware, limits, libraries and model files that a worker needs to compute and to read
+    KV."""
     device, is_required = config.model.device, config.transfer.require == "rdma"
     rdma_facts = _once(lambda: on_thread(lambda: rdma.read_rdma(system)))
 
@@ -185,7 +186,8 @@ def _cluster_checks(
         return clock_skew.judge_skews([*skews, *workers.skews_of(await worker_list())])
 
     async def examine_pairs() -> Sequence[Finding]:
-        """Measure one pair after the other: concurrent reads would share a link, and each would look slow."""
+        """Measure the links of one pair of workers after the other, and return a finding for each. Concurrent reads
+        would share a link, and each would look slow."""
         found = await worker_list()
         chosen = pairs.choose_pairs(found, is_all=options.pairs == "all")
         if not chosen:

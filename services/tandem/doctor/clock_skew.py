@@ -20,10 +20,10 @@ DATE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """Measured difference between another program's clock and this machine's.
+    """Hold the measured difference between another program's clock and this machine's.
 
-    `who`: whose clock it is, for reports. `ahead_s`: that clock minus this machine's in seconds, known to plus or minus
-    `within_s`.
+    `who`: name of the other program for reports. `ahead_s`: the other clock minus this machine's in seconds, known to
+    plus or minus `within_s`.
     """
 
     who: str
@@ -32,10 +32,11 @@ class Skew:
 
 
 def judge_skews(skews: Sequence[Skew]) -> tuple[Finding, ...]:
-    """Return a finding for each clock that differs by more than `WARN_S`; if none does, one finding for all clocks.
+    """Return a finding for each clock that differs by more than `WARN_S` seconds from this machine's; if none does,
+    return one finding for all clocks.
 
-    A difference so large that workers would refuse calls is a failure, any other a warning. Without any clock the check
-    is skipped.
+    A difference so large that workers would refuse calls is a failure, any other a warning. If `skews` is empty, the
+    check is skipped.
     """
     if not skews:
         return (skip("clock", "there is no other clock to compare with (--redis-url, --url)"),)
@@ -53,7 +54,7 @@ def _wrong(skew: Skew) -> Finding:
 
 
 def _least(skew: Skew) -> float:
-    """Return the least possible difference of a clock in seconds."""
+    """Return the least difference of a clock, in seconds, that the measurement allows."""
     return max(0.0, abs(skew.ahead_s) - skew.within_s)
 
 

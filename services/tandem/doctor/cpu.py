@@ -15,10 +15,11 @@ _VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))
 
 
 def check_cpu(system: System, device: Literal["cpu", "cuda"], kernels: str) -> tuple[Finding, ...]:
-    """Return findings on the processor's vector instructions and on the C++ compiler, which CPU kernels need.
+    """Return findings on the processor's vector instructions and on the C++ compiler, which CPU kernels need. `device`:
+    value of model.device; with cuda the check is skipped. `kernels`: value of engine.kernels.
 
-    Without them a CPU worker computes correctly but slowly, which is a warning; a missing compiler is a failure if
-    `kernels` (`engine.kernels`) is "compiled"."""
+    Without vector instructions or compiler a CPU worker computes correctly but slowly, which is a warning. A missing
+    compiler is a failure if `kernels` is "compiled"."""
     if device == "cuda":
         return (skip("cpu", "model.device is cuda, which uses no CPU kernels"),)
     return (_vectors(system), _compiler(system, is_fatal=kernels == "compiled"))

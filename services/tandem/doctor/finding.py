@@ -12,7 +12,7 @@ _GIB = 1 << 30
 
 
 class Severity(Enum):
-    """Severity of a finding; the value is its text in reports."""
+    """Name the severity of a finding; the value is its text in reports."""
 
     OK = "ok"
     WARN = "warn"
@@ -22,9 +22,9 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a check, as it appears in the report.
+    """Hold the result of a check, as it appears in the report.
 
-    `check`: name of what was checked. `verdict`: its severity. `found`: what the check found, or why it was skipped.
+    `check`: name of what was checked. `verdict`: the severity. `found`: what the check found, or why it was skipped.
     `fix`: a remedy (a command, a setting or a key of the chart's values), required for WARN and FAIL and not allowed
     otherwise; ValueError is raised for a violation. `figures`: measured values for the JSON report."""
 
@@ -65,7 +65,8 @@ def wrong(check: str, found: str, fix: str, *, is_fatal: bool) -> Finding:
 def format_bytes(num_bytes: int) -> str:
     """Format a size such as `512MiB` or `1.5GiB`.
 
-    Exact if a unit divides it; otherwise rounded to 0.1 GiB above 1 GiB, and down to whole MiB below."""
+    The text is exact if a unit divides the size. Otherwise a size above 1 GiB is rounded to 0.1 GiB, and a smaller one
+    down to whole MiB."""
     if num_bytes % _GIB and num_bytes > _GIB:
         return f"{num_bytes / _GIB:.1f}GiB"
     return str(Bytes(num_bytes if num_bytes < 1 << 20 else num_bytes >> 20 << 20))

@@ -19,11 +19,11 @@ _MAX_BODY = 64 << 10
 
 
 def check_gateway(url: str, clock: Clock, ca_file: str | None = None) -> tuple[Finding, Skew | None]:
-    """Return the finding on the gateway at `url`, and the difference of its clock.
+    """Return the finding on the gateway at `url`, and how far its clock differs from this machine's.
 
-    Blocks for up to `ANSWER_S` for each of two requests. The difference is None if the gateway does not answer, sends
-    no date, or `url` is empty; then the check is skipped. `ca_file`: the CA that signed the certificate of an https://
-    gateway; None for the system's CAs."""
+    Blocks for up to `ANSWER_S` seconds for each of two requests. With an empty `url` the check is skipped. The clock
+    difference is None if the check is skipped, or the gateway does not answer or sends no date. `ca_file`: the CA that
+    signed the certificate of an https:// gateway; None for the system's CAs."""
     if not url:
         return skip("gateway", "set --url to check a running gateway"), None
     try:

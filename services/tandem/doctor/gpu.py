@@ -28,10 +28,10 @@ _IN_A_POD = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """State of a GPU, as nvidia-smi reports it.
+    """Hold the state of a GPU, as nvidia-smi reports it.
 
-    `num_bytes`, `num_used_bytes`: size of its memory, and how much is in use; 0 if not reported. `compute_mode`,
-    `persistence` and `mig`: texts as nvidia-smi prints them."""
+    `name`: name of the GPU model. `num_bytes`, `num_used_bytes`: size of its memory, and how much of it is in use; 0 if
+    not reported. `compute_mode`, `persistence` and `mig`: texts as nvidia-smi prints them."""
 
     name: str
     num_bytes: int
@@ -43,10 +43,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """NVIDIA driver of this machine and its GPUs.
+    """Hold the state of this machine's NVIDIA driver and its GPUs.
 
-    `problem`: why nvidia-smi failed, else empty. `version`: of the driver. `cuda`: newest CUDA version that the driver
-    supports, such as (13, 0); (0, 0) if unknown."""
+    `problem`: why nvidia-smi failed, else empty. `version`: version of the driver. `cuda`: newest CUDA version that the
+    driver supports, such as (13, 0); (0, 0) if unknown. `gpus`: the GPUs in the order of nvidia-smi."""
 
     problem: str = ""
     version: str = ""
@@ -56,11 +56,11 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """Installed torch and NIXL.
+    """Describe the installed torch and NIXL.
 
-    `problem`: why torch cannot be imported, else empty. `version`: of torch. `cuda`: CUDA version of the torch build,
-    None for a build without CUDA. `sees_gpu`, `num_gpus`: whether torch can use a GPU, and how many. `nixl`: installed
-    variants of NIXL, such as ("cu12",)."""
+    `problem`: why torch cannot be imported, else empty. `version`: version of torch. `cuda`: CUDA version of the torch
+    build, None for a build without CUDA. `sees_gpu`, `num_gpus`: whether torch can use a GPU, and how many GPUs it
+    sees. `nixl`: installed variants of NIXL, such as ("cu12",)."""
 
     problem: str = ""
     version: str = ""
@@ -78,10 +78,10 @@ def read_driver(system: System) -> Driver:
 
 
 def parse_driver(rows: str, banner: str) -> Driver:
-    """Parse the output of nvidia-smi into the driver and its GPUs.
+    """Parse the output of nvidia-smi, and return the driver with its GPUs.
 
-    `rows`: output of the query, one line per GPU with the queried fields in their order. `banner`: output without
-    arguments, the only one with the CUDA version."""
+    `rows`: output of `nvidia-smi --query-gpu`, one line per GPU with the queried fields in their order. `banner`:
+    output of nvidia-smi without arguments, the only output that has the CUDA version."""
     gpus, version = [], ""
     for line in filter(None, map(str.strip, rows.splitlines())):
         name, version, total, used, mode, persistence, mig = (cell.strip() for cell in line.split(","))
@@ -94,7 +94,7 @@ def read_torch(system: System) -> Torch:
     """Return what torch reports about itself and the GPUs, and the installed variants of NIXL.
 
     torch runs in another process, because a process that has initialized CUDA keeps memory on the GPU. Blocks for up to
-    `TORCH_S` seconds. A failure is returned as the field `problem`."""
+    `TORCH_S` seconds. If torch fails, the result has the reason in `problem`."""
     ran = system.run([sys.executable, "-c", _TORCH], TORCH_S)
     if ran.code:
         return Torch(problem=ran.problem)

@@ -11,7 +11,7 @@ from tandem.doctor.finding import Finding, fail, format_bytes, ok, skip, warn
 from tandem.doctor.system import System
 
 _IPC_LOCK_BIT = 14
-"""CAP_IPC_LOCK of capabilities(7): a process with it may lock any amount."""
+"""Bit of CAP_IPC_LOCK (capabilities(7)): a process with this capability may lock any amount of memory."""
 OWN_FILES = 1024
 """Open files of a gateway besides client connections: connections to workers and Redis, logs, libraries."""
 SHM_DIRECTORY = "/dev/shm"
@@ -24,10 +24,10 @@ SHM_USUAL_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Resource limits of this process; None means unlimited.
+    """Hold the resource limits of this process; None means unlimited.
 
-    `memlock`: soft limit of locked memory in bytes. `has_ipc_lock`: it may lock any amount (CAP_IPC_LOCK).
-    `open_files`: hard limit, up to which a process may raise its own."""
+    `memlock`: soft limit of locked memory in bytes. `has_ipc_lock`: whether the process may lock any amount
+    (CAP_IPC_LOCK). `open_files`: hard limit of open files, up to which the process may raise its soft limit."""
 
     memlock: int | None
     has_ipc_lock: bool
@@ -45,9 +45,11 @@ def read_limits(system: System) -> ResourceLimits:
 
 
 def judge_memlock(limits: ResourceLimits, pool_bytes: int, uses_rdma: bool) -> Finding:
-    """Return a finding on whether RDMA can lock the KV pool of `pool_bytes`, since registered memory is locked.
+    """Return a finding on whether this process may lock the memory of the KV pool, as RDMA does with memory that it
+    uses.
 
-    Skipped unless `uses_rdma`: an RDMA device is usable."""
+    `limits`: resource limits of this process. `pool_bytes`: size of the KV pool. `uses_rdma`: whether an RDMA device is
+    usable; otherwise the check is skipped."""
     if not uses_rdma:
         return skip("memlock", f"{_size(limits.memlock)} may be locked; nothing is, because there is no RDMA device")
     if limits.has_ipc_lock:

@@ -25,10 +25,10 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What Kubernetes provides to this process.
+    """Hold what Kubernetes provides to this process.
 
-    `api`: host:port of the API server, empty outside a cluster. `namespace`: of this pod, empty if unknown.
-    `has_token`: the pod has a token of its service account."""
+    `api`: host:port of the API server, empty outside a cluster. `namespace`: namespace of this pod, empty if unknown.
+    `has_token`: whether the pod has a token of its service account."""
 
     api: str
     namespace: str
@@ -52,9 +52,9 @@ def judge_pod(pod: PodFacts) -> Finding:
 
 
 class Permission(NamedTuple):
-    """Permission at the Kubernetes API server: a verb, such as get, on a resource of an API group.
+    """Name a permission at the Kubernetes API server: a verb, such as get, on a resource of an API group.
 
-    `group`: empty for the core API."""
+    `group`: name of the API group, empty for the core API."""
 
     group: str
     resource: str
@@ -65,11 +65,13 @@ class Permission(NamedTuple):
 
 
 Post = Callable[[str, Any], tuple[int, Any]]
-"""(path, JSON body) -> (HTTP status, JSON response). Raises OSError."""
+"""Signature of a request: `post(path, body)` sends a JSON body and returns HTTP status and JSON response. Raises
+OSError."""
 
 
 def required_permissions(config: Config) -> tuple[Permission, ...]:
-    """Return the permissions that the planner needs: none, unless it changes the RayCluster itself."""
+    """Return the permissions that the planner needs at the API server. There are none unless `planner.actuator` is
+    raycluster."""
     if config.planner.actuator != "raycluster":
         return ()
     clusters = [Permission("ray.io", "rayclusters", verb) for verb in ("get", "patch")]
@@ -80,7 +82,8 @@ def required_permissions(config: Config) -> tuple[Permission, ...]:
 
 
 def check_review(permissions: Sequence[Permission], namespace: str, post: Post) -> Finding:
-    """Return a finding on whether the API server grants `permissions` in `namespace`; names those that it denies.
+    """Return a finding on whether the API server grants `permissions` in `namespace`; the finding names those that it
+    denies.
 
     `post`: sends a request to the API server. A request that fails is reported as a failure, not raised."""
     denied: list[Permission] = []
@@ -130,7 +133,8 @@ def poster(system: System, pod: PodFacts) -> Post:
 def check_permissions(system: System, config: Config) -> Finding:
     """Return a finding on whether this pod has the permissions that the planner needs.
 
-    Skipped if it needs none, or there is no API server or no token. Blocks for the requests to the API server."""
+    The check is skipped if the planner needs none, or if there is no API server or no token. Blocks for the requests to
+    the API server."""
     required, pod = required_permissions(config), read_pod(system)
     if not required:
         return skip("rbac", "planner.actuator is serve: the planner does not use the API server")

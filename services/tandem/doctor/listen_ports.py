@@ -27,11 +27,11 @@ Speaks = Literal["http", "grpc", "metrics"]
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredAddress:
-    """Address on which a program would listen with these settings.
+    """Describe an address on which a program would listen with the checked settings.
 
-    `key`: name of the setting of the port. `port`: 0 means any free port. `speaks`: what is served there: the gateway's
-    HTTP, gRPC, or a worker's metrics endpoint. `cert_file`: the certificate that clients of the gateway see there;
-    empty without TLS."""
+    `key`: name of the setting of the port. `host`, `port`: the address; port 0 means any free port. `speaks`: what is
+    served at the address: the gateway's HTTP, gRPC, or a worker's metrics endpoint. `cert_file`: the certificate that
+    clients of the gateway see at this address; empty without TLS."""
 
     key: str
     host: str
@@ -41,12 +41,12 @@ class ConfiguredAddress:
 
     @property
     def part(self) -> str:
-        """Return the part of Tandem that listens there: gateway or worker."""
+        """Return the part of Tandem that listens at the address: "gateway" or "worker"."""
         return self.key.partition(".")[0]
 
 
 def configured_addresses(config: Config) -> tuple[ConfiguredAddress, ...]:
-    """Return the addresses to check: all with a port number, and the worker's.
+    """Return the addresses to check: each address that has a port number, and besides the worker's gRPC address.
 
     The worker's host is checked even if its port is 0, which means any free port."""
     gateway, worker = config.gateway, config.worker
@@ -63,9 +63,11 @@ def configured_addresses(config: Config) -> tuple[ConfiguredAddress, ...]:
 
 
 def check_address(configured: ConfiguredAddress, cluster: ClusterConfig) -> Finding:
-    """Return a finding on whether a program can listen on the address: it is free, or a Tandem program listens already.
+    """Return a finding on whether a program can listen on the address. It can if the address is free; if a Tandem
+    program listens there already, the finding is OK too.
 
-    `cluster`: TLS files with which to call a worker that listens there. Blocks for up to a few seconds if it is in use.
+    `cluster`: has the TLS files with which to call a worker that listens at the address. Blocks for up to a few seconds
+    if the address is in use.
     """
     summary = f"{configured.key} {_endpoint(configured)}"
     fix = f"set a {configured.part}.host of this machine (`ip addr`; 0.0.0.0 means all), and a port above 1023"
@@ -117,8 +119,8 @@ def _get(host: str, port: int, cert_file: str) -> bytes:
 
 
 def _presents(host: str, port: int, cert_file: str) -> bool:
-    """Check whether an HTTP/2 server with the certificate of `cert_file` listens, as the gateway's gRPC server is one.
-    A call itself would need a client's certificate where the gateway requires one."""
+    """Check whether an HTTP/2 server with the certificate of `cert_file` listens, as a gateway's gRPC server does.
+    Makes no call, which would need a client's certificate where the gateway requires one."""
     with suppress(OSError):
         context = trusting(cert_file)
         context.set_alpn_protocols(["h2"])

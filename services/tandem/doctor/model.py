@@ -18,9 +18,9 @@ _FIX = "set a --model that is an alias, a directory with config, tokenizer and s
 
 
 def check_model(model: ModelConfig) -> tuple[Finding, ...]:
-    """Return findings on whether the model's files are on this machine and whether there is space to fetch them.
+    """Return findings on whether the model's files are on this machine, and whether there is space to fetch them.
 
-    Skipped if torch is not installed. Fetches and loads nothing."""
+    The check is skipped if torch is not installed. Fetches and loads nothing."""
     try:
         catalog = import_module("tandem.runtime.model_store")
     except ModuleNotFoundError:

@@ -10,8 +10,8 @@ from tandem.doctor.finding import Finding, fail, ok, skip, warn
 
 
 def check_nodes(config: Config) -> Finding:
-    """Return a finding on whether the ranks of engine.nnodes machines can find each other, as far as this machine
-    shows it. Resolves engine.master_addr, which may block."""
+    """Return a finding on whether the ranks of a worker that spans engine.nnodes machines can find each other, as far
+    as this machine's settings and name resolution show it. Resolves engine.master_addr, which may block."""
     engine = config.engine
     if engine.nnodes == 1:
         return skip("nodes", "all ranks of a worker are on its machine: engine.nnodes is 1")

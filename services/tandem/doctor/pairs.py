@@ -29,7 +29,7 @@ _FIGURES = ("link_type", "num_bytes", "seconds", "evidence", "problem", "refused
 
 
 class Pair(NamedTuple):
-    """Two workers whose link is measured: `consumer` reads KV memory of `producer`."""
+    """Name two workers whose link is measured: `consumer` reads KV memory of `producer`."""
 
     consumer: WorkerFacts
     producer: WorkerFacts
@@ -39,10 +39,12 @@ class Pair(NamedTuple):
 
 
 def choose_pairs(worker_list: WorkerList, *, is_all: bool) -> tuple[Pair, ...]:
-    """Choose the pairs of workers to measure, among those that answer and are of the same kind (`WorkerFacts.kind`).
+    """Choose the pairs of workers to measure, among the workers that answer. Both workers of a pair have the same
+    model, fingerprint and transport (`WorkerFacts.kind`).
 
-    With `is_all` every pair in both directions. Otherwise at most `FEW_PAIRS`, only in the direction in which prompts
-    move: from a worker that prefills to one that decodes, with at most `FEW_PRODUCERS` for each consumer."""
+    With `is_all`, return every pair in both directions. Otherwise return at most `FEW_PAIRS` pairs, only in the
+    direction in which prompts move: from a worker that prefills to one that decodes. Each consumer then has at most
+    `FEW_PRODUCERS` producers."""
     live = [worker for worker in worker_list.workers if worker.is_live]
     partners = {t.ref.id: [g for g in live if g is not t and g.kind == t.kind] for t in live}
     if is_all:
@@ -103,9 +105,10 @@ def judge_link(pair: Pair, report: LinkReport, transfer: TransferConfig) -> Find
 
 
 def _problem(report: LinkReport, transfer: TransferConfig) -> str:
-    """Return why a link does not meet our settings; empty if it does.
+    """Return why a link does not meet the settings of this machine; empty if it does.
 
-    Workers on one machine need no rdma. Only they know whether they are, so a local link type never misses it.
+    A link of a type within a machine (shared_memory, cuda_ipc) meets a required rdma, since its workers need no
+    network.
     """
     is_local = report.link_type in ("shared_memory", "cuda_ipc")
     if transfer.require not in ("any", report.link_type) and not (transfer.require == "rdma" and is_local):

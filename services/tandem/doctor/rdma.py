@@ -24,9 +24,10 @@ _IN_A_POD = "in a pod set `pools.<name>.rdma` (the RDMA device plugin's resource
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """Entry of the GID table of an RDMA port: an address under which the port can be reached.
+    """Hold an entry of the GID table of an RDMA port: an address under which the port can be reached.
 
-    `index`: its position in the table. `kind`: the kernel's name of its type, "IB/RoCE v1" or "RoCE v2"."""
+    `index`: position of the entry in the table. `kind`: the kernel's name of the entry's type, "IB/RoCE v1" or "RoCE
+    v2"."""
 
     index: int
     address: str
@@ -39,11 +40,11 @@ class Gid:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Port of an RDMA network card.
+    """Describe a port of an RDMA network card.
 
-    `device`: name of the card. `number`: of the port on the card. `state`: "ACTIVE", "DOWN" or another name of the
-    kernel. `link_layer`: "InfiniBand" or "Ethernet". `rate`: bandwidth as the kernel prints it. `gids`: addresses of
-    the port. `vendor`: PCI vendor of the card, such as "0x15b3"."""
+    `device`: name of the card. `number`: number of the port on the card. `state`: "ACTIVE", "DOWN" or another name of
+    the kernel. `link_layer`: "InfiniBand" or "Ethernet". `rate`: bandwidth as the kernel prints it. `gids`: addresses
+    of the port. `vendor`: PCI vendor of the card, such as "0x15b3"."""
 
     device: str
     number: int
@@ -68,10 +69,11 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Rdma:
-    """RDMA network cards of this machine, and what programs and GPUs need to use them.
+    """Describe the RDMA network cards of this machine, and what programs and GPUs need to use them.
 
-    `has_verbs`: programs can open a card (/dev/infiniband/uverbs*). `has_peermem`: nvidia_peermem is loaded.
-    `has_open_driver`: NVIDIA's kernel modules are the open ones. `kernel`: Linux version, such as (5, 12)."""
+    `ports`: the ports of all cards. `has_verbs`: programs can open a card (/dev/infiniband/uverbs*). `has_peermem`:
+    nvidia_peermem is loaded. `has_open_driver`: NVIDIA's kernel modules are the open ones. `kernel`: Linux version,
+    such as (5, 12)."""
 
     ports: tuple[Port, ...]
     has_verbs: bool
@@ -97,9 +99,9 @@ def read_rdma(system: System) -> Rdma:
 
 
 def judge_devices(rdma: Rdma, *, is_required: bool) -> tuple[Finding, ...]:
-    """Return a finding for each RDMA port, or one finding if there is none.
+    """Return a finding for each RDMA port; if there is no port, or no program can open one, return one finding for all.
 
-    `is_required`: `transfer.require` is rdma, so that having no usable port is a failure."""
+    `is_required`: whether `transfer.require` is rdma, so that having no usable port is a failure."""
     if not rdma.ports:
         if is_required:
             fix = f"install the driver of the network card (`rdma link` shows what there is); {_IN_A_POD}"
@@ -116,7 +118,8 @@ def judge_devices(rdma: Rdma, *, is_required: bool) -> tuple[Finding, ...]:
 
 
 def judge_efa(rdma: Rdma, transfer: TransferConfig) -> Finding:
-    """Return a finding on whether NIXL uses the library that AWS' EFA needs."""
+    """Return a finding on whether NIXL uses the library that AWS' EFA cards need (LIBFABRIC). Skipped if there is no
+    such card, or `transfer.backend` does not use NIXL."""
     cards = sorted({port.device for port in rdma.ports if port.vendor == _AMAZON})
     if not cards:
         return skip("efa", "there is no EFA card")
@@ -130,10 +133,10 @@ def judge_efa(rdma: Rdma, transfer: TransferConfig) -> Finding:
 
 
 def judge_gids(rdma: Rdma, gid_index: str, *, is_required: bool) -> tuple[Finding, ...]:
-    """Return a finding for each active RoCE port on whether it has a usable GID.
+    """Return a finding for each active RoCE port on whether the port has a usable GID (address in the network).
 
-    `gid_index`: value of UCX_IB_GID_INDEX, empty if unset; UCX then chooses a RoCE v2 GID itself. `is_required`:
-    `transfer.require` is rdma, so that a missing GID is a failure."""
+    `gid_index`: value of the variable UCX_IB_GID_INDEX; if it is empty, UCX chooses a RoCE v2 GID itself.
+    `is_required`: whether `transfer.require` is rdma, so that a missing GID is a failure."""
     ports = [port for port in rdma.ports if port.is_roce and port.is_active]
     if not ports:
         return (skip("gid", "there is no active RoCE port, and other ports need no GID"),)

@@ -22,12 +22,12 @@ _NUM_PINGS = 5
 
 @dataclass(frozen=True, slots=True)
 class RedisFacts:
-    """State of a Redis server, as far as this user may read it.
+    """Hold the state of a Redis server, as far as our user may read it.
 
-    `problem`: why it did not answer, else empty. `is_auth`: it refused our user or password. `info`: reply to INFO,
-    empty if our user may not send it. `script_problem`: why it runs no Lua scripts for our user, else empty. `ping_s`:
-    seconds of the fastest PING. `ahead_s`: its clock minus this machine's in seconds, known to plus or minus
-    `within_s`."""
+    `problem`: why the server did not answer, else empty. `is_auth`: it refused our user or password. `info`: reply to
+    INFO, empty if our user may not send it. `script_problem`: why it runs no Lua scripts for our user, else empty.
+    `ping_s`: seconds of the fastest PING. `ahead_s`: the server's clock minus this machine's in seconds, known to plus
+    or minus `within_s`."""
 
     problem: str = ""
     is_auth: bool = False
@@ -74,7 +74,8 @@ def without_password(url: str) -> str:
 
 
 def version_of(info: Mapping[str, Any]) -> tuple[str, tuple[int, int]]:
-    """Return "redis" or "valkey", and its version as (major, minor), from the reply to INFO; (0, 0) if it has none."""
+    """Return the name of the server ("redis" or "valkey") and its version as (major, minor), from the reply to INFO.
+    The version is (0, 0) if `info` has none."""
     is_valkey = info.get("server_name") == "valkey"
     text = str(info.get("valkey_version" if is_valkey else "redis_version", "0.0"))
     major, minor, *_ = [*text.split("."), "0"]
@@ -144,7 +145,7 @@ def _shortcomings(facts: RedisFacts, where: str) -> Iterator[Finding]:
 def judge_own_server(problem: str) -> tuple[Finding, ...]:
     """Return the finding for an empty `redis.url`: whether `tandem serve` can start a Redis server itself.
 
-    `problem`: why it cannot, empty if it can."""
+    `problem`: why `tandem serve` cannot start one, empty if it can."""
     if not problem:
         return (ok("redis", "redis.url is empty: `serve` starts a server of its own"),)
     fix = "run `pip install 'tandem[worker]'`, which brings a server, or set --redis-url to one of yours"

@@ -21,9 +21,10 @@ def exit_code(examined: Sequence[Examined], *, is_strict: bool) -> int:
 
 
 def table(examined: Sequence[Examined], *, has_colour: bool) -> str:
-    """Format the findings as lines of text: each finding with its remedy below, and the counts by severity at the end.
+    """Format the findings as lines of text: each finding with its remedy below, and at the end the number of findings
+    of each severity.
 
-    `has_colour`: colour the severities with escape codes of a terminal."""
+    `has_colour`: whether to colour the severities with escape codes of a terminal."""
     findings = _findings(examined)
     widths = max(map(len, (v.value for v in Severity))), max((len(f.check) for f in findings), default=0)
     lines: list[str] = []
@@ -38,10 +39,10 @@ def table(examined: Sequence[Examined], *, has_colour: bool) -> str:
 
 
 def document(examined: Sequence[Examined], *, is_strict: bool) -> dict[str, Any]:
-    """Return the content of the JSON report.
+    """Return the content of the JSON report as a dictionary.
 
-    `ok`: the exit code is 0. `counts`: number of findings of each severity. `findings`: all findings. `seconds`:
-    duration of each check."""
+    `ok`: whether the exit code is 0. `counts`: number of findings of each severity. `findings`: all findings.
+    `seconds`: duration of each check. `is_strict`: a warning makes the exit code 1 too."""
     counted = Counter(finding.verdict for finding in _findings(examined))
     return {
         "ok": exit_code(examined, is_strict=is_strict) == 0,

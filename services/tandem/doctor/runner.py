@@ -25,12 +25,12 @@ Result = Finding | Sequence[Finding]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check that can be run by name.
+    """Describe a check that can be run by its `name`.
 
-    `examine` runs it and returns its findings. A coroutine function runs on the event loop; a plain function, which may
-    block, runs on a thread of its own. `limit_s`: seconds after which the check counts as failed. `part`: the part of
-    Tandem that it checks, gateway or worker, empty if it concerns both. `others`: names of findings that it returns
-    besides those of its own name."""
+    `examine`: runs the check and returns its findings. A coroutine function runs on the event loop; a plain function,
+    which may block, runs on a thread of its own. `limit_s`: seconds after which the check counts as failed. `part`: the
+    part of Tandem that is checked, gateway or worker, empty if the check concerns both. `others`: names of findings
+    that the check returns besides those of its own name."""
 
     name: str
     examine: Callable[[], Result] | Callable[[], Awaitable[Result]]
@@ -41,7 +41,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Result of a check that was run: its name, its findings, and its duration in seconds."""
+    """Hold the result of a check that was run: the check's name (`check`), its findings, and its duration in
+    seconds."""
 
     check: str
     findings: tuple[Finding, ...]
@@ -49,14 +50,14 @@ class Examined:
 
 
 async def run_checks(checks: Sequence[Check], clock: Clock) -> tuple[Examined, ...]:
-    """Run the checks concurrently and return their results, in the order of `checks`.
+    """Run the checks concurrently and return their results, in the order of `checks`. `clock` measures their durations.
 
     A check that raises or exceeds its time limit yields a failure as its finding; nothing is raised."""
     return tuple(await asyncio.gather(*(_run(check, clock) for check in checks)))
 
 
 async def on_thread(work: Callable[[], _T]) -> _T:
-    """Run `work` on a new thread, await it, and return or raise what it does.
+    """Run `work` on a new thread, await its end, and return its result or raise its exception.
 
     The thread is a daemon, so that a call that hangs in the kernel does not keep the process from exiting."""
     done: Future[_T] = Future()

@@ -17,7 +17,8 @@ from tandem.doctor.finding import Finding, fail, ok, warn
 def judge_settings(resolved: Resolved) -> tuple[Finding, ...]:
     """Return a finding for each combination of settings that is valid but probably unintended.
 
-    If there is none, one finding with the number of settings that differ from the defaults, and where they are set."""
+    If there is no such combination, return one finding with the number of settings that differ from the defaults, and
+    the sources that set them."""
     num_set = sum(origin != DEFAULT_LAYER for origin in resolved.origins.values())
     layers = sorted({origin for origin in resolved.origins.values() if origin != DEFAULT_LAYER})
     summary = f"{num_set} settings from {', '.join(layers)}" if layers else "all of them the defaults"

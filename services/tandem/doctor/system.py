@@ -19,10 +19,10 @@ NOT_FOUND, TIMED_OUT = 127, 124
 
 
 class Ran(NamedTuple):
-    """Result of a program that was run.
+    """Hold the result of a program that was run.
 
-    `code`: exit code, negative if a signal ended it, `NOT_FOUND` if it could not be started, `TIMED_OUT` if it was
-    killed at the time limit. `out`, `err`: standard output and standard error."""
+    `code`: exit code, negative if a signal ended the program, `NOT_FOUND` if it could not be started, `TIMED_OUT` if it
+    was killed at the time limit. `out`, `err`: standard output and standard error."""
 
     code: int
     out: str
@@ -30,7 +30,8 @@ class Ran(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """Return why the program failed: that it is not installed, the last line that it wrote, or its exit code."""
+        """Return why the program failed: that it is not installed; otherwise the last line that it wrote, or its exit
+        code if it wrote nothing."""
         if self.code == NOT_FOUND:
             return f"{self.err.partition(':')[0]} is not installed"
         lines = (self.err or self.out).strip().splitlines()
@@ -38,14 +39,16 @@ class Ran(NamedTuple):
 
 
 Runner = Callable[[Sequence[str], float, Mapping[str, str]], Ran]
-"""(command, time limit in seconds, environment) -> result. Does not raise if the program fails."""
+"""Signature of a runner: `runner(command, limit_s, environ)` runs a program for at most `limit_s` seconds and returns
+its result. It does not raise if the program fails."""
 
 
 def run_program(command: Sequence[str], limit_s: float, environ: Mapping[str, str]) -> Ran:
-    """Run a program until it ends or `limit_s` seconds have passed, and return its result.
+    """Run a program until it ends or `limit_s` seconds have passed, and return its result. `environ`: environment
+    variables of the program.
 
-    It runs in a session of its own, so that its children are killed with it at the time limit. Raises nothing if it
-    cannot be started."""
+    It runs in a session of its own, so that its children are killed with it at the time limit. Does not raise if the
+    program cannot be started."""
     try:
         process = subprocess.Popen(
             list(command),
@@ -71,9 +74,9 @@ def run_program(command: Sequence[str], limit_s: float, environ: Mapping[str, st
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Access to this machine for checks; tests replace its parts.
+    """Give checks access to this machine; tests replace the parts.
 
-    `root`: directory that absolute names are looked up in. `environ`: environment variables. `runner`: runs programs.
+    `root`: directory in which absolute paths are looked up. `environ`: environment variables. `runner`: runs programs.
     """
 
     root: Path = Path("/")
@@ -81,7 +84,7 @@ class System:
     runner: Runner = run_program
 
     def path(self, name: str) -> Path:
-        """Return the path below `root` of a file with an absolute name such as /proc/cpuinfo."""
+        """Return the path below `root` of the file with the absolute path `name`, such as /proc/cpuinfo."""
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str:
@@ -102,5 +105,5 @@ class System:
     def run(self, command: Sequence[str], limit_s: float, **variables: str) -> Ran:
         """Run a program with `variables` added to the environment, and return its result.
 
-        `limit_s`: seconds after which it is killed. Raises nothing if the program fails."""
+        `limit_s`: seconds after which the program is killed. Does not raise if the program fails."""
         return self.runner(command, limit_s, {**self.environ, **variables})

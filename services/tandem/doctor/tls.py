@@ -1,5 +1,5 @@
-"""Check TLS files by a handshake in memory: those of `cluster` as two programs would make it, and those of `gateway`
-as a client would that trusts the certificate.
+"""Check TLS files by a handshake in memory: the files of `cluster` by a handshake between two programs, and those of
+`gateway` by a handshake with a client that trusts the gateway's certificate.
 
 A handshake finds problems that no single file shows: a key of another certificate, a CA that did not sign it, a missing
 name, a certificate that has expired or is not valid for clients.
@@ -25,8 +25,8 @@ _ROUNDS = 8
 def check_tls(cluster: ClusterConfig, now: float) -> Finding:
     """Return a finding on the TLS files of `cluster`, from a handshake in memory between two programs with these files.
 
-    It is a failure if the handshake fails, and a warning if the certificate expires within `SOON_S` of `now`, in
-    seconds since the epoch. Skipped without TLS."""
+    The finding is a failure if the handshake fails, and a warning if the certificate expires less than `SOON_S` seconds
+    after `now` (seconds since the epoch). Skipped without TLS."""
     if not cluster.has_tls:
         return skip("tls", "cluster.tls_cert_file is empty: gateways and workers communicate without TLS")
     renew = (
@@ -48,10 +48,10 @@ def check_tls(cluster: ClusterConfig, now: float) -> Finding:
 
 def check_gateway_tls(gateway: GatewayConfig, now: float) -> Finding:
     """Return a finding on the TLS files of the gateway's listeners, from a handshake in memory with a client that
-    trusts the certificate, because only the gateway's clients know their CA.
+    trusts the gateway's certificate itself. Which CA the real clients trust is not known here.
 
-    It is a failure if the handshake fails, and a warning if the certificate expires within `SOON_S` of `now`, in
-    seconds since the epoch. Skipped without TLS."""
+    The finding is a failure if the handshake fails, and a warning if the certificate expires less than `SOON_S` seconds
+    after `now` (seconds since the epoch). Skipped without TLS."""
     if not gateway.has_tls:
         return skip("gateway-tls", "gateway.tls_cert_file is empty: clients reach the gateway without TLS")
     fix = "install a certificate for servers and its key; gateways read the files again when they change"
@@ -73,8 +73,8 @@ def check_gateway_tls(gateway: GatewayConfig, now: float) -> Finding:
 
 
 def trusting(cert_file: str) -> ssl.SSLContext:
-    """Return a client's context that accepts a server with a certificate of this file, whatever its name and its CA.
-    Raises OSError for a file that cannot be used."""
+    """Return a client's SSL context that accepts a server whose certificate is in `cert_file`, whatever its name and
+    its CA. Raises OSError for a file that cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -112,7 +112,7 @@ def _ends_at(certificate: Mapping[str, Any]) -> float:
 
 
 def tls_reason(error: ssl.SSLError) -> str:
-    """Return why a handshake failed, in OpenSSL's words."""
+    """Return why a TLS handshake failed, in OpenSSL's words."""
     return str(getattr(error, "verify_message", "") or error.reason or error)
 
 

@@ -36,11 +36,12 @@ _LINK_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Result of the trial read, in which one process reads another's memory on this machine through NIXL and UCX.
+    """Hold the result of a test of UCX, in which one process reads the memory of another process on this machine
+    through NIXL and UCX.
 
-    `problem`: why nothing was read, else empty. `version`: of UCX. `num_bytes`, `seconds`: size and duration of the
-    read. `available`: (transport, its devices) pairs. `chosen`: transports that the read used, such as "cma/memory".
-    `missing`: names in UCX_TLS that this machine does not have."""
+    `problem`: why nothing was read, else empty. `version`: version of UCX. `num_bytes`, `seconds`: size and duration of
+    the read. `available`: pairs of a transport's name and the names of its devices. `chosen`: transports that the read
+    used, such as "cma/memory". `missing`: names in UCX_TLS that this machine does not have."""
 
     problem: str = ""
     version: str = ""
@@ -64,9 +65,10 @@ def link_type_of(transport: str) -> str:
 
 
 def read_trial(system: System) -> Trial:
-    """Run the trial read in a subprocess and return its result; a failure is returned as the field `problem`.
+    """Test UCX on this machine: start a program that reads the memory of another process through NIXL and UCX
+    (`ucx_trial`), and return what the read showed. If the program fails, the result has the reason in `problem`.
 
-    Blocks for a second or two, at most `LIMIT_S`."""
+    Blocks for a second or two, at most `LIMIT_S` seconds."""
     ran = system.run([sys.executable, "-m", MODULE], LIMIT_S - 5, **_LOGGED)
     if ran.code:
         return Trial(problem=_last_line(ran.err) or f"exit code {ran.code}")
@@ -74,7 +76,8 @@ def read_trial(system: System) -> Trial:
 
 
 def parse_trial(output: str, log: str) -> Trial:
-    """Build the result of a trial read from `output`, the JSON line that it printed, and `log`, UCX's log."""
+    """Build the result of a test of UCX. `output`: output of the test program, which ends with a line of JSON. `log`:
+    the log that UCX has written meanwhile."""
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
     result = json.loads(output.strip().splitlines()[-1])
     found = re.search(r"UCX\s+INFO\s+Version (\S+)", log)
@@ -90,9 +93,11 @@ def parse_trial(output: str, log: str) -> Trial:
 
 
 def judge_trial(trial: Trial, transfer: TransferConfig, ucx_tls: str) -> tuple[Finding, ...]:
-    """Return findings on the trial read: whether it worked, by which transports, and whether `transfer.require` is met.
+    """Return findings on a test of UCX: whether the test read succeeded, by which transports, and whether this machine
+    meets `transfer.require`.
 
-    `ucx_tls`: value of the variable UCX_TLS, empty if unset. Skipped if `transfer.backend` is one of WITHOUT_UCX."""
+    `trial`: result of the test. `ucx_tls`: value of the environment variable UCX_TLS, empty if unset. Skipped if
+    `transfer.backend` is one of WITHOUT_UCX."""
     if transfer.backend in WITHOUT_UCX:
         return (skip("ucx", f"transfer.backend is {transfer.backend}, which needs no UCX"),)
     if trial.problem:

@@ -28,7 +28,8 @@ _CONTENT = 0x5A
 
 
 def run_consumer() -> dict[str, Any]:
-    """Start the producer process, read its memory, and return the size in bytes and the seconds of the fastest read.
+    """Start the producer process, read its memory several times, and return a dictionary with the size of a read in
+    bytes (`num_bytes`) and the seconds of the fastest read (`seconds`).
 
     Raises TandemError if NIXL is missing, RuntimeError if the producer does not start or wrong bytes arrive, or an
     error of NIXL's."""
@@ -70,9 +71,10 @@ def _once(agent: NixlAgent, read: Any) -> float:
 
 
 def run_producer() -> None:
-    """Print the address of memory that the consumer may read, and serve reads until standard input ends.
+    """Print, as one line of JSON, the NIXL agent's metadata and the address of memory that the consumer may read. Then
+    serve reads until standard input ends.
 
-    It polls meanwhile, because a read over TCP advances only while its target polls."""
+    The producer polls meanwhile, because a read over TCP advances only while the process that is read from polls."""
     agent, memory = _registered(_PRODUCER, _CONTENT)
     print(json.dumps([agent.api.get_agent_metadata().hex(), ctypes.addressof(memory)]), flush=True)  # noqa: T201
     while not select.select([sys.stdin], [], [], _POLL_S)[0]:

@@ -31,7 +31,7 @@ _SHOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Installed versions, and those that Tandem requires.
+    """Hold the installed versions, and those that Tandem requires.
 
     `python`, `tandem`: running versions. `required_python`: specifier of the Python versions that Tandem supports.
     `requires`: requirements in the metadata of the installed Tandem, None if it runs from files without metadata.
@@ -61,7 +61,8 @@ def read_versions() -> Versions:
 
 
 def installed_parts() -> frozenset[str]:
-    """Return the parts of Tandem, gateway and worker, of which at least one package is installed."""
+    """Return which parts of Tandem are installed: "gateway", "worker" or both. A part counts as installed if one of the
+    packages that only this part needs is installed."""
     return frozenset(part for part, marks in PARTS.items() if part and dict(_installed(marks)))
 
 

@@ -28,10 +28,10 @@ _PREFILLS, _DECODES = ("prefill", "mixed"), ("decode", "mixed")
 
 
 class MemberList(Protocol):
-    """A cluster's list of workers, with connections to them.
+    """Interface of a cluster's list of workers, with connections to them.
 
-    `all` returns the registered workers; `stub` opens a gRPC connection to one. Both raise TandemError if they get no
-    answer."""
+    `all` returns the registered workers; `stub` opens a gRPC connection to one of them. Both raise TandemError if they
+    get no answer."""
 
     async def all(self) -> tuple[WorkerRecord, ...]: ...
 
@@ -40,12 +40,13 @@ class MemberList(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What is known about a worker, from the registry and from its own description.
+    """Hold what is known about a worker, from the registry and from the worker's own description.
 
-    `problem`: why it did not describe itself, else empty; the other fields are then those of the registry. `role`: role
-    in which routers use it. `is_stranger`: it failed to authenticate, or refused our signature. `redis_problem`: Redis
-    error that it reports, else empty. `transport`: name of the transport that moves its KV. `layout`: KV layout as
-    text. `skew`: its clock's difference from ours, None if its version does not report its clock."""
+    `problem`: why the worker did not describe itself, else empty; with a problem, the other fields have what the
+    registry knows. `role`: role in which routers use the worker. `is_stranger`: it failed to authenticate, or refused
+    our signature. `redis_problem`: Redis error that it reports, else empty. `transport`: name of the transport that
+    moves its KV. `layout`: KV layout as text. `skew`: difference between its clock and ours, None if its version does
+    not report its clock."""
 
     ref: WorkerRef
     role: str
@@ -71,7 +72,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerList:
-    """Workers of a cluster as far as they are known.
+    """Hold the workers of a cluster as far as they are known.
 
     `reason`: why they could not be listed, else empty; `workers` is empty then."""
 
@@ -108,7 +109,7 @@ def judge_workers(worker_list: WorkerList) -> tuple[Finding, ...]:
 def judge_fingerprints(worker_list: WorkerList) -> tuple[Finding, ...]:
     """Return a finding for each model on whether its workers have equal fingerprints and transports.
 
-    Otherwise KV moves only within each group of equal workers, which is a warning."""
+    Different ones are a warning, because KV then moves only between workers for which both are equal."""
     live = [worker for worker in worker_list.workers if worker.is_live]
     if not live:
         return (skip("fingerprints", worker_list.reason or "no worker answers"),)
@@ -116,9 +117,10 @@ def judge_fingerprints(worker_list: WorkerList) -> tuple[Finding, ...]:
 
 
 def judge_roles(worker_list: WorkerList, disaggregation: str) -> tuple[Finding, ...]:
-    """Return a finding for each model on whether some workers prefill and some decode, between which KV can move.
+    """Return a finding for each model on whether some of its workers prefill and some decode, so that KV can move from
+    the former to the latter.
 
-    `disaggregation`: setting of the gateway; if it is strict a missing role is a failure, else a warning.
+    `disaggregation`: value of gateway.disaggregation. If it is strict, a missing role is a failure, else a warning.
     """
     live = [worker for worker in worker_list.workers if worker.is_live and not worker.is_draining]
     if not live:

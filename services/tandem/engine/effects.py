@@ -1,4 +1,8 @@
-"""Define the effects that the engine returns for its driver to carry out, as frozen values."""
+"""Define the effects that the engine returns for its driver to carry out, as frozen values.
+
+The driver sends events to gateways and messages to other workers, and passes reads from other workers to the transfer
+thread. "This worker" is the worker of the engine that returns the effect.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from tandem.kv.host_offload import FileWrite
 
 @dataclass(frozen=True, slots=True)
 class SendAnnouncement:
-    """Send `message`, which names blocks that may be read from now on, to the consumer of its hand-off."""
+    """Tell the driver to send `message`, which names blocks that may be read from now on, to the worker `consumer`,
+    which follows the hand-off."""
 
     consumer: WorkerRef
     message: Announcement
@@ -23,7 +28,10 @@ class SendAnnouncement:
 
 @dataclass(frozen=True, slots=True)
 class SendHandoffEnded:
-    """Notify a consumer that a hand-off it follows has ended; `kind` and `message` give the reason."""
+    """Tell the driver to notify the worker `consumer` that the hand-off `key`, which it follows, has ended.
+
+    `kind` and `message`: the reason. CANCELLED: nothing is left to hand over.
+    """
 
     consumer: WorkerRef
     key: HandoffKey
@@ -33,10 +41,11 @@ class SendHandoffEnded:
 
 @dataclass(frozen=True, slots=True)
 class FollowHandoff:
-    """Request from `source` that it sends the announcements of a hand-off; connect to it first if needed.
+    """Tell the driver to request from the worker `source` that it sends the announcements of the hand-off `key`, and to
+    connect to `source` first if needed.
 
-    `prefix_request`: the cached blocks to fetch, for a remote prefix fetch; None for a `ResumeJob`. It is sent again
-    whenever the stream to the source was interrupted.
+    `prefix_request`: the cached blocks to fetch, for a remote prefix fetch; None for a `ResumeJob`. The driver sends
+    the request again whenever the stream to the source was interrupted.
     """
 
     source: WorkerRef
@@ -46,9 +55,11 @@ class FollowHandoff:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHandoff:
-    """Notify `source` that this worker, the consumer, does not need the lease any more.
+    """Tell the driver to notify the worker `source` that this worker, the consumer of the hand-off `key`, does not need
+    its lease any more.
 
-    `is_taken`: because it has all that was offered; otherwise because the pull was given up.
+    `is_taken`: True if all KV of a `ResumeJob` has arrived; False if the pull was given up, and for every remote prefix
+    fetch.
     """
 
     source: WorkerRef
@@ -58,10 +69,12 @@ class ReleaseHandoff:
 
 @dataclass(frozen=True, slots=True)
 class SendRemainderRequest:
-    """Request from `source` that it stops a migrating sequence and hands over the rest, because nearly all KV is here.
+    """Tell the driver to request from the worker `source` that it stops the migrating sequence of the hand-off `key`
+    and hands over the rest, because this worker has nearly all of its KV.
 
-    The source samples one more token and then sends the output tokens after the first `num_output_tokens`, which this
-    worker knows.
+    `num_output_tokens`: output tokens of the sequence that this worker knows. If the sequence runs, the source samples
+    one more token and then sends the output tokens after these. If it is preempted, the source hands over its cached
+    blocks.
     """
 
     source: WorkerRef
@@ -71,7 +84,8 @@ class SendRemainderRequest:
 
 @dataclass(frozen=True, slots=True)
 class RenewLeases:
-    """Request from `source` that it extends the leases of these hand-offs; its answer is passed to `Engine.renewed`."""
+    """Tell the driver to request from the worker `source` that it extends the leases of the hand-offs `keys`. The
+    driver passes the source's answer to `Engine.renewed`."""
 
     source: WorkerRef
     keys: tuple[HandoffKey, ...]
@@ -79,12 +93,16 @@ class RenewLeases:
 
 @dataclass(frozen=True, slots=True)
 class StartRead:
-    """Copy blocks from the memory of `source` into local blocks and check their digests; the end is reported once.
+    """Tell the transfer thread to copy blocks from the memory of the worker `source` into local blocks, to check their
+    digests, and to report the end of this read once.
 
-    `read` is the number of the read, unique among open reads, which `Engine.read_done` or `read_failed` gets back.
-    `offered`, `local` and `positions` have one entry per block: the source's block with one digest per KV head of the
-    model, the local block, and the block's index in the sequence, which the digest covers. Without `is_checked` digests
-    are not compared. Raises ValueError when the three differ in length.
+    - `read`: number of the read, unique among open reads, which `Engine.read_done` or `read_failed` gets back.
+    - `positions`: index of each block in its sequence, which the digest covers. `offered`: id of each block in the pool
+      of the source, with one digest per KV head of the model. `local`: the block of this worker into which each is
+      copied.
+    - `is_checked`: False: digests are not compared.
+
+    Raises ValueError when `positions`, `offered` and `local`, which have one entry per block, differ in length.
     """
 
     read: int
@@ -101,7 +119,8 @@ class StartRead:
 
 @dataclass(frozen=True, slots=True)
 class TearDownPeer:
-    """Disconnect from `source` and end all reads from it; answered by `PeerLost` unless there is no connection."""
+    """Tell the transfer thread to disconnect from the worker `source` and end all reads from it. The transfer thread
+    answers with `PeerLost` unless there is no connection. `reason`: text for logs and errors."""
 
     source: WorkerRef
     reason: str
@@ -109,11 +128,11 @@ class TearDownPeer:
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """Read blocks from files into host memory, in order, up to the first that cannot be read or fails its check;
-    progress and end are reported by `Engine.files_read`.
+    """Tell the driver to read blocks from files into host memory, in order, up to the first block that cannot be read
+    or fails its check. The driver reports blocks that were read, and the end, by `Engine.files_read`.
 
-    `read`: number of the order. `hashes`, `slots`: one entry per block. `before`: the hashes of the blocks before them
-    in their prefix, whose files are in use as well.
+    `read`: number that `Engine.files_read` gets back. `hashes`, `slots`: the hash and the host slot of each block to
+    read. `before`: the hashes of the blocks before these in their prefix, whose files are marked as used too.
     """
 
     read: int
@@ -124,17 +143,22 @@ class ReadFiles:
 
 @dataclass(frozen=True, slots=True)
 class WriteFiles:
-    """Write blocks of host memory to files; each is reported by `Engine.file_written`, whether or not it was."""
+    """Tell the driver to write blocks of host memory to files. The driver reports the end of each write, successful or
+    not, by `Engine.file_written`.
+
+    `writes`: pairs (host slot, block hash), one for each block.
+    """
 
     writes: tuple[FileWrite, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PullEnded:
-    """Report to the engine that a pull is over; the driver never gets this effect.
+    """Report to the engine that the pull of `job` is over. `KVConsumer` returns it, and the driver never gets it.
 
-    - `kind`, `message`: why the pull was given up; `kind` is None when all KV arrived, and always for a remote prefix
-      fetch, of which the blocks that arrived are in the prefix cache.
+    - `times`: sizes and times of the pull.
+    - `kind`, `message`: why the pull was given up. `kind` is None when all KV arrived, and for every remote prefix
+      fetch: the blocks that such a fetch has read are in the prefix cache, however it ended.
     - `num_computed`: tokens whose KV is local now and was checked within the lease.
     - `first_tokens`, `num_cached`: the tokens from which the job continues, and the prompt tokens that were
       prefix-cache hits at the source.
@@ -151,7 +175,8 @@ class PullEnded:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """Report the times of a job whose last choice has ended; returned once for each accepted job."""
+    """Report to the driver the times of a job whose last choice has ended, for metrics and traces. Returned once for
+    each accepted job."""
 
     times: JobTimes
 

@@ -46,14 +46,17 @@ class Engine:
 
     A driver calls `submit` for each job, `begin` to get a plan for its executor, `finish` with the result, and `tick`
     several times per second; it carries out the returned effects. Up to `plan_depth` plans may be open, that is begun
-    and not finished.
+    and not finished. The argument `now` of all methods is the current time in seconds of the driver's clock.
 
-    `pool`: this worker's KV blocks. `limits`: what a step may hold at most. `handoff`: how long a lease lasts without
-    renewal, and after how long a pull without progress or a read that does not end is given up. `model_fingerprint`
-    becomes part of the block hashes. `block_bytes`: size of a KV block, used only to convert blocks to bytes in
-    reports. Without `speculation` a step samples at most one token of each sequence. Attributes counted since the
-    start: `num_preempted` preemptions of sequences, `num_generated` sampled tokens. `draining`: `start_drain` was
-    called.
+    - `pool`: this worker's KV blocks. `limits`: what a step may hold at most.
+    - `handoff`: how long a lease lasts without renewal, and after how long a pull without progress or a read that does
+      not end is given up.
+    - `model_fingerprint`: becomes part of the block hashes. `block_bytes`: size of a KV block, used only to convert
+      blocks to bytes in reports.
+    - `speculation`: how tokens are drafted; with None a step samples at most one token of each sequence.
+
+    Attributes: `num_preempted`: preemptions of sequences since the start. `num_generated`: tokens sampled since the
+    start. `draining`: whether `start_drain` was called.
     """
 
     def __init__(
@@ -199,11 +202,12 @@ class Engine:
         return effects + self._apply(self._consumer.read_on(now), now) + self._files.writes(now)
 
     def run(self, limit: int) -> DecodeRun | None:
-        """Return up to `limit` decode steps that `begin` would plan next, as long as all are decodes of the same
-        sequences; change nothing.
+        """Forecast the next steps that `begin` would plan, at most `limit`, and return them as one run: every step
+        decodes one token of each running sequence, and these are the same sequences in all steps. Changes nothing.
 
-        Returns None where the next step is not such a decode, or while the first token of a choice is still to be
-        sampled, because only `finish` records first tokens.
+        Returns None if the next step is not such a decode, while blocks of a prefix that another worker requested are
+        still to be digested, or while a choice has not sampled its first token here, because only `finish` records
+        first tokens.
         """
         if self._times.awaiting_first_token or self._producer.blocks_to_digest():
             return None
@@ -212,9 +216,9 @@ class Engine:
     def finish_run(self, run: DecodeRun, sampled: Sequence[Sequence[int]]) -> list[TokenRun]:
         """Apply the first steps of a run, a series of identical decode steps, and return the tokens of each sequence.
 
-        `sampled` has one list of token ids per sequence, in the order of `run.seqs`; all lists have the same length,
-        the number of steps to apply. No sequence ends in these steps. Raises ValueError when `run` is not the next
-        series of steps.
+        `run`: what the method `run` returned. `sampled`: one list of token ids per sequence, in the order of
+        `run.seqs`; all lists have the same length, the number of steps to apply. No sequence ends in these steps.
+        Raises ValueError when `run` is not the next series of steps.
         """
         self.num_generated += sum(len(ids) for ids in sampled)
         return self._scheduler.commit_run(run, sampled)
@@ -224,37 +228,40 @@ class Engine:
     def follow(
         self, key: HandoffKey, consumer: WorkerRef, now: float, prefix_request: RemotePrefixRequest | None = None
     ) -> list[Effect]:
-        """Send the announcements of a hand-off to `consumer`: those already made immediately, later ones as they are
-        made.
+        """Let the worker `consumer` follow a hand-off of this worker: send it the announcements already made
+        immediately, and later ones as they are made.
 
         With a `prefix_request` the hand-off is a remote prefix fetch, and its blocks that are cached here are leased
-        first. If the hand-off has ended, the consumer is notified.
+        first. If the hand-off has ended, the consumer is notified instead.
         """
         self._migrations.follow(key, now)
         return self._producer.on_follow(key, consumer, now, prefix_request, self._scheduler.demand())
 
     def renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
-        """Extend the leases of these hand-offs to `now` plus the lease time.
+        """Extend the leases of the hand-offs `keys`, which `consumer` pulls from this worker, to `now` plus the lease
+        time.
 
-        `now` is the time at which this worker, the producer, answers. `consumer` is notified of hand-offs that have
-        ended or are unknown.
+        `now` is the time at which this worker, the producer, answers. The effects notify `consumer` of each of these
+        hand-offs that has ended or is unknown.
         """
         return self._producer.on_renew(keys, consumer, now)
 
     def request_remainder(self, key: HandoffKey, num_output_tokens: int, now: float) -> list[Effect]:
-        """Stop a migrating sequence after one more token, or before it starts again if it is preempted, and hand it
-        over, because its consumer has nearly all of its KV. Return the effects.
+        """Stop a migrating sequence because its consumer has nearly all of its KV, and hand it over; return the
+        effects.
 
-        The consumer knows the first `num_output_tokens` output tokens already; of a running sequence the tokens after
-        them are sent with the last announcement. Ignored for a key that is not such an offer.
+        `num_output_tokens`: output tokens that the consumer knows. A running sequence stops after one more token, and
+        the output tokens that the consumer lacks are sent with the last announcement. A preempted sequence does not
+        start again; if its consumer lacks output tokens, the offer is withdrawn instead. Does nothing if no sequence is
+        offered under `key`.
         """
         return self._migrations.request_remainder(key, num_output_tokens, self._scheduler.demand(), now)
 
     def release(self, key: HandoffKey, now: float, *, is_taken: bool = False) -> list[Effect]:
         """End the lease of a hand-off that its consumer does not need any more.
 
-        `is_taken`: the consumer has all that was offered. A migrating sequence that has stopped here then ends; without
-        `is_taken` it continues here. A prefill that still computes for the lease ends.
+        `is_taken`: the consumer has all that was offered. If a migrating sequence has stopped here, it ends with
+        `is_taken` and otherwise continues here. A prefill that still computes for the lease ends.
         """
         if self._migrations.has(key):
             moved = self._migrations.released(key, now, is_taken=is_taken)
@@ -262,11 +269,11 @@ class Engine:
         return self._cancel_all(self._producer.on_release(key, now), now)
 
     def revoke_lease(self, key: HandoffKey, now: float) -> list[Effect]:
-        """End the lease of a hand-off that the gateway does not need any more, and the prefill that still computes for
-        it.
+        """End the lease of a hand-off that the gateway does not need any more, and cancel the prefill that still
+        computes for it.
 
-        Blocks that a consumer may be reading are held until it releases them or the lease expires. The offer of a
-        migrating sequence that a consumer follows stays open.
+        Blocks that a consumer may be reading are held until it releases them or the lease expires. If the hand-off is
+        the offer of a migrating sequence, and a consumer follows it, the offer stays open.
         """
         if self._migrations.revoked(key, now):
             return []
@@ -338,27 +345,39 @@ class Engine:
     # ---- files
 
     def files_read(self, read: int, num_blocks: int, seconds: float, now: float, *, is_over: bool) -> list[Effect]:
-        """Record that the next `num_blocks` blocks of a `ReadFiles` are in host memory and passed their check, which
-        took `seconds`. With `is_over` no further block arrives, and the jobs that waited for them start. `read`: its
-        number."""
+        """Record that the next `num_blocks` blocks of the `ReadFiles` with number `read` are in host memory and passed
+        their check; return the next reads.
+
+        `seconds`: how long reading and checking these blocks took. `is_over`: no further block of this `ReadFiles`
+        arrives. Then the result has a further `ReadFiles` for the rest of the prefix, or else the jobs that waited for
+        the prefix may start.
+        """
         return self._go_on(self._files.on_read(read, num_blocks, seconds, is_over=is_over), now)
 
     def file_written(self, slot: HostSlot, block_hash: BlockHash, now: float, *, is_done: bool) -> list[Effect]:
-        """Record the end of the write of one block of a `WriteFiles`; `is_done`: a file holds it now."""
+        """Record that the write of one block of a `WriteFiles` has ended, and return the next writes.
+
+        `slot`, `block_hash`: the block's slot in host memory, and its hash. `is_done`: whether a file holds the block
+        now.
+        """
         self._files.on_written(slot, block_hash, now, is_done=is_done)
         return [*self._files.writes(now)]
 
     def files_changed(self, added: Iterable[BlockHash], removed: Iterable[BlockHash]) -> None:
-        """Record which blocks files hold that they did not hold before, and which they hold no more."""
+        """Update the record of which KV blocks are in files of the file cache (`engine.file_cache_path`).
+
+        `added`: hashes of blocks for which there is a file now. `removed`: hashes of blocks without a usable file any
+        more.
+        """
         self._pool.note_files(added, removed)
 
     # ---- events and ends
 
     def take_events(self) -> list[KVFact]:
-        """Return and clear the stored, evicted and offloaded blocks since the last call, in order, for the prefix
-        index.
+        """Return the KV events since the last call (blocks stored, offloaded to host memory or evicted), oldest first,
+        and forget them. They are meant for the prefix index.
 
-        Empty unless the block pool records them (`records_facts` of `build_engine`).
+        Empty unless the block pool records events (`records_facts` of `build_engine`).
         """
         return self._pool.take_events()
 
@@ -366,7 +385,7 @@ class Engine:
         """Fail every live job with `kind` and `message`, because nothing can be computed any more, as after the loss of
         the device.
 
-        Returns a `Failed` event for each choice. The engine must not be used afterwards.
+        Returns a `Failed` event for each choice and a `JobEnded` for each job. The engine must not be used afterwards.
         """
         effects: list[Effect] = []
         for key in self.live_jobs():
@@ -431,7 +450,7 @@ class Engine:
 
     @property
     def num_live(self) -> int:
-        """Count the live choices and the leases, which all must end before a drain is complete."""
+        """Return the number of live choices plus the number of leases. A drain is complete when it is 0."""
         return len(self._jobs) + len(self._producer)
 
     @property
@@ -445,7 +464,7 @@ class Engine:
         return self._jobs.keys()
 
     def load(self) -> WorkerLoad:
-        """Return the load report for routers."""
+        """Return the load report that this worker sends to gateways, for routing."""
         return self._scheduler.load(draining=self.draining, num_remote_hit_tokens=self._consumer.num_prefix_tokens)
 
     def books(self) -> EngineStats:
@@ -504,8 +523,8 @@ class Engine:
     def _drop(
         self, keys: Iterable[JobKey], now: float, kind: ErrorKind, reason: str, outcome: Outcome | None = None
     ) -> list[Effect]:
-        """End running choices without an event to their gateway. `outcome`: overrides the outcome that follows from
-        `kind`."""
+        """End running choices without an event to their gateway. `outcome`: the outcome to record; None: that which
+        follows from `kind`."""
         effects: list[Effect] = []
         for key in keys:
             ended = dropped_choice(self._scheduler.num_output(key), kind, reason, outcome)

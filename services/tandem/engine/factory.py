@@ -16,7 +16,8 @@ from tandem.sched.state.slo_targets import LatencyTargets
 
 
 def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:
-    """Return the scheduler's limits from the settings; `vocab_size` is left at its default."""
+    """Return the scheduler's limits that follow from the settings. `max_model_len`: most prompt and output tokens of a
+    request. The limit `vocab_size` is left at its default."""
     engine = config.engine
     return SchedulerLimits(
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -35,10 +36,12 @@ def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:
 def build_engine(
     config: Config, executor: Executor, model_fingerprint: str, max_model_len: int, *, records_facts: bool = False
 ) -> Engine:
-    """Build the engine of one worker from the settings; block size, number of blocks and vocabulary are the executor's.
+    """Build the engine of one worker from the settings; block size, number of blocks and vocabulary are those of
+    `executor`.
 
-    `max_model_len`: most prompt and output tokens of a request. `records_facts`: record which blocks are stored and
-    evicted, for a caller that regularly calls `Engine.take_events`.
+    `model_fingerprint`: becomes part of the block hashes. `max_model_len`: most prompt and output tokens of a request.
+    `records_facts`: record which blocks are stored, offloaded and evicted, for a caller that regularly calls
+    `Engine.take_events`.
     """
     engine = config.engine
     pool = BlockPool(

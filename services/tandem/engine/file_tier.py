@@ -1,7 +1,8 @@
-"""Decide which prefixes are read from files and which blocks are written to them, and which jobs wait for it.
+"""Decide which blocks are read from files and written to files, and which jobs wait for a read.
 
 A block is written once it is in host memory, and read into host memory, from which a prefix hit copies it to the
-device. A file that is missing, incomplete or changed ends the read before it; the job then computes the rest.
+device. If the file of a block is missing, incomplete or changed, the read ends before that block; the job then computes
+the rest.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tandem.engine.kv_consumer import MAX_PREFIX_FETCH_S, prefix_fetch_limits
 from tandem.kv.block_pool import BlockPool
 
 MAX_READ_BLOCKS = 128
-"""Most blocks of one order to the files. A longer prefix takes several, so that no read holds all of host memory and
-what nobody waits for any more is not read to its end."""
+"""Most blocks of one `ReadFiles`. A longer prefix takes several of them, so that no read holds all of host memory, and
+that a prefix for which no job waits any more is not read to its end."""
 MAX_OPEN_WRITES = 32
 """Most blocks that wait to be written at the same time. Their slots of host memory cannot be reused."""
 WRITE_PAUSE_S = 10.0
@@ -31,9 +32,12 @@ some time."""
 
 @dataclass(eq=False, slots=True)
 class _PrefixRead:
-    """A read of blocks of the prefix `hashes`, in one order after the other. `slots`: those of the open order, which
-    begins at block `first` and of which `num_read` blocks have arrived. `waiting`: the jobs that wait for it, until
-    `ends_at`."""
+    """A read of blocks of the prefix `hashes`, by one `ReadFiles` after the other.
+
+    `slots`: the host slots of the open `ReadFiles`, which begins at block `first` of the prefix. `num_read`: how many
+    of its blocks have arrived. `waiting`: the jobs that wait for the read. `ends_at`: the time at which they stop
+    waiting.
+    """
 
     hashes: tuple[BlockHash, ...]
     first: int
@@ -49,16 +53,21 @@ class _PrefixRead:
 
 
 class FileProgress(NamedTuple):
-    """Jobs that need not wait any more, and further blocks to read."""
+    """Hold what `FileTier.fetch` or `FileTier.on_read` has decided.
+
+    `ready`: the jobs that may start, because they need not wait for a read from files any more. `orders`: the reads
+    that the caller must pass to the engine's driver.
+    """
 
     ready: Sequence[JobKey] = ()
     orders: Sequence[ReadFiles] = ()
 
 
 class FileTier:
-    """Decide which blocks are read from files and written to files; who drives the engine carries the effects out.
+    """Decide which blocks are read from files and written to files, and return the reads and writes as effects for the
+    engine's driver.
 
-    `num_read_tokens`: tokens whose KV was read from files since the start.
+    `pool`: the worker's blocks. `num_read_tokens`: tokens whose KV was read from files since the start.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -74,11 +83,16 @@ class FileTier:
     # ---- reads
 
     def fetch(self, job: JobKey, hashes: Sequence[BlockHash], cost: StepCost | None, now: float) -> FileProgress:
-        """Begin to read the blocks of `hashes` that are not cached, or wait for a read of them that is open; return the
-        job as ready, without a change, if it is not to wait.
+        """Begin to read from files those blocks of a prefix that are not cached, or let `job` wait for an open read of
+        them. If the job is not to wait, return it as ready.
 
-        `cost`: predicts how long computing the blocks would take; where reading takes longer, they are not read, and
-        the job stops waiting. None if not known yet.
+        `hashes`: block hashes of the prefix, from its first block to the last one that is cached or in a file. `cost`:
+        predicts how long computing the blocks would take; None if not known yet.
+
+        A job does not wait if nothing is to be read, if an earlier read is overdue, if reading is expected to take
+        longer than computing, or if host memory has no room. `on_tick` releases the jobs that wait for a read when the
+        read has lasted as long as `prefix_fetch_limits` allows for a whole fetch, or `MAX_PREFIX_FETCH_S` seconds where
+        that is unlimited.
         """
         block_size = self._pool.block_size
         first = self._pool.count_hits(hashes)
@@ -99,8 +113,13 @@ class FileTier:
         return FileProgress((), orders) if orders else FileProgress([job])
 
     def on_read(self, read_id: int, num_blocks: int, seconds: float, *, is_over: bool) -> FileProgress:
-        """Cache the next `num_blocks` blocks of an order, which have arrived and took `seconds`. With `is_over` no
-        further block of it arrives."""
+        """Cache the next `num_blocks` blocks of the `ReadFiles` with number `read_id`, which were read in `seconds`
+        seconds.
+
+        `is_over`: no further block of this `ReadFiles` arrives. The result then has the `ReadFiles` for the rest of the
+        prefix. If no further read is possible or needed, it has the jobs that waited for the prefix as ready instead.
+        The result is empty while `is_over` is False.
+        """
         read = self._reads[read_id]
         if num_blocks:
             begin = read.num_read
@@ -118,7 +137,7 @@ class FileTier:
         return FileProgress((), orders) if orders else FileProgress(read.waiting)
 
     def drop(self, job: JobKey) -> None:
-        """Forget a job that has ended."""
+        """Remove a job that has ended from the jobs that wait for a read."""
         for read in self._reads.values():
             if job in read.waiting:
                 read.waiting.remove(job)
@@ -126,7 +145,11 @@ class FileTier:
     # ---- writes
 
     def writes(self, now: float) -> list[WriteFiles]:
-        """Return the blocks to write now: those of host memory that no file has, as many as may be open."""
+        """Return the writes to begin now, of blocks in host memory that no file holds.
+
+        At most `MAX_OPEN_WRITES` writes are open at a time. The result is empty for `WRITE_PAUSE_S` seconds after a
+        write that failed.
+        """
         if now < self._writes_from:
             return []
         writes = self._pool.host.take_writes(MAX_OPEN_WRITES - len(self._writing))
@@ -134,8 +157,11 @@ class FileTier:
         return [WriteFiles(writes)] if writes else []
 
     def on_written(self, slot: HostSlot, block_hash: BlockHash, now: float, *, is_done: bool) -> None:
-        """Record the end of the write of a block. `is_done`: a file holds it now; otherwise it is tried again after
-        `WRITE_PAUSE_S`."""
+        """Record that the write of the block `block_hash`, which host memory holds in `slot`, has ended.
+
+        `is_done`: whether a file holds the block now. If not, it is written again after `WRITE_PAUSE_S` seconds,
+        provided that host memory still holds it then.
+        """
         self._writing.remove(slot)
         if is_done:
             self._pool.note_files([block_hash], ())
@@ -147,7 +173,7 @@ class FileTier:
     # ---- time and books
 
     def on_tick(self, now: float) -> list[JobKey]:
-        """Return the jobs that have waited for too long."""
+        """Release the jobs that have waited for their read for too long, and return them; the reads go on."""
         late: list[JobKey] = []
         for read in self._reads.values():
             if now >= read.ends_at:
@@ -156,7 +182,7 @@ class FileTier:
         return late
 
     def next_deadline(self) -> float:
-        """Return the time before which `on_tick` does nothing."""
+        """Return the time before which `on_tick` does nothing; infinity while no job waits."""
         return min((read.ends_at for read in self._reads.values() if read.waiting), default=math.inf)
 
     @property

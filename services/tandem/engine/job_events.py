@@ -18,8 +18,8 @@ from tandem.sched.state.schedule_result import SequenceUpdate
 def tokens(part: SequenceUpdate, stages: JobStages | None) -> list[Effect]:
     """Build one token event for each token that a step sampled for a choice; empty where it sampled none.
 
-    `stages`: the stage times of the job up to the choice's first token here, to be attached to that token; None for a
-    step without it.
+    `part`: what the step changed for the choice. `stages`: how the time up to the choice's first token on this worker
+    divides into stages, to be attached to the first of the events; None where the step did not sample that first token.
     """
     first = part.first_index
     num_cached = part.num_cached if first == len(part.job.output_tokens) else None
@@ -40,10 +40,11 @@ def ending(part: SequenceUpdate) -> Finished | Failed:
 
 
 def pull_failure_event(key: JobKey, job: Job, kind: ErrorKind, message: str) -> Finished | Failed:
-    """Build the final event of a choice whose pull failed.
+    """Build the final event of a choice whose pull failed: Failed with `kind` and `message`, but Finished where `kind`
+    is CANCELLED.
 
     CANCELLED means that the source has nothing left to hand over. The source's own event then ends the request at the
-    gateway; since this event may arrive first, it must not be a failure.
+    gateway, but may arrive after this event, so this event must not report a failure.
     """
     if kind is ErrorKind.CANCELLED:
         return Finished(key, None, len(job.output_tokens), 0)
@@ -51,7 +52,11 @@ def pull_failure_event(key: JobKey, job: Job, kind: ErrorKind, message: str) -> 
 
 
 def kv_received(key: JobKey, pull: PullTimes) -> KVReceived:
-    """Build the event of a pull whose blocks have arrived; `source` is set only for a remote prefix."""
+    """Build the event that reports to a gateway what a pull has read.
+
+    `key`: the choice for which the gateway gets the event. `pull`: sizes and times of the pull. The event names the
+    source only for a remote prefix.
+    """
     return KVReceived(
         key=key,
         num_blocks=pull.num_blocks,
@@ -66,7 +71,8 @@ def kv_received(key: JobKey, pull: PullTimes) -> KVReceived:
 
 
 def first_tokens(job: ResumeJob, keys: Iterable[JobKey], message: Announcement) -> list[Effect]:
-    """Build token events for the first tokens in an announcement that the job did not know; empty where it has none.
+    """Build a token event for each sampled token in an announcement that the job did not know; empty where the
+    announcement has no such token.
 
     `keys`: the choices of the job that have not ended.
     """
@@ -81,15 +87,15 @@ def first_tokens(job: ResumeJob, keys: Iterable[JobKey], message: Announcement) 
 
 
 def first_index(job: ResumeJob, message: Announcement) -> int:
-    """Return the output index of the first of `message.first_tokens`, for a job of one choice."""
+    """Return the output position of the first token in `message.first_tokens`, for a job of one choice."""
     return message.num_computed - len(job.request.prompt_tokens) + 1 - len(message.first_tokens)
 
 
 def validate_announcement(job: ResumeJob, message: Announcement) -> str | None:
     """Check whether a `ResumeJob` can continue from the tokens in its source's last announcement; return the reason if
-    not.
+    it cannot, else None.
 
-    Returns None if it can, and for every earlier announcement.
+    Returns None for every announcement without tokens.
     """
     num_sampled = len(message.first_tokens)
     if not num_sampled:

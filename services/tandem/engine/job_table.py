@@ -58,11 +58,12 @@ class JobTable:
         return self._older(key)
 
     def examine(self, job: Job) -> tuple[list[JobKey], list[JobKey]] | None:
-        """Return which choices a new job would end: older live attempts, and its own choices that were cancelled before
-        it arrived.
+        """Check whether a new job may be added, and return the choices that it would end, as two lists of keys; change
+        nothing.
 
-        The result is a pair of key lists, or None if the job is known already. Changes nothing. Raises TandemError if
-        the job is fenced, if all its choices were cancelled, or if it is live as another kind of job.
+        The first list has the older live attempts at the job's choices, the second those choices of the job itself that
+        were cancelled before it arrived. Returns None if the job is known already. Raises TandemError if the job is
+        fenced, if all its choices were cancelled, or if it is live as another kind of job.
         """
         if any(type(live) is not type(job) for live in map(self.find, job.keys) if live is not None):
             raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already, as another kind of job")
@@ -91,8 +92,8 @@ class JobTable:
         self.tombstone(key, now)
 
     def tombstone(self, key: JobKey, now: float) -> None:
-        """Reject this attempt at a choice and all older attempts for `memory_s` seconds, because it was cancelled
-        before it arrived."""
+        """Reject the attempt `key` at a choice, and all older attempts, for `memory_s` seconds from `now`, because it
+        has ended or was cancelled before it arrived."""
         choice = (key.request, key.choice)
         fence = self._fences.get(choice)
         self._fences.put(choice, key.attempt if fence is None else max(fence, key.attempt), now)

@@ -29,11 +29,11 @@ PullOutcome = Literal["done", "cancelled", "failed"]
 
 
 class PrefillChunk(NamedTuple):
-    """Known tokens (prompt, or output of an earlier attempt) that one step computed for a job, and the times of the
-    step.
+    """Hold how many known tokens (prompt, or output of an earlier attempt) one step computed for a job, and the times
+    of the step.
 
-    `planned_at` and `ended_at` are in seconds of the engine's clock. With two plans open, a step is planned while the
-    step before it runs, so the times overlap.
+    `planned_at`: when the step was planned, and `ended_at`: when it ended, in seconds of the engine's clock. With two
+    plans open, a step is planned while the step before it runs, so the times overlap.
     """
 
     planned_at: float
@@ -46,9 +46,11 @@ _KINDS = {GenerateJob: "generate", PrefillJob: "prefill", ResumeJob: "resume"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullTimes:
-    """Sizes and times of what a job read from another worker; times are in seconds of the engine's clock.
+    """Hold sizes and times of what a job read from the worker `source`; times are in seconds of the engine's clock.
 
-    - `num_exposed_bytes`: how many of the `num_bytes` had not been read when the last announcement arrived.
+    - `kind`: what was read; `outcome`: how the pull ended.
+    - `num_blocks`, `num_bytes`: what was read; `num_exposed_bytes`: how many of the bytes had not been read when the
+      last announcement arrived.
     - `num_cached_tokens`: tokens that needed no reading, because they were in this worker's prefix cache.
     - `first_announced_at`, `last_announced_at`: arrival of the source's first and last announcement; if there was none,
       the time at which the pull was opened.
@@ -72,7 +74,7 @@ class PullTimes:
     def exposed_s(self) -> float:
         """Return the seconds from the source's last announcement to the end of reading; 0 if no block was read.
 
-        Reading before that costs no time, because the source was still computing.
+        Reading before the last announcement does not delay the job, because the source was still computing.
         """
         return self.ready_at - self.last_announced_at if self.num_blocks else 0.0
 
@@ -84,14 +86,15 @@ class JobTimes:
     Times are the engine's `now`, in seconds.
 
     - `accepted_at`, `ended_at`: when the job was accepted, and when its last choice ended.
-    - `started_at`: when its first step was planned; for a `ResumeJob` set only once that step has ended. None: no step.
-    - `first_token_at`: end of the first step that sampled one of its tokens here; None: no token.
+    - `started_at`: when its first step was planned; for a `ResumeJob` set only once that step has ended. None if it had
+      no step.
+    - `first_token_at`: end of the first step that sampled one of its tokens here; None if none was sampled here.
     - `num_cached`: known tokens whose KV was on this worker before the job started.
     - `num_output`: tokens that the job sampled here, over all choices.
     - `chunks`: the steps that computed known tokens, at most MAX_CHUNKS; the last entry includes all later steps.
     - `pull`: the read of KV from another worker, if there was one.
     - `waits`: what it waited for before it started, as far as the scheduler knows.
-    - `error_kind`, `error`: why the job failed; empty or None if it did not.
+    - `error_kind`, `error`: why the job failed; None and empty if it did not.
     - `live`, `firsts`: only for a live job: the choices that have not ended, and for each choice with a token the
       output index of the first token that it sampled here.
     """
@@ -153,7 +156,7 @@ def stages_of(
 
     `times`: when the job was accepted, when its first step was planned, and when its first token was sampled. `pull`:
     its read of KV, required for a `ResumeJob` (AssertionError otherwise). `spans`: what it waited for before it
-    started. What a `ResumeJob` waited for while its source still computed costs no time and is left out.
+    started. Waits of a `ResumeJob` while its source still computed did not delay the job and are left out.
     """
     accepted_at, started_at, sampled_at = times
     if not isinstance(job, ResumeJob):
@@ -174,7 +177,11 @@ def _waits(stage: Stage, spans: Iterable[WaitSpan], since: float) -> tuple[Wait,
 
 
 class EndedChoice(NamedTuple):
-    """Outcome of a choice, and its number of output tokens, including those of earlier attempts."""
+    """Hold how a choice ended.
+
+    `outcome`: its final state. `num_output`: its output tokens, including those of earlier attempts. `error_kind`,
+    `error`: why it failed; None and empty if it did not.
+    """
 
     outcome: Outcome
     num_output: int = 0
@@ -186,7 +193,8 @@ _OUTCOMES: dict[ErrorKind, Outcome] = {ErrorKind.CANCELLED: "cancelled", ErrorKi
 
 
 def ended_choice(part: SequenceUpdate) -> EndedChoice:
-    """Return the outcome of a choice that the scheduler has ended: failed, finished, handed over or moved."""
+    """Return the final state of a choice that the scheduler has ended: failed, finished, handed over or moved. `part`:
+    the last update of the choice."""
     if part.error is not None:
         return EndedChoice("failed", part.num_output, part.error_kind, part.error)
     if not part.handed_over:
@@ -195,9 +203,10 @@ def ended_choice(part: SequenceUpdate) -> EndedChoice:
 
 
 def dropped_choice(num_output: int, kind: ErrorKind, reason: str, outcome: Outcome | None = None) -> EndedChoice:
-    """Return the outcome of a choice that the engine stops before the scheduler ends it.
+    """Return the final state of a choice that the engine stops before the scheduler has ended it.
 
-    Without `outcome` the outcome follows from `kind`: cancelled, given back (DRAINING) or failed.
+    `num_output`: output tokens of the choice. `kind`, `reason`: why it is stopped. `outcome`: its outcome; with None
+    the outcome follows from `kind`: cancelled, given back (DRAINING) or failed.
     """
     outcome = outcome or _OUTCOMES.get(kind, "failed")
     return EndedChoice(outcome, num_output, kind, reason) if outcome == "failed" else EndedChoice(outcome, num_output)
@@ -213,8 +222,8 @@ class _Plan(NamedTuple):
 class JobTimeline:
     """Record the times of all live jobs, and return each job's record when its last choice ends (`choice_ended`).
 
-    `awaiting_first_token`: the record of the job of each choice that is computed, or is ready to be, and has sampled no
-    token here yet.
+    `awaiting_first_token`: the choices that have sampled no token here yet, of jobs whose computation has begun or
+    whose KV has arrived; each with the record of its job.
     """
 
     def __init__(self) -> None:
@@ -230,7 +239,8 @@ class JobTimeline:
             self._timers[key] = timer
 
     def planned(self, planned: ScheduleResult, now: float) -> None:
-        """Record which jobs a new plan starts, which known tokens it computes, and which pulls got blocks."""
+        """Record what a new plan does at the time `now`: which jobs it starts, which known tokens it computes, and
+        which pulls got blocks."""
         for pull in planned.pulls:
             self._timers[pull.key].waits = pull.waits
         if planned.step is None:
@@ -301,8 +311,8 @@ class JobTimeline:
         return timer
 
     def check(self, job_keys: Iterable[JobKey]) -> None:
-        """Raise AssertionError unless there is a record for each of the jobs `job_keys`, which are all live jobs, and
-        no other."""
+        """Raise AssertionError unless the jobs that have a record are exactly the jobs `job_keys`, the keys of all live
+        jobs."""
         assert {timer.job.key for timer in self._timers.values()} == set(job_keys), "timers and live jobs differ"
         assert self.awaiting_first_token.keys() <= self._timers.keys(), "an ended choice awaits its first token"
 

@@ -57,18 +57,19 @@ class _InflightRead:
 
 class KVConsumer:
     """Read KV blocks from other workers for the jobs of this worker: follow hand-offs, start reads, renew leases, and
-    report each pull once with `PullEnded`.
+    report the end of each pull once with `PullEnded`.
 
-    It owns one open pull per job, the reads, which may outlive their pull, and the blocks that receive remote prefixes.
-    Leases are renewed three times in `limits.lease_s` seconds. `num_prefix_tokens` counts the tokens whose KV was
-    fetched as remote prefixes since the start.
+    It owns one open pull per job, the reads in flight (some of them of pulls that are over), and the blocks that
+    receive remote prefixes. `limits`: lease time and timeouts; leases are renewed three times in `limits.lease_s`
+    seconds. `block_bytes`: size of a KV block, used only in reports. `num_prefix_tokens`: tokens whose KV was fetched
+    as remote prefixes since the start.
 
     A job holds no blocks and keeps no other job from starting while its remote prefix is fetched: the blocks belong to
     a table of the fetch, which is published and released before the job may start. The job then shares the blocks like
     any cached prefix; if they were evicted in between, it computes the prefix. A fetch cannot deadlock: it begins only
-    when each running sequence can grow by a block and every reserved pull still finds its blocks. All blocks that
-    the fetch needs here are allocated at the beginning, its source serves what is already cached there, and both ends
-    have deadlines.
+    when each running sequence can grow by a block and every reserved pull still finds its blocks. All blocks that the
+    fetch needs here are allocated at the beginning, its source serves what is already cached there, and both ends have
+    deadlines.
     """
 
     def __init__(self, pool: BlockPool, limits: HandoffConfig, block_bytes: int = 0) -> None:
@@ -108,12 +109,13 @@ class KVConsumer:
         cost: StepCost | None,
         now: float,
     ) -> list[ConsumerEffect] | None:
-        """Request the remote prefix of an accepted job; return None, without a change, if it is not to be fetched.
+        """Request the remote prefix of an accepted job and return the effects; return None, without a change, if the
+        prefix is not to be fetched.
 
         - `hashes`: the block hashes of the prefix.
         - `demand`: free blocks that must remain for other sequences; without that room the prefix is not fetched.
-        - `cost`: predicts how long computing the prefix would take, after which the fetch is given up; None if not
-          known yet.
+        - `cost`: predicts how long computing the prefix would take, from which the time limits of the fetch follow;
+          None if not known yet.
 
         A prefix whose hand-off key was used before is not fetched again.
         """
@@ -140,10 +142,11 @@ class KVConsumer:
         ]
 
     def on_blocks(self, grant: PullAllocated, now: float) -> list[ConsumerEffect]:
-        """Record the local blocks that the scheduler allocated for a `ResumeJob`, and start reading.
+        """Record the local blocks that the scheduler allocated for the pull of a `ResumeJob`, and start reading into
+        them.
 
-        A migrating sequence may have grown beyond them; more are then allocated, and without room the pull fails as
-        OVERLOADED.
+        If a migrating sequence has grown beyond these blocks, more are allocated. If too few blocks are free for that,
+        the pull fails as OVERLOADED.
         """
         pull = self._by_job[grant.key]
         pull.table = grant.table
@@ -152,9 +155,10 @@ class KVConsumer:
         return self._grant(pull, grant.num_hit_blocks, grant.num_known_blocks, now)
 
     def drop(self, job: Job, kind: ErrorKind, reason: str, now: float) -> list[ConsumerEffect]:
-        """Give up the pull of a job that ends for another reason; return no effects if the job has no pull.
+        """Give up the open pull of a job that ends before its pull, and return the effects, which release the hand-off
+        at its source and report the end of the pull; none if the job has no open pull.
 
-        `kind` and `reason`: why the job ends.
+        `kind` and `reason`: why the job ends. Reads in flight go on until the transport reports their end.
         """
         pull = self._by_job.get(job.key)
         return [] if pull is None else self._give_up(pull, kind, reason, now)
@@ -198,8 +202,8 @@ class KVConsumer:
         """Extend the leases of `keys` to `lease_s` seconds after `sent_at`, the time at which this worker sent the
         renewal.
 
-        A source renews only a lease that it has not ended in between, so its answer also covers the time before: a late
-        answer extends a lease that had run out on this side. Unknown keys are ignored.
+        A source renews only leases that are still open, so its answer proves that they were open all the time before:
+        even an answer that arrives after a lease has run out on this side extends the lease. Unknown keys are ignored.
         """
         for key in keys:
             pull = self._pulls.get(key)
@@ -232,8 +236,8 @@ class KVConsumer:
     def on_read_failed(self, read_id: int, reason: str, *, drained: bool, now: float) -> list[ConsumerEffect]:
         """Give up the pull of a failed read; return no effects if the pull is over or the read unknown.
 
-        `drained`: the read cannot write any more, and its local blocks are free. Otherwise they are quarantined: held,
-        and not used, until `on_peer_lost` with `proven`.
+        `drained`: the read cannot write any more, and its local blocks are free. Otherwise its blocks are quarantined:
+        they are held, and not used, until `on_peer_lost` is called with `proven`.
         """
         read = self._reads.get(read_id)
         if read is None:
@@ -245,10 +249,10 @@ class KVConsumer:
         return self._give_up(read.pull, ErrorKind.KV_LOST, reason, now)
 
     def on_peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[ConsumerEffect]:
-        """Give up all pulls from a peer whose connection is lost.
+        """Give up all pulls from the worker `source`, to which the transport has lost its connection.
 
-        `proven`: none of its reads can still write, so their local blocks are free; otherwise these blocks are
-        quarantined.
+        `proven`: no read from it can still write, so the local blocks of these reads are free. Otherwise these blocks
+        are quarantined.
         """
         effects: list[ConsumerEffect] = []
         self._torn.discard(source)
@@ -264,7 +268,8 @@ class KVConsumer:
     # ---- time and books
 
     def read_on(self, now: float) -> list[ConsumerEffect]:
-        """Start the reads that waited until a step had copied the old content of their local blocks to host memory."""
+        """Start the reads that had to wait because the old content of their local blocks was still to be copied to host
+        memory, as far as these copies are finished."""
         effects: list[ConsumerEffect] = []
         for pull in [pull for pull in self._pulls.values() if pull.num_writable < len(pull.blocks)]:
             self._update_blocks(pull)
@@ -544,10 +549,11 @@ class KVConsumer:
 
 
 def prefix_fetch_limits(num_hits: int, num_blocks: int, block_size: int, cost: StepCost | None) -> tuple[float, float]:
-    """Return the two time limits of a remote prefix fetch, in seconds: without progress, and in all.
+    """Return the two time limits of a remote prefix fetch in seconds: the longest time without progress, and the
+    longest duration of the whole fetch.
 
     The blocks `[num_hits, num_blocks)` are fetched, of `block_size` tokens each. `cost` predicts how long computing
-    them would take; None while that is unknown, and there is then no limit in all.
+    them would take; while it is None (not known yet), the duration of the whole fetch is unlimited (infinity).
     """
     if cost is None:
         return MAX_PREFIX_FETCH_S, math.inf

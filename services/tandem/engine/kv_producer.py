@@ -1,7 +1,8 @@
 """Lease KV blocks to the consumers of hand-offs: which blocks are leased to which worker, and until when.
 
-A lease guarantees that its blocks keep their content, and a consumer reads until it learns that the lease is over. A
-lease that the producer itself ends is therefore held until the consumer releases it, or until the granted time is over.
+A lease guarantees that its blocks keep their content. A consumer reads until it learns that the lease is over; when the
+producer itself ends a lease, it therefore keeps the blocks unchanged until the consumer releases them, or until the
+granted time is over.
 
 Times are seconds of the caller's clock.
 """
@@ -30,10 +31,11 @@ from tandem.sched.state.step_plan import PrefixBlock, StepPlan
 
 @dataclass(slots=True, eq=False)
 class _Onload:
-    """Blocks of a served prefix that are copied from host memory: a table holds them until the step that makes the
+    """Blocks of a served prefix that are copied from host memory: `table` holds them until the step that makes the
     copies is committed, and longer while their lease is open.
 
-    `plan`: number of that step's plan; None before it was planned. `is_over`: the lease has ended.
+    `plan`: number of that step's plan; None before it was planned. `is_filled`: the step is committed. `is_over`: the
+    lease has ended.
     """
 
     table: BlockTable
@@ -44,14 +46,16 @@ class _Onload:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lease:
-    """One hand-off on its producer's side: a time-limited guarantee that its blocks keep their content for a consumer.
+    """Hold one hand-off on its producer's side: a time-limited guarantee that its blocks keep their content for a
+    consumer.
 
-    - `job`: the job that computes the blocks; None for a remote prefix fetch.
+    - `key`: the hand-off and its attempt. `job`: the job that computes the blocks; None for a remote prefix fetch.
     - `blocks`: the leased blocks in the order of the tokens; a consumer may read the first `num_announced`.
-    - `is_migrating`: the sequence of `job` migrates; if it runs, blocks are added.
+    - `is_migrating`: the sequence of `job` migrates; while it runs, the blocks that it completes are added to `blocks`.
     - `prefix_request`: the request of a remote prefix fetch, which leases blocks that are in the prefix cache.
-    - `consumer`: the worker that follows the hand-off, None before it does; `announcements`: all that were made so far,
-      which a new follower gets from the first on.
+    - `onload`: blocks of the prefix that are copied from host memory first; None if there are none.
+    - `consumer`: the worker that follows the hand-off; None before one does.
+    - `announcements`: all announcements made so far; a new follower gets them from the first on.
     - `expires_at`: end of the lease unless it is renewed, in seconds of the caller's clock.
     """
 
@@ -78,7 +82,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class _ClosedHandoff:
-    """Hand-off of which no attempt up to `attempt` can be opened or followed; `kind` is how the last attempt ended."""
+    """Record of a hand-off that has ended: its attempts up to number `attempt` cannot be opened or followed any more.
+    `kind`: how the last of these attempts ended."""
 
     attempt: int
     kind: ErrorKind
@@ -87,15 +92,16 @@ class _ClosedHandoff:
 class KVProducer:
     """Lease KV blocks of one worker to consumers, announce them as they are computed, and end the leases.
 
-    There is one open lease per hand-off id; a newer attempt ends the older one. A lease that the producer ends while it
-    may still be read is withdrawn: its blocks are held until the consumer releases it or it expires. Methods that end a
-    lease return the job that computes for it where the engine has to end that job. Ended hand-offs are remembered for
-    `memory_s` seconds, so that a late consumer is notified.
+    There is one open lease per hand-off id; a newer attempt ends the older one. A lease lasts for `lease_s` seconds
+    after it was opened, followed or last renewed. If the producer ends a lease that may still be read, the lease is
+    withdrawn: its blocks are held until the consumer releases it or it expires. A method that ends a lease returns the
+    job that still computes for this lease if the engine must end the job. Ended hand-offs are remembered for `memory_s`
+    seconds, so that a late consumer is notified.
 
     The blocks of remote prefix fetches ("served prefixes") and of `hand_over_cached` are always digested, even where
     `digest_handoffs` is off, because the plan that digests a block also waits for its copy from host memory. Blocks
-    that are only in host memory are copied back first, into free blocks: as a hit of this worker's own would do, and
-    within the same bounds as all leases.
+    that are only in host memory are first copied back into free blocks, as for a prefix hit of this worker's own jobs;
+    they count towards the limit on leased blocks like all others.
     """
 
     def __init__(self, pool: BlockPool, lease_s: float, *, memory_s: float = 60.0) -> None:
@@ -121,11 +127,12 @@ class KVProducer:
         is_migrating: bool = False,
         prefix_request: RemotePrefixRequest | None = None,
     ) -> tuple[JobKey | None, list[Effect]]:
-        """Open a lease without blocks for a hand-off; return the job of the older attempt that it ends, if any, and the
-        effects.
+        """Open the lease of a hand-off, which has no blocks yet. Return the job of the older attempt that this ends,
+        None if there is none, and the effects.
 
-        `job`: the job that computes its blocks; None for a remote prefix fetch. `is_migrating`: for a sequence that
-        migrates. Raises TandemError (CANCELLED) when a newer attempt exists or this one has ended.
+        `job`: the job that computes the blocks; None for a remote prefix fetch. `is_migrating`: whether the lease is
+        for a sequence that migrates. `prefix_request`: the request of a remote prefix fetch, else None. Raises
+        TandemError (CANCELLED) when a newer attempt exists or this one has ended.
         """
         self._forget(now)
         old = self._leases.get(key.handoff)
@@ -140,7 +147,8 @@ class KVProducer:
         return None if old is None else old.job, effects
 
     def start(self, key: HandoffKey, blocks: tuple[BlockId, ...], num_skipped: int = 0) -> None:
-        """Record the blocks of a lease, which the caller has already marked as leased in the pool.
+        """Record that the open lease of `key` now has `blocks`, which the caller has already marked as leased in the
+        pool.
 
         The first `num_skipped` blocks are not announced, because the consumer has them; they are held only as parents
         of the blocks after them.
@@ -151,7 +159,8 @@ class KVProducer:
         lease.num_announced = num_skipped
 
     def on_chunk(self, job: PrefillJob, progress: SequenceUpdate, now: float) -> list[Effect]:
-        """Announce the blocks that a step of a prefill completed.
+        """Announce the blocks that a step of the prefill `job` completed. `progress`: what the step changed for the
+        sequence.
 
         A prefill that failed, or whose request ended with its first token, leaves nothing to hand over: its lease is
         withdrawn, and the consumer is notified.
@@ -178,9 +187,9 @@ class KVProducer:
         """Lease and announce the blocks of a migrating sequence that became complete.
 
         - `fresh`: these blocks with their digests, in order.
-        - `num_computed`, `num_cached`: tokens of the sequence with complete KV, and prompt tokens that were
-          prefix-cache hits.
-        - `last`: once the sequence has stopped here, the output tokens that the consumer does not know; empty before.
+        - `num_computed`: tokens of the sequence with complete KV. `num_cached`: prompt tokens that were prefix-cache
+          hits.
+        - `last`: once the sequence has stopped on this worker, the output tokens that the consumer lacks; empty before.
         """
         lease = self._leases[key.handoff]
         assert lease.is_migrating and lease.state is LeaseState.OFFERED, f"{lease!r} does not grow"
@@ -190,11 +199,13 @@ class KVProducer:
         return self._announce(lease, len(lease.blocks), fresh, num_computed, last, num_cached)
 
     def hand_over_cached(self, key: HandoffKey, hashes: Sequence[BlockHash], demand: BlockDemand) -> list[Effect]:
-        """Lease the leading blocks of a preempted sequence that are cached here, for its consumer, which computes the
-        tokens after them; the sequence must not start meanwhile.
+        """Lease blocks of a preempted sequence to the consumer of the hand-off `key`: the leading blocks that are
+        cached on this worker. The consumer computes the tokens behind these blocks. The caller must keep the sequence
+        from starting meanwhile.
 
-        As for served prefixes, the blocks are announced as plans digest them. `hashes`: of the sequence's full blocks.
-        As many are leased as leave room for `demand`; the last announcement has no tokens.
+        `hashes`: the hashes of the sequence's full blocks. `demand`: free blocks that must remain for other sequences;
+        it limits how many blocks are leased. The blocks are announced once plans have digested them, like those of
+        served prefixes; the last announcement has no tokens.
         """
         lease = self._leases[key.handoff]
         blocks = self._lease_cached(lease, hashes[: self._num_within_room(hashes, demand)])
@@ -213,7 +224,7 @@ class KVProducer:
 
     def on_planned(self, plan: StepPlan) -> None:
         """Record that a plan digests the blocks `plan.digests`, which are the first ones of `blocks_to_digest`, and
-        makes all copies that were queued."""
+        makes all copies from host memory that were queued for served prefixes."""
         for onload in self._onloads:
             onload.plan = plan.number if onload.plan is None else onload.plan
         num_left = len(plan.digests)
@@ -231,9 +242,9 @@ class KVProducer:
     def on_digests(self, number: int, digests: Sequence[BlockDigest], now: float) -> list[Effect]:
         """Announce the blocks of served prefixes whose digests the finished plan `number` computed.
 
-        `digests` has all blocks that the plan was to digest, or none where the plan failed; then the leases are
-        withdrawn. Leases that have ended meanwhile are skipped. To be called for each plan that is over, because its
-        copies are made then.
+        `digests` has one entry for each block that the plan was to digest, or is empty where the plan failed; then the
+        leases of these blocks are withdrawn. Leases that have ended meanwhile are skipped. Must be called for each plan
+        that is over, even without digests, because the copies from host memory that the plan made are complete then.
         """
         for onload in [onload for onload in self._onloads if onload.plan == number]:
             onload.is_filled = True
@@ -264,12 +275,13 @@ class KVProducer:
         prefix_request: RemotePrefixRequest | None = None,
         demand: BlockDemand = NO_DEMAND,
     ) -> list[Effect]:
-        """Send the announcements of a hand-off to `consumer`: all made so far immediately, later ones as they are made.
+        """Let the worker `consumer` follow a hand-off: send it all announcements made so far immediately, and later
+        ones as they are made.
 
         With a `prefix_request` the cached blocks that it names are leased first, as many as leave room for `demand`. If
-        the hand-off is not open yet, its consumer is remembered; if it has ended, the consumer is notified. A consumer
-        whose `prefix_request` differs from that of the lease is also notified of an end: it would publish blocks under
-        wrong hashes.
+        the hand-off is not open yet, its consumer is remembered. If it has ended, the consumer is notified. A consumer
+        whose `prefix_request` differs from that of the lease is also notified that the hand-off has ended, because it
+        would publish the blocks under wrong hashes.
         """
         effects = [] if prefix_request is None else self._serve_prefix(key, prefix_request, demand, now)
         lease = self.find(key)
@@ -283,11 +295,13 @@ class KVProducer:
         return [*effects, *(SendAnnouncement(consumer, message) for message in lease.announcements)]
 
     def on_renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
-        """Extend open leases to `now` plus the lease time; `now` is the time at which the producer answers.
+        """Extend the open leases of the hand-offs `keys` to `now` plus the lease time, because `consumer` has requested
+        it; `now` is the time at which the producer answers.
 
-        The consumer is notified of each hand-off that has ended or is unknown. A hand-off that the consumer follows and
-        that is not open yet is neither extended nor reported. A lease that opened after its consumer's `on_follow` was
-        forgotten has no consumer: the one that renews it follows it from now on, else both would wait for ever.
+        The effects notify the consumer of each hand-off that has ended or is unknown. A hand-off that is followed but
+        not open yet is neither extended nor reported. A lease has no consumer if it opened only after the `on_follow`
+        of its consumer was forgotten. Then `consumer` follows it from now on, because producer and consumer would
+        otherwise wait for each other for ever.
         """
         effects: list[Effect] = []
         for key in keys:
@@ -302,11 +316,11 @@ class KVProducer:
         return effects
 
     def on_release(self, key: HandoffKey, now: float, kind: ErrorKind = ErrorKind.KV_LOST) -> JobKey | None:
-        """End a lease that its consumer has released and free its blocks; return the job that still computes for it, if
-        any.
+        """End a lease that its consumer has released, and free its blocks. Return the job that still computes for it,
+        None if there is none.
 
-        A hand-off that was never opened cannot be opened later. `kind` is reported to consumers that follow the
-        hand-off later.
+        A hand-off that was never opened cannot be opened later. `kind`: the kind of error that is reported to consumers
+        that follow the hand-off later.
         """
         lease = self.find(key) or self._withdrawn.get(key)
         self._awaited.pop(key)
@@ -417,8 +431,8 @@ class KVProducer:
     def _serve_prefix(
         self, key: HandoffKey, prefix_request: RemotePrefixRequest, demand: BlockDemand, now: float
     ) -> list[Effect]:
-        """Open the lease of the leading requested blocks that are cached here, those included that the consumer has,
-        because later blocks depend on them.
+        """Open a lease on the leading requested blocks that are cached here. It includes blocks that the consumer has
+        already, because later blocks depend on them.
 
         Without such blocks, or for a key that was used, no lease is open afterwards. An older attempt ends only if it
         is a served prefix too.

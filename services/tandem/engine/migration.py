@@ -6,9 +6,9 @@ nearly all of them, it requests the remainder: the next token is the sequence's 
 everything that the consumer does not know. If the consumer is lost, the offer is void, and the sequence goes on; a
 draining worker offers it anew.
 
-A preempted sequence is offered in the same way, and starts again meanwhile if it can. Once its consumer has room and
-requests the remainder, it does not start any more, and what is cached of its KV is handed over; the consumer computes
-the rest.
+A preempted sequence is offered too, and starts again meanwhile if it can. Once its consumer has room and requests the
+remainder, the sequence does not start here any more, and those of its blocks that are cached are handed over; the
+consumer computes the rest.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from tandem.sched.state.sequence import Sequence as Seq
 class Migrations:
     """Offer running and preempted sequences to other workers, and keep each offer until it is taken or void.
 
-    All running sequences are offered by `offer_all` once `begin_drain` was called, and single ones by `offer`. The
-    class also owns `Sequence.migration_state`; besides it only the plan that freezes a sequence writes that field.
-    Counted since the start of the drain: `num_migrated` sequences that other workers took over, and `num_requeued` jobs
-    that failed as DRAINING, because they had nothing to migrate or blocked others.
+    `offer_all` offers all running sequences once `begin_drain` was called, `offer` a single sequence. The class also
+    owns `Sequence.migration_state`; besides it only the plan that freezes a sequence writes that field. `num_migrated`:
+    sequences that other workers took over since the start of the drain. `num_requeued`: choices that failed as DRAINING
+    since then, because they had nothing to migrate or blocked others.
     """
 
     def __init__(self, state: SchedulerState, producer: KVProducer) -> None:
@@ -57,10 +57,11 @@ class Migrations:
         return bool(self.not_worth_migrating()) or next(self._not_offered(), None) is not None
 
     def not_worth_migrating(self) -> list[JobKey]:
-        """Return the choices to requeue because they have no KV of their own here, which are those being pulled and
-        waiting ones without a consumer.
+        """Return the choices that a draining worker should requeue on other workers instead of migrating them, because
+        they have no KV of their own here. Empty while `is_draining` is False.
 
-        Empty before `is_draining`.
+        The KV of such a choice is still being pulled, or the choice waits to be computed. A waiting choice that is
+        being handed over to a consumer is left out.
         """
         if not self.is_draining:
             return []
@@ -68,12 +69,12 @@ class Migrations:
         return [key for seq in chain(waiting, self._state.pulling.values()) for key in seq.keys]
 
     def blocking_jobs(self) -> list[JobKey]:
-        """Return the one choice to requeue when migrating sequences hold all blocks and no step can be planned.
+        """Return the choice to requeue when migrating sequences hold all blocks and no step can be planned, as a list
+        of one; the list is empty if blocks will become free without requeueing.
 
-        The list is empty if blocks will become free without it. A sequence that a consumer reads is not preempted. If
-        such sequences hold all blocks, none of them can sample the last token after which it is handed over; once the
-        youngest is requeued, the others can. Blocks will become free if a sequence has stopped here, or a lease waits
-        for its release.
+        A sequence that a consumer reads is not preempted. If such sequences hold all blocks, none of them can sample
+        the last token after which it is handed over. Once the youngest of them is requeued, the others can. Blocks will
+        become free without that if a sequence has stopped here, or if a consumer is still to release a lease.
         """
         if self._producer.is_awaiting:
             return []
@@ -87,14 +88,16 @@ class Migrations:
 
     def offer_all(self) -> list[Effect]:
         """Offer the running sequences of a draining worker that are not offered yet; return one `MigrationOffered` for
-        each. Empty before `is_draining`."""
+        each. Empty while `is_draining` is False."""
         return [self._offer(job, is_requested=False) for job in self._not_offered()]
 
     def offer(self, job: JobKey, now: float) -> list[Effect]:
         """Offer one running or preempted sequence because its gateway asks for it, and return its `MigrationOffered`.
 
-        An offer before, which no consumer follows, is void. The result is empty for a choice that has not begun here or
-        that a consumer follows, for a prefill, which is handed over anyway, and on a draining worker, which offers all.
+        `job`: the key of the sequence's choice. If the sequence was offered before and no consumer follows that offer,
+        that offer becomes void. The result is empty for a choice that has not begun here, and for one that a consumer
+        follows already. It is also empty for a prefill, which is handed over anyway, and on a draining worker, which
+        offers all running sequences anyway.
         """
         if self.is_draining:
             return []
@@ -105,7 +108,8 @@ class Migrations:
         return [self._offer(job, is_requested=True)]
 
     def begin_drain(self, now: float) -> None:
-        """Let `offer_all` offer all running sequences, also those whose requested offer no consumer follows."""
+        """Start the drain: from now on `offer_all` offers all running sequences. Earlier offers that no consumer
+        follows become void, so their sequences are offered again."""
         self.is_draining = True
         for job in list(self._offers):
             self._void(job, now)
@@ -128,12 +132,14 @@ class Migrations:
         self._announce(key, seq, ())
 
     def request_remainder(self, key: HandoffKey, num_known: int, demand: BlockDemand, now: float) -> list[Effect]:
-        """Let the sequence stop, because its consumer has nearly all KV: after its next token, or before it starts
-        again if it is preempted. Return the effects.
+        """Stop the sequence of an offer because its consumer has nearly all of its KV, and hand over the rest; return
+        the effects.
 
-        `num_known`: output tokens that the consumer knows. Of the cached blocks of a preempted sequence as many are
-        handed over as leave room for `demand`; if the consumer knows fewer tokens than were sampled here, the offer is
-        withdrawn, because it would sample them anew. Ignored unless a consumer follows the offer, and on a second call.
+        `num_known`: output tokens that the consumer knows. A running sequence stops after its next token. A preempted
+        sequence does not start again: as many of its cached blocks are handed over as leave room for `demand`. If the
+        consumer of a preempted sequence knows fewer output tokens than were sampled here, the offer is withdrawn
+        instead, because the consumer would sample the others anew. Does nothing for a key that is not an offer, for an
+        offer that no consumer follows, and on a second call.
         """
         job = self._jobs.get(key)
         if job is None or self._producer.find(key) is None or key in self._num_known:
@@ -155,7 +161,8 @@ class Migrations:
     def computed(self, part: SequenceUpdate) -> list[Effect]:
         """Announce the blocks of an offered sequence that a step completed; empty where no consumer follows the offer.
 
-        Once the sequence has stopped, all remaining blocks and its last tokens are announced.
+        `part`: what the step changed for the choice. Once the sequence has stopped, all remaining blocks and its last
+        tokens are announced.
         """
         key = self._offers.get(part.key)
         if key is None or self._producer.find(key) is None:
@@ -165,8 +172,8 @@ class Migrations:
     def released(self, key: HandoffKey, now: float, *, is_taken: bool) -> JobKey | None:
         """End the lease of an offer; return the choice if it has migrated, so that the caller ends it here, else None.
 
-        It has migrated when the consumer has taken all (`is_taken`) and the sequence had stopped; otherwise the
-        sequence goes on here. None also for a key that is not an offer.
+        A choice has migrated if its consumer has taken everything (`is_taken`) and its sequence has stopped here;
+        otherwise the sequence goes on here. Returns None also for a key that is not an offer.
         """
         job = self._jobs.get(key)
         if job is None:
@@ -193,7 +200,8 @@ class Migrations:
         return True
 
     def expired(self, key: HandoffKey) -> bool:
-        """Continue a sequence here whose offer's lease has ended; return False if `key` is not an offer."""
+        """Forget an offer whose lease has ended, and let its sequence go on here: it may start, be preempted and be
+        offered again. Returns False, and changes nothing, if `key` is not an offer."""
         job = self._jobs.get(key)
         if job is None:
             return False
@@ -204,8 +212,8 @@ class Migrations:
         return True
 
     def end_withdrawn(self) -> None:
-        """Let the preempted sequences start again whose leases have ended because their blocks could not be
-        digested."""
+        """Forget the offers of preempted sequences whose leases were withdrawn because their blocks could not be
+        digested, and let these sequences start again here."""
         for key in [key for key in self._num_known if self._producer.find(key) is None]:
             self.expired(key)
 
@@ -213,8 +221,8 @@ class Migrations:
         """Withdraw the offer of a choice that has ended, and return the notification of its consumer; empty where there
         is no offer.
 
-        A choice that is CANCELLED after it was handed over has migrated, because its gateway may know of the migration
-        before this worker does.
+        `kind`, `reason`: why the choice ended; both are sent to the consumer. A choice that ends as CANCELLED after its
+        sequence has stopped here counts as migrated: its gateway has heard of the migration before this worker.
         """
         key = self._offers.get(job)
         if key is None:

@@ -1,4 +1,4 @@
-"""Define the interfaces that the engine's drivers need: executor and step observer."""
+"""Define the interfaces that the engine's drivers need: executor, pipeline, host memory and step observer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Executor(Protocol):
 
     @property
     def num_host_slots(self) -> int:
-        """Number of blocks that fit into host memory in addition to the pool; plans copy blocks to them and back."""
+        """Number of slots of host memory, each for one block besides those of the pool; plans copy blocks into slots
+        and back."""
         ...
 
     @property
@@ -66,11 +67,12 @@ class HostBlocks(Protocol):
     other caller uses."""
 
     def host_view(self, slot: HostSlot) -> memoryview:
-        """Return the bytes of a slot, to be read or written."""
+        """Return a writable view of the bytes of a slot."""
         ...
 
     def digest_host(self, slots: Sequence[HostSlot]) -> list[tuple[int, ...]]:
-        """Return the digests of slots, one unsigned 64-bit number per KV head."""
+        """Return the digests of the blocks in `slots`: for each slot one unsigned 64-bit number per KV head. Each block
+        is digested as if it were the first of a prompt."""
         ...
 
 

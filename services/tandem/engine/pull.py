@@ -16,29 +16,30 @@ from tandem.kv.handoff import BlockDigest, PullState
 
 @dataclass(eq=False, repr=False)
 class Pull:
-    """One open hand-off on its consumer's side: the read of the KV of a `ResumeJob`, or of a remote prefix for another
-    job.
+    """Hold the state of one open hand-off on its consumer's side: the read of the KV of a `ResumeJob`, or of a remote
+    prefix for another job.
 
     - `offered`: blocks that the source announced, from block index `first_index` on. The source of a remote prefix does
       not offer the blocks before, because they are cached here.
-    - `table`, `blocks`: the local block table that is read into, and its block ids; `hashes`: the block hashes of a
+    - `table`, `blocks`: the local block table that is read into, and its block ids. `hashes`: the block hashes of a
       remote prefix.
-    - `num_hits`: leading blocks that were local before; `num_ready`: leading blocks that are local now.
+    - `num_hits`: leading blocks that were local before the pull. `num_ready`: leading blocks that are local now.
     - `num_known`: leading blocks that are to be read or were local before. For a migrating sequence it is final only
       after the last announcement.
-    - `num_writable`: leading `blocks` that reads may write now; `next_index`: the first block for which no read was
+    - `num_writable`: leading `blocks` that reads may write now. `next_index`: the first block for which no read was
       started.
-    - `num_computed`, `num_cached`: tokens whose KV the source offers, and prompt tokens that were prefix-cache hits
-      there.
-    - `was_announced`, `has_last_announcement`: an announcement, the last announcement has arrived.
-    - `remainder_requested`: the consumer has requested from the source that it stops the migrating sequence and hands
-      it over.
-    - `open_reads`: numbers of the reads in flight; `num_exposed`: blocks not read when the last announcement arrived.
-    - `lease_until`: end of the lease at the source; None before its first answer.
-    - `busy_since`: since when a read is in flight; `busy_s`: seconds with reads in flight before that.
+    - `num_computed`: tokens whose KV the source offers. `num_cached`: prompt tokens that were prefix-cache hits at the
+      source. `first_tokens`: the sampled tokens of the last announcement.
+    - `was_announced`: at least one announcement has arrived. `has_last_announcement`: the last one has arrived.
+    - `is_migrating`: the sequence migrates from the source. `remainder_requested`: the consumer has requested from the
+      source that it stops this sequence and hands it over.
+    - `open_reads`: numbers of the reads in flight. `num_exposed`: blocks not read when the last announcement arrived.
+    - `lease_until`: end of the lease at the source; None before the source's first answer.
+    - `busy_since`: time since which at least one read is in flight. `busy_s`: seconds with reads in flight before that
+      time.
 
     A pull is given up after `timeout_s` without progress, and at `ends_at`. Times are in seconds of the caller's clock.
-    A remote prefix fetch is useful without its last blocks.
+    If only the first blocks of a remote prefix arrive, they are used.
     """
 
     key: HandoffKey
@@ -141,11 +142,11 @@ class Pull:
             self.num_ready += self._ahead.pop(self.num_ready)
 
     def times(self, outcome: PullOutcome, num_local: int, now: float, block_size: int, block_bytes: int) -> PullTimes:
-        """Return the record of this pull for reports, with `outcome`, when it ends at `now`.
+        """Return the record of this pull for reports, when it ends at `now` with `outcome`.
 
-        `num_local`: how many leading blocks of the sequence are in this worker's memory at the end; those that were
-        here before the pull (`num_hits`) do not count as read. `block_size`: tokens per block; `block_bytes`: bytes per
-        block.
+        `num_local`: how many leading blocks of the sequence are in this worker's memory at the end. The first
+        `num_hits` of them were here before the pull and do not count as read. `block_size`: tokens per block.
+        `block_bytes`: bytes per block.
         """
         num_blocks = num_local - self.num_hits
         return PullTimes(

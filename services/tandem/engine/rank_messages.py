@@ -1,8 +1,8 @@
 """Define the messages between the first rank of a tensor-parallel executor and the other ranks, as frozen values.
 
-A rank begins with RankReady, which the first rank answers by StartJoining once all ranks are ready, or by RankRefused.
-Numbers that are already on a device are not part of the messages: the ranks exchange them directly, see `Forward` and
-`Logits`.
+The process of another rank first sends RankReady. The first rank answers with StartJoining once all ranks are ready, or
+with RankRefused. Numbers that are already on a device are not part of the messages: the ranks exchange them directly,
+see `Forward` and `Logits`. The pool of a rank is its part of the KV pool, the KV heads of this rank.
 """
 
 from __future__ import annotations
@@ -23,37 +23,39 @@ class RanksLost(DeviceLost):
 
 @dataclass(frozen=True, slots=True)
 class SpillBlocks:
-    """Copy blocks from the pool to host memory: pairs of (block, host slot)."""
+    """Tell a rank to copy blocks from its pool to its host memory. `copies`: pairs (block, host slot)."""
 
     copies: tuple[Offload, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FillBlocks:
-    """Copy blocks from host memory back to the pool: pairs of (host slot, block)."""
+    """Tell a rank to copy blocks from its host memory back to its pool. `copies`: pairs (host slot, block)."""
 
     copies: tuple[Onload, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks:
-    """Copy blocks inside the pool: pairs of (source, target)."""
+    """Tell a rank to copy blocks inside its pool. `copies`: pairs (source block, target block)."""
 
     copies: tuple[tuple[BlockId, BlockId], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClearBlocks:
-    """Fill these blocks of the pool with zeros."""
+    """Tell a rank to fill `blocks` of its pool with zeros."""
 
     blocks: tuple[BlockId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DigestBlocks:
-    """Compute the digests of `num_blocks` blocks, each rank for its own KV heads, and gather them at the first rank.
+    """Tell a rank to compute the digests of `num_blocks` blocks for its own KV heads, and to send them to the first
+    rank by a gather.
 
-    The block ids and their positions in the prompt are broadcast, so they are not part of the message.
+    The first rank broadcasts the block ids and their indices in the prompt to all ranks, so they are not part of the
+    message.
     """
 
     num_blocks: int
@@ -61,10 +63,12 @@ class DigestBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Run the model on a batch whose numbers (token ids, positions, block tables) are broadcast to the ranks.
+    """Tell a rank to run its part of the model on a batch. The first rank broadcasts the batch's numbers (token ids,
+    positions, block tables) to all ranks, so the message has only their sizes.
 
-    `num_rows` tokens of `num_sequences` sequences are computed; each block table has `num_blocks` columns.
-    `num_decodes` and `max_rows` are those of `tandem_kernels.contract.AttentionBatch`.
+    `num_rows`: tokens that are computed. `num_sequences`: sequences to which these tokens belong; the first
+    `num_decodes` of them compute one token each. `num_blocks`: columns of the block tables. `max_rows`: no sequence
+    computes more tokens. See `tandem_kernels.contract.AttentionBatch`.
     """
 
     num_rows: int
@@ -76,7 +80,8 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Compute the logits of `num_rows` hidden states, which the first rank broadcasts."""
+    """Tell a rank to compute its part of the logits of `num_rows` tokens, whose hidden states the first rank broadcasts
+    to all ranks."""
 
     num_rows: int
 
@@ -87,9 +92,9 @@ RankCommand = SpillBlocks | FillBlocks | CopyBlocks | ClearBlocks | DigestBlocks
 
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
-    """Start the transfer agent of a rank, which reads KV from other workers. Answered by RankRegistered.
+    """Tell a rank to start its transfer agent, which reads KV from other workers. The rank answers with RankRegistered.
 
-    `worker` names the incarnation of the worker to which the rank belongs.
+    `worker`: the incarnation of the worker to which the rank belongs.
     """
 
     worker: WorkerRef
@@ -97,7 +102,8 @@ class StartTransfer:
 
 @dataclass(frozen=True, slots=True)
 class StopTransfer:
-    """Stop the transfer agent of a rank once its open reads have ended. Answered by TransferStopped."""
+    """Tell a rank to stop its transfer agent once the agent's open reads have ended. The rank answers with
+    TransferStopped."""
 
 
 AgentCommand = StartTransfer | StopTransfer | Command
@@ -106,20 +112,23 @@ AgentCommand = StartTransfer | StopTransfer | Command
 
 @dataclass(frozen=True, slots=True)
 class StartJoining:
-    """Join the process group of the ranks: all of them are ready."""
+    """Tell a rank to join the process group of the ranks, because all of them are ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRefused:
-    """End, because the first rank cannot work with this one. Answers RankReady."""
+    """Tell a rank to end its process, because the first rank cannot work with it. `message`: the reason. Sent in answer
+    to RankReady, or after Loaded if the rank has loaded another model."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoreEntry:
-    """Set an entry of the store through which ranks find each other. Any rank sends it to the first one, which passes
-    it on to all others."""
+    """Tell a rank to set the entry `key` to `value` in its copy of the store through which ranks find each other.
+
+    A rank that sets an entry sends it to the first rank, which passes it on to all other ranks.
+    """
 
     key: str
     value: bytes
@@ -131,9 +140,9 @@ GroupCommand = StartJoining | RankRefused | StoreEntry
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """Report that the process of rank `rank` has started and is about to connect to the other ranks.
+    """Report to the first rank that the process of rank `rank` has started and is about to connect to the other ranks.
 
-    `settings`: what must be equal for all ranks, by name.
+    `settings`: the settings that must be equal on all ranks, as text by name.
     """
 
     rank: int
@@ -142,8 +151,11 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Report that a rank has loaded its part of the weights and accepts commands; its pool has room for `num_blocks`
-    blocks. `weights`: digest of the files that it has loaded; empty where another rank of its machine reports it."""
+    """Report to the first rank that a rank has loaded its part of the model and accepts commands.
+
+    `num_blocks`: blocks for which its pool has room. `weights`: digest of the model files on its machine; empty where
+    another rank of this machine reports it, or the worker runs on one machine only.
+    """
 
     num_blocks: int
     weights: str = ""
@@ -151,7 +163,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """Report that the process of a rank ends because of an error."""
+    """Report to the first rank that the process of a rank ends because of an error. `kind`, `message`: the error."""
 
     kind: ErrorKind
     message: str
@@ -159,7 +171,8 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True)
 class RankRegistered:
-    """Report that the KV pool of a rank can be read by other workers; `peer` describes this rank alone."""
+    """Report to the first rank that other workers can read the pool of a rank. `peer`: what they need to read this one
+    pool."""
 
     peer: TransportPeer
 

@@ -28,8 +28,10 @@ _SECTIONS = ("engine", "speculative", "slo", "lanes", "handoff")
 class StepLogHead:
     """First line of a step log: the worker, its model and the settings that its steps depend on.
 
-    `num_threads`: compute threads; 0 if unknown. `num_blocks`: KV blocks of the worker's pool. `layout`: shape and data
-    type of a KV block. `settings`: the sections of `Config` that determine a step's work, see `step_settings`.
+    `worker`: worker id and incarnation as text. `pool`: the role with which the worker was started. `model`: name of
+    its model. `num_threads`: compute threads; 0 if unknown. `num_blocks`: KV blocks of the worker's pool. `layout`:
+    shape and data type of a KV block. `settings`: the sections of `Config` that determine a step's work, see
+    `step_settings`.
     """
 
     worker: str
@@ -42,14 +44,15 @@ class StepLogHead:
 
     @property
     def config(self) -> Config:
-        """Return the configuration with these settings and defaults for all others. Raises TandemError for invalid
-        settings."""
+        """Return the configuration that has the logged `settings`, and defaults for all settings that are not logged.
+        Raises TandemError for invalid settings."""
         return build([(self.worker, self.settings)])
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """One step, and the time at which it ended, in seconds since the epoch."""
+    """Hold one step of a step log. `at`: when the step ended, in seconds since the epoch. `record`: its prediction and
+    measurement."""
 
     at: float
     record: StepRecord

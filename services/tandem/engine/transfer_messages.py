@@ -17,10 +17,10 @@ from tandem.kv.layout import KVLayout, KVRegion
 
 @dataclass(frozen=True, slots=True)
 class TransportRank:
-    """What other workers need to read the KV pool of one tensor-parallel rank.
+    """Hold what other workers need to read the KV pool of one tensor-parallel rank.
 
     `agent`: name of the rank's transport agent, unique to the incarnation of the worker. `metadata`: the handshake data
-    of that transport. `region`: where the rank's pool is in memory, and which KV heads it holds.
+    of the agent's transport. `region`: where the rank's pool is in memory, and which KV heads it holds.
     """
 
     agent: str
@@ -30,7 +30,7 @@ class TransportRank:
 
 @dataclass(frozen=True, slots=True)
 class TransportPeer:
-    """What a worker sends to other workers so that they can read its KV blocks.
+    """Hold what a worker sends to other workers so that they can read its KV blocks.
 
     `layout` is the layout of the whole model. A block has the same number in the pools of all `ranks`; each pool holds
     the KV heads that its region names.
@@ -48,14 +48,15 @@ class TransportPeer:
 
 @dataclass(frozen=True, slots=True)
 class ConnectPeer:
-    """Connect to a peer so that its blocks can be read; answered by Connected or ConnectFailed."""
+    """Tell the transfer thread to connect to a peer, another worker, so that the peer's blocks can be read. The thread
+    answers with Connected or ConnectFailed."""
 
     peer: TransportPeer
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Cancel the read with number `id`: transfer no more of its blocks.
+    """Tell the transfer thread to cancel the read with number `id`, that is to transfer no more of its blocks.
 
     Transfers already passed to the transport run to their end; the read is then reported once, like any other.
     """
@@ -65,15 +66,16 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """Transfer a few bytes through the transport; answered by SelfTestDone, or not at all if the transport hangs."""
+    """Tell the transfer thread to transfer a few bytes of this worker's own memory through the transport. The thread
+    answers with SelfTestDone, or not at all if the transport hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetPolling:
-    """Set how often the transfer thread polls the transport; `busy`: often.
+    """Tell the transfer thread how often to poll the transport: often if `busy`, else rarely.
 
-    Set `busy` while a lease is open on this worker, because peers may then read from it, and their reads over TCP
-    advance only when this worker polls.
+    Set `busy` while a lease, pull or read is open on this worker. While a lease is open, peers may read from this
+    worker, and their reads over TCP advance only when this worker polls.
     """
 
     busy: bool
@@ -140,9 +142,10 @@ class ConnectFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """Report that a connected peer was disconnected, after all reads from it were reported.
+    """Report that the connection to `peer` has ended, after the end of each read from it was reported.
 
-    `proven`: nothing writes into the local blocks of any of these reads any more.
+    `proven`: nothing writes into the local blocks of any of these reads any more. `reason`: why the connection has
+    ended.
     """
 
     peer: TransportPeer
@@ -152,7 +155,7 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class PeerDrained:
-    """Report, after a PeerLost without `proven`, that nothing writes into the local blocks of reads from that peer any
+    """Report, after a PeerLost without `proven`, that nothing writes into the local blocks of reads from `peer` any
     more."""
 
     peer: TransportPeer
@@ -160,8 +163,8 @@ class PeerDrained:
 
 @dataclass(frozen=True, slots=True)
 class SelfTestDone:
-    """Report the result of a self-test: `error` is None when the bytes arrived. `seconds`: from the command to this
-    event."""
+    """Report the result of a self-test. `error`: None when the bytes arrived, else what is wrong. `seconds`: from the
+    command to this event."""
 
     error: str | None
     seconds: float
@@ -169,9 +172,9 @@ class SelfTestDone:
 
 @dataclass(frozen=True, slots=True)
 class TransferStopped:
-    """Last event of the transfer thread or process; no KV can be transferred after it.
+    """Report that the transfer thread or process has stopped, as its last event; no KV can be transferred after it.
 
-    `error` is None after an ordered stop, otherwise the reason.
+    `error`: None after an ordered stop, otherwise the reason.
     """
 
     error: str | None

@@ -55,14 +55,15 @@ _UNSERVED: Mapping[str, Sequence[str]] = {
     "pooling": ["/pooling"],
     "classification": ["/classify"],
 }
-"""Paths of other servers' features, with what is below them."""
+"""URL paths of features of other servers, by the feature's name in the error; each path covers all paths below it."""
 
 
 class GatewayApp(RoutedApp):
-    """ASGI 3 application of the gateway's API.
+    """Serve the gateway's HTTP API as an ASGI 3 application, under any ASGI server or middleware.
 
-    Runs under any ASGI server or middleware. `answers`: its CompletionService, which the gRPC server uses too.
-    `metrics`: the application of `gateway.metrics_port`, whose paths this one does not have where that is set.
+    `answers`: the CompletionService that runs completions, which the gRPC server uses too. `metrics`: a second ASGI
+    application for the listener of `gateway.metrics_port`. It serves the metrics routes and the health probes, and
+    requires no API key. Where that port is set, this application has no metrics routes.
     """
 
     def __init__(
@@ -76,11 +77,12 @@ class GatewayApp(RoutedApp):
         targets: LatencyTargets = NO_TARGETS,
         clock: Clock | None = None,
     ) -> None:
-        """Build the application; it sends requests to `dispatch`.
+        """Build the application, which sends requests to `dispatch`.
 
-        `observers`: receive the record of every request that has ended. `clock`: that of the dispatcher; None: the
-        system's. `telemetry`: None: metrics that only `/metrics` exports, and no traces. `targets`: latency targets by
-        lane; metrics and records count what misses them.
+        `telemetry`: receives metrics and traces; None: metrics are exported only at `/metrics`, and there are no
+        traces. `observers`: receive the record of every request that has ended. `targets`: latency targets by lane.
+        Metrics count the requests that miss them, and each record counts the request's gaps between tokens that are
+        longer than the target. `clock`: the clock that `dispatch` uses; None: the system's clock.
         """
         telemetry = telemetry or Telemetry(Metrics())
         # Without lower priority one tenant's attack made other tenants' p99 1.6 times as long, with it 1.4 times
@@ -113,8 +115,8 @@ class GatewayApp(RoutedApp):
         self._router.routes.extend(routes)
 
     def warn_of(self, problem: Callable[[], str | None]) -> None:
-        """Add a source of the `warning` of `/ready`: a function that returns a sentence, or None if nothing is
-        wrong."""
+        """Add `problem` to the functions whose results make up the `warning` of `/ready`. It returns a sentence, or
+        None if nothing is wrong."""
         self._problems.append(problem)
 
     @asynccontextmanager

@@ -70,14 +70,15 @@ FLUSH_S = 2.0
 _LARGE_BLOCK_BYTES = 256 << 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _MANY_OBJECTS = 10_000
-"""Allocation threshold of the youngest garbage collection, about the objects of seventy requests; a collection of so
-many takes some milliseconds."""
+"""Number of new objects after which the youngest generation is collected: about the objects of seventy requests. A
+collection of so many takes some milliseconds."""
 
 
 class Tenancy:
-    """The authenticator and the quotas that the setting `gateway.auth` selects.
+    """Hold the authenticator and the quotas that the setting `gateway.auth` selects.
 
-    `quotas`: None with `auth: off`, where nothing is limited and `start` and `stop` do nothing.
+    `authenticator`: finds the tenant of an API key; with `auth: off` it accepts every client. `quotas`: the quotas of
+    all tenants; None with `auth: off`, where nothing is limited, and `start` and `stop` do nothing.
     """
 
     def __init__(self, gateway: GatewayId, config: Config, clock: Clock, health: RedisHealth) -> None:
@@ -110,8 +111,8 @@ class Tenancy:
 
 
 class Gateway:
-    """The whole gateway program: it makes all parts from the configuration, and starts and stops them on one event
-    loop. `name`: unique to this run of the process; a new one by default."""
+    """Build all parts of the gateway program from the configuration, and start and stop them on one event loop. `name`:
+    the gateway's name, unique to this run of the process; None: a new name."""
 
     def __init__(self, config: Config, name: GatewayId | None = None) -> None:
         name = name or new_name()
@@ -188,7 +189,8 @@ class Gateway:
 
     @property
     def metrics_address(self) -> str:
-        """Return host:port of the listener of `gateway.metrics_port`; empty where the HTTP server has its paths."""
+        """Return host:port of the listener of `gateway.metrics_port`; empty where that is not set, because the HTTP
+        server at `url` serves the metrics then."""
         return "" if self._metrics is None else f"{format_host(self._config.own_metrics_host)}:{self._metrics.port}"
 
     @property
@@ -269,9 +271,9 @@ def new_name() -> GatewayId:
 def tune_gc() -> None:
     """Keep the garbage collector from delaying streams; call this once everything is loaded.
 
-    Objects loaded so far are never collected again. With the default threshold a collection would run whenever five
-    more requests have begun than ended; it would find nothing, because a request leaves no reference cycle. The
-    threshold is raised to make collections rare."""
+    Objects loaded so far are never collected again, and the threshold that starts a collection is raised, so that
+    collections are rare. With the default threshold one would run whenever the number of open requests has grown by
+    five; it would find nothing, because a request leaves no reference cycle."""
     gc.freeze()
     gc.set_threshold(_MANY_OBJECTS, *gc.get_threshold()[1:])
 
@@ -279,8 +281,8 @@ def tune_gc() -> None:
 def tune_malloc() -> None:
     """Make glibc give the memory of large blocks, such as request bodies, back to the system when they are freed.
 
-    By itself it raises its threshold to the size of the largest block that was freed, up to 32 MiB, and keeps smaller
-    ones in its heap. Other C libraries have no such setting and are left alone."""
+    By default glibc raises its threshold for large blocks to the size of the largest block that was freed, up to 32
+    MiB, and keeps smaller blocks in its heap. Other C libraries have no such setting, and nothing is done."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)

@@ -1,15 +1,16 @@
-"""Own which sequence, lease or read holds each device block, and which prefix hash each block has cached.
+"""Record which sequence, lease or read holds each device block, and under which prefix hash the content of a block is
+cached.
 
 The pool handles block ids only: KV bytes and clocks stay outside. Holders of a block are tables (of sequences, and of
-remote prefixes that sequences fetch), leases (the block is offered to another worker) and reads (bytes from
-another worker are arriving in the block). A block without a holder is free; a free block with a hash is the prefix
-cache.
+remote prefixes that sequences fetch), leases (the block is offered to another worker), reads (bytes from another worker
+are arriving in the block) and copies (a step copies the block's content elsewhere). A block without a holder is free;
+the free blocks with a hash are the prefix cache.
 
-A cached block implies its parents: whoever holds a block holds a copy of every block before it, and a release frees the
-last block first, so among free blocks a child is always reused before the copy of its parent that was released with it.
-A block whose last device copy is about to be reused may be offloaded to host memory (`kv.host_offload`). The first
-blocks of a prefix are therefore in device memory and the rest in host memory, and a table that shares the prefix takes
-fresh blocks for the rest.
+If a block is cached, all blocks before it in its prefix (its parents) are cached too. Whoever holds a block also holds
+a copy of every block before it, and a release frees the last block first. So among free blocks, a child is always
+reused before those copies of its parents that were released with it. A block whose last device copy is about to be
+reused may be offloaded to host memory (`kv.host_offload`). The first blocks of a prefix are therefore in device memory
+and the rest in host memory, and a table that shares the prefix takes fresh blocks for the rest.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ MAX_COPIED_AHEAD = 4
 
 
 class Holder(Enum):
-    """Kinds of holders of a block besides block tables.
+    """Name the kinds of holders that a block can have besides block tables. A block with a holder is not reused.
 
-    LEASE: the block is offered to another worker. READ: bytes from another worker are arriving in the block. COPY: a
-    copy that belongs to a step reads from the block, and the engine has not committed that step yet.
+    LEASE: the block is offered to another worker. READ: bytes from another worker are arriving in the block. COPY: the
+    block's content is to be copied to another block or to host memory, and the engine has not committed the step that
+    makes this copy.
     """
 
     LEASE = "lease"
@@ -43,8 +45,8 @@ class Holder(Enum):
 
 
 class BlockTable:
-    """List the blocks of one sequence in the order of its tokens. Only `BlockPool` changes a table: it appends blocks,
-    and removes them from the end with `trim` or all at once with `release`."""
+    """Hold the ids of the blocks of one sequence, in the order of its tokens. Only `BlockPool` changes a table: it
+    appends blocks, and removes them from the end with `trim` or all at once with `release`."""
 
     __slots__ = ("_blocks", "num_published")
 
@@ -67,17 +69,22 @@ class BlockPool:
     """Give blocks of device memory to sequences, leases and reads, find cached blocks by hash, and free blocks that
     have no holder left. A method that fails changes nothing.
 
-    `num_blocks`: blocks of the pool. `block_size`: tokens of a block. `records_facts`: collect KV events (blocks
-    cached, offloaded, evicted) in a list, which the owner must empty regularly by `take_events`. `num_host_slots`:
-    number of blocks for which host memory is reserved; 0 turns offloading off. `max_retained_blocks`: largest number of
-    blocks that `keep_cached` protects from reuse. `keeps_files`: blocks of host memory are also kept in files. Raises
-    ValueError for a pool without blocks or a block without tokens.
+    - `num_blocks`: blocks of the pool. `block_size`: tokens of a block.
+    - `enable_prefix_caching`: let tables share blocks by hash. If it is False, `publish` does nothing, so no block is
+      cached.
+    - `records_facts`: collect KV events (blocks cached, offloaded, evicted) in a list, which the owner must empty
+      regularly by `take_events`.
+    - `num_host_slots`: number of blocks for which host memory is reserved; 0 turns offloading off. `keeps_files`:
+      blocks in host memory are also written to files (`engine.file_tier`).
+    - `max_retained_blocks`: largest number of blocks that `keep_cached` protects from reuse.
+
+    Raises ValueError for a pool without blocks or a block without tokens.
 
     With host slots, `share`, `grow` and `make_exclusive` may queue copies between device and host memory. The plan of
-    the next step must take these copies (`HostBlockPool.take_copies`), and the step must make them before it computes
-    anything or a read fills the blocks that they concern. A table with a block that a step copies into must be kept
-    until `end_copies` for that step. Host memory for the pool's own record of a block is allocated at the first use of
-    the block.
+    the next step must take them by `HostBlockPool.take_copies`. That step must make them before it computes anything,
+    and before a read from another worker writes to the blocks that they concern. A table that has a block into which a
+    step copies must not be released before `end_copies` was called for this step. The pool's own record of a block
+    takes memory only from the block's first use on.
     """
 
     def __init__(
@@ -141,7 +148,7 @@ class BlockPool:
         return tables.get(block, 0), leases.get(block, 0), reads.get(block, 0), copies.get(block, 0)
 
     def is_shared(self, table: BlockTable, index: int) -> bool:
-        """Return whether a second table holds the block at position `index` of `table`; a shared block must not be
+        """Return whether another table also holds the block at position `index` of `table`. A shared block must not be
         written."""
         return self._tables[table._blocks[index]] > 1
 
@@ -154,27 +161,41 @@ class BlockPool:
         return len(hashes)
 
     def count_reachable(self, hashes: Sequence[BlockHash]) -> int:
-        """Count the leading `hashes` whose blocks are cached or, behind the cached ones, in files."""
+        """Count the leading `hashes` whose blocks need not be computed: first those that are cached in device or host
+        memory, then those directly after them whose blocks are in files."""
         for i in range(self.count_hits(hashes), len(hashes)):
             if hashes[i] not in self.host.in_files:
                 return i
         return len(hashes)
 
     def note_files(self, added: Iterable[BlockHash], removed: Iterable[BlockHash]) -> None:
-        """Record which blocks files hold that they did not hold before, and which they hold no more."""
+        """Update the record of which KV blocks are in files of the file cache (`engine.file_cache_path`).
+
+        `added`: hashes of blocks for which there is a file now. `removed`: hashes of blocks without a usable file any
+        more.
+        """
         self.host.in_files.update(added)
         self.host.in_files.difference_update(removed)
 
     def reserve_slots(self, hashes: Sequence[BlockHash], first: int) -> list[HostSlot]:
-        """Return host slots for the blocks `hashes[first:]` that will be read from files, in order; fewer where host
-        memory has no room for all, since it keeps the blocks before them. `admit` ends the reservation."""
+        """Reserve host slots for the blocks `hashes[first:]`, which will be read from files; return one slot for each
+        block, in the order of the blocks.
+
+        `hashes`: block hashes of a prefix from its first block on. If host memory has no room for all, the result has
+        slots for the first of these blocks only. The blocks `hashes[:first]` are not evicted to make room. `admit` ends
+        the reservation of slots that were filled, `HostBlockPool.unpin` that of the others.
+        """
         slots, decision = self.host.reserve(len(hashes) - first, hashes[:first])
         self._carry_out(decision)
         return slots
 
     def admit(self, hashes: Sequence[BlockHash], slots: Sequence[HostSlot]) -> None:
-        """Cache the last blocks of the prefix `hashes`, whose content was read into reserved `slots`. Blocks that were
-        cached meanwhile, and all where a block before them is not cached any more, are dropped with their slots."""
+        """Cache the last `len(slots)` blocks of a prefix in host memory, after their content was read from files.
+
+        `hashes`: block hashes of the prefix, from its first block to the last one that was read. `slots`: the reserved
+        host slots that hold the content, in the order of the blocks. If one of these blocks was cached meanwhile, its
+        slot is freed. If a block before them in the prefix is not cached any more, all `slots` are freed.
+        """
         first = len(hashes) - len(slots)
         is_chained = self.count_hits(hashes[:first]) == first
         fresh: dict[BlockHash, HostSlot] = {}
@@ -190,11 +211,14 @@ class BlockPool:
                     self._facts += [BlockStored(block_hash, hashes[i - 1] if i else None), BlockOffloaded(block_hash)]
 
     def copy_ahead(self) -> None:
-        """Queue copies to host memory of the blocks before those that were offloaded, as far as neither host memory nor
-        files have them, so that files hold prefixes from their first block on.
+        """Queue copies of blocks from device to host memory, so that these blocks can be written to files although they
+        stay in device memory.
 
-        To be called where the plan takes the copies, which then come before all that later plans write. The blocks get
-        no holder, because the order in which blocks become free decides the order in which they are reused.
+        Such a block directly precedes, in its prefix, a block that was offloaded or copied by this method, and neither
+        host memory nor a file has it. So files hold prefixes from their first block on. At most `MAX_COPIED_AHEAD`
+        blocks are copied in a call. Call it directly before the next plan takes the queued copies: they are then made
+        before a later plan overwrites the blocks. The blocks get no holder, so free ones keep their position in the
+        free list.
         """
         num_copied = 0
         while self._unfiled and num_copied < MAX_COPIED_AHEAD:
@@ -215,7 +239,7 @@ class BlockPool:
 
     @property
     def has_copies(self) -> bool:
-        """Return whether the next plan may make copies between device and host memory."""
+        """Return whether the next plan may have copies between device and host memory to make."""
         return self.host.has_copies or len(self._unfiled) > 0
 
     def cached(self, hashes: Iterable[BlockHash]) -> tuple[BlockId, ...]:
@@ -224,21 +248,23 @@ class BlockPool:
         return self._index.leading(hashes)
 
     def num_free_needed(self, hashes: Sequence[BlockHash], num_blocks: int) -> int:
-        """Count the free blocks that a new table of `num_blocks` blocks would take.
+        """Return how many blocks must be free to fill a new table of `num_blocks` blocks that begins with the cached
+        blocks of the leading `hashes`.
 
-        Cached blocks of `hashes`, which the table would share, count only if no one holds them now. The table would
-        take fresh blocks for all others.
+        The table shares the blocks that are cached in device memory; each of them counts only if it is free now. All
+        other blocks of the table count, because they are taken from the free ones.
         """
         num_hits = self.count_hits(hashes)
         hits = (self._index.newest(block_hash) for block_hash in hashes[:num_hits])
         return num_blocks - sum(1 for block in hits if block is not None and not self._is_free(block))
 
     def share(self, table: BlockTable, hashes: Sequence[BlockHash]) -> int:
-        """Fill an empty table with the cached blocks of the leading `hashes`, and return their number.
+        """Fill an empty table with the cached blocks of the leading `hashes`, and return the number of these blocks.
 
-        A block that only host memory holds gets a fresh device block, and a copy into it is queued. Of several device
-        blocks with one hash the one cached last is taken, because its parents were released last. The caller must make
-        sure that enough blocks are free, see `num_free_needed`. Raises ValueError for a table that has blocks.
+        A block that only host memory holds gets a fresh device block, and a copy into it is queued. If several device
+        blocks have the same hash, the one cached last is taken, because the blocks before it were released last. The
+        caller must make sure that enough blocks are free, see `num_free_needed`. Raises ValueError for a table that has
+        blocks.
         """
         if len(table):
             raise ValueError("only an empty table can share a prefix")
@@ -280,9 +306,9 @@ class BlockPool:
         """Replace the shared block at position `index` of a table by a fresh one, for copy-on-write; return (shared
         block, fresh block).
 
-        The caller must have the content copied from the first to the second. Until then the shared block has a COPY
-        holder, which the caller ends by `drop` or `end_copies`. Returns None, with nothing changed, when no block is
-        free. Raises AssertionError when no other table has the block, or its hash is published.
+        The caller must have the content copied from the shared to the fresh block. Until then the shared block has a
+        COPY holder, which the caller ends by `drop`. Returns None, with nothing changed, when no block is free. Raises
+        AssertionError when no other table has the block, or its hash is published.
         """
         assert self.is_shared(table, index) and index >= table.num_published, f"{table!r} owns block {index} already"
         if not len(self._free):
@@ -318,8 +344,12 @@ class BlockPool:
         table.num_published = 0
 
     def retain(self, blocks: Sequence[BlockId], holder: Holder) -> None:
-        """Add one holder of kind `holder` to each of `blocks`, which are in the order of their tokens. Raises
-        AssertionError for a block that has no holder yet."""
+        """Add one more holder, of kind `holder`, to each of `blocks`, which already have a holder of any kind (a table
+        included). Raises AssertionError for a free block.
+
+        `blocks` are in the order of their tokens. `drop`, by which the caller later ends these holders, must get them
+        in this order too: it frees the last block first, so that this block is reused before its parents.
+        """
         counts, single = self._counts(holder), dict.fromkeys(blocks, 1)
         if len(single) == len(blocks) and self._tables.keys() >= single.keys() and counts.keys().isdisjoint(single):
             counts.update(single)
@@ -329,16 +359,22 @@ class BlockPool:
             counts[block] = counts.get(block, 0) + 1
 
     def retain_for_lease(self, blocks: Iterable[BlockId]) -> None:
-        """Add a lease to cached blocks, which may be free until now; `blocks` are in the order of their tokens."""
+        """Add a LEASE holder to each of `blocks`, which are cached and in the order of their tokens. Unlike in
+        `retain`, a block may be free before; it is then removed from the free list."""
         for block in blocks:
             if self._is_free(block):
                 self._free.remove(block, is_retained=self._is_retained(block))
             self._leases[block] = self._leases.get(block, 0) + 1
 
     def keep_cached(self, tenant: TenantId, hashes: Sequence[BlockHash], until: float, max_blocks: int = 0) -> None:
-        """Let the device blocks of the leading cached `hashes` of a prefix be reused after all others, until the time
-        `until` at least, as many as the pool and the tenant may retain. `max_blocks`: of the tenant; 0: no limit of its
-        own. They still count as free."""
+        """Retain cached device blocks of a prefix for a tenant: until the time `until`, they are reused only after all
+        other free blocks. Retained blocks without a holder still count as free.
+
+        - `hashes`: block hashes of the prefix from its first block on. The leading ones that are cached in device
+          memory are retained, as many as the limits of the pool and the tenant allow.
+        - `until`: in seconds of the caller's clock. A retention of an earlier call that ends later is not changed.
+        - `max_blocks`: most blocks that the tenant may retain; 0: only the pool's limit applies.
+        """
         num_cached = len(self.cached(hashes))
         fresh, lost = self._retained.retain(tenant, hashes[:num_cached], until, max_blocks)
         for block_hash in lost:
@@ -347,17 +383,19 @@ class BlockPool:
             self._move_free(block_hash, is_retained=True)
 
     def end_retentions(self, now: float) -> None:
-        """Let blocks be reused in their turn whose time is over."""
+        """End the retentions that last until `now` or earlier, in seconds of the caller's clock. Their free blocks are
+        then reused in turn with the other cached blocks."""
         for block_hash in self._retained.expire(now):
             self._move_free(block_hash, is_retained=False)
 
     @property
     def num_retained(self) -> int:
-        """Count the cached blocks that are reused after all others, once for each tenant that retains them."""
+        """Count the cached blocks that are reused after all others because of `keep_cached`. A block that several
+        tenants retain counts once for each of them."""
         return len(self._retained)
 
     def is_copied(self, blocks: Iterable[BlockId]) -> bool:
-        """Return whether a copy that is not finished still reads from any of `blocks`; such a block must not be
+        """Return whether any of `blocks` is the source of a copy that is not finished; such a block must not be
         written."""
         return not self._copies.keys().isdisjoint(blocks) or not self._copied_ahead.isdisjoint(blocks)
 
@@ -369,8 +407,9 @@ class BlockPool:
     def end_copies(self, spills: Sequence[Offload], fills: Sequence[Onload]) -> None:
         """Release the blocks and host slots that the copies of a step held, once the engine has committed the step.
 
-        `spills`: its copies from device to host memory, which held a slot and, unless made ahead, a block each.
-        `fills`: its copies from host to device memory, which held a slot each.
+        - `spills`: the step's copies from device to host memory, as (block, slot). Each held its slot and, unless it
+          was queued by `copy_ahead`, its block.
+        - `fills`: the step's copies from host to device memory, as (slot, block). Each held its slot.
         """
         self.drop([block for block, _ in spills if block not in self._copied_ahead], Holder.COPY)
         self._copied_ahead.difference_update(block for block, _ in spills)
@@ -480,8 +519,8 @@ class BlockPool:
         table._blocks += blocks
 
     def _forget(self, block: BlockId) -> None:
-        """Drop the hash of a block that is about to be written; if no other device block has it, host memory may keep
-        the content."""
+        """Drop the hash of a block that is about to be overwritten. If no other device block has the hash, let host
+        memory keep the content where there is room."""
         evicted = self._index.evict(block)
         if evicted is None:
             return

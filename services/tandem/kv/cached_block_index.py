@@ -38,8 +38,8 @@ class CachedBlockIndex:
         return self._newest.get(block_hash)
 
     def leading(self, hashes: Iterable[BlockHash]) -> tuple[BlockId, ...]:
-        """Return a block for each of the leading `hashes`, the one added last where several have the hash, up to the
-        first hash without a block."""
+        """Return one block for each of the leading `hashes`, up to the first hash without a block. Where several blocks
+        have a hash, the one added last is returned."""
         blocks: list[BlockId] = []
         for block_hash in hashes:
             block = self._newest.get(block_hash)

@@ -1,9 +1,9 @@
 """Hold the blocks that one worker caches, by short hash and with their memory tier, in little memory.
 
 The set is an open-addressing table with linear probing. Its entries are the 64-bit words of `kv.kv_event_codec`: 62
-bits of a block's hash (the short hash) and two bits of tier. The low bits of the short hash give the slot. A set of
-Python integers takes 70 bytes per block, this one 13 to 27, and a lookup takes four times as long (`python -m loadtest
-index`).
+bits of a block's hash (the short hash) and two bits of tier. The low bits of the short hash give the slot. The set
+takes 13 to 27 bytes per block, where a set of Python integers takes 70, but a lookup takes four times as long (`python
+-m loadtest index`).
 """
 
 from __future__ import annotations
@@ -67,12 +67,18 @@ class CompactBlockSet:
         return 0
 
     def leading(self, chain: PrefixChain, least: int, most: int, ends: Sequence[int]) -> tuple[int, int]:
-        """Count how many leading blocks of a prompt, at most `most`, the set holds in tier `least` or better.
+        """Count how many leading blocks of a prompt the set holds in memory tier `least` or better; return this count
+        and the tier of the last of these blocks.
 
-        Returns (count, tier of the last of these blocks, GONE for none). The search is a bisection: first among `ends`,
-        the ascending positions (at least one) where the cached beginnings of this prompt end on other workers; then
-        directly behind the end that was found; then between the bounds. A block that is missing before others that are
-        held may be overlooked. The body of `tier` is inlined here, because calls would take most of the lookup time.
+        - `chain`: short hashes of the prompt's indexed blocks. `most`: upper limit of the count.
+        - `least`: HOST or DEVICE (`kv.kv_event_codec`).
+        - `ends`: counts to try first, ascending, each at least 1: those of other workers for this prompt, since workers
+          often hold the same prefix.
+
+        Where the count is 0, the tier is GONE. The count is found by bisection: first among `ends`, then directly
+        behind the greatest of them that was found to be held, then between the remaining bounds. So a missing block may
+        be overlooked if blocks after it are held. The body of `tier` is inlined here, because calls would take most of
+        the lookup time.
         """
         slots, mask, short_hashes = self._slots, self._mask, chain.short_hashes
         # Invariant: the block at `low` (0: none) is held, the block at `high` is not.

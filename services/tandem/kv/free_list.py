@@ -1,10 +1,14 @@
-"""Keep the free blocks in the order in which they will be reused.
+"""Keep the free blocks of a pool in the order in which they will be reused.
 
-The list has four parts, front to back: blocks freed without a hash (last in, first out), blocks that were not used yet
-(by id), blocks freed with a hash (first in, first out), and of these the retained ones. Only the last two parts are
-taken from in the middle, when a prefix is hit or its retention changes: the taken block leaves a stale entry, which is
-dropped when it reaches the front, so that a large pool costs 8 bytes per free block and nothing before a block's first
-use.
+A free block that has a prefix hash is cached: its content can still be used. The list has four parts, front to back:
+- blocks without a hash that were used before (last in, first out);
+- blocks that were not used yet (by id);
+- cached blocks that no tenant retains (first in, first out);
+- cached blocks that a tenant retains, see `kv.retained_prefixes` (first in, first out).
+
+Cached blocks leave the middle of their part when a prefix is hit or its retention changes. Such a block leaves a stale
+entry, which is dropped when it reaches the front, so that a large pool costs 8 bytes per free block and nothing before
+a block's first use.
 """
 
 from __future__ import annotations
@@ -65,7 +69,8 @@ class _Queue:
 class FreeList:
     """Keep the ids of free blocks in the order of reuse.
 
-    All of `ids` are free at first; the blocks `[0, num_used)` were taken at least once.
+    `ids`: ids of all blocks of the pool, from 0 up; all are free at first. `num_used`: number of blocks that were taken
+    at least once, which are the blocks `[0, num_used)`.
     """
 
     def __init__(self, ids: Sequence[BlockId]) -> None:
@@ -87,20 +92,24 @@ class FreeList:
 
     @property
     def num_hashed(self) -> int:
-        """Count the free blocks that had a hash when they were freed, which are the cached ones."""
+        """Count the cached free blocks, which are those that had a prefix hash when they were freed."""
         return len(self._hashed) + len(self._retained)
 
     def free(self, block: BlockId, *, is_hashed: bool, is_retained: bool = False) -> None:
-        """Add a block that has no holder any more: at the front (reused next) without a hash, with one behind those
-        that were freed before it. `is_retained`: behind all that are not."""
+        """Add a block that has no holder any more to the free list.
+
+        `is_hashed`: the block has a prefix hash, so its content is cached. `is_retained`: a tenant retains this hash. A
+        block without a hash goes to the front of the list and is reused next. A block with a hash goes behind all
+        blocks that are not retained, and a retained one to the end of the list.
+        """
         if is_hashed:
             self._part(is_retained).append(block)
         else:
             self._front.append(block)
 
     def take(self, number: int) -> list[BlockId]:
-        """Remove and return the first `number` blocks in the order of reuse. Raises IndexError, and takes none, when
-        fewer are free."""
+        """Remove the first `number` blocks of the list and return them in the order of reuse. Raises IndexError, and
+        takes none, when fewer are free."""
         if number > len(self):
             raise IndexError(f"{number} of {len(self)} free blocks")
         num_front = min(number, len(self._front))
@@ -114,12 +123,20 @@ class FreeList:
         return taken
 
     def remove(self, block: BlockId, *, is_retained: bool = False) -> None:
-        """Remove a block that was freed with a hash, because a prefix hit uses it again. `is_retained`: whether it is
-        among these."""
+        """Remove a cached block from the free list, because a prefix hit or a lease uses its content again.
+
+        `block` must have been added by `free` with `is_hashed`. `is_retained`: whether the block is in the list's part
+        of retained blocks (True) or in the part of cached blocks that no tenant retains (False).
+        """
         self._part(is_retained).remove(block)
 
     def move(self, block: BlockId, *, is_retained: bool) -> None:
-        """Put a block that was freed with a hash at the end of the retained ones, or of those that are not."""
+        """Move a cached free block to the other of the two parts for cached blocks, because its retention has begun or
+        ended.
+
+        With `is_retained` the block goes from the part of blocks that no tenant retains to the end of the retained
+        blocks. Otherwise it goes from the retained blocks to the end of the part of blocks that no tenant retains.
+        """
         self._part(not is_retained).remove(block)
         self._part(is_retained).append(block)
 

@@ -16,10 +16,10 @@ from tandem.core.ids import BlockHash, BlockId, HandoffKey
 
 @dataclass(frozen=True, slots=True)
 class BlockDigest:
-    """Checksum of one block: `heads` has one unsigned 64-bit integer for each KV head, and is empty when digests are
-    off.
+    """Hold the checksum of one block.
 
-    `block` is the block's id in the producer's pool. `tandem_kernels.contract` defines the digest function.
+    `block`: the block's id in the producer's pool. `heads`: one unsigned 64-bit integer for each KV head; empty when
+    digests are off. `tandem_kernels.contract` defines the digest function.
     """
 
     block: BlockId
@@ -32,9 +32,10 @@ MAX_REMOTE_PREFIX_BLOCKS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class RemotePrefixRequest:
-    """Request of a consumer to read a cached prefix from a producer. `hashes`: hashes of the prefix's blocks from the
-    first block of the prompt on. `first_index`: number of leading blocks that the consumer has already and does not
-    read.
+    """Request of a consumer to read a cached prefix from a producer.
+
+    `hashes`: hashes of the prefix's blocks, from the first block of the prompt on. `first_index`: number of leading
+    blocks that the consumer has already and does not read.
 
     Serving a prefix by hash leaks nothing between tenants: hashes are rooted in the tenant's salt, so whoever knows the
     hashes of blocks knows their content, and only workers can open the stream on which requests arrive.
@@ -46,20 +47,21 @@ class RemotePrefixRequest:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Message of a producer that its consumer may read more blocks from now on: those at positions `[first_index,
-    first_index + len(blocks))` of the sequence.
+    """Message of a producer that the consumer of the hand-off `key` may read more blocks from now on.
 
-    `num_computed`: tokens from the beginning of the sequence whose KV is complete. `num_cached`: tokens of the prompt
-    that were in the producer's prefix cache and were not computed.
-
-    The last announcement of a hand-off has `first_tokens`, from which the consumer continues. After a prefill these are
-    one token for each choice of its job. `is_migrating`: the producer keeps sampling until the consumer requests the
-    rest of the tokens; `first_tokens` are then the tokens of the one choice that the consumer lacks. For a job with one
-    choice, the last of `first_tokens` follows the `num_computed` tokens.
-
-    The last announcement of a remote prefix fetch has no tokens and sets `is_last`: the producer then offers
-    `num_computed` tokens in all, including those that the consumer had before. So has that of a preempted sequence,
-    of which the producer may have less KV than the consumer knows tokens; the consumer computes the rest.
+    - `first_index`, `blocks`: the blocks at positions `[first_index, first_index + len(blocks))` of the sequence, with
+      their digests.
+    - `num_computed`: tokens from the beginning of the sequence whose KV is complete.
+    - `num_cached`: tokens of the prompt that were in the producer's prefix cache and were not computed.
+    - `first_tokens`: the sampled tokens from which the consumer continues; empty before the last announcement. A
+      prefill hands over one token for each choice of its job. For a migrating sequence these are the output tokens that
+      the consumer does not know, at least the newest one. For a job with one choice, the last of these tokens directly
+      follows the first `num_computed` tokens of the sequence.
+    - `is_migrating`: the sequence migrates; if it runs, the producer keeps sampling until the consumer requests the
+      rest.
+    - `is_last`: marks a last announcement that has no `first_tokens`. After a remote prefix fetch, the producer has
+      offered `num_computed` tokens in all, including those that the consumer had before. For a preempted sequence, the
+      producer may have KV of fewer tokens than the consumer knows; the consumer computes the rest.
     """
 
     key: HandoffKey

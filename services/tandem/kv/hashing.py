@@ -18,8 +18,12 @@ HASH_BYTES = 16
 
 
 def root_hash(model_fingerprint: str, block_size: int, salt: str) -> BlockHash:
-    """Return the hash that serves as the parent of a prompt's first block. It depends on all three arguments, so
-    prompts of different models, block sizes or tenants' salts share no hash."""
+    """Return the hash that serves as the parent of a prompt's first block.
+
+    `model_fingerprint`: digest of what the KV depends on besides tokens. `block_size`: tokens of a block. `salt`: the
+    tenant's salt; only prompts with the same salt share cached prefixes. The hash depends on all three, so prompts that
+    differ in one of them share no hash.
+    """
     parts = (model_fingerprint, str(block_size), salt)
     digest = hashlib.blake2b(digest_size=HASH_BYTES, person=b"tandem-kv-root")
     for part in parts:
@@ -43,8 +47,11 @@ def chain_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> l
 
 
 def prompt_hashes(parent: BlockHash, request: Request, block_size: int) -> tuple[BlockHash, ...]:
-    """Return the hashes of all full blocks of the request's prompt (`chain_hashes`). The result is stored in the
-    request, so a second call with the same `parent` and `block_size` computes nothing."""
+    """Return the hashes of all full blocks of the request's prompt (`chain_hashes`).
+
+    `parent`: the `root_hash` of the prompt. `block_size`: tokens of a block. The result is stored in the request, so a
+    second call with the same arguments computes nothing.
+    """
     hashes = request.block_names.get((parent, block_size))
     if hashes is None:
         hashes = request.block_names[parent, block_size] = tuple(

@@ -5,12 +5,12 @@ A hash has a slot in one of two states. *Sole*: no device block holds the conten
 slot, so that the hash can become sole again without a copy. Slots are reused from spare hashes first, then from the
 hash that has been sole for longest.
 
-A cached block implies its parents over both memories. Device memory evicts a child before its parent (`kv.block_pool`),
-so a hash becomes sole later than all its sole children, and the hash that has been sole for longest has no sole
-children.
+If a block is cached in device or host memory, so are all blocks before it in its prefix (its parents). Device memory
+evicts a child before its parent (`kv.block_pool`), so a hash becomes sole later than all its sole children, and the
+hash that has been sole for longest has no sole children.
 
-Files may hold blocks too (`engine.file_tier`): they are written from host slots and read into host slots, so that only
-these two memories hold what a prefix hit uses.
+Files may hold blocks too (`engine.file_tier`): they are written from host slots and read into host slots, so a prefix
+hit uses only blocks in device or host memory.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ FileWrite = tuple[HostSlot, BlockHash]
 
 
 class OffloadDecision(NamedTuple):
-    """Hold what the pool has to do after host memory has made room for blocks.
+    """Hold what the block pool must do after host memory has decided where blocks are kept.
 
-    `facts`: the KV events to report. `is_copied`: the next step copies the block to host memory. `dropped`: blocks
-    whose earlier queued offload was cancelled to free its slot.
+    - `facts`: the KV events to report.
+    - `is_copied`: a copy of the evicted device block to host memory was queued, so the block must be held until the
+      copy is made.
+    - `dropped`: device blocks that need not be held any more, because their queued copies to host memory were cancelled
+      when their slots were needed for other blocks.
     """
 
     facts: list[KVFact]
@@ -47,8 +50,8 @@ class HostBlockPool:
     nothing is kept.
 
     Copies collect until the plan of the next step takes them by `take_copies`. A step makes all its offloads (`spills`,
-    device to host) before any onload (`fills`, host to device). A slot that a step copies from or to is not written by
-    a later step until `end_copies` for the first.
+    device to host) before any onload (`fills`, host to device). If a step copies from or to a slot, no later step
+    writes to this slot before `end_copies` was called for the copies of that step.
 
     `keeps_files`: collect the blocks that should be written to files, for `take_writes`. `in_files`: the hashes of the
     blocks that files hold as far as this worker knows; the owner of the files updates it.
@@ -89,12 +92,14 @@ class HostBlockPool:
         return block_hash in self._sole
 
     def keep(self, block_hash: BlockHash, parent: BlockHash | None, block: BlockId) -> OffloadDecision:
-        """Decide whether the content of `block` goes to host memory, when this last device block with its hash is to be
-        reused.
+        """Decide whether host memory keeps the content of `block`, which is about to be reused; return what the pool
+        must do.
 
-        The hash gets a slot in host memory and a copy is queued, unless a slot still has the content. When copies of
-        uncommitted steps use all slots, the hash is lost, together with the hashes that follow it in their prefixes and
-        are only in host memory. `parent` is the hash of the block before it, None for a first block.
+        `block_hash`: hash of the block; no other device block has it. `parent`: hash of the block before it in its
+        prefix, None for a first block. If a slot still has the content, nothing is copied. Otherwise the hash gets a
+        slot and a copy is queued. If no slot can be reused, because copies of uncommitted steps or reads and writes of
+        files use all of them, the hash is lost. The hashes that follow it in their prefixes and are only in host memory
+        are then lost too.
         """
         facts: list[KVFact] = []
         if block_hash in self._spare:
@@ -111,12 +116,16 @@ class HostBlockPool:
         return OffloadDecision(facts, True, dropped)
 
     def needs_file(self, block_hash: BlockHash) -> bool:
-        """Return whether neither a file nor a slot has the content of `block_hash`."""
+        """Return whether neither a file nor a host slot has the content of `block_hash`."""
         return block_hash not in self.in_files and block_hash not in self._slots
 
     def copy_ahead(self, block_hash: BlockHash, block: BlockId) -> OffloadDecision | None:
-        """Queue a copy of `block`, which stays in device memory and `needs_file`, so that it can be written to a file;
-        return None where no slot is free but those of blocks that are only here and in no file."""
+        """Queue a copy of `block`, which stays in device memory, to a host slot, so that the content can be written to
+        a file; return what the pool must do.
+
+        `block_hash`: hash of the block, for which `needs_file` must be True. Returns None, with nothing changed, if all
+        slots are in use, or if a block would have to be evicted that is only in host memory and in no file.
+        """
         facts: list[KVFact] = []
         slot, dropped = self._make_room(facts, only_filed=True)
         if slot is None:
@@ -127,17 +136,18 @@ class HostBlockPool:
         return OffloadDecision(facts, True, dropped)
 
     def stored(self, block_hash: BlockHash) -> None:
-        """Note that a device block holds the content of `block_hash` from now on: its host slot, if any, stays filled
-        but may be reused."""
+        """Record that a device block holds the content of `block_hash` from now on. If the hash has a host slot, the
+        slot keeps the content but may be reused for other blocks."""
         if block_hash in self._sole:
             self._remove_sole(block_hash)
             self._spare[block_hash] = None
 
     def claim(self, hashes: Iterable[BlockHash]) -> list[HostSlot]:
-        """Return the host slots of `hashes`, and protect the slots from reuse.
+        """Return the host slots of `hashes`, whose content the caller is about to copy back to device memory, and
+        protect these slots from reuse.
 
-        The caller is about to copy their content back to device memory; the protection ends with `end_copies` for the
-        step that makes the copies. Raises KeyError for a hash without a slot.
+        The protection ends with `end_copies` for the step that makes the copies. Raises KeyError for a hash without a
+        slot.
         """
         slots = []
         for block_hash in hashes:
@@ -169,7 +179,8 @@ class HostBlockPool:
         self.unpin([*filled, *(slot for slot, _ in fills)])
 
     def unpin(self, slots: Iterable[HostSlot]) -> None:
-        """End one use of each of `slots`, which may be reused once no use is left."""
+        """End one use of each of `slots`. A slot is protected from reuse as long as it has a use: a copy of an
+        uncommitted step, or an open read or write of a file."""
         for slot in slots:
             self._pins[slot] -= 1
             if not self._pins[slot]:
@@ -179,8 +190,8 @@ class HostBlockPool:
                     self._free.append(slot)
 
     def take_writes(self, most: int) -> tuple[FileWrite, ...]:
-        """Return up to `most` blocks that should be written to files, oldest first, and protect their slots from reuse
-        until `unpin`."""
+        """Return up to `most` blocks that should be written to files, as pairs (host slot, block hash), and protect
+        their slots from reuse until `unpin`. Blocks that came to host memory first are returned first."""
         writes: list[FileWrite] = []
         while self._unwritten and len(writes) < most:
             slot, _ = self._unwritten.popitem(last=False)
@@ -190,9 +201,12 @@ class HostBlockPool:
         return tuple(writes)
 
     def reserve(self, number: int, prefix: Sequence[BlockHash]) -> tuple[list[HostSlot], OffloadDecision]:
-        """Return up to `number` slots for blocks that will be read from files, protected from reuse until `admit` or
-        `unpin`, and what the caller must do for the blocks that were evicted. Blocks of `prefix`, which stand before
-        them, are not evicted."""
+        """Reserve up to `number` slots for blocks that will be read from files; return the slots, and what the pool
+        must do for the blocks that were evicted to make room.
+
+        `prefix`: the hashes of the blocks before those to be read, which are not evicted. The result has fewer slots
+        where host memory has no room for more. The slots are protected from reuse until `admit` or `unpin`.
+        """
         for block_hash in reversed(prefix):
             if block_hash in self._sole:
                 self._sole.move_to_end(block_hash)
@@ -211,16 +225,17 @@ class HostBlockPool:
         return slots, OffloadDecision(facts, dropped=tuple(dropped))
 
     def write_later(self, slot: HostSlot, block_hash: BlockHash) -> None:
-        """Note that a file could not be written for a block whose slot may have been reused since."""
+        """Queue a block to be written to a file again, because the last attempt failed. Does nothing where `slot` does
+        not hold the block any more."""
         if self._hash_of.get(slot) == block_hash:
             self._unwritten[slot] = None
 
     def admit(self, slots: Mapping[BlockHash, HostSlot], chain: Sequence[BlockHash]) -> None:
-        """Record that reserved slots hold the content of the hashes in `slots` now; no device block and no other slot
-        holds it.
+        """Record that slots, which were reserved by `reserve`, now hold blocks that were read from files.
 
-        `chain`: a whole prefix up to the last of these hashes, from its first block on; its blocks are evicted after
-        all others from now on.
+        `slots`: the slot of each of these blocks, by block hash; no device block and no other slot holds them. `chain`:
+        the hashes of the whole prefix, from its first block to the last of these blocks. From now on the blocks of this
+        prefix are evicted from host memory after all others.
         """
         for i in range(len(chain) - 1, -1, -1):
             block_hash = chain[i]
@@ -284,10 +299,11 @@ class HostBlockPool:
     def _make_room(
         self, facts: list[KVFact], kept: Collection[BlockHash] = (), *, only_filed: bool = False
     ) -> tuple[HostSlot | None, tuple[BlockId, ...]]:
-        """Return an empty slot, and the block whose queued offload to that slot was cancelled, if any.
+        """Return an empty slot, and the block whose queued offload to this slot was cancelled, if any.
 
-        The slot is None while all slots are in use or have `kept` hashes or, with `only_filed`, blocks that neither
-        device memory nor a file has. Evictions that make room are appended to `facts`.
+        The slot is None if all slots are in use, or if the slot to be reused next has a hash of `kept`. With
+        `only_filed` it is also None if that slot has a block that neither device memory nor a file has. Evictions that
+        make room are appended to `facts`.
         """
         if self._free:
             return self._free.pop(), ()
@@ -308,9 +324,12 @@ class HostBlockPool:
         return self._free.pop(), dropped
 
     def _oldest(self) -> BlockHash | None:
-        """Return the hash whose slot is reused next, or None while the slots are in use; its own offload may still be
-        queued. Skipped are slots in use, spare ones that are about to be copied ahead, and sole ones of which a sole
-        child was skipped."""
+        """Return the hash whose slot is reused next, even if the offload to this slot is still queued; None if no slot
+        can be reused.
+
+        Spare hashes come first, except those whose slots are in use or get a block by `copy_ahead`. Then come sole
+        hashes without sole children, whose slots are not in use.
+        """
         for block_hash in self._spare:
             slot = self._slots[block_hash]
             if slot not in self._pins and slot not in self._spills:

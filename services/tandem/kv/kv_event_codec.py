@@ -1,9 +1,10 @@
 """Encode the short hash and memory tier of a cached block as one 64-bit word, for the prefix index.
 
-A word is the first 62 bits of the block's hash above two bits of tier. An index of words takes half of the memory that
-whole hashes would take, and a list of words is an array that is read without a step for each word. Two blocks of a
-million share their 62 bits once in ten million clusters; then a router expects a hit that the worker, which compares
-whole hashes, does not find. The index gives hints, and a wrong hint costs time but does not change an answer.
+A word is the first 62 bits of the block's hash (the short hash) above two bits of tier. An index of words takes half of
+the memory that whole hashes would take, and a list of words is one array, which is read without a Python step for each
+word. In a cluster with a million blocks, the probability that two of them have the same short hash is one in ten
+million. If it happens, a router expects a hit that the worker, which compares whole hashes, does not find. The index
+gives hints, and a wrong hint costs time but does not change an answer.
 """
 
 from __future__ import annotations

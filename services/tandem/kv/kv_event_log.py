@@ -30,11 +30,12 @@ class KVEventBatch(NamedTuple):
 
 
 class KVEventLog:
-    """Number KV events, keep those that are not published yet, and keep the set of blocks after all events (`held`).
+    """Number the KV events of a worker, keep the events that are not published yet, and keep the set of blocks that the
+    worker holds after all events (`held`).
 
-    `stride`: only each `stride`-th block of a prefix is logged. `capacity`: blocks of the worker. `max_waiting`: most
-    events that wait; when there are more, all waiting events are dropped and `has_lost` is set, and the caller can only
-    publish `held` as a whole. Raises ValueError for a stride below 1.
+    `stride`: only each `stride`-th block of a prefix is logged. `capacity`: number of blocks that the worker can hold.
+    `max_waiting`: most events that wait to be published. When there are more, all waiting events are dropped and
+    `has_lost` is set; the caller can then only publish `held` as a whole. Raises ValueError for a stride below 1.
     """
 
     def __init__(self, stride: int, capacity: int, max_waiting: int) -> None:
@@ -70,16 +71,15 @@ class KVEventLog:
             self.acknowledge(self.end)
 
     def waiting(self, most: int, after: int = 0) -> KVEventBatch:
-        """Return a batch of the oldest events that are not published yet.
+        """Return the oldest events that are not published yet, as one batch, which may be empty.
 
-        The batch has at most `most` events after the first `after` unpublished ones, which are skipped; it may be
-        empty.
+        `after`: number of the oldest unpublished events to skip. `most`: largest number of events in the batch.
         """
         return KVEventBatch(self._first + after, self._waiting[after : after + most])
 
     def acknowledge(self, end: int) -> None:
-        """Drop the waiting events with numbers below `end`, because they were published; those dropped already are no
-        error."""
+        """Drop the waiting events with numbers below `end`, because they were published. Does nothing for events that
+        were dropped already."""
         count = max(0, end - self._first)
         del self._waiting[:count]
         self._first += count

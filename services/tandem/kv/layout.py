@@ -29,8 +29,11 @@ list."""
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Shape of the KV of layers that are alike: number of layers, number of KV heads, numbers per head, and their type.
-    `dtype` is a key of `ITEM_BYTES`."""
+    """Hold the shape of the KV of layers that are alike.
+
+    `layers`: number of these layers. `heads`: KV heads of a layer. `head_dim`: numbers in the key, or in the value, of
+    one token and head. `dtype`: type of these numbers, a key of `ITEM_BYTES`.
+    """
 
     layers: int
     heads: int
@@ -54,8 +57,8 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape of one KV block. `block_size`: tokens of a block. `groups`: one `KVGroup` for each set of layers that are
-    alike; exactly one today."""
+    """Hold the shape of one KV block. `block_size`: tokens of a block. `groups`: one `KVGroup` for each set of layers
+    that are alike; exactly one today."""
 
     block_size: int
     groups: tuple[KVGroup, ...]
@@ -91,9 +94,8 @@ class KVLayout:
 
     @property
     def probe_bytes(self) -> int:
-        """Return the bytes of a pool's blocks for bandwidth probes: those that peers read, and as many that its owner's
-        own probes write.
-        """
+        """Return the bytes of all blocks of a pool that serve bandwidth probes: the blocks that peers read, and as many
+        blocks into which the owner's own probes read."""
         return 2 * self.num_probe_blocks * self.block_bytes
 
     @property
@@ -159,11 +161,15 @@ class KVRegion:
 
 @dataclass(frozen=True, slots=True)
 class ModelFingerprint:
-    """Everything besides tokens that the content of a KV block depends on.
+    """Hold everything besides tokens that the content of a KV block depends on. Workers exchange blocks only if their
+    fingerprints have the same `digest`.
 
-    Workers exchange blocks only if their fingerprints have the same `digest`. `architecture`: digest of what
-    config.json says about the computation. `block_size`: tokens of a block. `arithmetic`: names of GPU, libraries and
-    number of ranks, set only where KV must be equal bit for bit, else empty.
+    - `weights_digest`, `tokenizer_digest`: digests of the weights and of the tokenizer. `architecture`: digest of what
+      config.json says about the computation.
+    - `quantization`: how the weights are quantized. `kv_dtype`: type of the numbers in a block, and type of the model's
+      computation where that differs. `block_size`: tokens of a block.
+    - `arithmetic`: names of GPU, libraries and number of ranks, set only where KV must be equal bit for bit, else
+      empty.
     """
 
     weights_digest: str

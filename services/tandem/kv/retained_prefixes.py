@@ -1,7 +1,7 @@
 """Record which cached prefixes tenants want to keep, and until when; the pool reuses their blocks last.
 
-Blocks count for the tenant that retains them. A parent is retained at least as long as its children, because a tenant
-retains the leading blocks of a prefix, and those that end first are the last of a prefix.
+Each retained block counts for the tenant that retains it. A tenant retains the leading blocks of a prefix, and its
+retentions of a prefix end from the last block to the first, so a parent is retained at least as long as its children.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ from tandem.core.ids import BlockHash, TenantId
 
 
 class RetainedPrefixes:
-    """Retain at most `max_blocks` hashes in all, each once per tenant.
+    """Record which block hashes are retained for which tenant and until when, at most `max_blocks` retentions in all.
 
-    Times are seconds of the caller's clock. A tenant that wants more than it may have, or more than there is, loses its
-    own retentions that end first; where all room is taken, the tenant with the most blocks loses them, if that has more
-    than the one that asks.
+    A retention is one hash for one tenant, so a hash that two tenants retain counts twice. Times are seconds of the
+    caller's clock. A new retention may need room:
+    - If its tenant has reached its own limit, the retention of this tenant that ends first is ended.
+    - If `max_blocks` is reached, the tenant with the most retentions loses the one that ends first, provided that it
+      has at least two more than the tenant of the new retention. Otherwise the tenant of the new one loses its own that
+      ends first.
+
+    A tenant never loses a retention to a new one of its own that ends earlier or at the same time; the new one is then
+    not made.
     """
 
     def __init__(self, max_blocks: int) -> None:
@@ -41,11 +47,12 @@ class RetainedPrefixes:
     def retain(
         self, tenant: TenantId, hashes: Sequence[BlockHash], until: float, max_blocks: int = 0
     ) -> tuple[list[BlockHash], list[BlockHash]]:
-        """Retain the leading `hashes` of a prefix for `tenant`, as many as there is room for, until the time `until` at
-        least. `max_blocks`: what the tenant may retain; 0: no limit of its own.
+        """Retain the leading `hashes` of a prefix for `tenant` until the time `until`, as many as there is room for. If
+        the tenant already retains a hash for longer, this retention is not changed.
 
-        Returns the hashes that nobody retained before, in their order, and those that nobody retains any more, last
-        ones of a prefix first.
+        `max_blocks`: most hashes that the tenant may retain; 0: no limit of its own. Returns two lists: the hashes that
+        no tenant retained before, in the order of `hashes`; and the hashes that no tenant retains any more, because
+        their retentions were ended to make room, with the last ones of a prefix first.
         """
         mine, ends = self._until.setdefault(tenant, {}), self._ends.setdefault(tenant, [])
         for place, block_hash in enumerate(hashes):
@@ -72,8 +79,8 @@ class RetainedPrefixes:
         return [x for x in fresh if x not in both], [x for x in lost if x not in both]
 
     def expire(self, now: float) -> list[BlockHash]:
-        """End the retentions whose time is over, and return the hashes that nobody retains any more, last ones of a
-        prefix first."""
+        """End the retentions that last until `now` or earlier, and return the hashes that no tenant retains any more,
+        with the last ones of a prefix first."""
         lost: list[BlockHash] = []
         for tenant in list(self._ends):
             while (first := self._first(tenant)) is not None and first[0] <= now:
@@ -121,7 +128,8 @@ class RetainedPrefixes:
         return True
 
     def _first(self, tenant: TenantId) -> tuple[float, int, BlockHash] | None:
-        """Return the end of a tenant's retention that ends first, of one prefix the last block."""
+        """Return the entry (end, minus the place in the prefix, hash) of a tenant's retention that ends first; of one
+        prefix that of the last block. None if the tenant has no retention."""
         ends, mine = self._ends[tenant], self._until[tenant]
         while ends and mine.get(ends[0][2]) != ends[0][0]:
             heapq.heappop(ends)

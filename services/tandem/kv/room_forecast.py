@@ -10,9 +10,11 @@ from tandem.kv.block_pool import BlockPool, BlockTable
 
 
 class RoomForecast:
-    """Count in `num_free` the blocks of a pool that would be free after the calls of `release` and `fill`.
+    """Forecast in `num_free` how many blocks of a pool would be free if some tables were released and new tables were
+    filled.
 
-    The pool itself stays as it is. The forecast is void once the pool changes.
+    At first `num_free` is the number of blocks that are free now. Calls of `release` and `fill` change only this
+    forecast, not the pool. The forecast is void once the pool changes.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -22,14 +24,17 @@ class RoomForecast:
         self._num_added: Counter[BlockId] = Counter()
 
     def release(self, table: BlockTable) -> None:
-        """Release a table of the pool."""
+        """Add to `num_free` the blocks that would become free if `table`, a table of the pool, were released."""
         for block in table.ids():
             self._num_added[block] -= 1
             self.num_free += self._is_free(block)
 
     def fill(self, hashes: Sequence[BlockHash], num_blocks: int) -> None:
-        """Fill a new table of `num_blocks` blocks, which shares the cached blocks of the leading `hashes`. `num_free`
-        is below 0 afterwards where the pool has too few blocks."""
+        """Subtract from `num_free` the free blocks that a new table of `num_blocks` blocks would take.
+
+        The table shares the device blocks in which the leading `hashes` are cached. `num_free` is below 0 afterwards
+        where the pool has too few blocks.
+        """
         hits = self._pool.cached(hashes)
         for block in hits:
             self.num_free -= self._is_free(block)

@@ -29,7 +29,7 @@ NOISY_EXPORTERS = (
 
 
 class RateLimitFilter(logging.Filter):
-    """Drop repeated log records: let one record per minute pass for each logger, message and thread."""
+    """Drop repeated log records: of the records with the same logger, message and thread, let one per minute pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ _rate_limit = RateLimitFilter()
 
 
 def span_exporters(settings: OtelSettings) -> list[SpanExporter]:
-    """Create the exporters of spans that the settings name; their packages are imported only now."""
+    """Create and return the span exporters that `settings.traces` names; their packages are imported only now."""
     return [
         _otlp(settings.traces_protocol, "trace_exporter").OTLPSpanExporter()
         if name == "otlp"
@@ -57,7 +57,7 @@ def span_exporters(settings: OtelSettings) -> list[SpanExporter]:
 
 
 def metric_exporters(settings: OtelSettings) -> list[MetricExporter]:
-    """Create the exporters of metrics that the settings name; their packages are imported only now."""
+    """Create and return the metric exporters that `settings.metrics` names; their packages are imported only now."""
     options = {"timeout": settings.metrics_timeout_s, "max_export_batch_size": MAX_BATCH}
     return [
         _otlp(settings.metrics_protocol, "metric_exporter").OTLPMetricExporter(**options)

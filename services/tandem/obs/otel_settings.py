@@ -27,8 +27,9 @@ class OtelSettings:
     """Settings of OpenTelemetry that Tandem itself uses.
 
     `traces`, `metrics`: names of the exporters of spans and of metrics; empty where neither the exporter variable nor
-    an endpoint is set, or the SDK is disabled. `metrics_interval_s`: seconds between two exports of metrics, each of
-    which may take `metrics_timeout_s`. `max_spans`: how many ended spans may wait to be sent.
+    an endpoint is set, or the SDK is disabled. `traces_protocol`, `metrics_protocol`: the protocol of the `otlp`
+    exporter of each. `metrics_interval_s`: seconds between two exports of metrics, each of which may take
+    `metrics_timeout_s` seconds. `max_spans`: how many ended spans may wait to be sent.
     """
 
     traces: tuple[Exporter, ...]
@@ -41,7 +42,8 @@ class OtelSettings:
 
 
 class _Rule(NamedTuple):
-    """Type that `msgspec` must be able to convert a variable's value to, in lower case, and what an error calls it."""
+    """Rule for the value of a variable: the `type` to which `msgspec` must be able to convert the value in lower case,
+    and the `expected` value in words, for errors."""
 
     type: Any
     expected: str

@@ -34,8 +34,8 @@ class SpanPipeline:
         return sum(processor.num_dropped for processor in self._processors)
 
     def close(self, timeout_s: float) -> None:
-        """Send the waiting spans and return when that is done or after `timeout_s` seconds, with a warning. Blocks; may
-        be called again."""
+        """Send the waiting spans, and return when that is done, or after `timeout_s` seconds with a warning in the log.
+        Blocks; may be called again."""
         closing = Thread(target=self._provider.shutdown, name="telemetry-spans", daemon=True)
         closing.start()
         closing.join(timeout_s)
@@ -46,8 +46,8 @@ class SpanPipeline:
 
 
 class CountingProcessor(BatchSpanProcessor):
-    """Queue ended spans for one exporter as the SDK's batch processor does, and count those that are dropped, which the
-    SDK does not report.
+    """Queue ended spans for one exporter as the SDK's batch processor does, and count the spans that are dropped, which
+    the SDK does not report.
 
     When `max_waiting` spans wait, a new one replaces the oldest. Only one thread at a time may end spans."""
 

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class Telemetry:
     """Hold the metrics and the tracer of one process, and send both until `close`.
 
-    `metrics`: where the process counts. `exposition`: returns the metrics for a request of Prometheus. `tracer`:
-    creates spans, which are lost where no span exporter is configured."""
+    `metrics`: the metrics that the process counts. `exposition`: function that returns content type and body of
+    `/metrics` for the value of an Accept header. `tracer`: creates spans, which are lost where no span exporter is
+    configured."""
 
     def __init__(
         self, metrics: Metrics, spans: SpanPipeline | None = None, metric_sender: MetricSender | None = None
@@ -42,9 +43,10 @@ class Telemetry:
     def start(cls, service: str, instance: str, max_values: int) -> Self:
         """Set up metrics, spans and their exporters from the `OTEL_*` variables, and return them as one `Telemetry`.
 
-        `service` is the program's name, `instance` distinguishes processes of that program; `OTEL_SERVICE_NAME` and
-        `OTEL_RESOURCE_ATTRIBUTES` have precedence. `max_values`: see `Metrics`. Raises TandemError(INVALID_REQUEST)
-        naming a variable with an invalid value.
+        `service` is the program's name, and `instance` distinguishes processes of that program; `OTEL_SERVICE_NAME` and
+        `OTEL_RESOURCE_ATTRIBUTES` have precedence over both. `max_values`: how many values of an open attribute have
+        series of their own (see `Metrics`). Raises TandemError(INVALID_REQUEST) naming a variable with an invalid
+        value.
         """
         _forget_empty_variables()
         settings = read_otel(os.environ)

@@ -28,11 +28,12 @@ logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
 
 
 class Trace(NamedTuple):
-    """This process's part of the trace of one request.
+    """Hold this process's part of the trace of one request.
 
     `span`: the root span of this process, which records nothing where the trace is not sampled. `id`: the trace's id as
-    32 hexadecimal digits; empty where it is not sampled. `traceparent`: the header to pass on to other programs, which
-    names `span`; where nothing is traced here, the client's own header, empty if it sent none.
+    32 hexadecimal digits; empty where the trace is not sampled. `traceparent`: the header to send to other processes.
+    Where the trace is sampled, it names `span` as their parent; otherwise it is the client's own header, or empty if
+    the client sent no valid one.
     """
 
     span: Span
@@ -43,8 +44,8 @@ class Trace(NamedTuple):
 def begin_trace(tracer: Tracer, name: str, start_s: float, traceparent: str, tracestate: str) -> Trace:
     """Begin the root span of a request in this process and return it as a `Trace`.
 
-    `name`: of the span. `start_s`: seconds since the epoch. `traceparent`, `tracestate`: the client's headers; invalid
-    ones count as missing."""
+    `name`: the name of the span. `start_s`: the time at which it begins, in seconds since the epoch. `traceparent`,
+    `tracestate`: the client's headers, which name the parent span; invalid ones count as missing."""
     parent = remote_parent(traceparent, tracestate)
     span = tracer.start_span(name, parent, SpanKind.SERVER, start_time=nanoseconds(start_s))
     if not span.is_recording():

@@ -1,7 +1,7 @@
 """Track the jobs and hand-offs of one request at workers, in job groups: choices that run together as one job.
 
-Attempt numbers are taken from one counter, so a job that is placed again has a new number, and a worker's message
-counts only when the worker's open job has that attempt.
+Attempt numbers are taken from one counter, so a job that is placed again has a new number. A worker's message is
+applied only when the worker has an open job with the attempt number that the message names.
 """
 
 from __future__ import annotations
@@ -28,21 +28,24 @@ from tandem.orchestration.phase_ledger import LedgerPhase
 from tandem.routing.placement import Placement
 
 CAPACITY_ERRORS = frozenset({ErrorKind.OVERLOADED, ErrorKind.DRAINING, ErrorKind.WORKER_LOST, ErrorKind.CANCELLED})
-"""Rejections of a job that cost nothing but its place. CANCELLED: by a prefill worker, whose decode worker has given up
-its reservation in the meantime, for example to drain, and notified the prefill worker first."""
+"""Rejections after which a job is placed again without counting a failed attempt. CANCELLED comes from a prefill worker
+whose decode worker has given up its reservation in the meantime, for example to drain, and has notified the prefill
+worker before this gateway."""
 RETRYABLE = CAPACITY_ERRORS | {ErrorKind.KV_LOST, ErrorKind.INTERNAL}
-"""Failures that another worker, or the same one later, may not repeat. INTERNAL is a failed step, perhaps caused by
-this request: the limit on attempts keeps it from failing on all workers forever."""
+"""Failures after which the request is tried again, because another worker, or the same one later, may succeed. INTERNAL
+is a failed step, perhaps caused by this request: the limit on attempts keeps it from failing on all workers forever."""
 BLAMED = frozenset({ErrorKind.KV_LOST, ErrorKind.INTERNAL})
 """Failures that count against the worker that reports them."""
 
 
 class Attempts:
-    """Submit, requeue, hand over and cancel the jobs of one request at workers.
+    """Track the jobs of one request at workers, and build the commands that submit, requeue, hand over and cancel them.
+    Performs no I/O: methods return the commands to carry out, in order.
 
-    `choices`: those that have not ended; the caller removes them. `handoff`: the prefix of all hand-off ids of this
-    request. `num_retries`: the most retries and migrations of any choice. Methods return the commands to carry out, in
-    order.
+    `choices`: the choices that have not ended, by index; the caller removes each one at its end. `handoff`: the prefix
+    of all hand-off ids of this request. `job_groups`: the request's job groups, each with the choices that run together
+    as one job. `num_retries`: the greatest number of retries and migrations that a choice of the request has had so
+    far.
     """
 
     def __init__(self, request: Request, handoff: HandoffId, choices: Mapping[int, Choice]) -> None:
@@ -57,17 +60,18 @@ class Attempts:
 
     @property
     def phase(self) -> JobGroupPhase:
-        """Return the earliest phase of the request's job groups, in the order of `JobGroupPhase`; mostly there is one
-        group."""
+        """Return the phase of the job group that is least advanced, in the order of `JobGroupPhase`. Most requests have
+        one job group."""
         if len(self.job_groups) == 1:
             return self.job_groups[0].phase
         return min((job_group.phase for job_group in self.job_groups), key=lambda phase: phase.value)
 
     @property
     def ledger_phase(self) -> LedgerPhase:
-        """Return the phase to which the request's time counts.
+        """Return the phase of the request's `PhaseLedger` in which the time counts now.
 
-        It is the latest phase of the job groups, so DECODE as long as one of them decodes.
+        It is the latest phase of the job groups, so DECODE as long as one of them decodes; DELIVER where no job group
+        is left.
         """
         if len(self.job_groups) == 1:
             return self.job_groups[0].ledger_phase
@@ -75,7 +79,8 @@ class Attempts:
 
     @property
     def key(self) -> JobKey:
-        """Return the key of the first open job, for logs; without an open job, a key of the last attempt."""
+        """Return a job key that names the request in logs: the key of the first open job; where no job is open, a key
+        with the number of the last attempt."""
         works = [work for job_group in self.job_groups for work in job_group.works]
         return works[0].job.key if works else JobKey(self._request.id, self._attempt, min(self._choices, default=0))
 
@@ -83,8 +88,8 @@ class Attempts:
         return tuple(dict.fromkeys(work.worker for job_group in self.job_groups for work in job_group.works))
 
     def keys(self, worker: WorkerRef) -> list[JobKey]:
-        """Return the keys of the choices about which a worker may still send events, one key for each choice and
-        job."""
+        """Return the keys of the request's open jobs at `worker`: for each job one key per choice about which the
+        worker may still send events."""
         return [key for job_group in self.job_groups for work in job_group.at(worker) for key in work.keys]
 
     def seeks(self) -> list[FindConsumer]:
@@ -95,13 +100,13 @@ class Attempts:
         return self._job_group_of.get(choice)
 
     def is_open(self, worker: WorkerRef, attempt: int) -> bool:
-        """Return whether the job with the number `attempt` is open at a worker, even if some of its choices have
-        ended."""
+        """Return whether `worker` has an open job with the attempt number `attempt`, even if some choices of the job
+        have ended."""
         return any(job_group.find(worker, attempt) is not None for job_group in self.job_groups)
 
     def awaiting_reply(self, worker: WorkerRef, key: JobKey) -> JobGroup | None:
-        """Return the job group whose job `key` waits for this worker's reply (accepted or rejected); None when there is
-        none."""
+        """Return the job group whose job `key` was submitted to `worker`, which has neither accepted nor rejected it
+        yet; None when there is none."""
         for job_group in self.job_groups:
             if (
                 job_group.unanswered is not None
@@ -114,10 +119,11 @@ class Attempts:
     # ---- commands to workers
 
     def begin(self, job_group: JobGroup, placement: Placement) -> list[StateCommand]:
-        """Submit a queued job group to the workers of a placement, to continue after the tokens that the client has.
+        """Return the commands that submit the jobs of a queued job group to the workers of a placement. The jobs
+        continue after the tokens that the client already has.
 
-        For a split placement the decode worker gets its job first; the prefill worker gets its job once the decode
-        worker has accepted.
+        For a split placement (prefill and decode on different workers), only the decode worker gets its job now. Once
+        it has accepted, `accepted` returns the command that submits the job of the prefill worker.
         """
         job_group.move(JobGroupStep.PLACED)
         job_group.progress = LedgerPhase.FIRST
@@ -142,10 +148,11 @@ class Attempts:
         return self._submit(job_group, placement.decode, job)
 
     def take_over(self, job_group: JobGroup, source: KVOffer, worker: WorkerRef) -> list[StateCommand]:
-        """Submit a job to `worker` that continues from the KV that `source` offers.
+        """Return the commands that submit a job to `worker`, with which it reads the KV that `source` offers and
+        continues.
 
-        If a prefill job offers the KV, the new job has the same known tokens as that job; if a decode worker offers
-        it, the new job continues after the tokens that the client has.
+        If a prefill job offers the KV, the new job continues after the same output tokens as that job; if a decode
+        worker offers it, the new job continues after the tokens that the client has.
         """
         job_group.move(JobGroupStep.PLACED)
         first = min(job_group.choices)
@@ -159,10 +166,11 @@ class Attempts:
         return self._submit(job_group, worker, job)
 
     def accepted(self, job_group: JobGroup) -> list[StateCommand]:
-        """Record that a worker has accepted the job group's unanswered job.
+        """Record that a worker has accepted the last submitted job of a job group (`unanswered`), and return the
+        commands to carry out.
 
-        If that was the decode job of a split placement, returns the submission of the prefill job; otherwise the job
-        group is RUNNING from now on and nothing is returned.
+        If it was the decode job of a split placement, the commands submit the prefill job. Otherwise there are none,
+        and the job group is RUNNING from now on.
         """
         assert job_group.unanswered is not None
         job, job_group.unanswered = job_group.unanswered.job, None
@@ -175,9 +183,10 @@ class Attempts:
         return []
 
     def done(self, job_group: JobGroup, work: WorkerJob, choice: int) -> list[StateCommand]:
-        """Record that a job has ended for a choice; return further submissions, if any.
+        """Record that the job `work` of a job group has ended for `choice`, and return the commands to carry out, if
+        any.
 
-        The end implies that the job was accepted, even if the reply to its submission arrives later.
+        The end implies that the worker had accepted the job, even if the reply to the submission arrives later.
         """
         out = (
             self.accepted(job_group)
@@ -188,7 +197,8 @@ class Attempts:
         return out
 
     def undo(self, job_group: JobGroup) -> list[StateCommand]:
-        """Cancel all open jobs of a job group and release the lease of its offered KV.
+        """Return the commands that cancel all open jobs of a job group and release the lease on the KV that a worker
+        offers for it; remove both from the group.
 
         A lease outlives its prefill job, so it is released separately.
         """
@@ -201,9 +211,11 @@ class Attempts:
     # ---- moves between decode workers
 
     def movable(self, worker: WorkerRef) -> list[JobKey]:
-        """Return the choices that `worker` decodes alone and that may move to another worker now.
+        """Return the keys of the choices that may move from the decode worker `worker` to another worker now.
 
-        Choices that share a job are left out, because each of them would copy the prompt's KV.
+        A choice may move if its only job is at `worker`, this worker has sampled a token of it, and neither a move nor
+        a hand-off of it is under way. Choices that share a job are left out, because each of them would copy the
+        prompt's KV.
         """
         return [
             group.works[0].keys[0]
@@ -217,10 +229,11 @@ class Attempts:
         ]
 
     def relocate(self, choice: int, target: WorkerRef) -> list[StateCommand]:
-        """Have the worker of a `movable` choice offer its KV, which `target` takes over.
+        """Begin to move a choice that `movable` returned: return the command by which its worker offers the choice's
+        KV. Once the KV is offered, `target` takes over.
 
-        The worker does not offer it if it has ended there or migrates already. Then the choice stays, and
-        `give_up_move` makes it movable again.
+        The worker makes no offer if the choice has ended there or migrates already. Then the choice stays where it is,
+        and the caller must call `give_up_move` to make it movable again.
         """
         job_group = self._job_group_of[choice]
         job_group.target = target
@@ -228,8 +241,9 @@ class Attempts:
         return [OfferMigration(work.worker, work.keys)]
 
     def give_up_move(self, choice: int) -> None:
-        """Let a choice stay that is to move and that its worker has not offered; a later offer is refused. Does nothing
-        where it is offered."""
+        """Give up the move of a choice that `relocate` has begun, unless its worker has offered the KV already. The
+        choice stays on this worker, and an offer that arrives later is refused. Does nothing after the offer, or when
+        the choice has ended."""
         job_group = self._job_group_of.get(choice)
         if job_group is not None and job_group.source is None:
             job_group.target = None
@@ -237,9 +251,11 @@ class Attempts:
     # ---- transitions of job groups
 
     def requeue(self, job_group: JobGroup, requeue: Requeue) -> list[StateCommand]:
-        """Cancel a job group's jobs and return its choices to the queue, in groups as `JobGroup.divide` requires.
+        """Return the commands that cancel a job group's jobs and release the lease on its KV, followed by the command
+        `requeue`, by which the request returns to the queue.
 
-        The next attempt continues after the tokens that the client has.
+        The choices wait in the queue in the job groups into which `JobGroup.divide` divides them. The next attempt
+        continues after the tokens that the client has.
         """
         out = self.undo(job_group)
         job_group.move(JobGroupStep.NO_ROOM)
@@ -249,11 +265,13 @@ class Attempts:
         return [*out, requeue]
 
     def offered(self, job_group: JobGroup, choice: int, work: WorkerJob, event: MigrationOffered) -> list[StateCommand]:
-        """Hand one choice whose decode worker offers its KV over to the worker to which it is to move, or search a
-        consumer where the worker drains; the worker keeps sampling meanwhile.
+        """Handle that the worker of the job `work` offers the KV of `choice`, which it decodes or has preempted, and
+        return the commands to carry out. If the gateway has chosen to move the choice, the commands submit a job to the
+        chosen target. If the offering worker drains, they search for a worker that takes over. The offering worker
+        keeps sampling meanwhile.
 
-        A requested offer of a choice that is not to move any more is refused: the worker repeats its last offer when
-        its Watch stream is opened again.
+        A worker repeats its last offer when its Watch stream is opened again. So an offer that the gateway has
+        requested is refused when the choice is not to move any more.
         """
         source = KVOffer(work.worker, event.offer)
         if work.is_handed_off or job_group.source == source:
@@ -287,7 +305,8 @@ class Attempts:
         return [*out, *self.take_over(job_group, source, job_group.target)]
 
     def pulled(self, worker: WorkerRef, attempt: int) -> bool:
-        """Record that a worker has read the KV of its job; return False when no such job is open."""
+        """Record that `worker` has read the KV for its `ResumeJob` with the attempt number `attempt`. Returns False
+        when no such job is open."""
         has_pulled = False
         for job_group in self.job_groups:
             work = job_group.find(worker, attempt)
@@ -299,10 +318,12 @@ class Attempts:
         return has_pulled
 
     def retry_consumer(self, job_group: JobGroup, worker: WorkerRef, why: ErrorKind) -> list[StateCommand]:
-        """Search another consumer of KV that is still offered, because `worker` did not take it over, or let the
-        choices stay where they are if they were to move to it.
+        """Handle that `worker` did not take over the KV that is offered for a job group, and return the commands to
+        carry out. `why`: the kind of the worker's error.
 
-        The worker is tried again later only if it had no capacity.
+        If the gateway had chosen to move the choices, the offer is withdrawn, and the choices stay where they are.
+        Otherwise another worker is searched for. For this offer, `worker` is tried again later only if it had no
+        capacity.
         """
         if why not in CAPACITY_ERRORS or why is ErrorKind.WORKER_LOST:
             job_group.unfit.add(worker)
@@ -318,7 +339,8 @@ class Attempts:
         return [withdrawn]
 
     def note_scores(self) -> None:
-        """Reset the failure counts, because prompt log probabilities have arrived, which count as progress."""
+        """Reset the counts of failed attempts of all job groups, because prompt log probabilities have arrived, which
+        count as progress."""
         for job_group in self.job_groups:
             job_group.num_fruitless = 0
 
@@ -327,7 +349,8 @@ class Attempts:
         self.num_retries = max(self.num_retries, job_group.num_retries)
 
     def close(self, choice: int) -> list[StateCommand]:
-        """End one choice, and return the cancellations of its jobs. Raises KeyError when the choice has ended."""
+        """End one choice, and return the commands that cancel its jobs; for the last choice of a job group, also the
+        one that releases the lease on the group's KV. Raises KeyError when the choice has ended."""
         job_group = self._job_group_of.pop(choice)
         job_group.choices.discard(choice)
         if not job_group.choices:
@@ -340,7 +363,8 @@ class Attempts:
         return [CancelJob(work.worker, (work.key_of(choice),)) for work in works]
 
     def end(self) -> list[StateCommand]:
-        """Cancel all jobs, release all leases and move every job group to ENDED."""
+        """Return the commands that cancel all jobs and release all leases of the request, and move every job group to
+        ENDED."""
         out = [command for job_group in self.job_groups for command in self.undo(job_group)]
         for job_group in self.job_groups:
             job_group.move(JobGroupStep.END)
@@ -349,8 +373,8 @@ class Attempts:
     # ---- jobs
 
     def _prefix(self, placement: Placement, first: int) -> RemotePrefix | None:
-        """Return the remote prefix of a placement. It has a hand-off id of its own, because the prefill offers its KV
-        under another."""
+        """Return the prefix that the prefill worker of a placement fetches from another worker; None where it fetches
+        none. The fetch has a hand-off id of its own, because the prefill worker offers its KV under another one."""
         if placement.prefix is None:
             return None
         handoff = HandoffId(f"{self._handoff}/{first}/prefix")

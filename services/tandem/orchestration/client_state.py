@@ -15,9 +15,9 @@ from tandem.core.request import Request, SamplingParams
 class Choice:
     """Hold the output tokens and the end of one choice, in the order in which the client gets them.
 
-    `tokens`: the ids that the client has, from which any worker can continue; `finished`: the end as its worker
-    reported it, None before. Tokens that arrive ahead of the next index are kept until the gap is filled, and an end is
-    held back until all the tokens that it counts have arrived.
+    `tokens`: the ids of the tokens that the client has, after which any worker can continue. `finished`: the end as its
+    worker reported it; None before the report. Tokens that arrive ahead of the next index are kept until the gap is
+    filled, and an end is held back until all the tokens that it counts have arrived.
     """
 
     __slots__ = ("_early", "finished", "tokens")
@@ -34,14 +34,15 @@ class Choice:
     def take(self, token: Token) -> None:
         """Keep a token until `due` returns it; ignore a token whose index the client already has.
 
-        Tokens arrive twice: both workers of a hand-off report the first token, and both workers of a migration several.
+        Some tokens arrive twice: in a hand-off both workers report the first token, and in a migration both workers
+        report several.
         """
         if token.index >= len(self.tokens):
             self._early[token.index] = token
 
     def due(self) -> list[Token]:
-        """Return the tokens that the client gets next, in order, and add them to `tokens`; empty when the next one is
-        missing."""
+        """Return the tokens that the client gets next, in order, and add their ids to `tokens`. The list is empty while
+        the token with the next index has not arrived."""
         out: list[Token] = []
         while (token := self._early.pop(len(self.tokens), None)) is not None:
             out.append(token)
@@ -49,8 +50,9 @@ class Choice:
         return out
 
     def skip(self, first_index: int, ids: Iterable[int]) -> bool:
-        """Add consecutive token ids to `tokens` if `first_index` is the next index; else return False and change
-        nothing."""
+        """Add the ids of tokens that the client gets at once to `tokens`, without `take` and `due`, and return True.
+        `ids`: ids of the consecutive tokens from index `first_index` on. Returns False, and changes nothing, if
+        `first_index` is not the next index, or if later tokens or the end are held back."""
         if self._early or self.finished is not None or first_index != len(self.tokens):
             return False
         self.tokens.extend(iter(ids))
@@ -58,33 +60,34 @@ class Choice:
 
     @property
     def end(self) -> Finished | None:
-        """Return the end of the choice, once the client has all the tokens that it counts; None before."""
+        """Return the worker's report that the choice has ended, once the client has all output tokens of the choice;
+        None before."""
         finished = self.finished
         return finished if finished is not None and len(self.tokens) >= finished.num_output_tokens else None
 
     def last_word(self, sampling: SamplingParams) -> FinishReason | None:
-        """Return the finish reason if the tokens that the client has are complete by the sampling parameters; None if
-        not.
+        """Return why the output is complete with the tokens that the client has: STOP where the last one is a stop
+        token of `sampling`, LENGTH where `max_tokens` (if above 0) is reached. None where the output is not complete.
 
-        Needed for a choice whose worker was lost after its last token and before its end: no worker may sample one
-        more.
+        Needed when a worker was lost after it sent the last token of a choice and before it reported the end: another
+        worker must not sample one more token.
         """
         if self.tokens and self.tokens[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if 0 < sampling.max_tokens <= len(self.tokens) else None
 
     def restart(self) -> None:
-        """Drop the tokens and the end that the client has not received; another attempt samples the same tokens
-        again."""
+        """Drop the tokens and the end that have arrived but that the client does not have, because another attempt
+        samples the same tokens again."""
         self._early.clear()
         self.finished = None
 
 
 class ClientState:
-    """Decide what the client of one request gets next, in order and each token or end once.
+    """Decide which tokens and ends of choices the client of one request gets next: in order, and each once.
 
-    `choices`: those that have not ended, by index. `num_cached`: prompt tokens that a prefix cache served, as reported
-    by the first attempt that sampled a token; None before.
+    `choices`: the choices that have not ended, by index. `num_cached`: number of prompt tokens whose KV came from a
+    prefix cache, as reported by the first attempt that sampled a token; None before.
     """
 
     def __init__(self, request: Request) -> None:
@@ -115,7 +118,8 @@ class ClientState:
         """Return the prompt log probabilities of the event that the client does not have yet; None when it has all of
         them.
 
-        Raises TandemError(INTERNAL) when some are missing between those that the client has and the first of the event.
+        Raises TandemError(INTERNAL) when the event begins after the first position that the client lacks, so that
+        positions in between are missing.
         """
         num_known = self._num_scored + 1 - event.first_index
         if num_known < 0:
@@ -127,10 +131,11 @@ class ClientState:
         return PromptLogprobs(event.key, self._num_scored + 1 - len(fresh), fresh)
 
     def due(self, index: int) -> tuple[list[Token], Finished | None]:
-        """Return the next tokens of the choice `index` in order, and its end after the last token.
+        """Return (tokens, end): the tokens of the choice `index` that the client gets next, in order, and the report
+        that the choice has ended. The end is None until all tokens before it are due.
 
-        Nothing is due before the prompt log probabilities, which may arrive later when another worker than the decode
-        worker has them.
+        Nothing is due before all requested prompt log probabilities have arrived. They may arrive after the first
+        tokens when another worker than the decode worker computed the prompt.
         """
         if not self.is_scored:
             return [], None
@@ -146,10 +151,11 @@ class ClientState:
         return due, replace(end, num_cached_tokens=self.num_cached)
 
     def restart(self, choices: Collection[int], attempt: int) -> list[int]:
-        """Drop what the client has not received of these choices, so that another attempt can continue them.
+        """Drop the tokens and ends of `choices` that have arrived but that the client does not have, so that another
+        attempt can continue the choices.
 
-        Returns the choices that already have their last token and lost only their end: each gets a `Finished` event
-        with the number `attempt`, which `due` returns.
+        Returns the choices whose last token the client already has and whose end alone was lost. Each of them gets a
+        new `Finished` event with the attempt number `attempt`, which `due` returns.
         """
         ended: list[int] = []
         for index in sorted(choices):

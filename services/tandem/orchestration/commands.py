@@ -14,11 +14,12 @@ from tandem.routing.rebalance import Relocation
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Place the waiting choices of the request again, from the request's old position in the queue.
+    """Return the request to its old position in the queue, so that its waiting choices are placed on workers again.
 
-    `excluded`: workers that rejected it since its last placement. `has_failed`: those workers had accepted it and then
-    failed, so other workers are preferred. `is_undivided`: its KV was lost in a hand-off more than once, so one worker
-    runs prefill and decode where the policy allows.
+    `excluded`: workers that rejected or failed the request since its last placement. `has_failed`: the failure counts
+    as a failed attempt, so workers other than `excluded` are preferred from now on. `is_undivided`: the request's KV
+    was lost in a hand-off more than once, so one worker runs prefill and decode where `gateway.disaggregation` allows
+    it.
     """
 
     excluded: frozenset[WorkerRef]
@@ -28,11 +29,11 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class FindConsumer:
-    """Find a worker that takes over the KV which the worker `source` offers of `choice` and the other choices of its
-    job group.
+    """Find a worker that takes over offered KV, without the request queue. The worker `source` offers the KV of
+    `choice` and of the other choices in the same job group.
 
-    `excluded`: workers that rejected it a moment ago; `unfit`: workers that must not be tried. The search bypasses the
-    request queue.
+    `excluded`: workers that rejected this KV a moment ago, and count as full for a short time. `unfit`: workers that
+    failed to take over this KV and are not tried again.
     """
 
     choice: int
@@ -43,7 +44,8 @@ class FindConsumer:
 
 @dataclass(frozen=True, slots=True)
 class ReportWorkerFailure:
-    """Report to the circuit breaker that a job failed and that one or each of these workers may be the cause."""
+    """Report that a job failed and that any of `workers` may be the cause. The circuit breaker counts the failure
+    against each of them, and the links between them are tested again."""
 
     workers: frozenset[WorkerRef]
 
@@ -56,7 +58,8 @@ class SubmitJob:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """Cancel these choices of a job at a worker; each key names one choice."""
+    """Tell `worker` to cancel choices of a job. `keys`: the key of each choice to cancel, with the attempt of the
+    job."""
 
     worker: WorkerRef
     keys: tuple[JobKey, ...]
@@ -64,8 +67,8 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class OfferMigration:
-    """Have a worker offer these choices, which it decodes or has preempted, to other workers; running ones go on
-    meanwhile."""
+    """Tell `worker` to offer the KV of choices, which it decodes or has preempted, so that another worker can take them
+    over. `keys`: the key of each of these choices. Choices that run continue meanwhile."""
 
     worker: WorkerRef
     keys: tuple[JobKey, ...]
@@ -79,11 +82,10 @@ class ReleaseLease:
 
 @dataclass(frozen=True, slots=True)
 class EndRequest:
-    """End the request; there is exactly one such command for each request.
+    """End the request with the id `request` for its client; there is exactly one such command for each request.
 
-    `outcome`: the error, or the `Finished` of its last choice. `usage`: the tokens that count against the tenant's
-    quota, None where no worker began the request. When this program itself failed, the outcome's `__cause__` is that
-    exception.
+    `outcome`: the error with which the request ends, or the `Finished` event of its last choice. When an exception in
+    the gateway's own code ended the request, that exception is the `__cause__` of the error.
     """
 
     request: RequestId
@@ -92,8 +94,8 @@ class EndRequest:
 
 @dataclass(frozen=True, slots=True)
 class PromptComputed:
-    """Report that a worker has computed the prompt of a request; `num_cached` of its tokens came from a prefix
-    cache."""
+    """Report that a worker has computed the prompt of `request`. `num_cached`: number of prompt tokens whose KV was
+    taken from a prefix cache and not computed."""
 
     request: Request
     num_cached: int
@@ -116,9 +118,10 @@ class MoveOutcome(Enum):
     """Name the outcome of a plan to move a running or preempted sequence to another decode worker.
 
     - ADVISED: nothing is done, because `gateway.rebalance` is `explain`.
-    - MOVED: the other worker decodes it now. RESUMED: so it does, and the sequence was preempted before.
-    - WITHDRAWN: it stays where it is, because its worker did not offer it or the other one did not take it over.
-    - ENDED: its request or choice has ended meanwhile, or its worker was lost.
+    - MOVED: the target decodes the sequence now. RESUMED: the same, for a sequence that had been preempted.
+    - WITHDRAWN: the sequence stays on its worker, because this worker did not offer it or the target did not take it
+      over.
+    - ENDED: the request or choice has ended meanwhile, or its worker was lost.
     """
 
     ADVISED = "advised"
@@ -135,13 +138,13 @@ class ReportMove:
 
 
 WorkerOrder = CancelJob | OfferMigration | ReleaseLease
-"""What a worker is told without waiting for an answer. Such a message may be lost: jobs of which the gateway knows
-nothing end with the next Watch stream, leases expire, a move is given up, and a new offer or a drain replaces an offer
-that no worker follows."""
+"""Commands that are sent to a worker without waiting for an answer. Such a message may be lost: jobs of which the
+gateway knows nothing end with the next Watch stream, leases expire, a move is given up, and a new offer or a drain
+replaces an offer that no worker follows."""
 Delivery = Token | PromptLogprobs | Finished
 """What the client of a request gets: tokens, log probabilities of its prompt, and the end of a choice while others go
 on. Each names its request by its key."""
 StateCommand = Requeue | FindConsumer | ReportWorkerFailure | SubmitJob | WorkerOrder | Delivery | EndRequest
-"""What the state of one request wants done. The director resolves `Requeue` and `FindConsumer` itself."""
+"""Commands that the state machine of one request returns. The director resolves `Requeue` and `FindConsumer` itself."""
 Command = ReportWorkerFailure | SubmitJob | WorkerOrder | Delivery | EndRequest | PromptComputed | KVMoved | ReportMove
-"""What a director wants done by its driver."""
+"""Commands that a director returns for its driver to carry out."""

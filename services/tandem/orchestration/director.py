@@ -2,7 +2,7 @@
 
 Events go in, commands come out, and `now` is an argument: seconds of one clock that never goes back. The gateway drives
 a director with asyncio (`gateway.orchestration.driver`), the simulator with its event queue (`sim.cluster.gateway`), so
-what a simulation says of queueing, placement and retries is what the product does."""
+simulations run the same code for queueing, placement and retries as the product."""
 
 from __future__ import annotations
 
@@ -52,27 +52,29 @@ TICK_S = 0.05
 KV_PERIOD_S = 0.5
 """How often KV time is charged for each open request. Charges at every tick would double the duration of the tick."""
 PROBE_TIMEOUT_S = 30.0
-"""Longest time of a link probe, after which its pair of workers counts as failed."""
+"""Longest time of a link probe. A probe that takes longer has failed."""
 
 
 def probe_request(request: RequestId, model: str) -> Request:
-    """Return the smallest request that moves one KV block: one prompt token, two output tokens, greedy."""
+    """Return the request with the id `request` that probes a link: the smallest one that moves a KV block. It has one
+    prompt token and samples two output tokens greedily."""
     sampling = SamplingParams(max_tokens=2, temperature=0.0)
     return Request(id=request, model=model, prompt_tokens=(0,), sampling=sampling)
 
 
 class OpenRequest:
-    """One open request: its state machine, the account of its time (`ledger`), and its deadlines.
+    """One open request: its state machine (`state`), the account of its time (`ledger`), and its deadlines.
 
-    - Times are seconds of the director's clock. `progress_at`: when a worker last reported on it; `delivered_at`: when
-      its client last got something new, at first its admission; `deadline`: when its client gives up, None without one.
-    - `prefill_s`: the least seconds that its prompt takes.
-    - `predicted`: how much of its prompt each worker should have cached, empty once the worker that computes it has
-      reported.
+    - Times are seconds of the director's clock. `progress_at`: when a worker last reported on the request;
+      `delivered_at`: when its client last got something new, at first the time of its admission; `deadline`: when its
+      client gives up, None without a deadline.
+    - `prefill_s`: predicted minimum seconds of computing its prompt, 0 where unknown.
+    - `predicted`: the prefix hits that were predicted for its last placement, to be compared with the worker's report;
+      empty once the worker that computes the prompt has reported.
     - `fixed_placement`: the workers of a link probe, which is not routed; None for a client's request.
-    - `has_begun`: a worker has accepted it and computes it, or did.
-    - `kv_charged_s`: the seconds at workers for which its tenant was charged with KV time; `kv_charged_at`: when that
-      was.
+    - `has_begun`: True once workers have begun to compute it, in any attempt.
+    - `kv_charged_s`: the seconds that it had spent at workers when its tenant was last charged for KV time;
+      `kv_charged_at`: the time of that charge.
     """
 
     __slots__ = (
@@ -103,14 +105,17 @@ class OpenRequest:
 
     @property
     def workers(self) -> Sequence[WorkerId]:
-        """Return the workers of the request's last placement, first the one that computes its prompt."""
+        """Return the workers of the request's last placement, first the one that computes its prompt. One worker that
+        runs all of it is returned once; empty before the first placement."""
         placement = self.state.placement
         return () if placement is None else tuple(dict.fromkeys((placement.prefill.id, placement.decode.id)))
 
     def usage(self) -> TokenUsage | None:
-        """Return the tokens that count against the tenant's quota; None where no worker has begun the request.
+        """Return the tokens that count against the tenant's quota: the prompt tokens that were computed, and the output
+        tokens that the client has. None where no worker has begun the request.
 
-        How much of a prompt was computed before an end without a first token is unknown, so all of it counts."""
+        Where the request ends before its first token, it is unknown how much of the prompt was computed, so all of it
+        counts."""
         if not self.has_begun:
             return None
         return TokenUsage(
@@ -118,8 +123,8 @@ class OpenRequest:
         )
 
     def take_kv_time(self, now: float) -> float:
-        """Return the token-seconds of KV that the request has held at workers since the last call: its seconds there,
-        by its tokens of now."""
+        """Return the KV time of the request since the last call, in token-seconds: the seconds that it spent at
+        workers, times the tokens that it has now. Records `now` as the time of the last charge."""
         before_s, self.kv_charged_s, self.kv_charged_at = self.kv_charged_s, self.ledger.worker_seconds(now), now
         return self.state.num_context * (self.kv_charged_s - before_s)
 
@@ -144,9 +149,12 @@ class RequestDirector:
     deadlines.
 
     The caller passes events in and carries out the returned commands; the director performs no I/O and reads no clock.
-    Every admitted request ends in exactly one `EndRequest`. When a decision raises an exception, only its own request
-    ends, with an INTERNAL error whose `__cause__` is that exception. `new_handoff` returns a name that no other
-    hand-off of this cluster has."""
+    Every admitted request ends in exactly one `EndRequest`. When an exception is raised while the director handles one
+    request, only this request ends, with an INTERNAL error whose `__cause__` is that exception.
+
+    `workers`: the workers that the gateway knows. `new_handoff`: function that returns, for a request, a hand-off id
+    that no other hand-off of this cluster has. `targets`: the latency targets of the lanes. `prefixes`: the copy of the
+    prefix index; None where none is kept."""
 
     def __init__(
         self,
@@ -174,11 +182,13 @@ class RequestDirector:
 
     @property
     def queue(self) -> RequestQueue:
-        """Return the queue of admitted requests, with the tokens that were charged for each."""
+        """Return the request queue: which admitted requests wait, in which order, and the tokens that tenants were
+        charged for each admitted request."""
         return self._queue.queue
 
     def num_queued(self) -> Mapping[Lane, int]:
-        """Count the requests that wait to be placed on workers, link probes included, by lane; all lanes are keys."""
+        """Return, by lane, how many requests wait to be placed on workers, link probes included; every lane has an
+        entry."""
         found = dict.fromkeys(Lane, 0)
         for open_request in self.requests():
             found[open_request.state.request.lane] += open_request.is_queued
@@ -198,23 +208,24 @@ class RequestDirector:
         return self._queue.num_held()
 
     def fairness(self, now: float) -> Mapping[tuple[str, Lane], float]:
-        """Return how evenly the tenants that waited were served during the last minute, as Jain's index, by model and
-        lane."""
+        """Return, by (model, lane), how evenly the tenants with waiting requests were served during the minute before
+        `now`. The value is Jain's fairness index: 1 where all got equal service for their weights."""
         return self.queue.fairness(now)
 
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
-        """Count the open requests of clients by (tenant, whether the request waits to be placed on workers). Link
-        probes do not count."""
+        """Return the number of clients' open requests, by (tenant, whether the request waits to be placed on workers).
+        Link probes do not count."""
         of_clients = [open_request for open_request in self.requests() if open_request.fixed_placement is None]
         return Counter((open_request.state.request.tenant, open_request.is_queued) for open_request in of_clients)
 
     def breakers(self, now: float) -> Mapping[WorkerId, BreakerState]:
-        """Return the state of the circuit breaker of each worker that has failed since its last success."""
+        """Return the state, at the time `now`, of the circuit breaker of each worker that has failed since its last
+        success."""
         return self._queue.breaker.states(now)
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
-        """Return (key, index of the next token) for each choice about which `worker` still has to send events to this
-        gateway."""
+        """Return, for each choice about which `worker` still has to send events to this gateway, the pair (key of the
+        choice's job there, index of the next token that the client needs)."""
         return [position for open_request in self._open.values() for position in open_request.state.positions(worker)]
 
     def check(self) -> None:
@@ -247,14 +258,16 @@ class RequestDirector:
         session: str = "",
         ledger: PhaseLedger | None = None,
     ) -> AdmittedRequest:
-        """Admit a request of `tenant`, whose policy was applied to it: it is placed now, or waits in the queue. The
-        commands may end another request that the full queue displaces.
+        """Admit a request of `tenant`, place it now or let it wait in the queue, and return it with the commands to
+        carry out. The commands may also end another request that was displaced from a full queue.
 
-        `timeout_s`: seconds until its client's deadline, None without one. `hashes`: of its prompt's full blocks, empty
-        where they are not known. `session`: requests of one session prefer one worker.
+        The caller has already applied the tenant's policy to the request. `timeout_s`: seconds until its client's
+        deadline, None without one. `hashes`: the hashes of its prompt's full blocks, empty where they are not known.
+        `session`: name of the client's session, whose requests are preferably placed on the same worker; empty without
+        one. `ledger`: the account of the request's time, if the caller began one; None: a new one begins now.
 
-        Raises TandemError, and keeps nothing, when by prediction it would miss its target (SLO_MISS) or the queue is
-        full of requests that precede it (OVERLOADED)."""
+        Raises TandemError, and keeps nothing of the request, when it is predicted to miss its latency target or
+        deadline (SLO_MISS), or the queue is full of requests that precede it (OVERLOADED)."""
         admission = self._queue.admit(request, now, tenant, timeout_s, hashes, session)
         out: list[Command] = []
         if admission.leaves is not None and admission.error is not None:
@@ -271,10 +284,12 @@ class RequestDirector:
         return AdmittedRequest(open_request, out)
 
     def probe(self, request: Request, placement: Placement, now: float) -> AdmittedRequest:
-        """Send a `probe_request` through two given workers once, without queue and router, for at most
-        `PROBE_TIMEOUT_S`.
+        """Begin a test of the link between the two workers of `placement`, and return the open request of the test with
+        the commands to carry out. `request`: a `probe_request`; it bypasses queue and router.
 
-        At its end `state.pulled` shows whether KV has moved between them.
+        The test has ended when the request ends, after `PROBE_TIMEOUT_S` seconds at most; a failed attempt is not
+        retried. Then `state.pulled` of the open request shows the result: it is None unless KV has moved between the
+        workers.
         """
         open_request = self._begin(request, None, now, max_retries=0)
         open_request.deadline = now + PROBE_TIMEOUT_S
@@ -284,11 +299,13 @@ class RequestDirector:
         return AdmittedRequest(open_request, out)
 
     def cancel(self, request: RequestId, now: float) -> list[Command]:
-        """End a request whose client has disconnected or needs no more; returns no commands where it has ended."""
+        """End a request whose client has disconnected or needs no more output, and return the commands to carry out;
+        none where the request has ended already."""
         return self._decide(request, lambda open_request: open_request.state.cancelled(), now)
 
     def finish(self, request: RequestId, choice: int, now: float) -> list[Command]:
-        """End one choice that the client needs no more; does nothing where the choice or its request has ended."""
+        """End one choice of which the client needs no more output, and return the commands to carry out; none where the
+        choice or its request has ended already."""
         out = self._decide(request, lambda open_request: open_request.state.finished(choice), now)
         open_request = self._open.get(request)
         if open_request is not None and not open_request.is_queued:
@@ -296,12 +313,13 @@ class RequestDirector:
         return out
 
     def fail(self, request: RequestId, error: TandemError, now: float) -> list[Command]:
-        """End a request with an error; returns no commands where it has ended."""
+        """End a request with an error, and return the commands to carry out; none where the request has ended
+        already."""
         return self._decide(request, lambda open_request: open_request.state.failed(error), now)
 
     def abort(self, request: RequestId, failure: Exception, now: float) -> list[Command]:
-        """End a request with an INTERNAL error because `failure` was raised while handling it; does nothing where it
-        has ended."""
+        """End a request with an INTERNAL error because the exception `failure` was raised while handling it, and return
+        the commands to carry out; none where the request has ended already."""
         out: list[Command] = []
         open_request = self._open.get(request)
         if open_request is not None:
@@ -311,7 +329,8 @@ class RequestDirector:
     # ---- what workers report
 
     def on_worker_events(self, worker: WorkerRef, events: Sequence[JobEvent], now: float) -> list[Command]:
-        """Apply what a worker reports of its jobs, in order; reports on requests that have ended are ignored."""
+        """Apply the events that a worker reports about its jobs, in order, and return the commands to carry out. Events
+        of requests that have ended are ignored."""
         out: list[Command] = []
         for event in events:
             open_request = self._open.get(event.key.request)
@@ -351,7 +370,8 @@ class RequestDirector:
         return True
 
     def on_submit_result(self, worker: WorkerRef, key: JobKey, error: TandemError | None, now: float) -> list[Command]:
-        """Apply a worker's answer to a job: accepted, or rejected with `error` (WORKER_LOST: it could not be
+        """Apply the result of submitting the job `key` to a worker, and return the commands to carry out. `error`: None
+        where the worker has accepted the job; else why it was rejected (WORKER_LOST: the worker could not be
         reached)."""
         out: list[Command] = []
         open_request = self._open.get(key.request)
@@ -372,8 +392,9 @@ class RequestDirector:
         return out
 
     def on_worker_lost(self, worker: WorkerRef, reason: str, now: float) -> list[Command]:
-        """Handle the loss of a worker with all its jobs: place the requests that it ran on other workers, migrate or
-        fail them. Those for which no other worker has room wait in the queue."""
+        """Handle the loss of a worker, and return the commands to carry out. Each request that had a job there is
+        retried on other workers, or goes on with KV that another worker still offers, or fails. Requests for which no
+        other worker has room wait in the queue. `reason`: why the worker is lost, for error texts."""
         self._queue.forget(worker)
         self._rebalancer.forget(worker)
         out: list[Command] = []
@@ -383,11 +404,13 @@ class RequestDirector:
         return out
 
     def on_capacity(self, worker: WorkerView, now: float) -> list[Command]:
-        """Place waiting requests if a worker that reports more capacity may take one."""
+        """Place waiting requests if `worker`, which reports more capacity, may take one of them; return the commands to
+        carry out."""
         return self.place_queued(now) if self._queue.may_go_on(worker) else []
 
     def place_queued(self, now: float) -> list[Command]:
-        """Place waiting requests in queue order, until the first request of each model and lane finds no worker."""
+        """Place waiting requests in queue order, until the first request of each model and lane finds no worker; return
+        the commands to carry out."""
         out: list[Command] = []
         self._place_queued(now, out)
         return out
@@ -395,7 +418,8 @@ class RequestDirector:
     # ---- time
 
     def overdue(self, now: float) -> Sequence[RequestId]:
-        """Return the requests that `on_timer` would end or retry on other workers now."""
+        """Return the requests that are overdue at the time `now`: `on_timer` would end them, or retry them on other
+        workers because theirs make no progress."""
         return [
             open_request.id
             for open_request in self._open.values()
@@ -403,10 +427,10 @@ class RequestDirector:
         ]
 
     def on_timer(self, now: float) -> list[Command]:
-        """End or retry overdue requests, repeat searches for workers that take over offered KV, charge KV time, and
-        place waiting requests.
+        """End or retry overdue requests, repeat searches for workers that take over offered KV, charge KV time, place
+        waiting requests, and return the commands to carry out.
 
-        Call it every `TICK_S`.
+        Call it every `TICK_S` seconds.
         """
         out: list[Command] = []
         for open_request in self.requests():
@@ -420,10 +444,11 @@ class RequestDirector:
         return out
 
     def rebalance(self, now: float) -> list[Command]:
-        """Begin, or only report, moves of running sequences to other decode workers, as `gateway.rebalance` says: from
-        slow workers to faster ones, and from workers for prompts and after a preemption to workers with room.
+        """Begin moves of running sequences to other decode workers, or only report them, as `gateway.rebalance` says,
+        and report moves that have ended. Returns the commands to carry out.
 
-        Call it every `TICK_S`.
+        Sequences move from slow workers to faster ones. Preempted sequences, and those on workers that only compute
+        prompts now, move to workers with room. Call it every `TICK_S` seconds.
         """
         out: list[Command] = []
         if self._config.rebalance == "off" or not self._rebalancer.is_due(now):
@@ -477,7 +502,8 @@ class RequestDirector:
     def _apply(
         self, open_request: OpenRequest, decide: Callable[[], Sequence[StateCommand]], now: float, out: list[Command]
     ) -> None:
-        """Resolve what one request wants done into commands for the driver."""
+        """Append the driver's commands that result from `decide` to `out`. An exception ends the request and is not
+        raised."""
         try:
             for command in decide():
                 self._resolve(open_request, command, now, out)
@@ -512,7 +538,7 @@ class RequestDirector:
                 out.append(command)
 
     def _requeue(self, open_request: OpenRequest, place: Requeue, now: float) -> None:
-        """Back to its place in the queue; a probe, which has none, is sent again with the next tick."""
+        """Return a request to its place in the queue. A probe has no place there and is sent again at the next tick."""
         self._forget_placement(open_request)
         if open_request.fixed_placement is None:
             self._queue.refused(place.excluded, open_request.state.request.lane, now)
@@ -521,7 +547,8 @@ class RequestDirector:
             self._queue.put_back(open_request.id, now)
 
     def _find_consumer(self, open_request: OpenRequest, search: FindConsumer, now: float, out: list[Command]) -> None:
-        """Look for a worker that takes over. A probe keeps to its own two workers."""
+        """Search for a worker that takes over KV, and pass the result to the state machine of the request. For a probe,
+        no worker is searched for."""
         consumer = None
         if open_request.fixed_placement is None:
             request = open_request.state.request
@@ -538,7 +565,7 @@ class RequestDirector:
         out.append(EndRequest(open_request.id, outcome))
 
     def _forget_placement(self, open_request: OpenRequest) -> None:
-        """It does not go where it was to go."""
+        """Remove the request's prompt tokens from the load of the worker that was to compute them."""
         if open_request.state.placement is not None:
             self._workers.add_inflight(open_request.state.placement.prefill, open_request.id, 0)
 
@@ -574,7 +601,8 @@ class RequestDirector:
         return ()
 
     def _timeout(self, open_request: OpenRequest, now: float) -> TandemError | None:
-        """A request that went back to the queue does not begin its wait anew."""
+        """Return the error with which an overdue request ends; None where it may go on. The time in the queue counts
+        since the client last got something, so a request that returns to the queue does not begin its wait anew."""
         if open_request.deadline is not None:
             error = deadline_error(
                 open_request.deadline - now, open_request.prefill_s if open_request.is_queued else 0.0
@@ -597,7 +625,7 @@ class RequestDirector:
     def _learn(
         self, open_request: OpenRequest, worker: WorkerRef, event: JobEvent, now: float, out: list[Command]
     ) -> None:
-        """Learn from anything but a token: that a worker is well, how fast KV moved, and which choices wait."""
+        """Update the circuit breaker, the rebalancer and the measured bandwidths by an event that is not a token."""
         if isinstance(event, Finished):
             self._queue.breaker.on_success(worker)
         elif isinstance(event, Preempted):
@@ -615,8 +643,8 @@ class RequestDirector:
                     out.append(KVMoved(placement.prefill, worker, event.num_bytes, is_prefix=False))
 
     def _note_pause(self, open_request: OpenRequest, key: JobKey, now: float) -> None:
-        """Record the pause of a preempted choice that the job `key` has taken over, because its worker knows nothing of
-        it."""
+        """Record the pause of a preempted choice that the job `key` has taken over on another worker, which does not
+        know of the pause."""
         taken = self._rebalancer.taken_over(key, now)
         if taken is not None:
             source_key, next_index, seconds = taken
@@ -625,8 +653,8 @@ class RequestDirector:
     def _learn_from_token(
         self, open_request: OpenRequest, worker: WorkerRef, token: Token, now: float, out: list[Command]
     ) -> None:
-        """Learn from a token where its job's time went and how much of the prompt was cached, also where the client has
-        the token already."""
+        """Record what a token reports of the time of its job and of the cached part of the prompt, even where the
+        client has the token already."""
         if open_request.state.attempts.is_open(worker, token.key.attempt):
             if token.stages is not None:
                 open_request.ledger.add_job_stages(token.key.attempt, token.stages)
@@ -639,7 +667,8 @@ class RequestDirector:
             out.append(PromptComputed(open_request.state.request, token.num_cached_tokens))
 
     def _compare(self, open_request: OpenRequest, num_cached: int, now: float) -> None:
-        """Compare what was predicted of a prompt's cached tokens with what was found."""
+        """Compare the predicted prefix hits of a request with the `num_cached` prompt tokens that its worker did not
+        compute."""
         placement = open_request.state.placement
         predicted, open_request.predicted = open_request.predicted, ()
         for prediction in predicted:
@@ -657,8 +686,8 @@ def _relocate(open_request: OpenRequest, choice: int, target: WorkerRef) -> Sequ
 def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:
     """Return the error for a request that cannot be answered before its client's deadline, or None when it can.
 
-    `left_s`: seconds until the deadline. `prefill_s`: the least seconds that the prompt still takes. The error is
-    DEADLINE when the deadline has passed, else SLO_MISS.
+    `left_s`: seconds until the deadline. `prefill_s`: the least seconds that computing the prompt still takes; 0: only
+    the deadline itself is checked. The error is DEADLINE when the deadline has passed, else SLO_MISS.
     """
     if left_s <= 0:
         return TandemError(ErrorKind.DEADLINE, "the client's deadline has passed", reason="deadline")
@@ -674,8 +703,9 @@ def queue_timeout_error(
     """Return the NO_WORKER error for a request that has waited too long for workers, or None when it may continue to
     wait.
 
-    `since`: when it arrived or its client got its last token; `no_worker_since`: when the last worker that could serve
-    it was lost, None while there is one. Both are seconds of one clock. `why` returns what it waits for.
+    `since`: when it arrived or its client got its last token. `no_worker_since`: when the last worker that could serve
+    it was lost; None while there is one. These times and `now` are seconds of one clock. `why`: function that returns
+    what the request waits for, as text for the error.
     """
     if now - since >= config.queue_timeout_s:
         return _no_worker_error(config.queue_timeout_s, "queue_timeout_s", why())
@@ -692,10 +722,13 @@ def wake_timeout_error(
     now: float,
     why: Callable[[], str],
 ) -> TandemError | None:
-    """Return what `queue_timeout_error` returns, for `gateway.wake_timeout_s` above 0: that is the limit without
-    workers, and `queue_timeout_s` the limit from `served_since` on, when there were workers again.
+    """Return the NO_WORKER error for a request that has waited too long for workers, or None when it may continue to
+    wait; used in place of `queue_timeout_error` when `gateway.wake_timeout_s` is above 0.
 
-    Both together are the limit where workers are lost again and again.
+    While no worker could serve the request, it may wait `wake_timeout_s`. `served_since`: the time since which a worker
+    could serve it again, -infinity without such a time; from then on it may wait `queue_timeout_s`. Where workers are
+    lost again and again, the sum of both settings limits the whole wait. The other arguments are those of
+    `queue_timeout_error`.
     """
     if no_worker_since is not None and now - max(since, no_worker_since) >= config.wake_timeout_s:
         return _no_worker_error(config.wake_timeout_s, "wake_timeout_s", why())

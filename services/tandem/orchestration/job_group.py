@@ -7,9 +7,10 @@
        +-------------------- failed, or no consumer ------------------ FINDING_CONSUMER --+
 
 The decode worker reserves first: it alone knows its free capacity, and only then does a prefill worker begin. A job
-group is FINDING_CONSUMER while a worker offers its KV and no worker pulls it yet: a prefill worker whose decode worker
-was lost, or a decode worker that drains or is to move it, and keeps decoding until another has taken over. A move whose
-target does not take over is withdrawn, and the group is RUNNING again.
+group is FINDING_CONSUMER while a worker offers its KV and no worker pulls it yet. The offering worker is either a
+prefill worker whose decode worker was lost, or a decode worker that drains or from which the gateway moves the group.
+Such a decode worker keeps decoding until another worker has taken over. A move whose target does not take over is
+withdrawn, and the group is RUNNING again.
 
 A request begins as one job group. When its workers are lost, each choice that has tokens continues as a job group of
 its own, and those without tokens stay together, because a job of several choices has no tokens yet.
@@ -36,7 +37,7 @@ class JobGroupPhase(Enum):
 
 
 class JobGroupStep(Enum):
-    """Events that move a job group from phase to phase."""
+    """Name the events that move a job group from one phase to another; PHASE_TABLE defines the moves."""
 
     PLACED = auto()
     BOOKED = auto()
@@ -72,8 +73,8 @@ PHASE_TABLE: dict[tuple[JobGroupPhase, JobGroupStep], JobGroupPhase] = {
 class WorkerJob:
     """A job that was submitted to a worker and has not ended.
 
-    `choices`: those about which the job may still send events. `is_handed_off`: another worker has read its KV, so the
-    loss of this job has no effect.
+    `choices`: the choices about which the worker may still send events. `is_handed_off`: another worker has read the
+    job's KV, so the loss of this job has no effect.
     """
 
     worker: WorkerRef
@@ -86,13 +87,14 @@ class WorkerJob:
 
     @property
     def keys(self) -> tuple[JobKey, ...]:
-        """Return the keys of the choices about which the job may still send events, in order."""
+        """Return the job's keys for the choices about which the worker may still send events, by rising index of the
+        choice."""
         return tuple(map(self.key_of, sorted(self.choices)))
 
 
 @dataclass(frozen=True, slots=True)
 class KVOffer:
-    """An offer of a job group's KV that no worker has read yet.
+    """An offer of a job group's KV that no worker has read yet. `worker` offers the KV under the key `offer`.
 
     `prefill`: the job that computes the KV; None if a decode worker offers it and keeps decoding.
     """
@@ -107,14 +109,15 @@ class JobGroup:
 
     - `unanswered`: the submitted job that its worker has neither accepted nor rejected; None without one.
     - `source`: the KV offer that no worker has read yet; None without one.
-    - `num_fruitless`: attempts that failed since the last progress, which is a token with the index `progress_at` or a
-      later one.
-    - `num_retries`: retries and migrations so far.
-    - `prefix`: the remote prefix of the last placement.
+    - `num_fruitless`: number of attempts that have failed since the last progress. Progress is a token with the index
+      `progress_at` or a later one.
+    - `num_retries`: number of retries and migrations so far.
+    - `prefix`: the remote prefix of the last placement; None without one.
     - `unfit`: workers that failed to take over the offered KV and are not tried again.
-    - `target`: the worker to which the gateway moves the group; None when it stays, and while its worker drains.
-    - `progress`: progress of the last placement: FIRST before any token, HANDOVER while only the prefill worker has
-      sampled a token for another worker, DECODE from then on.
+    - `target`: the worker to which the gateway has chosen to move the group. None without such a move, also while the
+      group leaves a worker that drains.
+    - `progress`: what has been sampled since the last placement. FIRST: no token. HANDOVER (the hand-off): only the
+      first token, by the prefill worker. DECODE: at least one token by the worker that decodes.
     """
 
     __slots__ = (
@@ -148,10 +151,10 @@ class JobGroup:
 
     @property
     def ledger_phase(self) -> LedgerPhase:
-        """Return the phase to which the group's time counts in the request's `PhaseLedger`.
+        """Return the phase of the request's `PhaseLedger` in which the group's time counts now.
 
-        A group that has sampled tokens still counts as decoding while the gateway searches or reserves a worker that
-        takes over.
+        A group that has sampled tokens still counts as decoding while the gateway searches for a worker that takes it
+        over, or waits for that worker's reservation.
         """
         match self.phase:
             case JobGroupPhase.ENDED:
@@ -172,14 +175,14 @@ class JobGroup:
         self.phase = PHASE_TABLE[self.phase, step]
 
     def find(self, worker: WorkerRef, attempt: int) -> WorkerJob | None:
-        """Return the open job of this attempt at a worker; None when there is none."""
+        """Return the open job with the attempt number `attempt` at `worker`; None when there is none."""
         for work in self.works:
             if work.job.attempt == attempt and work.worker == worker:
                 return work
         return None
 
     def at(self, worker: WorkerRef) -> list[WorkerJob]:
-        """Return the open jobs at a worker."""
+        """Return the open jobs of the group at a worker."""
         return [work for work in self.works if work.worker == worker]
 
     def leave(self, work: WorkerJob, choice: int) -> None:
@@ -194,30 +197,33 @@ class JobGroup:
             self.unanswered = None
 
     def is_worked_on(self, choice: int) -> bool:
-        """Return whether a choice may still progress: a worker may send events about it or offers its KV, or the group
-        is queued."""
+        """Return whether a choice may still progress: the group is queued, a worker may send events about the choice,
+        or a prefill worker offers its KV."""
         offered = (
             self.phase is JobGroupPhase.FINDING_CONSUMER and self.source is not None and self.source.prefill is not None
         )
         return offered or self.phase is JobGroupPhase.QUEUED or any(choice in work.choices for work in self.works)
 
     def note_token(self, index: int) -> None:
-        """Record that the client has the token `index`; resets `num_fruitless` if it is at `progress_at` or later."""
+        """Record that the client has the output token at position `index` of a choice. Resets `num_fruitless`, the
+        count of failed attempts, if `index` is at least `progress_at`."""
         if index >= self.progress_at:
             self.num_fruitless = 0
 
     def streamed(self, work: WorkerJob, index: int) -> None:
-        """Record a token that a job sampled and that the client has: `drew` and `note_token` in one call, for speed."""
+        """Record that the job `work` sampled the output token at position `index` of a choice and that the client has
+        it. Does the work of `drew` and `note_token` in one call, for speed."""
         if self.progress is not LedgerPhase.DECODE:
             self.drew(work, index)
         if index >= self.progress_at:
             self.num_fruitless = 0
 
     def drew(self, work: WorkerJob, index: int) -> None:
-        """Record that a job sampled the token `index`, and update `progress`.
+        """Update `progress` after the job `work` has reported the output token at position `index` of a choice.
 
-        The first token of a job that takes over repeats the last one sampled elsewhere, so it does not show that the
-        worker decodes.
+        It becomes DECODE by a token of a `GenerateJob`, or by a token of a `ResumeJob` after its first one. Any other
+        token changes it only from FIRST to HANDOVER: a `PrefillJob` samples just one token of each choice, and the
+        first token that a `ResumeJob` reports may have been sampled by the worker whose KV it reads.
         """
         job = work.job
         if isinstance(job, GenerateJob) or (isinstance(job, ResumeJob) and index > len(job.output_tokens)):
@@ -232,8 +238,8 @@ class JobGroup:
 
     @property
     def is_kv_offered(self) -> bool:
-        """Return whether a worker may take over the group's KV: a prefill worker offers it, or a decode worker that
-        still samples. A decode worker that has ended has handed its KV over."""
+        """Return whether the group's KV can be taken over: it is offered by a prefill worker, or by a decode worker
+        whose job is still open. A decode worker whose job has ended has already handed over its KV."""
         return self.source is not None and (self.source.prefill is not None or self.is_source_open)
 
     def split(self, choice: int) -> JobGroup:
@@ -251,11 +257,13 @@ class JobGroup:
         return part
 
     def divide(self, num_tokens: Mapping[int, int]) -> list[JobGroup]:
-        """Return the job groups in which the choices continue after their workers are gone.
+        """Return the job groups in which the choices of this group continue with other workers: only this group, or
+        new queued groups that replace it.
 
-        Each choice that has tokens continues alone. The others stay together as far as no other choice lies between
-        them, because a job covers consecutive choices. `num_tokens`: tokens of each choice of the request that has not
-        ended.
+        Each choice that has tokens continues in a group of its own. Choices without tokens continue together if they
+        follow one another by index, because one job covers consecutive choices. Choices between them that have ended
+        do not matter, but a choice between them that has tokens or is in another group separates them. `num_tokens`:
+        for each choice of the request that has not ended, by index, the number of tokens that the client has.
         """
         groups: list[list[int]] = []
         previous: int | None = None
@@ -272,10 +280,10 @@ class JobGroup:
         return [JobGroup(group, self.num_fruitless, self.num_retries) for group in groups]
 
     def take(self, offer: HandoffKey, consumer: WorkerJob) -> bool:
-        """Record that `consumer` has read all KV of `offer`, and mark the group's other jobs as handed off.
+        """Record that the job `consumer` has read all KV of `offer`, and mark the group's other jobs as handed off.
 
-        Returns whether this was a migration, because the KV came from a decode worker. Does nothing where `offer` is
-        not the group's current offer.
+        Returns True if a decode worker offered the KV, so that this was a migration, and False if a prefill worker did.
+        Returns False and does nothing where `offer` is not the group's current offer.
         """
         if self.source is None or self.source.offer != offer:
             return False

@@ -20,15 +20,16 @@ DISCOVERY_PERIOD_S = 1.0
 
 
 class InflightJobs:
-    """Hold what was placed at one worker and what it has not answered yet, so that its reported load does not contain
-    it. `tokens`: prompt tokens to compute, by request. `decodes`: requests to decode."""
+    """Hold the load of the jobs that were placed at one worker and that it has neither accepted nor refused yet,
+    because its load reports do not contain them. `tokens`: by request, the prompt tokens to compute. `decodes`: the
+    requests that the worker will decode."""
 
     def __init__(self) -> None:
         self.tokens: dict[RequestId, int] = {}
         self.decodes: set[RequestId] = set()
 
     def answered(self, job: Job) -> None:
-        """Remove a job, because the worker has accepted or refused it."""
+        """Remove the load of a job, because the worker has accepted or refused it."""
         if not isinstance(job, ResumeJob):
             self.tokens.pop(job.request.id, None)
         if not isinstance(job, PrefillJob):
@@ -36,7 +37,8 @@ class InflightJobs:
 
 
 class Link(Protocol):
-    """A gateway's connection to one worker."""
+    """Connection of a gateway to one worker, over which it sends jobs and receives reports; no KV moves over it.
+    `inflight`: the load of the jobs that the gateway has placed there and the worker has not answered yet."""
 
     @property
     def inflight(self) -> InflightJobs: ...
@@ -50,7 +52,7 @@ class KnownWorkers(ABC, Generic[LinkT]):
 
     The load of a worker includes the prompt tokens and decodes of requests that are placed there but whose jobs the
     worker has not accepted yet (`add_inflight`, `add_inflight_job`), so that many placements in a row do not all choose
-    one worker.
+    one worker. `routing`: the settings by which a router compares workers, with the measured bandwidths between them.
     """
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -60,24 +62,26 @@ class KnownWorkers(ABC, Generic[LinkT]):
 
     @abstractmethod
     def find(self, worker: WorkerRef) -> LinkT | None:
-        """Return the link to a worker; None where the worker is gone."""
+        """Return the gateway's connection to a worker; None where the worker is gone."""
 
     @abstractmethod
     def view(self, link: LinkT) -> WorkerView | None:
-        """Return what routing sees of a worker; None while it is not live."""
+        """Return the properties and load of the worker at the other end of the connection `link`, as the router sees
+        them; None while the worker is not live."""
 
     @abstractmethod
     def changed(self, link: LinkT) -> None:
-        """Update the ranking after a change of a worker's view."""
+        """Update the ranking, because the properties or the load of the worker at the other end of the connection
+        `link` have changed."""
 
     def candidates(self) -> WorkerRanking:
-        """Return the ranking of live workers among which requests are placed. It is updated in place as workers and
-        their load change; callers do not change it."""
+        """Return the ranking of the live workers, by load, from which workers are chosen for requests. It is updated in
+        place as workers and their load change; callers must not change it."""
         return self._ranking
 
     def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """Count `num_tokens` prompt tokens of a request as load of a worker until the worker has accepted or rejected
-        its job; 0 removes the request. Does nothing where the worker is gone."""
+        """Count `num_tokens` prompt tokens of a request as load of a worker, until the worker has accepted or rejected
+        the request's job. 0 stops counting the request. Does nothing where the worker is gone."""
         link = self.find(worker)
         if link is None:
             return
@@ -96,9 +100,9 @@ class KnownWorkers(ABC, Generic[LinkT]):
             self.changed(link)
 
     def measured(self, placement: Placement, pulled: KVReceived) -> None:
-        """Update the estimated throughput of the link from the prefill to the decode worker of `placement`. `pulled`:
-        the bytes that the decode worker has read from the prefill worker, and the seconds that it read. Does nothing
-        where either is gone.
+        """Update the estimated bandwidth of the link from the prefill to the decode worker of `placement`. `pulled`:
+        the decode worker's report of the bytes that it has read and the seconds in which it read them. Does nothing
+        where either worker is gone.
 
         Not called for remote prefix fetches, during which the reader also computes prompts, which would distort the
         estimate."""

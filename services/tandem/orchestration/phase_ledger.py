@@ -1,9 +1,9 @@
 """Divide the time of one request into stages; the caller passes the time.
 
-By the gateway's clock the request is in one of seven consecutive phases, whose times add up to its total whatever
-happens. Two of the phases are spent at workers, whose reports divide them further. What the reports leave of such a
-phase was spent between worker and gateway. Reports arrive in any order, also after the phase has ended, because two
-workers report over two streams.
+By the gateway's clock the request is in one of seven consecutive phases, whose times always add up to its total, even
+after failures. The reports of workers divide the phases FIRST (until the first token) and HANDOVER (the hand-off)
+further. The part of these phases that the reports do not explain was spent between worker and gateway. Reports arrive
+in any order, also after the phase has ended, because two workers report over two streams.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from tandem.core.ids import JobKey
 from tandem.core.request_stages import JobStages, Stage, Wait, WaitCause, merged_waits
 
 MAX_MOVES = 64
-"""Phase changes of one request that are remembered individually. All of them count."""
+"""Most phase changes of one request that are stored with their times. The seconds of later changes are counted all the
+same."""
 
 
 _REMAINDERS = {
@@ -26,14 +27,16 @@ _REMAINDERS = {
     Stage.TRANSFER: WaitCause.PULL,
     Stage.DECODE_QUEUE: WaitCause.STEP,
 }
-"""The stages in which a request waits, in order, and the cause of what no report explains of them."""
+"""For each stage in which a request waits, in order: the cause to which those seconds of the stage count that no report
+explains."""
 
 
 class LedgerPhase(IntEnum):
-    """Phases of a request at its gateway, in order; the values are list indices.
+    """Name the phases of a request at its gateway, in order; the values are list indices.
 
-    FIRST: workers have the request, and the first token is awaited. HANDOVER: the first token has arrived, and the KV
-    is on its way to the worker that samples the second. OVER: the request has ended, and time no longer counts.
+    FIRST: workers have the request, and its first token is awaited. HANDOVER (the hand-off): the first token has
+    arrived, and the KV is on its way to the worker that samples the second. OVER: the request has ended, and time no
+    longer counts. The other phases are the stages with the same names (`Stage`).
     """
 
     RECEIVE = 0
@@ -47,7 +50,7 @@ class LedgerPhase(IntEnum):
 
 
 class StageSeconds(NamedTuple):
-    """Seconds of one request by stage, in the order of `Stage`."""
+    """Hold the seconds that one request spent in each stage; the fields are in the order of `Stage`."""
 
     receive: float = 0.0
     queue: float = 0.0
@@ -92,8 +95,8 @@ class PhaseLedger:
         self._queue_waits: list[Wait] = []
 
     def move(self, phase: LedgerPhase, now: float) -> None:
-        """Enter `phase`, and add the time since the last change to the phase that ends; does nothing once the phase is
-        OVER.
+        """Enter `phase` at the time `now`, and count the time since the last change for the phase that ends. Does
+        nothing once the phase is OVER.
 
         When the request returns to the queue before it decodes, its time with the workers counts as prefill or
         transfer, because no worker will report on it.
@@ -110,45 +113,50 @@ class PhaseLedger:
             self.moves.append((phase, self._since))
 
     def worker_seconds(self, now: float) -> float:
-        """Return the seconds up to `now` for which workers had the request, over all attempts."""
+        """Return for how many seconds workers had the request until `now`, over all attempts."""
         spent = sum(self._seconds[LedgerPhase.ROUTE : LedgerPhase.DELIVER]) + sum(self._lost)
         is_there = LedgerPhase.ROUTE <= self.phase < LedgerPhase.DELIVER
         return spent + max(0.0, now - self._since) if is_there else spent
 
     def add_job_stages(self, attempt: int, stages: JobStages) -> None:
-        """Record the stages that a job of an attempt reports with its first sampled token.
+        """Record how long a job was in each stage before its first sampled token, as its worker reports. `attempt`: the
+        attempt number of the job.
 
-        The job's choices wait in parallel, and each of the two jobs of an attempt reports its own part, so the maximum
-        of each stage counts.
+        Of several reports on one attempt, the maximum of each stage counts: the job's choices wait in parallel, and the
+        prefill and the decode job of an attempt report different stages.
         """
         known = self._job_stages.get(attempt, JobStages())
         waits = known.waits if set(stages.waits) <= set(known.waits) else known.waits + stages.waits
         self._job_stages[attempt] = JobStages.of(map(max, known.seconds, stages.seconds), waits)
 
     def add_queue_waits(self, waits: Iterable[Wait]) -> None:
-        """Record what the request waited for in the queue, besides its turn."""
+        """Record for how many seconds the request waited in the queue for something other than its turn. `waits`: one
+        entry for each cause."""
         self._queue_waits += waits
 
     def add_preemption(self, key: JobKey, index: int, preemption: Preemption) -> None:
-        """Record what preemption did to a choice before its token at `index`; a token that is reported again changes
-        nothing."""
+        """Record the pauses of a choice, and the sequences that were preempted in its favour, before its output token
+        at position `index`. `key`: the job and choice. A repeated report on the same token changes nothing."""
         self._preemptions.setdefault((key, index), preemption)
 
     @property
     def pauses(self) -> Pauses:
-        """Return the pauses of all choices."""
+        """Return how often choices of the request were preempted and went on later, and the seconds for which they were
+        paused, both summed over all choices."""
         return Pauses.sum(preemption.pauses for preemption in self._preemptions.values())
 
     @property
     def yields(self) -> tuple[LaneYield, ...]:
-        """Return what yielded to the choices, by lane."""
+        """Return, for each lane, how many sequences were preempted in favour of this request, and how many tokens and
+        KV blocks they gave up."""
         return merged_yields(each for preemption in self._preemptions.values() for each in preemption.yields)
 
     @property
     def waits(self) -> tuple[Wait, ...]:
-        """Return what the request has waited for until the last change of its phase, by stage and cause, in order.
+        """Return the seconds that the request has waited until the last change of its phase, as one `Wait` for each
+        stage and cause, in the order of the stages.
 
-        The waits of a stage add up to its seconds, up to what the clocks of gateway and workers differ.
+        The waits of a stage add up to its seconds, except for differences between the clocks of gateway and workers.
         """
         reported = [wait for stages in self._job_stages.values() for wait in stages.waits]
         known = merged_waits([*self._queue_waits, *reported])
@@ -161,8 +169,8 @@ class PhaseLedger:
         return merged_waits(wait for wait in found if wait.seconds > 0)
 
     def seconds(self, now: float) -> StageSeconds:
-        """Return the seconds of each stage up to `now`; they add up to the time from `began_at` until `now`, or until
-        OVER."""
+        """Return the seconds of each stage up to `now`. They add up to the time from `began_at` until `now`, or until
+        the end of the request if it has ended (phase OVER)."""
         spent = self._seconds.copy()
         if self.phase is not LedgerPhase.OVER:
             spent[self.phase] += max(0.0, now - self._since)

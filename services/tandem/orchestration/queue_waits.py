@@ -1,7 +1,7 @@
-"""Count what the requests in a gateway's queue wait for, besides their turn.
+"""Count the seconds for which requests in a gateway's queue wait for something other than their turn, by cause.
 
-Only the first request of a model and lane is tried, so what it waits for is all that is known. The others wait for
-their turn, unless the first waits for something that would keep each of them waiting too.
+Only the first request of a model and lane is tried on workers, so only its cause is known. The others wait for their
+turn, unless the cause of the first would keep each of them waiting too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _OF_ALL = (WaitCause.NO_WORKER, WaitCause.URGENT_LANES)
 
 
 class _LaneClock:
-    """Time of the requests of one model and lane, by cause.
+    """Seconds for which the requests of one model and lane have waited, by cause.
 
-    `first`: the request that was tried last, and `cause` what it has waited for since `since`; None for both where
-    there is none. `seconds`: by the causes in `_OF_ALL`, until `since`.
+    `first`: the request that was tried last; `cause`: what it has waited for since the time `since`; both None while no
+    tried request waits. `seconds`: seconds until `since`, one entry for each cause in `_OF_ALL`.
     """
 
     __slots__ = ("cause", "first", "seconds", "since")
@@ -33,9 +33,10 @@ class _LaneClock:
 
 
 class QueueWaits:
-    """Count the seconds for which each waiting request waited for something but its turn.
+    """Count the seconds for which each waiting request waited for something other than its turn, by cause.
 
-    Knows a request from `enter` until `take` or `forget`. A model and lane are passed as a pair.
+    The waits of a request are counted from `enter` until `take` or `forget`. `model_lane`: the request's model and
+    lane. `now`: seconds of one clock.
     """
 
     def __init__(self) -> None:
@@ -44,17 +45,20 @@ class QueueWaits:
         self._no_room_s: dict[RequestId, float] = {}
 
     def enter(self, request: RequestId, model_lane: tuple[str, Lane], now: float) -> None:
-        """Begin to count the waits of a request that enters the queue, or returns to it; does nothing where it waits
-        already."""
+        """Begin to count the waits of a request that enters the queue, or returns to it, at the time `now`. Does
+        nothing where they are counted already. `model_lane`: the request's model and lane."""
         self._entered.setdefault(request, self._advanced(model_lane, now).seconds)
 
     def tried(self, request: RequestId, model_lane: tuple[str, Lane], cause: WaitCause, now: float) -> None:
-        """Record that the first request of a model and lane waits for `cause` from `now` on."""
+        """Record that `request`, the first one in the queue of its model and lane, could not be placed. `cause`: what
+        it waits for from the time `now` on."""
         clock = self._advanced(model_lane, now)
         clock.first, clock.cause = request, cause
 
     def take(self, request: RequestId, model_lane: tuple[str, Lane], now: float) -> tuple[Wait, ...]:
-        """Return the waits of a request that leaves the queue for workers, and forget it."""
+        """Return the seconds that a request has waited in the queue for something other than its turn, by cause, and
+        stop counting them, because the request is sent to workers at the time `now`. `model_lane`: its model and
+        lane."""
         clock = self._advanced(model_lane, now)
         clock.first = clock.cause = None
         entered, no_room_s = self._entered.pop(request, clock.seconds), self._no_room_s.pop(request, 0.0)
@@ -63,16 +67,18 @@ class QueueWaits:
         return tuple(Wait(Stage.QUEUE, cause, seconds) for cause, seconds in causes if seconds > 0)
 
     def forget(self, request: RequestId) -> None:
-        """Forget a request that has ended; does nothing where it does not wait."""
+        """Stop counting the waits of a request that has ended, and drop what was counted. Does nothing where the
+        request does not wait."""
         self._entered.pop(request, None)
         self._no_room_s.pop(request, None)
 
     def requests(self) -> Set[RequestId]:
-        """Return the known requests."""
+        """Return the requests whose waits are being counted."""
         return self._entered.keys()
 
     def _advanced(self, model_lane: tuple[str, Lane], now: float) -> _LaneClock:
-        """Return the clock of a model and lane after adding the time until `now`."""
+        """Return the clock of a model and lane, after adding the time until `now` to the cause for which the requests
+        wait."""
         clock = self._clocks.get(model_lane)
         if clock is None:
             clock = self._clocks[model_lane] = _LaneClock(now)

@@ -1,5 +1,6 @@
-"""Decide which running sequences of one gateway move to faster decode workers, which preempted ones to workers with
-room, and which leave workers that only compute prompts now, and follow each move to its end."""
+"""Decide which running sequences of one gateway move to other decode workers, and follow each move to its end.
+Sequences on slow workers move to faster ones. Preempted sequences, and those on workers that only compute prompts now,
+move to workers with room."""
 
 from __future__ import annotations
 
@@ -31,28 +32,30 @@ from tandem.routing.worker_view import Pair, WorkerView, decode_cost
 PERIOD_S = 0.1
 """Seconds between two comparisons of the decode workers."""
 PAUSE_S = 0.3
-"""Seconds for which a sequence waits where it was preempted before it may move, because most pauses are shorter."""
+"""Seconds for which a preempted sequence waits on its worker before it may move, because most pauses are shorter."""
 MAX_EXAMINED = 64
-"""Most preempted sequences, and most that leave workers for prompts, for which a worker is searched at a time; one
-without a target is tried again after `HOLD_S`."""
+"""Most preempted sequences for which one call of `plan_resumes` searches for a worker, and most sequences for which one
+call of `plan_leaves` does. A sequence without a target is tried again after `HOLD_S`."""
 HOLD_S = 1.0
-"""Seconds for which a worker must be slow before its first sequence moves, so that a short burst moves nothing. It is
-also the time until a slow worker is examined again from which nothing could move, and between two searches for
-sequences that leave workers for prompts, while none does."""
+"""Seconds for which a worker must be slow before its first sequence moves, so that a short burst moves nothing. The
+same time passes before a slow worker from which no sequence could move is examined again, and between two searches for
+sequences that leave workers for prompts, while no such move is under way."""
 RETRY_S = 0.3
-"""Seconds until a slow worker is examined again from which nothing could move while others moved sequences."""
+"""Seconds until a slow worker from which no sequence could move is examined again, while other workers have moves that
+have not ended."""
 STUCK_S = 30.0
 """Seconds after which two workers with an unfinished move may move other sequences."""
 MOVE_TIMEOUT_S = 5.0
-"""Seconds within which a worker must offer a sequence that is to move; later another one may move."""
+"""Seconds within which a worker must offer the KV of a sequence that is to move. A move without an offer is then given
+up, so that another sequence may move."""
 FIRST_BACKOFF_S = 10.0
 LONGEST_BACKOFF_S = 160.0
-"""Seconds until a pair of workers between which a move was withdrawn is used again. They double each time, unless the
-pair was usable for as long before."""
+"""First and longest time, in seconds, for which a pair of workers is not used after a move between them was withdrawn.
+The time doubles with each withdrawn move, unless the pair was usable for as long before."""
 
 
 class HasState(Protocol):
-    """Give the state of an open request, as the director's `OpenRequest` does."""
+    """Give access to the state machine of an open request (`state`); the director's `OpenRequest` does."""
 
     @property
     def state(self) -> RequestState: ...
@@ -72,7 +75,11 @@ class _OpenMove:
 
 @dataclass(slots=True)
 class _Preemption:
-    """A choice that waits where it was preempted; no target was found for it at `tried_at`."""
+    """A preempted choice, which has waited on its worker since the time `since`; its next output token has the index
+    `next_index`.
+
+    `tried_at`: when a worker on which it could go on was last searched for in vain.
+    """
 
     key: JobKey
     worker: WorkerRef
@@ -82,12 +89,14 @@ class _Preemption:
 
 
 class Rebalancer:
-    """Plan moves of running sequences to other decode workers: for each worker one move at a time, in or out.
+    """Plan moves of running sequences to other decode workers. Each worker takes part in one move at a time, as source
+    or target.
 
-    Each gateway moves its own requests only. Of a worker that decodes for several gateways each moves sequences in
-    proportion to its part of them, and begins at a different time, so that together they move about one per `PERIOD_S`.
-    `ranking`: the workers that the gateway knows. A request that was retried or moved `max_moves` times stays. The
-    caller begins the moves that `plan` returns and asks for the ended ones with `ended`.
+    Each gateway moves its own requests only. Where a slow worker decodes for several gateways, each of them moves
+    sequences at a rate in proportion to its part of the worker's sequences, and begins at a different time, so that
+    together they move about one per `PERIOD_S`. `ranking`: the workers that the gateway knows. `rules`: chooses
+    sequences and targets. A request that was retried or moved `max_moves` times stays. The caller begins the moves that
+    the `plan` methods return, and gets their outcomes from `ended`.
     """
 
     def __init__(self, ranking: WorkerRanking, rules: Rebalancing, max_moves: int) -> None:
@@ -96,30 +105,31 @@ class Rebalancer:
         self._max_moves = max_moves
         self._moves: dict[Pair, _OpenMove] = {}
         self._next_at: dict[WorkerRef, float] = {}
-        """When a sequence of each slow worker may move next."""
+        """For each slow worker, when a sequence may move away from it next."""
         self._begun: set[WorkerRef] = set()
-        """Slow workers of which the first turn of this gateway was chosen."""
+        """Slow workers for which the time of this gateway's first move was chosen."""
         self._backoffs: dict[Pair, _Backoff] = {}
         self._resting_until: dict[Pair, float] = {}
-        """Pairs of workers of which the second has refused a preempted sequence."""
+        """Pairs (source, target) of which the target has refused a preempted sequence, and until when nothing moves."""
         self._preempted: dict[tuple[RequestId, int], _Preemption] = {}
-        """Choices that wait where they were preempted, by request and choice."""
+        """Choices that wait on the worker that preempted them, by request and choice."""
         self._kept_until: dict[JobKey, float] = {}
         """Sequences that could not leave a worker for prompts, and when they are tried again; others go before them."""
         self._due_at = self._leaves_due_at = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Return whether `PERIOD_S` seconds have passed since the last `plan`."""
+        """Return whether `PERIOD_S` seconds have passed since the last call of `plan`."""
         return now >= self._due_at
 
     def plan(
         self, requests: Iterable[HasState], failing: Set[WorkerRef], now: float, *, is_begun: bool
     ) -> list[PlannedMove]:
-        """Return the moves to begin now.
+        """Return the moves to begin now from slow decode workers to faster ones.
 
-        `requests`: the open requests of this gateway that may move. `failing`: workers that get none. `is_begun`: the
-        caller begins the moves, which are then followed until `ended` returns them; otherwise they are advice, which is
-        repeated every `HOLD_S` seconds.
+        `requests`: the open requests of this gateway that may move. `failing`: workers that are neither source nor
+        target, because their jobs keep failing. `is_begun`: True if the caller begins the moves, each of which is then
+        followed until `ended` returns its outcome. False if the moves are only advice, which is repeated every `HOLD_S`
+        seconds. `now`: seconds of one clock.
         """
         self._due_at = now + PERIOD_S
         excluded = self._excluded(now)
@@ -150,16 +160,21 @@ class Rebalancer:
         return moves
 
     def preempted(self, key: JobKey, next_index: int, worker: WorkerRef, now: float) -> None:
-        """Record that a worker has preempted a choice before its output token `next_index`; a report that is repeated
-        changes nothing."""
+        """Record that `worker` has preempted a choice at the time `now`. `key`: the key of the choice in its job there.
+        `next_index`: the index of the next output token of the choice. A repeated report changes nothing."""
         choice = key.request, key.choice
         known = self._preempted.get(choice)
         if known is None or (known.key, known.next_index) != (key, next_index):
             self._preempted[choice] = _Preemption(key, worker, next_index, now)
 
     def taken_over(self, key: JobKey, now: float) -> tuple[JobKey, int, float] | None:
-        """Forget a preempted choice that the job `key` has taken over elsewhere; return its key where it was preempted,
-        the index of its next token then, and the seconds since. None for any other job."""
+        """Return how long a preempted choice has paused, and forget the preemption, because a job on another worker
+        continues the choice. `key`: the key of the choice in the new job.
+
+        The result has three parts: the key of the choice in the job that was preempted, the index of its next output
+        token at that time, and the seconds from the preemption until `now`. Returns None, and forgets nothing, where no
+        preemption of the choice is known, or where `key` belongs to the preempted job itself.
+        """
         one = self._preempted.get((key.request, key.choice))
         if one is None or one.key.attempt == key.attempt:
             return None
@@ -169,11 +184,13 @@ class Rebalancer:
     def plan_resumes(
         self, open_requests: Mapping[RequestId, HasState], excluded: Set[WorkerRef], now: float, *, is_begun: bool
     ) -> list[PlannedResume]:
-        """Return the moves to begin now of choices that have waited for `PAUSE_S` where they were preempted: the most
-        urgent lane first, and in each those that have waited longest.
+        """Return the moves, to begin now, by which preempted choices go on at workers with room. A choice may move once
+        it has waited for `PAUSE_S` seconds on the worker that preempted it. The most urgent lane comes first, and
+        within a lane the choice that has waited longest.
 
-        `open_requests`: those of this gateway. `excluded`: workers that get none. `is_begun`: as for `plan`; advice is
-        given once for each preemption. Choices that have gone on or ended are forgotten.
+        `open_requests`: the open requests of this gateway, by id. `excluded`: workers to which nothing moves.
+        `is_begun`: as for `plan`, but advice is given once for each preemption. Preempted choices that have gone on or
+        ended are forgotten.
         """
         due: list[tuple[Lane, float, _Preemption]] = []
         for choice, one in list(self._preempted.items()):
@@ -212,11 +229,12 @@ class Rebalancer:
     def plan_leaves(
         self, requests: Iterable[HasState], excluded: Set[WorkerRef], now: float, *, is_begun: bool
     ) -> list[PlannedLeave]:
-        """Return the moves to begin now of sequences that decode on workers for prompts, because the role of these was
-        changed or no other worker had room: the most urgent lane first, of each worker one at a time.
+        """Return the moves, to begin now, by which sequences leave prefill workers and go on at workers with room. The
+        most urgent lane comes first, and each prefill worker is the source of at most one move at a time. Sequences
+        decode on a prefill worker after its role was changed, or because no other worker had room.
 
-        `requests`: the open requests of this gateway that may move. `excluded`: workers that get none. `is_begun`: as
-        for `plan`. Preempted choices are left to `plan_resumes`."""
+        `requests`: the open requests of this gateway that may move. `excluded`: workers to which nothing moves.
+        `is_begun`: as for `plan`. Preempted choices are left to `plan_resumes`."""
         moves: list[PlannedLeave] = []
         if now < self._leaves_due_at:
             return moves
@@ -259,7 +277,8 @@ class Rebalancer:
         return None
 
     def ended(self, open_requests: Mapping[RequestId, HasState], now: float) -> list[ReportMove]:
-        """Return the outcomes of moves that have ended since the last call, and forget the moves."""
+        """Return the outcomes of the moves that have ended since the last call, and forget these moves.
+        `open_requests`: the open requests of this gateway, by id."""
         reports: list[ReportMove] = []
         for pair, move in list(self._moves.items()):
             outcome = _outcome(move, open_requests.get(move.planned.key.request), now)
@@ -286,11 +305,11 @@ class Rebalancer:
         return reports
 
     def forget(self, worker: WorkerRef) -> None:
-        """Remove the back-off times of a worker that is gone."""
+        """Remove the back-off times of all pairs with `worker`, because the worker is gone."""
         self._backoffs = {pair: backoff for pair, backoff in self._backoffs.items() if worker not in pair}
 
     def _excluded(self, now: float) -> Set[Pair]:
-        """Return the pairs of workers that are not used now."""
+        """Return the pairs of workers (source, target) between which no sequence may move now."""
         self._resting_until = {pair: until for pair, until in self._resting_until.items() if until > now}
         resting = {pair for pair, backoff in self._backoffs.items() if backoff.until > now}
         return self._ranking.unlinked | resting | self._resting_until.keys()
@@ -302,7 +321,8 @@ class Rebalancer:
     def _sequences(
         self, requests: Iterable[HasState], sources: Set[WorkerRef]
     ) -> dict[WorkerRef, list[MovableSequence]]:
-        """Return the sequences of this gateway that may move from each of the workers, in the order of `sources`."""
+        """Return the sequences of this gateway that may move away from each of the workers `sources`, by worker, in the
+        order of `sources`."""
         found: dict[WorkerRef, list[MovableSequence]] = {source: [] for source in sources}
         for request in requests if found else ():
             state = request.state
@@ -314,13 +334,14 @@ class Rebalancer:
 
 
 def _turn_s(source: SlowWorker, sequences: list[MovableSequence]) -> float:
-    """Return the seconds between two moves of this gateway from one worker: `PERIOD_S` where all sequences there are
-    its own."""
+    """Return the seconds between two moves of this gateway from the slow worker `source`: `PERIOD_S` where all
+    sequences there are this gateway's, longer in proportion where others have some."""
     return PERIOD_S * max(1.0, source.view.load.num_running / max(1, len(sequences)))
 
 
 def _outcome(move: _OpenMove, request: HasState | None, now: float) -> MoveOutcome | None:
-    """Return how a move has ended, or None while it has not. A sequence that was not offered in time stays."""
+    """Return how a move has ended, or None while it has not. A move whose sequence was not offered within
+    `MOVE_TIMEOUT_S` seconds is given up, and the sequence stays."""
     key = move.planned.key
     group = None if request is None else request.state.attempts.of(key.choice)
     if request is None or group is None:

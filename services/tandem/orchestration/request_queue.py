@@ -1,8 +1,8 @@
 """Admit, order and place the requests that wait at a gateway.
 
-The caller passes the time and a ranking of the workers. Only the first request of each model and lane is tried, so a
-request without a placement costs one search per change, however many wait behind it or are placed in other lanes. It
-stays first: only requests that precede it in the queue's order overtake it.
+The caller passes the time and a ranking of the workers. Only the first request of each model and lane is tried. So each
+time the queue is tried, a request that cannot be placed costs one search, however many requests wait behind it or are
+placed in other lanes. It stays first: only requests that precede it in the queue's order overtake it.
 
 A request that waits for capacity blocks less urgent lanes at the workers that serve its lane, and nowhere else. So the
 first request of a model blocks all others where all workers serve all lanes, and lanes with workers of their own do not
@@ -52,20 +52,22 @@ class Prefixes(Protocol):
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
         """Return how many leading blocks of a prompt each worker holds; workers that hold none are left out.
 
-        `hashes`: the hashes of the prompt's blocks.
+        `hashes`: the hashes of the prompt's full blocks, in order.
         """
         ...
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
-        """Compare a predicted prefix hit with the number of prompt tokens that the worker found in its cache."""
+        """Compare the predicted prefix hit of a request with `num_cached`, the number of prompt tokens that its worker
+        found in a cache."""
         ...
 
 
 class Dispatchable(NamedTuple):
-    """A request that is sent to workers now, because it is first in the queue, and its placement.
+    """Hold a request that is sent to workers now, and its placement.
 
-    `predicted`: how much of its prompt should be cached on the worker that computes it, and on the worker from which a
-    prefix is read. `waits`: what it waited for in the queue, besides its turn.
+    `predicted`: how much of the prompt should be cached on the worker that computes it, and on the worker from which a
+    prefix is read. `waits`: the seconds that the request waited in the queue for something other than its turn, by
+    cause.
     """
 
     request: RequestId
@@ -78,8 +80,9 @@ class Dispatchable(NamedTuple):
 class AdmissionResult:
     """Result of the admission of a request.
 
-    `leaves`: the request that must end with `error` because the queue is full, which may be the new request itself;
-    None when there is room. `prefill_s`: predicted minimum seconds of the new request's own prefill, 0 where unknown.
+    `leaves`: the request that the caller must end with `error`, because the queue is full; it may be the new request
+    itself. Both are None when there is room. `prefill_s`: predicted minimum seconds of the new request's own prefill, 0
+    where unknown.
     """
 
     leaves: RequestId | None = None
@@ -99,8 +102,9 @@ class _ModelLane(NamedTuple):
 class PlacementQueue:
     """Queue admitted requests, and choose workers for the first request of each model and lane.
 
-    Knows a request from `admit` until `leave`. `ranking`: the workers by load. `prefixes`: None where no prefix index
-    is kept.
+    A request is known from `admit` until `leave`. `ranking`: the live workers, ranked by load. `targets`: the latency
+    targets of the lanes. `prefixes`: the copy of the prefix index; None where none is kept. `routing`: settings by
+    which workers are compared.
     """
 
     def __init__(
@@ -133,9 +137,12 @@ class PlacementQueue:
         hashes: Sequence[BlockHash] = (),
         session: str = "",
     ) -> AdmissionResult:
-        """Queue a request; the arguments are those of `RequestDirector.submit`. Raises TandemError(SLO_MISS), without
-        queueing it, when its first token is predicted to miss its target or deadline and early rejection is on. When
-        the queue is full, the result names the request to end."""
+        """Queue a request; the arguments are those of `RequestDirector.submit`. When the queue is full, the result
+        names the request that the caller must end, which may be another one.
+
+        Raises TandemError(SLO_MISS), and does not queue the request, when its first token is predicted to miss the
+        latency target of its lane or the client's deadline and `gateway.early_rejection` is on.
+        """
         item = self.queue.item_for(request, tenant.weight)
         mode = tenant.disaggregation or self._config.disaggregation
         routing_request = RoutingRequest.of(request, mode, hashes, session)
@@ -158,11 +165,12 @@ class PlacementQueue:
         )
 
     def turns(self, now: float) -> Iterator[Dispatchable]:
-        """Yield the requests to send now, each with its placement, until the first request of every model and lane must
-        wait.
+        """Yield the requests to send to workers now, each with its placement, until the first request of every model
+        and lane must wait.
 
-        Each request has left the queue when it is yielded. The caller must add its load to its workers before it goes
-        on. Because that leaves less room for others, a lane whose first request must wait is not tried again.
+        A request has left the queue when it is yielded. Before the caller asks for the next one, it must add the load
+        of the yielded request to the workers of its placement. This leaves less room for others, so one call does not
+        try a lane again whose first request must wait.
         """
         for model in self.queue.models():
             yield from self._turns(model, now)
@@ -170,14 +178,16 @@ class PlacementQueue:
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
         """Remove a request that has ended; does nothing when it is unknown.
 
-        `num_cached`: its prompt tokens that were in a prefix cache, to correct its tenant's charge; None when unknown.
+        `num_cached`: number of its prompt tokens that were found in a prefix cache, by which its tenant's charge is
+        corrected; None when unknown.
         """
         self.queue.leave(request, num_cached)
         self.waits.forget(request)
         self._requests.pop(request, None)
 
     def put_back(self, request: RequestId, now: float) -> None:
-        """Return a request that was sent to its old position; does nothing when it has ended."""
+        """Return a request that was sent to workers to its old position in the queue, at the time `now`; does nothing
+        when it has ended."""
         self.queue.put_back(request)
         known = self._requests.get(request)
         if known is not None:
@@ -193,13 +203,13 @@ class PlacementQueue:
         return "; ".join(filter(None, ("its turn" if outcome is None else outcome.reason, excluded)))
 
     def hopeless_since(self, model: str, lane: Lane) -> float | None:
-        """Return since when no worker, not even a full one, exists for the first request of a model and lane; None when
-        one does."""
+        """Return the time since which no worker, not even a full one, could serve the first request of a model and
+        lane; None when one could."""
         return self._hopeless_since.get(_ModelLane(model, lane))
 
     def served_since(self, model: str, lane: Lane) -> float:
-        """Return since when the first request of a model and lane has had a worker, if only a full one, after a time
-        without; -infinity where there was no such time."""
+        """Return when a worker was last found again for the first request of a model and lane, after a time in which no
+        worker, not even a full one, could serve it. -infinity where there was no such time."""
         return self._served_since.get(_ModelLane(model, lane), -math.inf)
 
     def num_held(self) -> Mapping[str, int]:
@@ -211,7 +221,10 @@ class PlacementQueue:
         return +found
 
     def pick_consumer(self, model: str, lane: Lane, search: FindConsumer, now: float) -> WorkerRef | None:
-        """Choose a worker that takes over the KV of an offer, without queueing; None when there is none now."""
+        """Return a decode worker that can take over offered KV now, without the queue; None when there is none.
+        `search`: the worker that offers the KV, and the workers to leave out. Those in `search.excluded` also count as
+        having refused a request of `lane` at the time `now`. Workers whose jobs keep failing are chosen only where
+        there is no other."""
         self.refused(search.excluded, lane, now)
         unfit, failing = search.unfit | self.full(lane, now), self.breaker.excluded(now)
         consumer = pick_migration_target(self._ranking.without(unfit | failing), model, lane, search.source)
@@ -225,23 +238,26 @@ class PlacementQueue:
     # ---- reports on workers
 
     def on_prefix_fetch(self, link: Pair, has_succeeded: bool, now: float) -> None:
-        """Record whether a prefix fetch over a link succeeded."""
+        """Record whether a prefix fetch over a link, a pair (producer, consumer) of workers, has succeeded. No prefixes
+        are fetched for some time over a link that keeps failing."""
         if has_succeeded:
             self._prefix_fetches.on_success(link)
         else:
             self._prefix_fetches.failed(link, now)
 
     def forget(self, worker: WorkerRef) -> None:
-        """Remove the breaker state and the prefix fetch failures of a worker that is gone."""
+        """Remove the circuit breaker and the prefix fetch failures of a worker that is gone."""
         self.breaker.forget(worker)
         self._prefix_fetches.forget(worker)
 
     def refused(self, workers: Iterable[WorkerRef], lane: Lane, now: float) -> None:
-        """Record that workers refused a request of a lane for lack of room; a more urgent one may find room there."""
+        """Record that workers refused a request of `lane` for lack of room. For `REFUSAL_BACKOFF_S` seconds they get no
+        requests of this lane or of less urgent ones; a request of a more urgent lane may find room there."""
         self._full_until.update(((worker, lane), now + REFUSAL_BACKOFF_S) for worker in workers)
 
     def failed(self, request: RequestId, requeue: Requeue) -> None:
-        """Record that workers failed a request, so that it prefers other workers from now on; does nothing when it has
+        """Record that the workers in `requeue.excluded` failed a request, so that the request prefers other workers
+        from now on, and runs on one worker where `requeue.is_undivided` is set. Does nothing when the request has
         ended."""
         known = self._requests.get(request)
         if known is not None:
@@ -252,9 +268,11 @@ class PlacementQueue:
             )
 
     def may_go_on(self, view: WorkerView) -> bool:
-        """Return whether a worker that reports more capacity makes it possible that a waiting request is placed.
+        """Return whether a waiting request could possibly be placed, now that a worker reports more capacity. `view`:
+        the worker with its new load. Forgets that this worker has refused requests.
 
-        False when none waits for it. At this worker the most urgent of the lanes that wait blocks the others.
+        False when no request waits for this worker. Also False when the first request of the most urgent lane that
+        waits for it still cannot be placed on it, because that lane blocks the others there.
         """
         refusals = [self._full_until.pop((view.ref, lane), None) for lane in Lane]
         waiting = [lane for lane in Lane if lane in view.lanes and self.queue.num_waiting(view.model, lane)]
@@ -284,9 +302,9 @@ class PlacementQueue:
                 yields_to |= {key.lane}
 
     def _is_behind(self, key: _ModelLane, yields_to: frozenset[Lane]) -> bool:
-        """Return whether more urgent requests wait for all workers that serve a lane.
+        """Return whether requests of more urgent lanes wait for all workers that serve the lane of `key`.
 
-        False for a hopeless lane: only a search tells whether it has a worker again.
+        False for a lane whose first request no worker could serve: only a search shows whether it has a worker again.
         """
         if key in self._hopeless_since:
             return False
@@ -321,8 +339,8 @@ class PlacementQueue:
             self._served_since[key] = now
 
     def _looked_up(self, request: RoutingRequest, num_charged: int) -> RoutingRequest:
-        """Return the routing request with the workers' current prefix hits; without an index `num_charged` tokens are
-        to compute."""
+        """Return the routing request with the workers' current prefix hits. Where no hits are looked up, `num_charged`
+        is the number of prompt tokens to compute."""
         hits = request.hits
         if self._prefixes is not None and request.hashes:
             hits = self._prefixes.match(request.hashes)
@@ -346,8 +364,8 @@ class PlacementQueue:
         return Dispatchable(request, placement, _predictions(routing_request, placement, worker), waits)
 
     def _place(self, request: RoutingRequest, now: float) -> Placement | NoPlacement:
-        """Place a request. Failing workers count as absent, unless no others exist: then they are tried now and
-        then."""
+        """Choose workers for a request. Workers whose jobs keep failing are left out, unless no others exist: then each
+        of them gets a request from time to time, as a trial."""
         full, failing = self.full(request.lane, now), self.breaker.excluded(now)
         candidates = self._ranking.without(failing)
 
@@ -365,17 +383,19 @@ class PlacementQueue:
         return retried if _has_workers(retried) else outcome
 
     def full(self, lane: Lane, now: float) -> Set[WorkerRef]:
-        """Return the workers that refused a request of the lane, or of a more urgent one, a short time ago."""
+        """Return the workers that have refused a request of `lane`, or of a more urgent one, within the last
+        `REFUSAL_BACKOFF_S` seconds."""
         if not self._full_until:
             return frozenset()
         self._full_until = {key: until for key, until in self._full_until.items() if until > now}
         return {worker for worker, refused in self._full_until if refused <= lane}
 
     def _expect(self, item: QueueItem, request: RoutingRequest) -> TtftForecast | None:
-        """Predict with the longest prefix that any worker holds.
+        """Predict the time to first token of a new request, for the longest prefix that any worker holds; None where it
+        is unknown.
 
-        Requests of more urgent lanes delay the prompt only at workers that serve both, so where some workers serve no
-        more urgent lane, the prompt is not later than these alone would compute it.
+        Requests of more urgent lanes delay the prompt only at workers that serve both lanes. So where some workers
+        serve no more urgent lane, the prediction is not later than the one for these workers alone.
         """
         workers = self._ranking.prefillers(request.model, request.lane)
         found = self._looked_up(request, item.num_tokens)
@@ -400,7 +420,8 @@ def _prefill_load(view: WorkerView, item: QueueItem) -> PrefillWorkerLoad | None
 
 
 def _predictions(request: RoutingRequest, placement: Placement, worker: WorkerView) -> list[Prediction]:
-    """Return what of a prompt `worker`, which computes it, holds, and what it reads from another worker beyond that."""
+    """Return the predicted prefix hits of a placement: the blocks that `worker`, which computes the prompt, has cached,
+    and the blocks after them that it reads from another worker."""
     hit = None if request.hits is None else request.hits.get(worker.ref)
     num_hit = 0 if hit is None or not worker.block_size else hit.num_blocks
     found = [(worker.ref, num_hit, 0)]
@@ -414,7 +435,7 @@ def _predictions(request: RoutingRequest, placement: Placement, worker: WorkerVi
 
 
 def _cause(outcome: NoPlacement) -> WaitCause:
-    """Return what a request waits for that could not be placed."""
+    """Return what a request waits for, by the outcome of the search that could not place it."""
     if outcome is BEHIND:
         return WaitCause.URGENT_LANES
     return WaitCause.NO_ROOM if outcome.may_pass else WaitCause.NO_WORKER

@@ -43,9 +43,10 @@ class RequestState:
     end, none.
 
     Up to `max_retries` attempts may fail in a row without progress. Progress is a new token or prompt log probability
-    for the client; for a split request, a token beyond the one that the prefill worker samples. `placement`: the last
-    one. `was_held`: the caller sets it where the request has waited while no worker could serve its model. `pulled`:
-    the last report that the request's KV has arrived at a worker. `attempts` is read-only for callers.
+    for the client; for a split request, a token beyond the one that the prefill worker samples. `handoff`: the prefix
+    of all hand-off ids of the request. `placement`: the last placement; None before the first. `was_held`: the caller
+    sets it where the request has waited while no worker could serve its model. `pulled`: the last report that KV of the
+    request has arrived at a worker; None before the first. `attempts` is read-only for callers.
     """
 
     def __init__(self, request: Request, handoff: HandoffId, max_retries: int = 4) -> None:
@@ -61,17 +62,17 @@ class RequestState:
 
     @property
     def phase(self) -> JobGroupPhase:
-        """Return the earliest phase of the request's job groups."""
+        """Return ENDED after the end of the request, else the phase of the job group that is least advanced."""
         return JobGroupPhase.ENDED if self._has_ended else self.attempts.phase
 
     @property
     def key(self) -> JobKey:
-        """Return the key of the first open job, for people."""
+        """Return the key of the first open job, for logs and debugging."""
         return self.attempts.key
 
     @property
     def num_retries(self) -> int:
-        """Return the greatest number of retries and migrations that a choice of the request had."""
+        """Return the greatest number of retries and migrations that a choice of the request has had so far."""
         return self.attempts.num_retries
 
     @property
@@ -84,37 +85,40 @@ class RequestState:
 
     @property
     def num_delivered(self) -> int:
-        """Return the output tokens that the client has, over all choices."""
+        """Return the number of output tokens that the client has, over all choices."""
         return self._client_state.num_tokens
 
     @property
     def num_context(self) -> int:
-        """Return the tokens whose KV the request needs: its prompt, once for all choices, and the output that the
-        client has of the choices that have not ended."""
+        """Return the number of tokens whose KV the request needs: its prompt, once for all choices, and the output that
+        the client has of the choices that have not ended."""
         return len(self.request.prompt_tokens) + self._client_state.num_open_tokens
 
     @property
     def num_cached(self) -> int | None:
-        """Return the prompt tokens that a prefix cache served, as reported by the first attempt that sampled a token;
-        None before."""
+        """Return the number of prompt tokens whose KV came from a prefix cache, as reported by the first attempt that
+        sampled a token; None before."""
         return self._client_state.num_cached
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
-        """Return the choices about which a worker still has to send events, each with the index of its next token."""
+        """Return, for each choice about which `worker` still has to send events, the pair (key of the choice's job
+        there, index of the next token that the client needs)."""
         return [(key, self._choices[key.choice].next_index) for key in self.attempts.keys(worker)]
 
     def workers(self) -> tuple[WorkerRef, ...]:
-        """Return the workers with open jobs."""
+        """Return the workers at which the request has jobs that have not ended."""
         return self.attempts.workers()
 
     def seeks(self) -> list[FindConsumer]:
-        """Return the searches for workers that take over offered KV, one for each job group without a consumer."""
+        """Return the searches for workers that take over offered KV: one for each job group that no worker takes over
+        yet."""
         return self.attempts.seeks()
 
     # ---- placing
 
     def placed(self, placement: Placement) -> list[StateCommand]:
-        """Submit all queued job groups to the workers of a placement. Raises RuntimeError when no group is queued."""
+        """Return the commands that submit all queued job groups to the workers of a placement. Raises RuntimeError when
+        no group is queued."""
         queued = [job_group for job_group in self.attempts.job_groups if job_group.phase is JobGroupPhase.QUEUED]
         if not queued:
             raise RuntimeError(f"{self!r} cannot take PLACED")
@@ -122,10 +126,10 @@ class RequestState:
         return [command for job_group in queued for command in self.attempts.begin(job_group, placement)]
 
     def consumer_found(self, choice: int, worker: WorkerRef | None) -> list[StateCommand]:
-        """Hand the offered KV of `choice` over to the worker that a FindConsumer has found; None: no worker can take
-        over now.
+        """Apply the result of a FindConsumer search, and return the commands to carry out: `worker` gets a job that
+        takes over the offered KV of `choice`. `worker` is None where no worker can take over now.
 
-        Without a worker, KV of a draining worker stays offered, because that worker keeps decoding and the search is
+        Without a worker, KV of a decode worker stays offered, because that worker keeps decoding and the search is
         repeated; KV of a prefill worker is recomputed elsewhere.
         """
         job_group = self.attempts.of(choice)
@@ -136,7 +140,7 @@ class RequestState:
         return [] if job_group.source.prefill is None else self._requeue(job_group, Requeue(frozenset()))
 
     def accepted(self, worker: WorkerRef, key: JobKey) -> list[StateCommand]:
-        """Record that a worker has accepted the job `key`."""
+        """Record that a worker has accepted the job `key`, and return the commands to carry out, if any."""
         return (
             self.attempts.accepted(job_group)
             if (job_group := self.attempts.awaiting_reply(worker, key)) is not None
@@ -144,10 +148,11 @@ class RequestState:
         )
 
     def refused(self, worker: WorkerRef, key: JobKey, error: TandemError) -> list[StateCommand]:
-        """Handle a worker's rejection of the job `key`, or its failure to reply.
+        """Handle a worker's rejection of the job `key`, or its failure to reply, and return the commands to carry out.
 
-        The request is requeued, or another consumer is searched for KV that is still offered. An error that waiting
-        does not cure ends the request.
+        If the job was to take over KV that another worker still offers, another worker is searched for, or a move that
+        the gateway has chosen is given up. Otherwise the request is requeued; it ends if no other attempt, now or
+        later, could cure the error.
         """
         job_group = self.attempts.awaiting_reply(worker, key)
         if job_group is None or job_group.unanswered is None:
@@ -205,9 +210,11 @@ class RequestState:
                 return self._take_cancel(job_group, work, choice)
 
     def streamed(self, worker: WorkerRef, key: JobKey, first_index: int, ids: Sequence[int]) -> bool:
-        """Record consecutive tokens of one choice at once, and return whether the client gets all of them now.
+        """Record consecutive tokens of one choice at once, and return whether the client gets all of them now, as in
+        nearly all cases.
 
-        That is nearly always so. False: nothing has changed, and each token must be passed to `reported`.
+        False: nothing has changed, and each token must be passed to `reported`. `ids`: the token ids from output
+        position `first_index` on.
         """
         job_group = self.attempts.of(key.choice)
         work = None if job_group is None or not self._client_state.is_scored else job_group.find(worker, key.attempt)
@@ -218,10 +225,12 @@ class RequestState:
         return has_them
 
     def worker_lost(self, worker: WorkerRef, reason: str) -> list[StateCommand]:
-        """Continue the choices of a lost worker elsewhere, or end the request when its retries are used up.
+        """Continue the choices of a lost worker elsewhere, or end the request when its retries are used up. `reason`:
+        why the worker is lost, for error texts.
 
-        The loss of a worker that has handed everything over has no effect. Before all workers have accepted their jobs,
-        the loss does not count as a failed attempt.
+        The loss of a worker that has handed everything over has no effect. The loss does not count as a failed attempt
+        when not all workers of a new placement have accepted their jobs yet, or when the worker was to take over in a
+        migration.
         """
         error = TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} was lost: {reason}")
         return [
@@ -245,15 +254,17 @@ class RequestState:
     # ---- moves between decode workers
 
     def movable(self, worker: WorkerRef) -> list[MovableSequence]:
-        """Return the choices that `worker` decodes and that may move to another worker now."""
+        """Return the sequences, one for each choice, that `worker` decodes and that may move to another worker now."""
         return [self._sequence(key) for key in self.attempts.movable(worker)]
 
     def relocate(self, choice: int, target: WorkerRef) -> list[StateCommand]:
-        """Begin to move a `movable` choice to the decode worker `target`."""
+        """Begin to move a choice to the decode worker `target`, and return the commands to carry out. `choice`: the
+        index of a choice that may move, see `movable`."""
         return self.attempts.relocate(choice, target)
 
     def next_index(self, key: JobKey) -> int | None:
-        """Return the index of the next token of a choice; None where no worker has its job `key`."""
+        """Return the index of the next output token that the client needs of the choice in `key`; None where no worker
+        has an open job with this key."""
         choice = self._choices.get(key.choice)
         group = self.attempts.of(key.choice)
         is_open = group is not None and any(work.job.attempt == key.attempt for work in group.works)
@@ -266,7 +277,7 @@ class RequestState:
         return self._end(TandemError(ErrorKind.CANCELLED, "cancelled by the client"))
 
     def finished(self, index: int) -> list[StateCommand]:
-        """End one choice that the client needs no more; does nothing if it has ended."""
+        """End the choice `index`, of which the client needs no more output; does nothing if it has ended."""
         if index not in self._choices:
             return []
         return self._close(index) if len(self._choices) > 1 else self.cancelled()
@@ -319,8 +330,11 @@ class RequestState:
         return [*blame, *self._replace_consumer(job_group, work.worker, TandemError(event.kind, event.message))]
 
     def _take_cancel(self, job_group: JobGroup, work: WorkerJob, index: int) -> list[StateCommand]:
-        """Handle a cancellation that this side did not request. A producer may have been released by its consumer,
-        whose report is yet to arrive."""
+        """Handle the end of a job by a cancellation that the gateway did not request.
+
+        A producer may have been released by its consumer, whose report is yet to arrive; then nothing needs to be
+        retried.
+        """
         out = self.attempts.done(job_group, work, index)
         if not self._is_missed(work):
             return out
@@ -364,8 +378,9 @@ class RequestState:
         return self._fail(job_group, frozenset({worker}), error)
 
     def _replace_consumer(self, job_group: JobGroup, worker: WorkerRef, error: TandemError) -> list[StateCommand]:
-        """Handle a worker's giving up: retry only the consumer of a migration while its source decodes. A draining
-        worker has not failed."""
+        """Handle that a worker gave up a job: in a migration whose source still decodes, another consumer is searched
+        for or the move is given up; otherwise the job group is retried. A draining worker does not count as a failed
+        attempt."""
         if job_group.is_source_open:
             return self.attempts.retry_consumer(job_group, worker, error.kind)
         return self._go_on(job_group, worker, error, is_attempt=error.kind is not ErrorKind.DRAINING)
@@ -379,7 +394,8 @@ class RequestState:
         return self._fail(job_group, without, error) if is_attempt else self._requeue(job_group, Requeue(without))
 
     def _fail(self, job_group: JobGroup, workers: frozenset[WorkerRef], error: TandemError) -> list[StateCommand]:
-        """Count a failed attempt and requeue, undivided where the KV transfer failed twice in a row."""
+        """Count a failed attempt and requeue the job group, to run on one worker where KV transfers failed twice in a
+        row."""
         end, is_lost = self._count_failure(job_group, error), error.kind is ErrorKind.KV_LOST
         return end or self._requeue(
             job_group, Requeue(workers, True, is_undivided=is_lost and job_group.num_fruitless > 1)
@@ -427,7 +443,8 @@ class RequestState:
 
 
 def retries_exhausted_error(error: TandemError, num_attempts: int) -> TandemError:
-    """Return the final error of a request whose last allowed attempt failed with `error`."""
+    """Return the final error of a request whose last allowed attempt failed with `error`: the same error; if more than
+    one attempt in a row failed, its text also says how many."""
     if num_attempts == 1:
         return error
     return TandemError(error.kind, f"{error.message}; {num_attempts} attempts in a row failed")

@@ -16,8 +16,8 @@ Outcome = Literal["carried_out", "explained", "held_back", "standby", "failed"]
 class ActuationResult:
     """What an actuator did with a decision.
 
-    `outcome`: see `Outcome`. `replicas`: number of workers that were requested, by the role of their pool; empty if
-    none were. `notes`: sentences for the report."""
+    `outcome`: "carried_out", or "standby" if another planner leads. `replicas`: number of workers that were requested,
+    by the role of their pool; empty if none were. `notes`: sentences for the report."""
 
     outcome: Outcome
     replicas: Mapping[str, int]
@@ -25,9 +25,9 @@ class ActuationResult:
 
 
 class ActuatorFailed(Exception):
-    """Raised when a decision cannot be applied, or the cluster cannot be read, at the moment.
+    """Raised when a decision cannot be applied at the moment, or the cluster cannot be read.
 
-    The next decision tries again."""
+    The planner tries again with its next decision."""
 
 
 class Actuator(Protocol):
@@ -37,13 +37,15 @@ class Actuator(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Return whether this planner's decisions are applied, rather than another planner's, as far as it knows."""
+        """Return whether this planner leads, so that its decisions are applied and not those of another planner.
+
+        The answer is what this planner knows at the moment; no server is asked."""
         ...
 
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> Mapping[str, int]:
-        """Return how many workers of `model` were requested and have not registered yet, by the role of their pool.
+        """Return how many workers were requested and have not registered yet, by the role of their pool.
 
-        `workers`: all registered workers, of all models."""
+        `model`: name of the model that these workers serve. `workers`: all registered workers, of all models."""
         ...
 
     async def carry_out(
@@ -51,8 +53,9 @@ class Actuator(Protocol):
     ) -> ActuationResult:
         """Request the numbers of workers and the role changes in `targets`, and return what was done.
 
-        `reasons`: sentences of the decision, for people. `workers`: all registered workers, of all models. The outcome
-        is "standby", with no replicas requested, while another planner leads."""
+        `model`: name of the model whose workers are scaled. `reasons`: sentences of the decision, for people.
+        `workers`: all registered workers, of all models. While another planner leads, nothing is requested and the
+        outcome is "standby"."""
         ...
 
     async def close(self) -> None: ...

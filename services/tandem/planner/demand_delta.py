@@ -17,8 +17,10 @@ SILENT_S = 5.0
 class DemandDeltaResult(NamedTuple):
     """Demand for one model since the previous call of `DemandDelta.look`.
 
-    `demand`: None if it is unknown, for the reason in `problem`. `backlog`: requests that wait now at the gateways that
-    are not silent. `num_gateways`: number of gateways that have published a record."""
+    `demand`: counts of requests and tokens at all gateways since that call; None if they are unknown. `problem`: why
+    they are unknown, else empty. `backlog`: requests that wait at gateways now, and the tokens of their prompts;
+    gateways whose record is older than `SILENT_S` seconds are left out. `num_gateways`: number of gateways that have
+    published a record."""
 
     demand: Demand | None
     problem: str = ""
@@ -41,8 +43,8 @@ class DemandDelta:
     def look(self, records: Sequence[DemandRecord], now: float) -> DemandDeltaResult:
         """Return the demand at all gateways since the previous call.
 
-        `records`: the latest record of each gateway. `now`: seconds of a monotonic clock. The demand is None at the
-        first call, where there are no records, and where a gateway's record is older than `SILENT_S`."""
+        `records`: the latest record of each gateway. `now`: seconds of a monotonic clock. The demand is unknown (None)
+        at the first call, if there are no records, and if a gateway's record is older than `SILENT_S` seconds."""
         problem = _problem(records)
         recent = [record for record in records if record.age_s <= SILENT_S]
         backlog = sum_backlogs(record.backlog.get(self._model, QueueBacklog()) for record in recent)

@@ -1,6 +1,7 @@
 """Call a Kubernetes API server through its Python client, without retries.
 
-This is the only module that imports the client, which the extra `kubernetes` installs; it is itself imported on use.
+This is the only module that imports the client, which the extra `kubernetes` installs. The planner imports this module
+only if it scales a RayCluster.
 """
 
 from __future__ import annotations
@@ -166,10 +167,11 @@ class PodStream:
 
 
 def connect(namespace: str, client_name: str, timeout_s: float) -> KubeApi:
-    """Build a KubeApi from this machine's kubeconfig or this pod's service account; the first call connects.
+    """Build a KubeApi from this machine's kubeconfig or this pod's service account.
 
-    `namespace`: empty for the pod's own namespace, or "default" outside a pod. `timeout_s`: limit for connecting and
-    for each read. Raises KubeError if there is neither a kubeconfig nor a service account."""
+    The connection is made by the first call of a method of the result. `namespace`: empty for the pod's own namespace,
+    or "default" outside a pod. `client_name`: see `KubeApi`. `timeout_s`: limit in seconds for connecting and for each
+    read. Raises KubeError if there is neither a kubeconfig nor a service account."""
     settings = client.Configuration()
     # Not `load_config`, which prints a sentence in a pod, where each line of the log must be JSON.
     try:

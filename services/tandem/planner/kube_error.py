@@ -31,9 +31,8 @@ class KubeError(Exception):
     def is_conflict(self) -> bool:
         """Return whether the object has changed since it was read, or a test operation of a JSON Patch has failed.
 
-        Reading the object again and repeating the call may then succeed. To a failed test the server answers 422 and
-        names no field.
-        """
+        Reading the object again and repeating the call may then succeed. The server reports a failed test operation
+        with status 422 and names no field."""
         unprocessable = self.status == HTTPStatus.UNPROCESSABLE_ENTITY and not self.is_invalid
         return self.status == HTTPStatus.CONFLICT or unprocessable
 
@@ -79,7 +78,8 @@ class Backoff:
     def failed(self, retry_after_s: float | None = None) -> float:
         """Count a failure and return the seconds to wait before the next try.
 
-        The result is at least `retry_after_s`, of which at most MAX_RETRY_AFTER_S are respected."""
+        `retry_after_s`: delay in seconds that the server requests. The result is at least as long, but a requested
+        delay of more than MAX_RETRY_AFTER_S counts as MAX_RETRY_AFTER_S."""
         delay_s = min(self._most_s, self._first_s * 2.0**self.num_failures)
         self.num_failures = min(self.num_failures + 1, 64)
         return max(delay_s * (1 - self._random() / 2), min(retry_after_s or 0.0, MAX_RETRY_AFTER_S))

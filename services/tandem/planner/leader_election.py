@@ -1,9 +1,9 @@
 """Elect one leader of several planners by a Kubernetes Lease that the leader renews.
 
 The state machine does no I/O: its caller reads and writes the Lease. A candidate measures on its own clock how long it
-has seen the Lease unchanged, so clocks of different planners need not agree. A leader counts from when it *sent* its
-last renewal and stops leading a third of the lease time before another planner may begin; a request that it sends just
-before must be over by then, so a request may take no longer than that third.
+has seen the Lease unchanged, so clocks of different planners need not agree. A leader measures the lease time from when
+it *sent* its last renewal, and stops leading a third of the lease time before another planner may begin to lead. A
+request that it sends shortly before it stops must be over by then, so a request may take no longer than that third.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Election:
     def request_s(self) -> float:
         """Return the longest time in seconds that a leader's request for a change may take.
 
-        A request that keeps to it is over before another planner can lead.
+        A request within this time is over before another planner can lead.
         """
         return self.lease_s / 3
 
@@ -82,7 +82,7 @@ class Election:
     def claim(self, now: float) -> LeaseView | None:
         """Return the Lease to write at time `now`, to take it or renew it; None while another planner holds it.
 
-        It replaces the Lease last passed to `saw`, which must have been called before."""
+        The result replaces the Lease that was last passed to `saw`. So `saw` must have been called before."""
         seen = self._seen
         assert seen is not None
         if seen.holder == self.me:
@@ -92,15 +92,16 @@ class Election:
         return LeaseView(holder=self.me, lease_s=self.lease_s, num_changes=seen.num_changes + 1, version=seen.version)
 
     def claimed(self, lease: LeaseView, sent_at: float, now: float) -> None:
-        """Record at time `now` the Lease `lease` that the server returned for a claim, sent at time `sent_at`.
+        """Record the Lease that the server returned for a claim, and lead if this planner is its holder.
 
-        If this planner is its holder, it leads until two thirds of the lease time have passed since `sent_at`."""
+        `lease`: the returned Lease. `sent_at`: time when the claim was sent. `now`: time when the reply arrived. This
+        planner leads until two thirds of the lease time have passed since `sent_at`."""
         self.saw(lease, now)
         if lease.holder == self.me:
             self._sent_at = max(self._sent_at, sent_at)
 
     def resigned(self) -> LeaseView | None:
-        """Stop leading, and return the Lease to write so that another planner need not wait for its end.
+        """Stop leading, and return the Lease to write so that another planner need not wait until the Lease expires.
 
         Returns None if this planner does not hold the Lease."""
         seen = self._seen

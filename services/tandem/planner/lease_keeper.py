@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 class LeaseKeeper:
     """Takes and renews the Lease `name` for this planner whenever `election` allows it.
 
-    `run` does so until it is stopped; `look` does it once. `api`: the client with which the Lease is read and written.
-    `on_failure` is called with the error of each failed call, except for conflicts with another planner. An error that
-    repeats is logged at DEBUG."""
+    `run` tries this at intervals until it is stopped; `look` tries it once. `api`: the client with which the Lease is
+    read and written. `on_failure` is called with the error of each failed call, except for conflicts with another
+    planner. An error that repeats is logged at DEBUG."""
 
     election: Election
     api: KubeApi
@@ -42,7 +42,7 @@ class LeaseKeeper:
     async def run(self, stopped: asyncio.Event) -> None:
         """Renew or take the Lease at intervals until `stopped` is set.
 
-        The Lease is kept then, because a decision may still be in progress; `resign` gives it up."""
+        The Lease is not given up at the end, because a decision may still be in progress; call `resign` for that."""
         while not stopped.is_set():
             await asyncio.to_thread(self.look)
             try:

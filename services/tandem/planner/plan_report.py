@@ -15,11 +15,17 @@ from tandem.scaling.decision import Decision
 class PlanReport:
     """One decision of the planner and what was done with it, for logs, traces, metrics and JSON.
 
-    `at`: time of the decision, in seconds since the epoch. `leads`: whether this planner's decisions are applied.
-    `observed`: state of the cluster that the decision rests on. `decision` and `observed` are None if too little could
-    be observed; `notes` then begin with the reason. `replicas`: requested workers by the role of their pool; in mode
-    explain, which applies nothing, those that would have been requested. `workers`: role by worker id. `seconds`:
-    duration of observing, deciding and applying."""
+    - `at`: time of the decision, in seconds since the epoch. `seconds`: duration of observing, deciding and applying.
+      `model`: name of the model that is scaled.
+    - `outcome`: "carried_out"; "explained" (nothing is applied in mode explain); "held_back" (workers stay as they are
+      whatever the demand is); "standby" (another planner leads); or "failed". `leads`: whether this planner's decisions
+      are applied.
+    - `observed`: state of the cluster on which the decision is based. `decision` and `observed` are None if too little
+      could be observed; `notes` then begin with the reason.
+    - `replicas`: number of requested workers, by the role of their pool; in mode explain, of workers that would have
+      been requested. `workers`: role of each registered worker of the model, by worker id.
+    - `notes`: sentences on what was done and on missing data. `num_gateways`: number of gateways that have published a
+      record."""
 
     at: float
     model: str
@@ -40,9 +46,9 @@ class PlanReport:
 
     @property
     def summary(self) -> tuple[object, ...]:
-        """Return what identifies the decision and its outcome, without times.
+        """Return what identifies the decision and its outcome, without times, for comparison with the previous report.
 
-        Two consecutive reports with equal summaries are logged once."""
+        A report whose summary equals that of the previous one is logged at level DEBUG only."""
         decision = self.decision
         decided = () if decision is None else (decision.target, decision.held_back, decision.changes)
         return (self.outcome, self.leads, *decided, self.notes)

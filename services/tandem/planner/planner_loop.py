@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 def problem_of(workers: Sequence[WorkerState], *, may_sleep: bool) -> str:
     """Return why too little is known about `workers` to decide anything; an empty text if enough is known.
 
-    Too little is known if more than half of them do not answer, or if no worker is registered, unless `may_sleep`: all
-    pools may have no worker."""
+    Too little is known if more than half of the workers do not answer, or if there are none. `may_sleep`: whether the
+    settings allow all pools to be empty; if so, it is no problem that there are none."""
     if not workers and not may_sleep:
         return "no worker is registered"
     silent = [worker for worker in workers if worker.load is None]
@@ -51,9 +51,8 @@ class Planner:
     """Observes the cluster, decides the number of workers of one model, and applies the decision.
 
     `demand_store`: demand published by gateways. `inventory`: registered workers. `scaler` decides, `actuator` applies.
-    `own_model`: the model of the planner's settings, which is planned where `config.model` is empty and no worker has
-    been registered yet.
-    """
+    `own_model`: name of the model in the planner's settings. The planner scales this model if `config.model` is empty,
+    no worker is registered, the settings allow empty pools, and it has scaled no other model before."""
 
     config: PlannerConfig
     demand_store: DemandStore
@@ -130,8 +129,9 @@ class Planner:
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """Makes a decision every `interval_s` seconds, or more often while there is no worker, and reports it: in a trace,
-    metrics, the log, and to `on_plan`."""
+    """Makes a decision every `interval_s` seconds, or more often while there is no worker.
+
+    Each decision is reported in a trace, in metrics, in the log and to `on_plan`."""
 
     planner: Planner
     interval_s: float

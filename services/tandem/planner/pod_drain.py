@@ -1,9 +1,9 @@
-"""Track which pods are draining and what is left on them.
+"""Track which pods are draining and whether jobs or leases are left on them.
 
 A pod drains if this planner requested it, or if its workers have been drained and idle for long: then another planner,
-usually the one before, started it, and a drained worker does not accept work again. (A worker that Serve ends for its
-own reasons is gone before that time.) A worker that is not in the registry may still serve: it is drained at its last
-known address, and a pod counts as not started yet only if this planner saw it appear.
+usually the previous leader, started the drain, and a drained worker does not accept work again. (A worker that Serve
+ends for its own reasons is gone before that time.) A worker that is not in the registry may still serve: it is drained
+at its last known address, and a pod counts as starting only if this planner saw the pod appear.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ LOST_S = 120.0
 """Seconds after which a pod counts as lost if its workers are not registered and do not answer. Gateways drop a worker
 after a tenth of that time."""
 AWAY_S = 30.0
-"""Longest interval between two looks after which a new pod is known to have had no worker."""
+"""Longest interval between two calls of `PodDrain.look`, in seconds, with which a pod that is new at the second call
+counts as starting. In a longer interval the pod may have had a worker that nobody saw."""
 
 
 @dataclass(slots=True)
 class _PodState:
     """What is known of a pod. `is_starting`: it appeared during this planner's watch and has had no worker yet.
-    `idle_since`: since when all its workers are drained and idle. `workers`: those seen in it last."""
+    `idle_since`: time from which on all its workers are drained and idle; infinite if they are not. `workers`: the
+    workers seen in it last."""
 
     last_seen_at: float
     is_starting: bool
@@ -43,10 +45,10 @@ class _PodState:
 
 
 class PodDrain:
-    """Tracks for each pod of a cluster whether it is draining and whether anything is left on it.
+    """Tracks for each pod of a cluster whether it is draining and whether jobs or leases are left on its workers.
 
-    `drain` starts draining pods, and each further call updates what is left on them; `look` returns the state of each
-    pod. `inventory` calls the workers."""
+    `drain` starts draining pods; each further call updates the number of jobs and leases that are left on draining
+    pods. `look` returns the state of each pod. `inventory`: calls the workers."""
 
     def __init__(self, inventory: WorkerInventory, clock: Clock) -> None:
         self._inventory = inventory
@@ -56,10 +58,10 @@ class PodDrain:
         self._looked_at = -math.inf
 
     def look(self, pods: Sequence[Pod], workers: Sequence[WorkerState]) -> dict[str, PodView]:
-        """Return the state of each pod, by pod name, and update what is known of it.
+        """Return the state of each pod, by pod name, and record which pods and workers exist now.
 
-        `pods`: all pods of the cluster. `workers`: registered workers of all models; one belongs to the pod whose
-        address it advertises. Raises ActuatorFailed when two pods share an address, so that their workers cannot be
+        `pods`: all pods of the cluster. `workers`: registered workers of all models. A worker belongs to the pod whose
+        address it advertises. Raises ActuatorFailed when two pods share an address, because their workers cannot be
         told apart."""
         _require_own_addresses(pods)
         now = self._clock.now()
@@ -75,8 +77,9 @@ class PodDrain:
     async def drain(self, names: Iterable[str], pods: Sequence[Pod], workers: Sequence[WorkerState]) -> None:
         """Start draining the workers of the pods `names`; repeat the request for pods that are draining already.
 
-        The replies update how much is left on each pod, which the next `look` returns. `look` must have been called for
-        these pods before. A worker that does not answer raises nothing."""
+        `pods`, `workers`: all pods of the cluster and all registered workers. The workers reply how many jobs and
+        leases are left on them; the next call of `look` takes this into account. `look` must have been called for the
+        pods `names` before. A worker that does not answer raises nothing."""
         for name in names:
             self._pods[name].is_draining = True
         states = [(pod, self._pods[pod.name]) for pod in pods if pod.name in self._pods]

@@ -94,8 +94,8 @@ class PodInformer:
     def pods(self, wait_s: float = 0.0) -> tuple[Pod, ...] | None:
         """Return the current pods, sorted by name; None while they are not known, for the reason in `problem`.
 
-        Blocks for at most `wait_s` seconds until the first list has arrived. They are also not known once nothing has
-        been received for `STALE_S`; `problem` may be empty then."""
+        Blocks for at most `wait_s` seconds until the first list has arrived. The pods also become unknown when nothing
+        has been received for `STALE_S` seconds; `problem` may be empty then."""
         self._is_listed.wait(wait_s)
         with self._lock:
             updated_at = self._updated_at

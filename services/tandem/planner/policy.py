@@ -14,8 +14,9 @@ def targets_of(slo: SloConfig) -> Slo:
 
 
 def most_of(planner: PlannerConfig) -> dict[str, int]:
-    """Return the largest number of workers of each bounded pool, by role; an unbounded pool is missing.
+    """Return the largest number of workers of each pool that has a bound, by the role of the pool.
 
-    Without `change_roles` the result is empty, because no worker of a full pool could be made free by a role change."""
+    A pool without a bound is missing. The result is empty unless `planner.change_roles` is set, because the bounds are
+    used only to choose workers that return to the role of their pool, which is a role change."""
     most = {"prefill": planner.max_prefill, "decode": planner.max_decode} if planner.change_roles else {}
     return {pool: number for pool, number in most.items() if number}

@@ -25,8 +25,9 @@ def compute_targets(
 ) -> PoolTargets:
     """Compute the numbers of workers by pool, and the role changes, that a decision requires.
 
-    `workers`: registered workers of the model. `starting`: requested workers that have not registered yet, by the role
-    of their pool. `most`: largest number of workers by pool; a pool that is missing is unbounded."""
+    `decision`: number of workers that each role should have, and the role changes. `workers`: registered workers of the
+    model. `starting`: number of requested workers that have not registered yet, by the role of their pool. `most`:
+    largest number of workers by pool; a pool that is missing is unbounded."""
     changed = chosen_for(decision.changes, workers)
     replicas = pool_targets(decision.target, workers, starting, changed)
     returning = {} if decision.is_held_back else _returning(replicas, workers, changed, most)
@@ -39,8 +40,9 @@ def compute_targets(
 def chosen_for(changes: Sequence[RoleChange], workers: Sequence[WorkerState]) -> dict[WorkerState, str]:
     """Choose the workers that change their role, and return the new role of each.
 
-    Chosen first are workers that return to the role of their pool, then those with the fewest jobs. Draining workers
-    and workers that do not answer keep their role, so fewer may be chosen than `changes` name."""
+    `changes`: how many workers change from one role to another. `workers`: registered workers of the model. Workers
+    that return to the role of their pool are chosen first, then those with the fewest jobs. Draining workers and
+    workers that do not answer keep their role, so fewer may be chosen than `changes` require."""
     found: dict[WorkerState, str] = {}
     for change in changes:
         candidates = [
@@ -59,12 +61,13 @@ def pool_targets(
     starting: Mapping[str, int],
     changed: Mapping[WorkerState, str],
 ) -> dict[str, int]:
-    """Return how many workers each pool must have so that each role has its target number.
+    """Return how many workers each pool must have so that each role has its target number, by pool.
 
-    Pools are named by the role for which they are started. `starting`: requested workers that have not registered yet,
-    by pool. `changed`: new role of each worker whose role changes. A worker that serves in another role than its pool's
-    stays in its pool: more workers of a role are started in the role's own pool, and fewer are taken from there first.
-    """
+    A pool is named by the role for which it is started. `target`: number of workers by role. `starting`: number of
+    requested workers that have not registered yet, by pool. `changed`: new role of each worker whose role changes. A
+    worker that serves in another role than its pool's stays in its pool. If a role needs more workers, they are added
+    to the pool of this role. If it needs fewer, workers of this pool are removed first, then workers of other pools
+    that serve in the role."""
     kept: Counter[tuple[str, str]] = Counter({(pool, pool): number for pool, number in starting.items() if number})
     for worker in workers:
         if not worker.is_draining:

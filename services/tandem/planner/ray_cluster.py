@@ -32,9 +32,9 @@ class Cluster:
 class ClusterFinder:
     """Finds and reads the RayCluster to scale, and its pods.
 
-    It is the active cluster of the RayService `rayservice`, or if that is empty the RayCluster `raycluster`. `groups`:
-    the worker groups to scale, with their roles. `make_watch` builds the informer of the pods that a label selector
-    matches; it is started on use and ended by `close`."""
+    The cluster is the active one of the RayService `rayservice`, or if that is empty the RayCluster `raycluster`.
+    `groups`: the worker groups to scale, with their roles. `make_watch`: builds the informer of the pods that a label
+    selector matches; the informer is started on first use and ended by `close`."""
 
     api: KubeApi
     rayservice: str

@@ -1,7 +1,8 @@
 """Scale the worker groups of a RayCluster whose own autoscaler is off; add pods at once, and remove pods after a drain.
 
-Only one planner at a time acts. Serve is sent its number of replicas too, never fewer than the pods have room for:
-otherwise Serve would end workers of its own choice in addition to those that drain.
+Only one planner at a time acts. The number of replicas is published for Serve too, and is never below the number of
+workers for which the pods have room: otherwise Serve would end workers of its own choice in addition to those that
+drain.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ class RayClusterActuator:
         return self.leadership.leads
 
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> dict[str, int]:
-        """Return how many workers of `model` existing pods are expected to start, by the role of their pool.
+        """Return how many workers of `model` are still to register from the requested pods, by the role of their pool.
 
-        Draining pods still have registered workers, so they add none. Raises ActuatorFailed."""
+        `workers`: all registered workers, of all models. The workers of draining pods are still registered, so these
+        pods do not count as starting. Raises ActuatorFailed."""
         found = await self.serve.starting(model, workers)
         cluster = await self.retries.of(lambda: asyncio.to_thread(self.finder.read))
         num_registered = Counter(worker.pool for worker in workers if worker.model == model)
@@ -157,7 +159,7 @@ def _num_workers(group: WorkerGroup, step: GroupPatch, pod_names: Collection[str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retries:
-    """Repeats an operation after errors of the API server that may pass.
+    """Repeats an operation after temporary errors of the API server.
 
     `backoff`: delays between tries. `on_failure` is called with each error. `wait`: sleeps for a number of seconds."""
 
@@ -166,9 +168,9 @@ class Retries:
     wait: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def of(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Await `attempt()`, again after each conflict or transient KubeError, and return its result.
+        """Await `attempt()` and return its result; after a conflict or a transient KubeError, try again.
 
-        Raises ActuatorFailed after TRIES tries, or after any other KubeError."""
+        Raises ActuatorFailed when TRIES tries have failed, and at once after any other KubeError."""
         self.backoff.worked()
         for number in range(1, TRIES + 1):
             try:

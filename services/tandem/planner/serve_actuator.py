@@ -1,7 +1,7 @@
 """Set the number of replicas in Ray Serve through its autoscaling policy, and set the roles of workers.
 
-`tandem.planner.serve_policy` reads the target inside Serve. Serve starts and ends the workers and chooses which worker
-ends; that worker drains.
+The policy, `tandem.planner.serve_policy`, runs inside Serve and reads the target. Serve starts and ends the workers,
+and chooses which worker ends; that worker drains first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class ServeActuator:
 
     `me`: name of this planner. `targets`: the store of targets. `inventory`: sets the roles of workers. `minimums`:
     smallest number of workers by role, published with the targets. `leads`: whether Serve follows this planner's
-    targets. Serve follows one planner at a time: the first one, until it has not published for a while."""
+    targets. Serve follows the first planner that publishes targets; it follows another one only after the first has
+    published none for a while."""
 
     me: PlannerId
     targets: ReplicaTargets
@@ -38,11 +39,11 @@ class ServeActuator:
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> dict[str, int]:
         """Return how many replicas of `model` Serve is starting, by the role of their pool.
 
-        This is a total minus the registered workers that are not draining. The total is the number that Serve reports;
-        if there is none, the published target; if there is none either, the number known before. After a restart Redis
-        has no target, and only some of the workers have registered again, so registered workers alone are no basis.
-        Raises ActuatorFailed.
-        """
+        The result is a total minus the number of registered workers that do not drain. The total is the number of
+        replicas that Serve reports; if Serve reports none, the published target; if there is no target either, the
+        total of the previous call. The previous total is needed after a restart of Redis, when there is no target and
+        only some workers have registered again. `workers`: all registered workers, of all models. Raises
+        ActuatorFailed."""
         try:
             target, deployed = await self.targets.read(model), await self.targets.deployed(model)
         except StoreUnavailable as error:
@@ -62,10 +63,11 @@ class ServeActuator:
         return ActuationResult("carried_out", targets.replicas, await self.change_roles(targets.changed))
 
     async def publish_target(self, model: str, replicas: Mapping[str, int], reasons: tuple[str, ...]) -> PlannerId:
-        """Publish the target numbers of replicas of `model`, by role; return the planner whose targets Serve follows.
+        """Publish the target numbers of replicas of `model`, by role, and return the planner whose targets Serve
+        follows.
 
-        If that is another planner, this target has no effect. `reasons`: sentences for people, stored with the target.
-        Raises ActuatorFailed when Redis does not answer."""
+        If the returned planner is another one, the published target has no effect. `reasons`: sentences for people,
+        stored with the target. Raises ActuatorFailed when Redis does not answer."""
         record = TargetRecord(model=model, planner=self.me, replicas=replicas, reasons=reasons, minimums=self.minimums)
         try:
             holder = await self.targets.publish(record)
@@ -90,9 +92,11 @@ class ServeActuator:
         return tuple(changes)
 
     async def close(self) -> None:
-        """Give up the lead, so that another planner's targets are followed without a delay, and close the store.
+        """Give up the leadership and close the store.
 
-        The published targets stay in force."""
+        If Ray Serve follows this planner's targets (`leads`), it keeps the last published numbers of replicas until
+        another planner publishes targets, and follows those from then on. Raises nothing when Redis does not answer:
+        the leadership then ends when this planner has published nothing for a while."""
         try:
             for model in self._published_models if self.leads else ():
                 await self.targets.resign(model, self.me)

@@ -1,4 +1,4 @@
-"""Name this process, a controller of Ray Serve, uniquely.
+"""Give this process, a controller of Ray Serve, a unique name.
 
 The name is not in `serve_policy`, because Serve copies that module by value: a name in it would be that of the process
 from which it was copied, and differ between deployments.

@@ -1,7 +1,8 @@
 """Give Ray Serve's autoscaling the number of replicas of one role that the planner has published.
 
-Serve's controller calls the policy ten times a second between its other work, so a thread queries Redis and the call
-reads the last result. Serve copies this module by value into its controller, so it keeps no state outside the class.
+Serve's controller calls the policy ten times a second between its other work. So that a call does not wait for Redis, a
+thread queries the target and the call returns the thread's last result. Serve copies this module by value into its
+controller, so the module keeps no state outside the class.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ class ReplicaPolicy:
     """Autoscaling policy for Ray Serve's `autoscaling_config` that returns the planner's target for one role.
 
     Serve builds it with its `policy_kwargs` and calls it with an AutoscalingContext. `role`: role of the deployment's
-    pool. `config`: path of the settings file of the cluster's programs, of which `redis` and, unless `model` is given,
-    the served model's name are used; the environment overrides the file. While another Serve has workers of the role
-    too, as during an upgrade to a new cluster, the number stays as it is. Raises ValueError for an unknown role."""
+    pool. `config`: path of the settings file of the cluster's programs, which gives the address of Redis and, unless
+    `model` is given, the name of the served model; environment variables override the file. While another Serve has
+    workers of the role too, as during an upgrade to a new cluster, the number of replicas does not change. Raises
+    ValueError for an unknown role."""
 
     def __init__(self, role: str, config: str = "", model: str = "") -> None:
         if role not in ROLES:
@@ -62,8 +64,9 @@ class ReplicaPolicy:
         weakref.finalize(self, stop.set)
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
-        """Return the number of replicas for Serve's AutoscalingContext; without a recent target the number stays as it
-        is."""
+        """Return the number of replicas: the planner's target, within the bounds of Serve's AutoscalingContext `ctx`.
+
+        Without a recent target the number does not change."""
         self._known.deployed = ctx.target_num_replicas
         found = self._known.found
         number: int = ctx.target_num_replicas
@@ -74,7 +77,7 @@ class ReplicaPolicy:
 
 
 replicas = ReplicaPolicy
-"""Name under which `policy_function` refers to the policy."""
+"""Name by which `policy_function` in Serve's `autoscaling_config` refers to the policy."""
 
 
 def _refresh(known: _Known, stop: Event, role: str, path: str, model: str) -> None:

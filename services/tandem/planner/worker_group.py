@@ -1,9 +1,10 @@
 """Compute the next step of one worker group towards a number of pods.
 
-Pods are removed in two steps. First the workers of the chosen pods are drained; only when nothing is left on these pods
-are they deleted by name, and the group's replicas fall by no more than that. KubeRay deletes pods of its own choice
-when a group has more than its replicas: so replicas fall only while KubeRay has made exactly as many pods as the group
-requests. More pods are requested at once, in addition to the draining ones, which take no work any more.
+Pods are removed in two steps. First the workers of the chosen pods are drained. Pods on which nothing is left are then
+deleted by name, and `replicas` of the group falls by at most the number of these pods. If a group has more pods than
+its `replicas`, KubeRay deletes pods of its own choice; so `replicas` falls only while KubeRay has made exactly as many
+pods as the group requests. A group that must grow requests pods at once, in addition to its draining pods, which take
+no work any more.
 """
 
 from __future__ import annotations
@@ -55,13 +56,12 @@ class GroupView:
 class PodView:
     """State of one pod, as far as it decides whether the pod may be deleted.
 
-    - `num_jobs`: jobs of its workers; None if no worker is registered.
+    - `num_jobs`: number of jobs on its workers; None if it has no registered worker.
     - `is_draining`: its workers were requested to drain. `is_empty`: nothing is left on its drained workers.
-    - `is_starting`: it appeared during the planner's watch and has not had a worker yet; any other pod without a
+    - `is_starting`: it appeared while the planner was watching and has not had a worker yet. Any other pod without a
       registered worker may have a worker that serves.
     - `is_lost`: its workers have not been registered for long and do not answer.
-    - `is_ending`: it is being deleted; KubeRay counts it until it is gone, unless the group lists it for deletion.
-    """
+    - `is_ending`: it is being deleted; KubeRay counts it until it is gone, unless the group lists it for deletion."""
 
     name: str
     num_jobs: int | None
@@ -80,8 +80,8 @@ class PodView:
 class GroupPatch:
     """The next change of a worker group.
 
-    `replicas`: new number of pods that it requests. `listed`: names of the pods that are to be deleted. `drain`: names
-    of the pods whose workers are to be drained now. `reasons`: sentences for the report."""
+    `replicas`: new number of pods that the group requests. `listed`: names of the pods that are to be deleted. `drain`:
+    names of the pods whose workers are to be drained now. `reasons`: sentences for the report."""
 
     replicas: int
     listed: tuple[str, ...]
@@ -89,17 +89,17 @@ class GroupPatch:
     reasons: tuple[str, ...] = ()
 
     def after(self, first: GroupPatch) -> GroupPatch:
-        """Return this change, computed after `first`, with the pods that `first` drains and the reasons of both.
+        """Return this change with the pods to drain of `first` and with the reasons of both.
 
-        Pods that this change would drain in addition wait for the next decision.
-        """
+        `first`: the change that was computed before this one, and whose pods have been requested to drain since. Pods
+        that only this change would drain wait for the next decision."""
         return replace(self, drain=first.drain, reasons=tuple(dict.fromkeys((*first.reasons, *self.reasons))))
 
     def changes(self, group: GroupView) -> bool:
         return self.replicas != group.replicas or not set(self.listed) <= set(group.listed)
 
     def unlists(self, group: GroupView) -> bool:
-        """Return whether the change no longer names a pod that `group` lists for deletion."""
+        """Return whether a pod that `group` lists for deletion is no longer listed after the change."""
         return self.changes(group) and not set(group.listed) <= set(self.listed)
 
     def operations(self, group: GroupView) -> list[dict[str, Any]]:
@@ -115,11 +115,11 @@ class GroupPatch:
 
 
 def next_step(group: GroupView, pods: Sequence[PodView], desired: int, num_spare: int = 0) -> GroupPatch:
-    """Compute the next change of a worker group towards `desired` pods; no I/O.
+    """Compute the next change of a worker group towards `desired` pods, without I/O.
 
-    `pods`: all pods of the group, also those being deleted. `num_spare`: how many of the desired pods stay without a
-    worker. Pods are deleted only when they are drained and nothing is left on them, so a group may need several changes
-    to shrink."""
+    `group`: the worker group as it was read. `pods`: all pods of the group, also those being deleted. `num_spare`: how
+    many of the desired pods are to have no worker. Pods are deleted only when they are drained and nothing is left on
+    them, so a group may need several changes to shrink."""
     bounded = min(max(desired, group.least), group.most)
     reasons: list[str] = []
     if bounded != desired:

@@ -50,15 +50,18 @@ class WorkerInventory:
         return tuple(await asyncio.gather(*(self._describe(record, at_once) for record in records)))
 
     async def drain(self, workers: Sequence[WorkerState]) -> dict[WorkerRef, int | None]:
-        """Start draining `workers` without waiting for it, and return the number of jobs and leases left on each.
+        """Request `workers` to drain, without waiting until they have, and return the number of jobs and leases left on
+        each.
 
-        The number is None for a worker that did not answer. A second call for a worker returns what is left then."""
+        The number is None for a worker that did not answer. For a worker that drains already, a further call returns
+        the number that is left by then."""
         return dict(zip((w.ref for w in workers), await asyncio.gather(*map(self._drain, workers)), strict=True))
 
     async def set_role(self, worker: WorkerState, role: str) -> bool:
-        """Set the role in which routers use a worker, in the registry.
+        """Record in the registry that routers are to use the worker `worker` in the role `role`.
 
-        Returns False if this incarnation of the worker is not registered any more. Raises StoreUnavailable."""
+        Returns False if this incarnation of the worker is not registered any more. Raises StoreUnavailable when the
+        registry does not answer."""
         return await self._registry.set_role(worker.ref, role)
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
 """Shortlist the workers that are compared for one request: those that hold most of its prompt and the least loaded few.
 
-All pairs would grow with the square of the number of workers.
+A comparison of all (prefill, decode) pairs would take time that grows with the square of the number of workers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ NUM_BY_HITS = 8
 class PrefillCandidate(NamedTuple):
     """A worker that may compute the prompt of a request, and the workers that may decode after it.
 
-    `decode_workers`: only `worker` itself in a placement on a single worker. `prefix_sources`: other workers whose
-    device memory holds more of the prompt than `worker` has cached, from which it may fetch that prefix.
+    `decode_workers`: the workers that may decode; for a placement on a single worker, `worker` alone. `prefix_sources`:
+    other workers from which `worker` may fetch the beginning of the prompt, because their device or host memory holds
+    more of it than `worker` has cached.
     """
 
     worker: WorkerView
@@ -39,7 +40,11 @@ class PrefillCandidate(NamedTuple):
 
 class Shortlist:
     """Select the few workers whose costs are compared for one request: `prefill_workers` for a placement on two
-    workers, `mixed_workers` for one on a single worker."""
+    workers, `mixed_workers` for a placement on a single one.
+
+    `candidates`: the usable workers, ranked by load. `may_fetch_prefix`: whether the worker that computes the prompt
+    may fetch the beginning of it from another worker's cache.
+    """
 
     def __init__(
         self,
@@ -56,12 +61,12 @@ class Shortlist:
         self._holders = longest if len(candidates.lanes(request.model)) == 1 else self._find_holders(self._lane_hits())
 
     def prefill_workers(self) -> list[PrefillCandidate]:
-        """Return prefill workers, each with the decode workers that it may hand over to; empty when there is no usable
-        pair.
+        """Return workers that may compute the prompt, each with the decode workers that it may hand over to; empty when
+        there is no usable pair.
 
-        They are the least loaded workers, up to `NUM_BY_LOAD` that probably accept the prompt now and some that do not,
-        and all workers among those with the longest cached prefixes. All prefill workers are examined when fewer
-        accept.
+        First come, by rising load, up to `NUM_BY_LOAD` workers that probably accept the prompt now, and a few that do
+        not; then, of the workers with the longest cached prefixes, those that compute prompts. The search ends at
+        `NUM_BY_LOAD` workers that accept, so it examines all workers that compute prompts when fewer accept.
         """
         few = self._few_consumers()
         holders = [worker for worker in self._holders if worker.prefills]
@@ -70,10 +75,11 @@ class Shortlist:
             return self._select(ranking, holders, lambda worker: self._partners(worker, few))
 
     def mixed_workers(self) -> list[PrefillCandidate]:
-        """Return workers that may run the whole request, prefill and decode; empty when no worker is left.
+        """Return workers that may run the whole request, prefill and decode; empty when no usable worker serves its
+        model and lane.
 
         They are the least loaded ones and those with the longest cached prefixes. Workers of the prefill pool are
-        returned only when the model has no worker that decodes.
+        returned only when no usable worker decodes.
         """
         pools = self._candidates.pools(self._request.model, self._request.lane)
         decodes = bool(pools["decode"] or pools["mixed"])
@@ -113,14 +119,19 @@ class Shortlist:
         return [view for view in views if view is not None]
 
     def _lane_hits(self) -> Mapping[WorkerRef, PrefixHit]:
-        """Return the hits of workers that serve the request's lane. A prefix may be read from others too."""
+        """Return the hits of workers that serve the request's lane. Only these may run the request, while a prefix may
+        be fetched from others too."""
         model, lane = self._request.model, self._request.lane
         hits = self._request.hits or {}
         return {ref: hit for ref, hit in hits.items() if self._candidates.serves(model, lane, ref)}
 
     def _few_consumers(self) -> list[WorkerView]:
-        """Return the least loaded decode workers, those with a seat if there are any, and those with the longest cached
-        prefixes. All decode workers are examined when fewer have a seat."""
+        """Return the least loaded decode workers, up to `NUM_BY_LOAD`, and the decode workers among those with the
+        longest cached prefixes.
+
+        Of the least loaded ones, only those with a seat for the request are returned if there are any. All decode
+        workers are examined when fewer than `NUM_BY_LOAD` have a seat.
+        """
         found: dict[WorkerRef, WorkerView] = {}
         without_seat: list[WorkerView] = []
         with closing(self._candidates.decode_workers(self._request.model, self._request.lane)) as consumers:
@@ -158,12 +169,14 @@ class Shortlist:
         )
 
     def _accepts_now(self, candidate: PrefillCandidate) -> bool:
-        """Return whether the worker will probably accept the prompt now, given what it may fetch."""
+        """Return whether the worker will probably accept the prompt now if it fetches the longest prefix that it may
+        fetch."""
         held = (self._request.held(source).num_tokens for source in candidate.prefix_sources)
         return self._request.fits(candidate.worker, max(held, default=0))
 
     def _partners(self, producer: WorkerView, few: Iterable[WorkerView]) -> list[WorkerView]:
-        """Return the linked decode workers among `few`, or among all where none of `few` is linked."""
+        """Return the decode workers among `few` to which `producer` may hand over; where there are none, up to
+        `NUM_BY_LOAD` such workers among all."""
         linked = [consumer for consumer in few if self._is_pair(producer, consumer)]
         if linked:
             return linked
@@ -175,10 +188,10 @@ class Shortlist:
 
 
 def why_no_pair(candidates: WorkerRanking, request: RoutingRequest) -> tuple[str, bool]:
-    """Return a reason why no prefill worker that serves the request's model and lane can be paired with such a decode
-    worker, and whether that may change soon.
+    """Return (reason, whether waiting may help): why no prefill worker can be paired with a decode worker for the
+    request's model and lane, as text.
 
-    It may change soon when some link between two of them has not failed a test yet.
+    Waiting may help when the link between the workers of some pair has not failed a test yet.
     """
     consumers = list(candidates.decode_workers(request.model, request.lane))
     producers = candidates.prefill_workers(request.model, request.lane)
@@ -191,7 +204,8 @@ def why_no_pair(candidates: WorkerRanking, request: RoutingRequest) -> tuple[str
 
 
 def pick_migration_target(candidates: WorkerRanking, model: str, lane: Lane, source: WorkerRef) -> WorkerRef | None:
-    """Return the least loaded decode worker to which `source` may migrate sequences of `lane`; None when there is none.
+    """Return the least loaded decode worker of `model` to which the worker `source` may migrate sequences of `lane`;
+    None when there is none.
 
     A worker is left out when its link from `source` has failed a test. Whether the target has free blocks is not
     checked here: it rejects the migration itself.

@@ -1,8 +1,9 @@
 """Exclude workers whose jobs keep failing from new requests, with one circuit breaker per worker (Nygard, Release It!).
 
-After `NUM_FAILURES` in a row the worker is excluded for a back-off time; then one request is its trial, which closes
-the breaker or opens it for twice as long. Where no other worker is left, trials continue during the back-off, one each
-`FIRST_BACKOFF_S`, because an unhealthy worker is better than none. Callers pass the time.
+After `NUM_FAILURES` failures in a row the worker is excluded for a back-off time. Then it gets one request as a trial:
+success closes the breaker, and failure excludes the worker for twice as long. Where no other worker is left, trials go
+on during the back-off, at most one every `FIRST_BACKOFF_S` seconds, because an unhealthy worker is better than none.
+Callers pass the time.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ LONGEST_BACKOFF_S = 60.0
 
 
 class BreakerState(Enum):
-    """State of one worker's breaker: CLOSED lets all requests through, OPEN none, and TRIAL a single one whose outcome
-    decides. The numbers are the values of the metric."""
+    """State of one worker's breaker. CLOSED lets all requests through, OPEN none while other workers are left, and
+    TRIAL a single request whose outcome closes or opens the breaker."""
 
     CLOSED = 0
     TRIAL = 1
@@ -32,8 +33,12 @@ class BreakerState(Enum):
 
 @dataclass(slots=True)
 class _Record:
-    """Failures of one worker. `until`: the worker is excluded before this time; `rests_until`: also where no other is
-    left; `backoff_s`: 0 before the first exclusion; `is_on_trial`: the outcome of the last trial is not known yet."""
+    """Failures of one worker, which is excluded until the time `until`. Where no other worker is left, it is excluded
+    only until `rests_until`.
+
+    `num_failures`: number of counted failures since the last success; `failed_at`: time of the last one. `backoff_s`:
+    length of the last exclusion, 0 before the first. `is_on_trial`: the outcome of the last trial is not known yet.
+    """
 
     num_failures: int
     failed_at: float
@@ -72,10 +77,11 @@ class CircuitBreakers:
         self._records.pop(worker, None)
 
     def on_attempt(self, workers: Iterable[WorkerRef], now: float) -> None:
-        """Record that a request is sent to these workers; for a worker that was excluded before it is the trial.
+        """Record that a request is sent to `workers` at the time `now`. For each of them that was excluded and may be
+        tried again, the request is the trial.
 
         After a trial begins, the worker gets no other request for its back-off time, or for `FIRST_BACKOFF_S` where no
-        other worker is left. Workers that were never excluded are ignored.
+        other worker is left. Nothing is recorded for a worker that was not excluded since its last success.
         """
         for worker in workers:
             record = self._records.get(worker)
@@ -99,17 +105,18 @@ class CircuitBreakers:
     def resting(self, now: float) -> Set[WorkerRef]:
         """Return the workers that get no new request at the time `now`, not even when no other worker is left.
 
-        They failed or were tried less than `FIRST_BACKOFF_S` ago.
+        Their last trial began, or their last failure that excluded them was counted, less than `FIRST_BACKOFF_S` ago.
         """
         return {worker for worker, record in self._records.items() if record.rests_until > now}
 
     def states(self, now: float) -> dict[WorkerId, BreakerState]:
-        """Return the state of each worker that has failed since its last success; all other workers are CLOSED."""
+        """Return the state at the time `now` of each worker that has failed since its last success; all other workers
+        are CLOSED."""
         return {worker.id: _state(record, now) for worker, record in self._records.copy().items()}
 
     def why(self, now: float) -> str:
-        """Return a text for people that names the excluded workers and for how many more seconds; empty when none is
-        excluded."""
+        """Return a text for people that names the workers excluded at the time `now`, each with the seconds for which
+        it stays excluded; empty when none is excluded."""
         out = [(worker.id, record.until - now) for worker, record in self._records.items() if record.until > now]
         return ", ".join(f"{name} excluded for {left_s:.1f} s after failures" for name, left_s in sorted(out))
 

@@ -1,7 +1,7 @@
 """Predict the cost of a placement in seconds, part by part.
 
-A second until the first token counts as one. Seconds of decoding, the request's own and the delay of other sequences,
-are spread over the tokens while the client reads, and are weighted by `DECODE_WEIGHT`.
+A second until the first token counts as one. A second of decoding, or of a delay of other sequences that decode, counts
+as `DECODE_WEIGHT`, because it is spread over many tokens, which the client reads meanwhile.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from tandem.routing.worker_view import WorkerView, token_bytes
 
 DECODE_WEIGHT = 0.2
 COMPUTE_WEIGHT = 1.0
-"""Weight of the prompt's computation as a delay of the next prompts, wherever it is placed. Without it a request leaves
-its cached prefix for a slightly shorter queue, and all queues grow."""
+"""Weight of the seconds in which the prompt is computed, as a delay of the prompts after it, on whichever worker it is
+placed. Without it a request leaves its cached prefix for a slightly shorter queue, and all queues grow."""
 OVERLAPPED_WEIGHT = 0.1
-"""Weight of transfers while the prompt is still being computed: they delay nothing of this request but use shared
-bandwidth."""
+"""Weight of the seconds of transfers while the prompt is still being computed: they do not delay this request, but use
+shared bandwidth."""
 NO_ROOM_S = 10.0
-"""Cost of a decode worker without blocks for the prompt and its output, which would wait for others to end."""
+"""Cost of a decode worker that has too few free blocks for the prompt and its output, so that the request would wait
+there for others to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
     """Cost of computing the prompt on `worker`, in seconds.
 
-    `num_uncached`: prompt tokens to compute. `is_accepted`: the worker probably accepts the prompt now. `wait_s`: time
-    in its queue. `compute_s`: time of the computation. `stall_s`: weighted delay of the sequences that decode there.
+    `num_uncached`: prompt tokens to compute. `is_accepted`: the worker probably accepts the prompt now. `wait_s`: delay
+    by the worker's current step and its other prompts. `compute_s`: time of the computation. `stall_s`: delay of the
+    sequences that decode on the worker, weighted by `DECODE_WEIGHT`.
 
     `prefix_fetch`: the prefix to read from another worker's cache before the other tokens are computed; None: no fetch.
-    `read_s`: the time of that read by which the prompt is delayed beyond `wait_s`.
+    `read_s`: seconds by which this read delays the prompt beyond `wait_s`, at least `OVERLAPPED_WEIGHT` of the read's
+    time.
     """
 
     worker: WorkerView
@@ -66,9 +69,10 @@ class PrefillCost:
 class DecodeCost:
     """Cost of decoding on `worker`, which does not have the KV of `num_lacking` prompt tokens.
 
-    `decode_s`: weighted seconds of all output tokens, including by how much they slow down the worker's other
-    sequences. `prompts_s`: weighted seconds of computing the prompts that are queued on the worker. `room_s`:
-    `NO_ROOM_S` when the worker has too few free blocks for prompt and output, else 0.
+    `decode_s`: seconds in which all output tokens are decoded, plus the seconds by which they delay the worker's other
+    sequences; the sum is weighted by `DECODE_WEIGHT`. `prompts_s`: seconds of computing the prompts that are queued on
+    the worker, also weighted by `DECODE_WEIGHT`. `room_s`: `NO_ROOM_S` when the worker has too few free blocks for
+    prompt and output, else 0.
     """
 
     worker: WorkerView
@@ -148,10 +152,12 @@ def decode_cost(speed: WorkerSpeed, request: RoutingRequest) -> DecodeCost:
 
 
 def transfer_s(producer: PrefillCost, consumer: DecodeCost, links: LinkBandwidth) -> float:
-    """Return the cost in seconds of transferring the KV that the consumer does not have from the producer.
+    """Return the cost, in seconds, of transferring from the producer to the consumer the KV that the consumer does not
+    have. `links`: the measured bandwidths between workers.
 
-    Blocks of one chunk are read while the next chunk is computed. So only the last chunk delays the request, or more
-    where the link is slower than the computation; the hidden rest is weighted by `OVERLAPPED_WEIGHT`.
+    Blocks of one chunk are read while the next chunk is computed. So the transfer delays the request by the read of the
+    last chunk, or by more where the link is slower than the computation. The rest of the transfer is hidden by the
+    computation and weighted by `OVERLAPPED_WEIGHT`.
     """
     per_token_s = token_bytes(producer.worker) / links.bandwidth(producer.worker, consumer.worker)
     num_tokens = consumer.num_lacking

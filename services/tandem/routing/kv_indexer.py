@@ -16,16 +16,16 @@ from tandem.kv.kv_event_log import KVEventBatch
 from tandem.routing.prefix_index import PrefixTable
 
 MAX_WAITING = 1 << 18
-"""Events of one worker that wait for its snapshot, 2 MiB; beyond that all are dropped and a later snapshot is
-needed."""
+"""Most events of one worker that are kept until its snapshot is loaded, 2 MiB. When there are more, all are dropped,
+and a later snapshot is needed."""
 MAX_POSITIONS = 1 << 16
-"""Workers whose last event number is remembered."""
+"""Most workers for which the number of the last received event is stored."""
 
 
 class WorkerKVEvents(NamedTuple):
-    """A batch of consecutive KV events, `facts`, of one incarnation of a worker.
+    """A batch of consecutive KV events of one incarnation of a worker. `facts`: the events.
 
-    An empty batch says only which number the next event will have.
+    An empty batch shows only which number the next event will have.
     """
 
     worker: WorkerId
@@ -69,7 +69,8 @@ class _WorkerStream:
 
 
 class KVIndexer:
-    """Apply the KV events and snapshots of workers to `table`, which nothing else may write.
+    """Keep `table`, a copy of the prefix index, up to date by applying the KV events and snapshots of workers to it.
+    Nothing else may write to `table`.
 
     The caller passes events to `take`, fetches the snapshots that `missing_snapshots` names, and passes them to `load`.
     """
@@ -80,10 +81,11 @@ class KVIndexer:
         self._positions: dict[WorkerId, EventPosition] = {}
 
     def set_workers(self, workers: Collection[WorkerRef]) -> list[WorkerRef]:
-        """Set the live workers, drop the blocks of former ones from the table, and return these former workers.
+        """Replace the live workers by `workers`, and return the former workers, which are no longer live. Their blocks
+        are dropped from the table.
 
-        A restarted worker counts as a new one. A new worker needs a snapshot unless its events are received from the
-        first on.
+        A restarted worker counts as a new worker, and its earlier incarnation as a former one. A new worker needs a
+        snapshot, unless all its KV events since its start are received.
         """
         refs = {ref.id: ref for ref in workers}
         gone = [stream.ref for stream in self._streams.values() if refs.get(stream.ref.id) != stream.ref]
@@ -117,8 +119,8 @@ class KVIndexer:
             stream.next = entry.facts.end
 
     def missing_snapshots(self) -> list[tuple[WorkerRef, int]]:
-        """Return the workers that need a snapshot, each with the number of events that the snapshot must cover at
-        least."""
+        """Return the workers that need a snapshot, each as a pair (worker, number): the snapshot must cover at least
+        the first `number` KV events of the worker."""
         return [
             (stream.ref, self._least_number(stream)) for stream in list(self._streams.values()) if stream.next is None
         ]
@@ -142,8 +144,8 @@ class KVIndexer:
         return True
 
     def suspect(self, worker: WorkerRef) -> None:
-        """Require a new snapshot of a worker whose table entries have proven wrong; until then they stay. Does nothing
-        when this incarnation of the worker is not live."""
+        """Require a new snapshot of a worker whose table entries have proven wrong; the entries stay until it is
+        loaded. Does nothing when this incarnation of the worker is not live."""
         stream = self._streams.get(worker.id)
         if stream is not None and stream.ref == worker:
             stream.next = None
@@ -155,8 +157,8 @@ class KVIndexer:
         return previous.end if previous is not None and previous.incarnation == stream.ref.incarnation else 0
 
     def _record_position(self, entry: WorkerKVEvents) -> None:
-        """Record how far a worker's events have advanced, also for workers not expected yet, whose events are past when
-        they become expected."""
+        """Record the number of the next KV event of a worker, also for a worker that is not live yet: once it is live,
+        its snapshot must cover the events before this number."""
         previous = self._positions.pop(entry.worker, None)
         position = EventPosition(entry.incarnation, entry.facts.end)
         self._positions[entry.worker] = position if previous is None else max(previous, position)

@@ -9,39 +9,41 @@ from tandem.core.topology import Distance
 from tandem.routing.worker_view import Pair, WorkerView
 
 PRIOR_BANDWIDTH = {Distance.HOST: 40e9, Distance.RACK: 20e9, Distance.ZONE: 10e9, Distance.FAR: 5e9}
-"""Bytes per second before anything was measured. Only the order matters; the first pulls replace the numbers."""
+"""Bytes per second that are assumed before anything was measured. Only their order matters; the first pulls replace the
+numbers."""
 MEMORY_BYTES = 1 << 30
-"""A measured bandwidth averages over about this many last bytes, so a probe of one block hardly counts."""
+"""A measured bandwidth is an average over about this many last bytes, so a probe of one block hardly counts."""
 MEMORY_S = 1.0
-"""It averages over about this many last seconds of reading at most, so that a link that has become slow is known to be
-after a few reads."""
+"""A measured bandwidth is an average over at most about this many last seconds of reading, so a few reads show that a
+link has become slow."""
 PRIOR_BYTES = 64 << 20
-"""Weight of the prior against measured bytes."""
+"""The prior, which is the bandwidth assumed without measurements, counts like at most this many measured bytes."""
 PRIOR_S = 0.05
-"""After this many seconds of reading the prior has half that weight, because a slow link moves few bytes. It weighs no
-more than what a link moves in this time."""
+"""After this many seconds of reading, the weight of the prior has fallen by half, because a slow link moves few bytes.
+The prior never counts for more bytes than a link of this bandwidth moves in this time."""
 SMALL_BYTES = 256 << 10
 """Reads below this size measure the latency of a link."""
 LATENCY_GROWTH = 1.02
-"""A latency that has become longer is believed at this rate per small read."""
+"""The estimated latency rises by at most this factor per small read."""
 LEAST_SHARE = 0.05
-"""Least fraction of a read's time that counts."""
+"""Least fraction of a read's time that counts after the latency was subtracted."""
 MOST_TIMES = 4.0
-"""One read counts for its distance as at most so many times slower than usual, so that one slow link does not stand for
-all."""
+"""In the estimate for a distance, a read counts as at most so many times slower than usual, so that one slow link does
+not stand for all."""
 
 
 @dataclass(slots=True)
 class _Measured:
-    """Bytes and seconds of the last reads. `latency_s`: what a small read takes at least, which says nothing of the
-    bandwidth."""
+    """Decaying sums of the bytes and seconds of reads. `latency_s`: least seconds of a recent small read, which do not
+    depend on the bandwidth and are not part of `busy_s`."""
 
     num_bytes: float = 0.0
     busy_s: float = 0.0
     latency_s: float = 0.0
 
     def net_s(self, num_bytes: int, busy_s: float) -> float:
-        """Return the seconds of a read without the latency of small ones."""
+        """Return the seconds of a read, `busy_s`, minus the latency of the link, but at least the fraction
+        `LEAST_SHARE` of them. A read of less than `SMALL_BYTES` bytes updates the latency first."""
         if num_bytes < SMALL_BYTES:
             self.latency_s = busy_s if not self.latency_s else min(busy_s, LATENCY_GROWTH * self.latency_s)
         return max(busy_s - self.latency_s, LEAST_SHARE * busy_s)
@@ -92,7 +94,7 @@ class LinkBandwidth:
         return prior if pair is None else pair.bandwidth(prior)
 
     def forget(self, worker: WorkerRef) -> None:
-        """Drop the estimates of all pairs of a worker that no longer exists; those of distances stay."""
+        """Drop the estimates of all pairs with a worker that no longer exists; the estimates for distances stay."""
         self._pairs = {pair: measured for pair, measured in self._pairs.items() if worker not in pair}
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
 """Decide whether a link meets its requirements, and which peers a worker probes; pure functions.
 
-`transfer.require` applies only where the transport is possible. RDMA is not required within one machine, where shared
-memory is faster; cuda_ipc is required between GPU memory on one machine, shared_memory between host memory on one
-machine, and neither elsewhere. `min_gbps` is required of every link.
+`transfer.require` names a link type and applies only to links that can be of this type: "rdma" to links between
+machines, because shared memory is faster within one; "cuda_ipc" to links between GPU memory on one machine; and
+"shared_memory" to links between host memory on one machine. `transfer.min_gbps` applies to every link.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ _WORD = (1 << 32) - 1
 _MIX = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: the middle bits of a product with it depend on all bits below them."""
 NUM_PEERS = 3
-"""Peers per zone that a worker measures, and with which a gateway tests it, when they connect."""
+"""Number of peers per zone to which a worker measures its links, and with which a gateway tests the worker, when they
+connect."""
 
 
 def has_requirements(required: TransferConfig) -> bool:
-    """Return whether the settings require anything of links (`transfer.require` or `transfer.min_gbps`)."""
+    """Return whether the settings `required` demand anything of links, by `transfer.require` or `transfer.min_gbps`."""
     return required.require != "any" or required.min_gbps > 0
 
 
 def evaluate(report: LinkReport, required: TransferConfig, *, same_machine: bool, is_cuda: bool) -> LinkReport:
-    """Return the report of a link with its fields `problem` and `refused` filled in.
+    """Return a copy of a link's report with the fields `problem` and `refused` filled in.
 
     `same_machine`: both workers are on one machine; `is_cuda`: both hold KV in GPU memory. `problem` is empty when the
-    link meets the requirements; `refused` links have a problem and `transfer.on_slow_link` is "refuse".
+    link meets the settings `required`, otherwise a text that says which setting the link misses. `refused` is True when
+    there is a problem and `transfer.on_slow_link` is "refuse".
     """
     problem = _wrong_type(report, required.require, same_machine, is_cuda) or _too_slow(report, required.min_gbps)
     return replace(report, problem=problem, refused=bool(problem) and required.on_slow_link == "refuse")
 
 
 def unmeasured(source: WorkerRef, reason: str, required: TransferConfig) -> LinkReport:
-    """Return the report of a link from `source` that could not be measured because of `reason`.
+    """Return the report of a link from the worker `source` that could not be measured; `reason`: why not, as text.
 
-    It has a problem only when the settings require anything of links; otherwise its first hand-offs will measure it.
+    The report has a problem only when the settings `required` demand anything of links. Without such settings the link
+    may be used, and its first hand-offs will measure it.
     """
     problem = f"it could not be measured: {reason}" if has_requirements(required) else ""
     refused = bool(problem) and required.on_slow_link == "refuse"
@@ -69,11 +72,11 @@ def _too_slow(report: LinkReport, min_gbps: float) -> str:
 
 
 def peers_to_probe(worker: WorkerId, peers: Iterable[tuple[WorkerRef, str]]) -> list[WorkerRef]:
-    """Return at most NUM_PEERS peers of each zone with which `worker` is tested; `peers` are pairs of a peer and its
-    zone.
+    """Return the peers with which `worker` is tested, at most NUM_PEERS of each zone. `peers`: all possible peers, as
+    pairs (peer, zone of the peer).
 
-    The result is the same for every caller. It is chosen by the hashes of both names (rendezvous hashing), so that load
-    spreads, and a peer that appears or disappears changes at most one choice.
+    The result is the same for every caller. Peers are chosen by a hash of the worker's and the peer's name (rendezvous
+    hashing), so that load spreads, and a peer that appears or disappears changes at most one choice.
     """
     zones: defaultdict[str, list[WorkerRef]] = defaultdict(list)
     for peer, zone in peers:

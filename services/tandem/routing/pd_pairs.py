@@ -1,9 +1,9 @@
 """Track, for one gateway, between which workers KV may move: pairs to be tested, usable pairs, refused pairs.
 
-A test sends a request through both workers. Each worker is tested with NUM_PEERS peers of each zone. A pair that is not
-tested becomes usable once both of its ends have moved a block with some peer, and is judged by its own transfers from
-then on. So the cost of a worker that joins grows with the number of workers, not with that of pairs. Times are seconds
-of the caller's clock.
+A test sends a request through both workers of a pair. Each worker is tested with NUM_PEERS peers of each zone. A pair
+that is not chosen for a test becomes usable once each of its workers has moved a block with some peer, and is judged by
+its own transfers from then on. So the cost of a worker that joins grows with the number of workers, not with the number
+of pairs. Times are seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ PROBE_RETRY_S = 5.0
 
 
 class LinkedPairs(Set[Pair]):
-    """The (prefill, decode) pairs of a registry between which KV may move now. A look-up takes the same time with any
-    number of workers; iterating and `len` visit every pair. For the thread that changes the registry."""
+    """Set of the (prefill, decode) pairs of workers between which KV may move now, by the registry `registry`. The time
+    of a look-up does not depend on the number of workers; iteration and `len` visit every pair. Only for use on the
+    thread that changes the registry."""
 
     def __init__(self, registry: PairRegistry) -> None:
         self._registry = registry
@@ -41,7 +42,8 @@ class LinkedPairs(Set[Pair]):
         return is_linked
 
     def forget(self, pair: Pair | None = None) -> None:
-        """Compute anew whether a pair, or every pair, is linked, because the registry has changed."""
+        """Drop the stored answer for a pair, or for every pair if `pair` is None, because the registry has changed; the
+        next look-up computes it again."""
         if pair is None:
             self._found.clear()
         else:
@@ -59,11 +61,12 @@ class LinkedPairs(Set[Pair]):
 
 
 class PairRegistry:
-    """Record between which prefill and decode workers KV may move, and choose the pairs to test.
+    """Record between which prefill and decode workers KV may move, and choose the pairs (prefill, decode) to test.
 
-    `mode` is `gateway.disaggregation`. `linked`: pairs that may be used. `failed`: pairs that may not, each with the
-    time at which it is tested again. `refused`: failed pairs whose link misses its requirements, each with the problem;
-    they are not tested again. No pair is both linked and failed. These collections change in place.
+    `mode`: the value of `gateway.disaggregation`. `linked`: pairs that may be used. `failed`: pairs that may not be
+    used, each with the time at which it is tested again. `refused`: those of the failed pairs whose link misses its
+    requirements, each with the problem as text; they are not tested again. No pair is both linked and failed. These
+    collections change in place.
     """
 
     def __init__(self, mode: str) -> None:
@@ -88,23 +91,25 @@ class PairRegistry:
         return f"<{len(self.linked)} pairs linked, {len(self.failed)} failed, {len(self.refused)} of them refused>"
 
     def is_linked(self, pair: Pair) -> bool:
-        """Return whether KV may move between a pair: both ends are proven, and its own test did not fail and is not
-        awaited. May be called on any thread."""
+        """Return whether KV may move between the two workers of a pair (prefill, decode). That is so if each of the two
+        has moved a block with some peer, and no test of the pair itself has failed or is awaited. False when one of
+        them is not live. May be called on any thread."""
         producer, consumer = pair
         if producer not in self._proven_producers or consumer not in self._proven_consumers:
             return False
         return pair not in self.failed and pair not in self._untested and self._is_possible(pair)
 
     def proven_pairs(self) -> Iterator[Pair]:
-        """Yield all pairs of workers that have moved a block with some peer, linked or not."""
+        """Yield all pairs of a producer and a consumer that have each moved a block with some peer, whether the pair is
+        linked or not."""
         return product(self._proven_producers.copy(), self._proven_consumers.copy())
 
     def due(self, views: Iterable[WorkerView], now: float) -> list[tuple[Pair, str]]:
-        """Replace the live workers by `views`, and return the pairs to test now, each with the model that both workers
-        serve.
+        """Replace the live workers by `views`, and return the pairs to test at the time `now`, each as ((prefill,
+        decode), the model that both workers serve).
 
         A returned pair counts as being tested, and is not returned again, until the caller passes it to `ended` or
-        `gone`.
+        `gone`. Draining workers do not count as live.
         """
         self._update_views([view for view in views if not view.load.draining])
         again = [pair for pair, retry_at in self.failed.items() if now >= retry_at]
@@ -113,8 +118,8 @@ class PairRegistry:
         return [(pair, self._views[pair[0]].model) for pair in pairs]
 
     def ended(self, pair: Pair, *, moved: bool, retry_at: float) -> None:
-        """Record the end of a pair's test. `moved`: a block was transferred, so the pair becomes linked; otherwise it
-        becomes failed until it is tested again at the time `retry_at`. A refused pair stays refused."""
+        """Record the end of a pair's test. `moved`: True if a block was transferred, so that the pair becomes linked.
+        Otherwise it becomes failed, until it is tested again at the time `retry_at`. A refused pair stays refused."""
         self._testing.discard(pair)
         if pair in self.refused:
             return
@@ -128,22 +133,24 @@ class PairRegistry:
         self._proven_consumers.add(consumer)
 
     def gone(self, pair: Pair) -> None:
-        """Record that the transfer of a test block between a pair ended without a result, as when a worker left
-        meanwhile; `due` may return the pair again."""
+        """Record that the test of a pair ended without a result, as when one of its workers left meanwhile. `due` may
+        return the pair again."""
         self._testing.discard(pair)
 
     def suspect(self, workers: Set[WorkerRef], now: float) -> list[Pair]:
-        """Mark the linked pairs whose workers are both in `workers`, and return them, because KV between them may have
-        been lost. They may not be used until a further test, which is due at `now`, succeeds."""
+        """Mark as failed the linked pairs whose workers are both in `workers`, because KV between them may have been
+        lost, and return these pairs. Each pair is due for a test at the time `now`, and is used again once a test
+        succeeds."""
         pairs = [pair for pair in permutations(sorted(workers), 2) if pair in self.linked]
         for pair in pairs:
             self._fail(pair, now)
         return pairs
 
     def on_link_report(self, consumer: WorkerRef, report: LinkReport) -> bool:
-        """Store a consumer's report on its link from `report.source`.
+        """Store the report of the worker `consumer` on the link over which it reads the worker `report.source`.
 
-        Returns True when the report makes the pair refused, or makes a refused pair usable again.
+        Returns True when the report changes whether the pair is refused. A pair that is no longer refused is used once
+        a test succeeds.
         """
         pair = (report.source, consumer)
         self._reports[pair] = report
@@ -178,7 +185,7 @@ class PairRegistry:
         return f"the link from {producer.id} to {consumer.id} {use}: {report.problem}{more}"
 
     def drop(self, worker: WorkerRef) -> None:
-        """Forget all pairs and reports of a worker that no longer exists."""
+        """Forget all pairs and link reports of a worker that no longer exists."""
         for pair in [pair for pair in (*self.failed, *self._reports) if worker in pair]:
             self.failed.pop(pair, None)
             self.refused.pop(pair, None)
@@ -202,7 +209,8 @@ class PairRegistry:
         self.failed[pair] = retry_at
 
     def _update_views(self, views: Sequence[WorkerView]) -> None:
-        """Update the views, and choose pairs for workers that are new or changed, or lack a peer by now."""
+        """Replace the live workers by `views`, and choose pairs to test for workers that are new, have changed or have
+        lost a peer."""
         population = [(view.ref, *_traits(view)) for view in views]
         if population == self._population and not self._short:
             return
@@ -220,8 +228,8 @@ class PairRegistry:
         self._short.clear()
 
     def _choose(self, view: WorkerView) -> None:
-        """Choose pairs until `view` has NUM_PEERS peers in each zone, and so has each possible peer in the zone of
-        `view`. A peer whose pair has failed does not count, so that a working peer is found."""
+        """Choose pairs until `view` has NUM_PEERS peers in each zone, and each possible peer has NUM_PEERS peers in the
+        zone of `view`. A peer whose pair has failed does not count, so that a working peer is found."""
         for is_producer in (True, False):
             others: dict[WorkerRef, Pair] = {}
             for other in self._views.values():
@@ -245,7 +253,7 @@ class PairRegistry:
         return sum(self._views[peer].topology.zone == zone for peer in peers)
 
     def _choose_pair(self, pair: Pair) -> None:
-        """Count a pair among those of its workers, and have it tested unless it may be used without."""
+        """Add a pair to the chosen pairs of both its workers, and mark it to be tested unless it is linked already."""
         if not self.is_linked(pair):
             self._untested.add(pair)
         for worker in pair:
@@ -273,5 +281,5 @@ class PairRegistry:
 
 
 def _traits(view: WorkerView) -> tuple[str, str, str, frozenset[Lane]]:
-    """Return what the choice of a worker's pairs depends on."""
+    """Return the properties of a worker on which the choice of its pairs depends: pool, fingerprint, zone and lanes."""
     return view.pool, view.fingerprint, view.topology.zone, view.lanes

@@ -18,16 +18,17 @@ from tandem.routing.routing_request import RoutingRequest
 
 NEAR_SHARE = 0.05
 NEAR_S = 1e-3
-"""Costs within this margin, plus a share of the best placement's time to first token, are nearly the same: predictions
-are no more accurate than that."""
+"""Two costs are nearly the same if they differ by at most this margin in seconds, plus the fraction `NEAR_SHARE` of the
+best placement's time to first token: predictions are no more accurate than that."""
 
 
 @dataclass(frozen=True, slots=True)
 class PickResult:
     """The picked placement with its `cost`, and how it was picked.
 
-    `num_near`: number of placements with nearly the least cost. `by`: what decided among them: "cost" when there was
-    only one, "session" for the placement of the request's session, "two_choices" for the cheaper of two sampled ones.
+    `num_near`: number of placements with nearly the least cost. `by`: what decided among them. "cost": there was only
+    one. "session": the placement belongs to the request's session by hash. "two_choices": it is the cheaper of two
+    sampled placements.
     """
 
     cost: PairCost
@@ -40,7 +41,7 @@ def margin_s(best: PairCost) -> float:
 
 
 def pick(offers: Sequence[PairCost], request: RoutingRequest) -> PickResult:
-    """Return the cheapest of the placements `offers`, or one that costs nearly as little.
+    """Return the cheapest of the placements `offers`, or one that costs nearly as little, with how it was picked.
 
     Among nearly equal placements, requests of one session get the same one, chosen by hash; other requests get the
     cheaper of two that are sampled by the request's key. `offers` must not be empty.

@@ -1,4 +1,4 @@
-"""Define where a request goes and why, as frozen values."""
+"""Define the outcomes of a search for workers: the placement of a request with its reasons, or why there is none."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Placement:
     """The workers that a request is sent to; `prefill` and `decode` may be the same worker.
 
     - `prefix`: the first blocks of the prompt that are fetched from another worker's cache; None: nothing is fetched.
-    - `fallback`: why the request could not be split between two workers although it should have been.
-    - `why`: why one worker was cheaper than two.
-    - `picked`: the predicted cost; None under other policies than cost.
+    - `fallback`: why the request runs on one worker although it should have been split between two; empty where this is
+      not the case.
+    - `why`: why one worker was cheaper than two; empty unless both were compared and one was.
+    - `picked`: the predicted cost, and how the placement was picked; None under other policies than cost.
     - `other`: the cheapest placement on two workers when this one is on one, or the reverse; None unless both were
       compared.
     """
@@ -53,7 +54,8 @@ class Placement:
 
     @property
     def reasons(self) -> dict[str, object]:
-        """Return the decision with its predicted costs as JSON values, in milliseconds.
+        """Return the decision and its predicted costs as a JSON object, for people: the chosen workers, how they were
+        picked, and the parts of the cost in milliseconds.
 
         The costs `decode`, `stall` and `no_room` are not plain times: they are weighted as in `routing.cost`.
         """
@@ -92,10 +94,12 @@ def _cost_as_json(cost: PairCost) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class NoPlacement:
-    """Report that no worker can take the request now.
+    """Result of a search that found no worker for a request: `router.place` returns it, and no code raises it.
 
-    `reason`: a text for people. `may_pass`: usable workers exist, so that waiting may help; then the request also
-    blocks less urgent lanes at the workers that serve its lane. A request without usable workers blocks nobody.
+    `reason`: a text for people. `may_pass`: True when waiting may help, because usable workers exist that are busy,
+    full or not linked yet. While such a request waits, the prompts of less urgent lanes are not placed on the workers
+    that serve its lane. False when no usable worker exists: the request may wait for one, but keeps no other request
+    waiting.
     """
 
     reason: str

@@ -17,9 +17,10 @@ def ordered(
     request: RoutingRequest,
     load_cost: Callable[[WorkerView], Cost],
 ) -> list[WorkerView]:
-    """Return the workers sorted by `policy`, best first.
+    """Return the workers sorted by `policy`, best first, for the policies other than "cost".
 
-    `policy` must not be "cost". `load_cost` is the sort key for "least_loaded", and for equal workers under "prefix".
+    `load_cost`: function that returns the sort key of a worker by load. It is the only key for "least_loaded"; for
+    "prefix" it orders workers with equally long cached prefixes; the other policies do not use it.
     """
     match policy:
         case "random":
@@ -35,5 +36,5 @@ def ordered(
 
 
 def stable_hash(*names: str) -> int:
-    """Return a 64-bit hash of the names that is the same in every process."""
+    """Return a 64-bit hash of `names`, in their order, that is the same in every process."""
     return int.from_bytes(blake2b("\n".join(names).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

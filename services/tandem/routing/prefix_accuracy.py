@@ -11,14 +11,16 @@ from typing import NamedTuple
 from tandem.core.ids import WorkerRef
 
 SUSPECT_AFTER = 3
-"""Short reports of one worker in a row."""
+"""Number of reports in a row with fewer cached tokens than predicted after which a worker's index entries count as
+wrong."""
 
 
 class Prediction(NamedTuple):
-    """A predicted prefix hit: `worker` holds `num_tokens` tokens of a prompt after its first `num_before` tokens.
-
-    The first `num_before` tokens are fetched from another worker. Both numbers are multiples of `block_size`, in
+    """A predicted prefix hit: `worker` holds the `num_tokens` tokens of a prompt that follow its first `num_before`
     tokens.
+
+    `num_before` is above 0 only for a worker from which a prefix is fetched: the worker that computes the prompt has
+    the first `num_before` tokens in its own cache. Both numbers are multiples of `block_size`, which is in tokens too.
     """
 
     worker: WorkerRef
@@ -30,10 +32,12 @@ class Prediction(NamedTuple):
 def predict(
     worker: WorkerRef, num_blocks: int, num_prompt_tokens: int, block_size: int, num_before: int = 0
 ) -> Prediction:
-    """Build the prediction that `worker` holds the blocks of a prompt from block `num_before` up to block `num_blocks`.
+    """Return the prediction that `worker` holds the blocks of a prompt from block `num_before` up to block
+    `num_blocks`. `num_prompt_tokens`: length of the prompt; `block_size`: in tokens.
 
-    The blocks before are fetched from another worker. The last token of a prompt is always computed, so a block that
-    contains it does not count.
+    `num_before` is 0 unless a prefix is fetched from `worker`; then the worker that computes the prompt has the first
+    `num_before` blocks in its own cache. The last token of a prompt is always computed, so a block that contains it
+    does not count.
     """
     most = (num_prompt_tokens - 1) // block_size
     before = min(num_before, most)
@@ -52,10 +56,12 @@ class PrefixAccuracy:
         self._num_short_in_a_row: dict[WorkerRef, int] = {}
 
     def reported(self, predicted: Prediction, num_cached: int) -> bool:
-        """Compare a prediction with a worker's report that `num_cached` prompt tokens did not have to be computed.
+        """Compare a prediction with a worker's report that `num_cached` tokens of the prompt did not have to be
+        computed.
 
-        Returns True at the worker's third report in a row that is short by more than one block: its index entries are
-        probably wrong. A difference of one block is ignored, because that block may just have been evicted.
+        Returns True when `predicted.worker` has fallen short of its predictions by more than one block for the third
+        time in a row: its entries in the prefix index are probably wrong. A difference of one block is ignored, because
+        that block may just have been evicted.
         """
         num_found = max(0, num_cached - predicted.num_before)
         self.num_predicted += predicted.num_tokens

@@ -14,7 +14,8 @@ from tandem.core.ids import WorkerRef
 from tandem.routing.worker_view import Pair
 
 NUM_FAILURES = 2
-"""Failures in a row; a single one may be due to blocks that were evicted a moment ago."""
+"""Number of failures in a row after which a link is excluded; a single one may be due to blocks that were evicted a
+moment ago."""
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 60.0
 
@@ -27,8 +28,8 @@ class _Record:
 
 
 class PrefixFetchBackoff:
-    """Decide over which links no prefix is fetched, because recent fetches failed; a link is a pair (producer,
-    consumer).
+    """Decide over which links no prefix is fetched for some time, because recent fetches failed. A link is a pair
+    (producer, consumer) of workers.
 
     Links without a failure since their last success use no memory. `now` is in seconds of the caller's clock.
     """
@@ -37,9 +38,10 @@ class PrefixFetchBackoff:
         self._records: dict[Pair, _Record] = {}
 
     def failed(self, link: Pair, now: float) -> None:
-        """Count a prefix fetch over `link` that read nothing; ignored while the link is excluded.
+        """Count a prefix fetch over the link (producer, consumer) that read nothing; ignored while the link is
+        excluded.
 
-        From the `NUM_FAILURES`-th in a row on, each counted failure excludes the link for a longer time.
+        From the `NUM_FAILURES`-th failure in a row on, each counted failure excludes the link for a longer time.
         """
         record = self._records.setdefault(link, _Record())
         if now < record.until:
@@ -50,16 +52,16 @@ class PrefixFetchBackoff:
             record.until = now + record.backoff_s
 
     def on_success(self, link: Pair) -> None:
-        """Record a prefix fetch over `link` that read something: the link's failures are forgotten and it is usable
-        again."""
+        """Record that a prefix fetch over the link (producer, consumer) read something: the failures of the link are
+        forgotten, and it is usable again."""
         self._records.pop(link, None)
 
     def forget(self, worker: WorkerRef) -> None:
-        """Drop the failures of all links of a worker that no longer exists."""
+        """Drop the failures of all links from or to a worker that no longer exists."""
         self._records = {link: record for link, record in self._records.items() if worker not in link}
 
     def links(self, now: float) -> Set[Pair]:
-        """Return the links over which nothing should be fetched at the time `now`."""
+        """Return the links (producer, consumer) over which no prefix should be fetched at the time `now`."""
         if not self._records:
             return frozenset()
         return {link for link, record in self._records.items() if record.until > now}

@@ -31,7 +31,7 @@ class PrefixTable:
     """Record which blocks each worker holds, and find the longest prefix of a prompt on each worker.
 
     `stride`: only every `stride`-th block of a prompt is recorded, so hits are multiples of it. The constructor raises
-    ValueError when it is less than 1.
+    ValueError for a stride below 1.
     """
 
     def __init__(self, stride: int = 1) -> None:
@@ -41,8 +41,8 @@ class PrefixTable:
         self._held: dict[WorkerRef, CompactBlockSet] = {}
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
-        """Return the hit of each worker on a prompt with the block hashes `hashes`; workers without a hit are
-        left out."""
+        """Return how many leading blocks of a prompt each worker holds; workers that hold none are left out. `hashes`:
+        the hashes of the prompt's full blocks, in order."""
         hits: dict[WorkerRef, PrefixHit] = {}
         chain = PrefixChain(hashes, self.stride)
         if not (most := len(chain)):
@@ -62,27 +62,27 @@ class PrefixTable:
         return hits
 
     def apply(self, worker: WorkerRef, facts: Iterable[KVFact]) -> None:
-        """Apply KV events to the blocks of a worker, in order; an unknown worker is added."""
+        """Apply KV events to the recorded blocks of a worker, in order; an unknown worker is added."""
         self.write(worker, map(encode_event, facts))
 
     def write(self, worker: WorkerRef, words: Iterable[int]) -> None:
-        """Apply KV events, encoded as words by `encode_event`, to the blocks of a worker; an unknown worker is
-        added."""
+        """Apply KV events to the recorded blocks of a worker, in order; an unknown worker is added. `words`: the
+        events, each encoded as one integer by `encode_event`."""
         held = self._held.get(worker)
         if held is None:
             held = self._held[worker] = CompactBlockSet()
         held.write(words)
 
     def load(self, worker: WorkerRef, held: CompactBlockSet) -> None:
-        """Replace all blocks of a worker by `held`, which the caller must not change any more."""
+        """Replace the recorded blocks of a worker by `held`, which the caller must not change any more."""
         self._held[worker] = held
 
     def drop(self, worker: WorkerRef) -> None:
-        """Forget all blocks of a worker; does nothing when it is unknown."""
+        """Forget the recorded blocks of a worker; does nothing when it is unknown."""
         self._held.pop(worker, None)
 
     def held(self, worker: WorkerRef) -> CompactBlockSet | None:
-        """Return the blocks of a worker, which the caller must not change; None when the worker is unknown."""
+        """Return the recorded blocks of a worker, which the caller must not change; None when the worker is unknown."""
         return self._held.get(worker)
 
     @property
@@ -96,7 +96,7 @@ class PrefixTable:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of memory of all entries."""
+        """Return the memory that the table takes for the blocks of all workers, in bytes."""
         return sum(held.num_bytes for held in list(self._held.values()))
 
     def __repr__(self) -> str:

@@ -17,8 +17,9 @@ from tandem.routing.worker_view import WorkerView
 def price(candidates: Sequence[PrefillCandidate], request: RoutingRequest, links: LinkBandwidth) -> list[PairCost]:
     """Return the cost of every prefill candidate together with each of its decode workers.
 
-    Costs are in seconds if every compared worker has reported how long its steps take; otherwise all get the same
-    nominal speed, so that in effect token counts are compared. `links` gives the bandwidths for transfers.
+    Costs are in seconds if every compared worker has reported how long its steps take; otherwise all workers get the
+    same nominal speed, so that in effect token counts are compared. `links`: the measured bandwidths between workers,
+    for transfers.
     """
     views = [view for candidate in candidates for view in (candidate.worker, *candidate.decode_workers)]
     speeds = _Speeds(has_step_costs=all(view.step_cost is not None for view in views))
@@ -52,9 +53,10 @@ class _Speeds:
 def _cheapest_prefill(
     candidate: PrefillCandidate, request: RoutingRequest, links: LinkBandwidth, speeds: _Speeds
 ) -> PrefillCost:
-    """Return the cheapest way to get the prompt's KV, computing all or fetching a part.
+    """Return the least cost of getting the prompt's KV, either by computing all of it or by fetching its beginning from
+    one of the prefix sources.
 
-    Variants that the worker would reject are compared only where it rejects all of them.
+    Variants that the worker would reject are compared only where it would reject all of them.
     """
     speed = speeds.of(candidate.worker)
     variants = [prefill_cost(speed, request)]

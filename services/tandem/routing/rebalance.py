@@ -18,18 +18,21 @@ from tandem.routing.routing_request import EXPECTED_OUTPUT
 from tandem.routing.worker_view import Pair, WorkerView, decode_cost, token_bytes
 
 HANDOVER_STEPS = 2
-"""Steps of the source that a move costs besides the copy of the KV: the last token there and the first one on the
-target."""
+"""Steps of the source that a hand-off costs besides the copy of the KV: the step of the last token there, and the step
+of the first one on the target."""
 MAX_MOVE_SHARE = 0.1
 """A sequence moves only if its move takes at most this fraction of the time that its remaining tokens may take."""
 NUM_TARGETS = 4
-"""Fastest workers that are tried as targets of one move."""
+"""Most workers that are tried as the target of one move."""
 
 
 @dataclass(frozen=True, slots=True)
 class MovableSequence:
-    """A running sequence that may move: its KV of `num_context` tokens, and the `num_left` tokens that it may still
-    sample."""
+    """A sequence that may move to another decode worker. `key`: the key of its choice in the job there.
+
+    `num_context`: number of tokens of its prompt and of its output so far, whose KV moves. `num_left`: most tokens that
+    it may still sample.
+    """
 
     key: JobKey
     lane: Lane
@@ -56,7 +59,7 @@ class PlannedMove:
 
 @dataclass(frozen=True, slots=True)
 class PlannedResume:
-    """A sequence that was preempted on `source` and should go on at `target`."""
+    """A sequence that was preempted on the worker `source` and should go on at the worker `target`."""
 
     key: JobKey
     source: WorkerRef
@@ -69,7 +72,8 @@ class PlannedResume:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLeave:
-    """A sequence that decodes on `source`, whose role is to compute prompts only, and should go on at `target`."""
+    """A sequence that decodes on `source`, a worker whose role is now to compute prompts only, and that should go on at
+    `target`."""
 
     key: JobKey
     source: WorkerRef
@@ -85,16 +89,17 @@ Relocation = PlannedMove | PlannedResume | PlannedLeave
 
 @dataclass(frozen=True, slots=True)
 class _DecodeWorker:
-    """A worker and its step costs. `cost`: None where it decodes nothing or has not reported its costs, because then it
-    has not measured a decode step lately."""
+    """A decode worker and its step costs. `cost`: None where no sequence runs on the worker, since it has then measured
+    no decode step lately, or where it has not reported its costs."""
 
     view: WorkerView
     cost: StepCost | None
 
     def itl_s(self, cost: StepCost, num_more: int = 0, num_context: int = 0) -> float:
-        """Return the predicted seconds of a decode step with `num_more` more sequences of `num_context` tokens each.
+        """Return the predicted seconds of a decode step, by the step costs `cost`, with `num_more` more sequences of
+        `num_context` tokens each.
 
-        Sequences that wait or are on their way count, because they decode soon.
+        Sequences that wait on the worker or are on their way to it count as decoding, because they decode soon.
         """
         context = self.view.num_held_tokens + num_more * num_context
         num_seqs = self.view.num_to_decode + num_more
@@ -103,8 +108,11 @@ class _DecodeWorker:
 
 @dataclass(frozen=True, slots=True)
 class SlowWorker:
-    """A decode worker from which a sequence should move. `itl_s`: its predicted ITL in seconds. `fastest`: workers of
-    the same model build, by rising ITL."""
+    """A decode worker from which a sequence should move.
+
+    `cost`: its step costs. `itl_s`: its predicted ITL in seconds. `fastest`: all decode workers of the same model
+    build, first those that decode nothing, then by rising ITL.
+    """
 
     view: WorkerView
     cost: StepCost
@@ -114,19 +122,26 @@ class SlowWorker:
 
 @dataclass(frozen=True, slots=True)
 class Rebalancing:
-    """Settings for moves. `targets_s`: the ITL targets of the lanes that have one, in seconds. `min_gain`: the fraction
-    of its ITL by which a move must shorten the ITL of a sequence; a sequence that has moved does not move back, unless
-    several gateways move sequences at the same time. `links`: measured bandwidths, which may change later."""
+    """Choose the sequences that should move to another decode worker, and the worker to which each moves.
+
+    - `targets_s`: the ITL target in seconds of each lane that has one.
+    - `min_gain`: a sequence moves from a slow worker only where its predicted ITL becomes shorter by at least this
+      fraction (0.2: by 20 %). The ITL that is predicted for the target includes the sequence itself, so it is not
+      worthwhile to move it back later, unless several gateways move sequences to one worker at the same time.
+    - `links`: the measured bandwidths between workers, which may change later.
+    """
 
     targets_s: Mapping[Lane, float]
     min_gain: float
     links: LinkBandwidth
 
     def slow_workers(self, workers: Iterable[WorkerView], excluded: Set[Pair] = frozenset()) -> list[SlowWorker]:
-        """Return the workers from which a sequence of average length should move, greatest ITL first.
+        """Return the workers from which a sequence of average length should move to another worker, greatest ITL first.
 
-        Each of them has at least two running sequences, and its ITL exceeds the shortest target of the lanes that it
-        decodes, if they have any. Pairs (source, target) in `excluded` are not used.
+        A worker is returned if it meets three conditions. It has at least two running sequences. There is another
+        worker on which a sequence of the average length would have an ITL shorter by the fraction `min_gain`. And its
+        own ITL exceeds the shortest ITL target of the lanes that it decodes, if any of them has a target. `excluded`:
+        pairs (source, target) of workers between which nothing may move.
         """
         builds: defaultdict[tuple[str, str], list[_DecodeWorker]] = defaultdict(list)
         for view in workers:
@@ -146,10 +161,13 @@ class Rebalancing:
     def plan(
         self, source: SlowWorker, sequences: Sequence[MovableSequence], busy: Set[WorkerRef], excluded: Set[Pair]
     ) -> PlannedMove | None:
-        """Return the move of one of the `sequences` that run on a slow worker; None when none is possible.
+        """Return the move of one of the `sequences` that run on the slow worker `source`; None when none is possible.
 
-        The target is the fastest worker that is not `busy`, serves the lane of a sequence and has room for it. Of the
-        sequences that may go there, that of the least urgent lane with the least KV moves.
+        The `NUM_TARGETS` fastest workers where the ITL would be shorter by `min_gain` are tried, the fastest first,
+        without those in `busy`. A sequence may move to such a worker if the worker serves its lane and has room for it,
+        and the move is short compared to the time of the tokens that it may still sample. The first worker to which any
+        sequence may move is the target. Of these sequences, the one with the least KV in the least urgent lane moves.
+        `excluded`: as for `slow_workers`.
         """
         for target, target_s in islice(self._targets(source, excluded, busy), NUM_TARGETS):
             able = [one for one in sequences if self._is_worthwhile(source, target, one) and _may_run(target, one)]
@@ -159,8 +177,9 @@ class Rebalancing:
         return None
 
     def has_free_seat(self, view: WorkerView) -> bool:
-        """Return whether a decode worker would begin another sequence at once: a seat is free, nothing waits there, and
-        its predicted ITL stays within the shortest target of its lanes."""
+        """Return whether a worker that decodes would begin another sequence at once. That is so if a seat is free, no
+        sequence waits there, and the predicted ITL with the new sequence stays within the shortest ITL target of the
+        lanes that the worker decodes."""
         if not view.decodes or view.load.num_waiting or view.num_to_decode >= view.max_num_seqs:
             return False
         targets_s = [self.targets_s[lane] for lane in _decoded_lanes(view) if lane in self.targets_s]
@@ -169,15 +188,24 @@ class Rebalancing:
         return _DecodeWorker(view, view.step_cost).itl_s(view.step_cost, 1) <= min(targets_s)
 
     def resume_target(self, source: WorkerView, one: MovableSequence, free: Iterable[WorkerView]) -> WorkerRef | None:
-        """Return the worker at which a sequence goes on that was preempted on `source`: the least loaded of `free`,
-        which have a seat, with room for it; None where there is none."""
+        """Return the worker on which the sequence `one`, which was preempted on the worker `source`, should go on; None
+        where there is none.
+
+        `free`: decode workers with a free seat. Of those that can use the KV of `source`, would accept the sequence and
+        have room for it, the least loaded one is returned.
+        """
         able = [view for view in free if _may_take_over(source, view, one)]
         return min(able, key=decode_cost).ref if able else None
 
     def leave_target(self, source: WorkerView, one: MovableSequence, free: Iterable[WorkerView]) -> WorkerRef | None:
-        """Return the worker at which a sequence goes on that decodes on a worker for prompts: the first of `free`,
-        which have a seat, with room for it; None where the first `NUM_TARGETS` have none, or where the sequence ends
-        too soon to move."""
+        """Return the worker on which the sequence `one`, which decodes on the prefill worker `source`, should go on;
+        None where it should stay.
+
+        `free`: decode workers with a free seat, the preferred ones first. Those that cannot use the KV of `source` are
+        skipped, and the next `NUM_TARGETS` are examined. The first of these that serves the lane of the sequence and
+        has room for it is returned. None where none of them does, or where so few tokens are left that the move would
+        not pay.
+        """
         if MAX_MOVE_SHARE * one.num_left < HANDOVER_STEPS:
             return None
         alike = (view for view in free if _is_alike(source, view))
@@ -190,8 +218,9 @@ class Rebalancing:
     def _targets(
         self, source: SlowWorker, excluded: Set[Pair], busy: Set[WorkerRef] = frozenset()
     ) -> Iterator[tuple[WorkerView, float]]:
-        """Yield the workers on which a sequence of average length would be faster by `min_gain`, and its ITL there,
-        about by rising ITL."""
+        """Yield pairs (worker, ITL in seconds), roughly by rising ITL: the workers on which a sequence of the average
+        length on `source` would have an ITL shorter by `min_gain`. Workers in `busy`, and those to which nothing may
+        move from `source` by `excluded`, are left out."""
         own, longest_s = source.view, source.itl_s * (1 - self.min_gain)
         lanes = _decoded_lanes(own)
         num_context = own.num_held_tokens // own.load.num_running

@@ -12,20 +12,23 @@ from tandem.routing.worker_speed import WorkerSpeed
 from tandem.routing.worker_view import WorkerView, token_bytes
 
 MESSAGES_S = 1.5e-3
-"""Seconds of a message exchange between two workers, once to request blocks and once to start a read and check the
-result: two messages and a turn of each transfer thread, which polls every half millisecond."""
+"""Seconds of a message exchange between two workers: two messages, and a turn of each transfer thread, which polls
+every half millisecond. A fetch has two exchanges, one to request blocks, and one to start a read and check the
+result."""
 HOST_BANDWIDTH = 10e9
 """Bytes per second at which blocks are loaded from host memory."""
 NUM_SOURCES = 2
-"""Sources that are compared for one worker: those that hold most. Others hold less and are seldom so much nearer."""
+"""Most workers that are compared as the source of a prefix for one worker: those that hold most of it. Others hold
+less, and are seldom so much nearer that this pays."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemotePrefixPlan:
-    """A fetch of the first `num_blocks` blocks, or `num_tokens` tokens, of a prompt from the cache of `producer`.
+    """A fetch of the first `num_blocks` blocks of a prompt, which are `num_tokens` tokens, from the cache of the worker
+    `producer`.
 
-    `num_read`: how many of the tokens are read, because the consumer does not hold them. `read_s`: seconds from now
-    until they have been read.
+    `num_read`: how many of these tokens are read, because the consumer does not hold them. `read_s`: predicted seconds
+    from now until they have been read.
     """
 
     producer: WorkerRef
@@ -38,11 +41,13 @@ class RemotePrefixPlan:
 def plan_remote_prefix(
     source: WorkerSpeed, reader: WorkerSpeed, request: RoutingRequest, links: LinkBandwidth
 ) -> RemotePrefixPlan:
-    """Predict how long the worker `reader` takes to fetch the prompt blocks that the worker `source` has cached. Blocks
-    that the source has in host memory only are copied to its device memory first.
+    """Return the fetch by the worker `reader` of all prompt blocks that the worker `source` has cached, with its
+    predicted time. Blocks that the source has in host memory only are copied to its device memory first. `links`: the
+    measured bandwidths between workers.
 
-    Workers handle messages only between their steps: the source when it gets the request; the reader when it gets the
-    response and when the data is complete, each at the end of a further step while it has prompts to compute.
+    Workers handle messages only between their steps. So the source handles the request at the end of its current step.
+    The reader handles the response, and then the arrival of the data, each at the end of a further step, as long as it
+    has prompts to compute.
     """
     producer = source.worker
     consumer = reader.worker
@@ -59,13 +64,14 @@ def plan_remote_prefix(
 
 
 def onload_s(worker: WorkerView, held: CachedTokens) -> float:
-    """Return the seconds in which a worker copies the cached tokens `held` to its device memory that are not there."""
+    """Return the seconds in which a worker copies cached tokens from its host memory to its device memory. `held`: the
+    cached tokens; those that are in device memory already are not copied."""
     return (held.num_tokens - held.num_device_tokens) * token_bytes(worker) / HOST_BANDWIDTH
 
 
 def can_serve_prefix(producer: WorkerView, consumer: WorkerView) -> bool:
-    """Return whether `consumer` can use KV blocks of `producer`: two workers with equal fingerprint, block size and
-    bytes per block."""
+    """Return whether the worker `consumer` can use KV blocks of the worker `producer`. The two must be different
+    workers, with equal fingerprint, block size and bytes per block."""
     return (
         producer.ref != consumer.ref
         and producer.fingerprint == consumer.fingerprint

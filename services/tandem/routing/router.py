@@ -25,14 +25,17 @@ from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Cost, WorkerView, decode_cost, local_cost, prefill_cost
 
 KV_LOST = NoPlacement("kv_lost", may_pass=False)
-"""Why a request is not split whose KV transfer failed more than once."""
+"""Why a request is not split over two workers: its KV transfer has failed more than once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Settings for comparing workers. `policy`: how the best is chosen. `links`: measured bandwidths, which may change
-    later. `remote_prefix`: workers may fetch prefixes from each other's caches where that costs less than computing
-    them."""
+    """Settings by which the router compares workers.
+
+    `policy`: how the best worker is chosen. `links`: the measured bandwidths between workers, which may change later.
+    `remote_prefix`: whether workers may fetch prefixes from each other's caches where that costs less than computing
+    them.
+    """
 
     policy: RoutingPolicy = "cost"
     links: LinkBandwidth = field(default_factory=LinkBandwidth)
@@ -51,7 +54,8 @@ def place(
     excluded: Set[WorkerRef] = frozenset(),
     routing: Routing = BY_COST,
 ) -> Placement | NoPlacement:
-    """Choose the workers of a request, on one worker or split into prefill and decode as its `mode` requires.
+    """Choose the workers of a request: one worker, or a prefill and a decode worker, as `request.mode` requires.
+    `candidates`: the live workers, ranked by load. `routing`: settings by which they are compared.
 
     Workers in `excluded` are left out, because they have just rejected the request or keep failing. Returns NoPlacement
     when no worker can take the request now, or waiting for a busy one costs less.
@@ -76,7 +80,7 @@ def place(
 
 
 class _PlacementSearch:
-    """Search the placement of one request."""
+    """Search for the placement of one request."""
 
     def __init__(self, candidates: WorkerRanking, request: RoutingRequest, routing: Routing) -> None:
         self._candidates = candidates
@@ -96,7 +100,7 @@ class _PlacementSearch:
         return _finalize(_seated(self._priced(producers), self._request), self._request)
 
     def local(self) -> Placement | NoPlacement:
-        """Return the best placement on a single worker."""
+        """Return the best placement on a single worker, or why there is none now."""
         workers = self._shortlist.mixed_workers()
         if not workers:
             return NoPlacement("every worker is full", may_pass=True)
@@ -105,7 +109,9 @@ class _PlacementSearch:
         return _finalize(self._priced(workers), self._request)
 
     def either(self) -> Placement | NoPlacement:
-        """Return the cheaper of the best split and the best local placement."""
+        """Return the cheaper of two placements, or why there is none now: the best one that splits the request between
+        a prefill and a decode worker, and the best one on a single worker. Where a split is impossible, only the latter
+        is considered."""
         problem = self._split_problem(allow_mixed_pairs=False)
         producers = [] if problem is not None else self._shortlist.prefill_workers()
         if not producers:
@@ -165,14 +171,17 @@ class _PlacementSearch:
 
 
 def _seated(offers: Sequence[PairCost], request: RoutingRequest) -> list[PairCost]:
-    """Return the placements whose decode worker has a seat: without one it refuses KV of another worker, so that the
-    request waits better here."""
+    """Return the placements whose decode worker has a seat. A decode worker without one refuses KV from another worker,
+    so the request had better wait at the gateway."""
     return [offer for offer in offers if offer.decode.worker.has_seat(request.lane)]
 
 
 def _finalize(offers: Sequence[PairCost], request: RoutingRequest) -> Placement | NoPlacement:
-    """Pick among the placements that can be made now, unless one at a worker that would reject the prompt now is worth
-    waiting for. A worker for which more urgent requests wait is not, because the costs do not contain them."""
+    """Return the best placement that can be made now; BUSY if there is none, and WORTH_WAITING if it is better to wait
+    for a worker that would reject the prompt now.
+
+    A request does not wait for a worker for which more urgent requests wait too, because the costs leave these out.
+    """
     now = [offer for offer in offers if offer.prefill.is_accepted]
     if not now:
         return BUSY
@@ -184,9 +193,12 @@ def _finalize(offers: Sequence[PairCost], request: RoutingRequest) -> Placement 
 
 
 def _is_worth_waiting(later: PairCost, now: PairCost) -> bool:
-    """Return whether the request should wait for `later`. A waiting request blocks those behind it. So between
-    placements of one kind it waits only where the whole wait is shorter than the computation that a cached prefix
-    saves, which serves all."""
+    """Return whether the request should wait for the placement `later` instead of taking the placement `now`.
+
+    A waiting request blocks those behind it. So between two placements of the same kind (both on one worker, or both on
+    two) it waits only where the wait and the computation at `later` are together shorter than the computation at `now`,
+    thanks to a cached prefix: that saves time for all requests.
+    """
     if later.is_local != now.is_local:
         return later.total_s + margin_s(now) < now.total_s
     wait_s = later.prefill.wait_s + later.prefill.compute_s
@@ -210,7 +222,7 @@ def _fallback(local: Placement | NoPlacement, split: NoPlacement) -> Placement |
 
 
 def _why_local(local: PairCost, split: PairCost) -> str:
-    """Return the largest disadvantage of the split, for the client."""
+    """Return the main reason why the placement on one worker is cheaper than the split, as a word for the client."""
     saved_s = split.total_s - local.total_s
     if split.prefill.wait_s - local.prefill.wait_s > saved_s / 2:
         return "prefill_busy"
@@ -229,8 +241,8 @@ def _no_worker(candidates: WorkerRanking, request: RoutingRequest) -> NoPlacemen
 
 
 def _is_split_possible(candidates: WorkerRanking, request: RoutingRequest, excluded: Set[WorkerRef]) -> bool:
-    """Return whether a live linked pair exists, one end of which is merely in `excluded` for the moment: then the
-    request waits instead of falling back.
+    """Return whether a live linked pair exists that only cannot be used now because one of its workers is in
+    `excluded`: then the request waits instead of falling back to one worker.
 
     Without a worker of the prefill pool no pair is chosen, however many are linked, unless the mode is "strict".
     """

@@ -19,9 +19,9 @@ receive."""
 
 
 class CachedTokens(NamedTuple):
-    """Number of prompt tokens that a worker has cached.
+    """Numbers of prompt tokens whose KV a worker has cached.
 
-    `num_tokens`: in device or host memory; `num_device_tokens` of them are in device memory.
+    `num_tokens`: in device or host memory; `num_device_tokens`: how many of them are in device memory.
     """
 
     num_tokens: int
@@ -30,19 +30,20 @@ class CachedTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """A prompt of `num_prompt` tokens, probably followed by `num_output` output tokens, as the router sees it.
+    """What the router knows of one request: a prompt of `num_prompt` tokens, probably followed by `num_output` output
+    tokens.
 
-    `hits`: the cached prefix of each worker; None when not looked up, and then `num_tokens` are the prompt tokens to
-    compute on any worker. `blocked_links`: (producer, consumer) pairs between which prefix fetches keep failing.
-
-    `key` identifies the request, and `session` the client's session ("": none); both decide among placements of nearly
-    equal cost. `turn` counts the placements of the gateway, for the policy "round_robin".
-
-    `mode`: whether it is split over a prefill and a decode worker. `hashes`: of its prompt's full blocks, by which
-    `hits` are looked up; empty where none are. `avoided`: workers that failed it, which are used only where there are
-    no others. `is_undivided`: its KV was lost in a hand-off more than once, so one worker runs prefill and decode where
-    `mode` allows. `yields_to`: more urgent lanes in which requests wait for capacity; workers that serve any of them
-    count as full.
+    - `hits`: the cached prefix of each worker; None when it was not looked up, and then `num_tokens` is the number of
+      prompt tokens to compute on any worker.
+    - `blocked_links`: (producer, consumer) pairs of workers between which prefix fetches keep failing.
+    - `key` identifies the request, and `session` the client's session ("": none); both decide among placements of
+      nearly equal cost. `turn`: number of placements that the gateway made before, for the policy "round_robin".
+    - `mode`: whether the request is split over a prefill and a decode worker, as in `gateway.disaggregation`.
+    - `hashes`: the hashes of the prompt's full blocks, by which `hits` is looked up; empty: not looked up.
+    - `avoided`: workers that failed the request, which are used only where there are no others.
+    - `is_undivided`: the request's KV was lost in a hand-off more than once, so one worker runs prefill and decode
+      where `mode` allows it.
+    - `yields_to`: more urgent lanes in which requests wait for capacity; workers that serve any of them count as full.
     """
 
     model: str
@@ -65,8 +66,11 @@ class RoutingRequest:
     def of(
         cls, request: Request, mode: Disaggregation, hashes: Sequence[BlockHash] = (), session: str = ""
     ) -> RoutingRequest:
-        """Return the routing request of a request that arrives now. Every token of a prompt with log probabilities is
-        computed, so no prefix of it is looked up."""
+        """Return the routing request of a request that arrives now; the arguments are the attributes of the same names.
+
+        When the request asks for log probabilities of its prompt, every prompt token is computed, so no cached prefix
+        is looked up.
+        """
         is_scored = request.prompt_logprobs is not None
         return cls(
             request.model,
@@ -82,12 +86,12 @@ class RoutingRequest:
 
     @property
     def num_context(self) -> int:
-        """Return the number of prompt tokens."""
+        """Return the number of tokens of the whole prompt, whether their KV is cached or not."""
         return max(self.num_prompt, self.num_tokens)
 
     def held(self, worker: WorkerView) -> CachedTokens:
-        """Return the prompt tokens that the worker has cached: whole blocks without the block of the last token, which
-        is always computed."""
+        """Return the number of prompt tokens that the worker has cached. Only whole blocks count, without the block of
+        the last token, which is always computed."""
         hit = None if self.hits is None else self.hits.get(worker.ref)
         if hit is None or not worker.block_size:
             return CachedTokens(0, 0)
@@ -98,12 +102,13 @@ class RoutingRequest:
         )
 
     def num_uncached(self, worker: WorkerView) -> int:
-        """Return the prompt tokens that the worker would have to compute without fetching a prefix from another
+        """Return the number of prompt tokens that the worker would have to compute if it fetches no prefix from another
         worker."""
         return self.num_tokens if self.hits is None else self.num_context - self.held(worker).num_tokens
 
     def max_remote_tokens(self, block_size: int) -> int:
-        """Return the greatest number of prompt tokens that any one worker has cached; 0 when none has."""
+        """Return the greatest number of prompt tokens that any one worker has cached; 0 when none has any.
+        `block_size`: tokens per block."""
         return block_size * max((hit.num_blocks for hit in (self.hits or {}).values()), default=0)
 
     def fits(self, worker: WorkerView, num_remote: int = 0) -> bool:
@@ -115,10 +120,11 @@ class RoutingRequest:
         return self.is_accepted(worker, num_tokens)
 
     def is_accepted(self, worker: WorkerView, num_tokens: int) -> bool:
-        """Return whether the worker will probably accept the prompt now if `num_tokens` of it have to be computed, and
-        no request of a more urgent lane waits for the worker."""
+        """Return whether the worker will probably accept the prompt now if it has to compute `num_tokens` tokens of it.
+        False while a request of a more urgent lane waits for the worker."""
         return self.is_served_next(worker) and worker.takes(num_tokens, self.lane)
 
     def is_served_next(self, worker: WorkerView) -> bool:
-        """Return whether no request of a more urgent lane waits for the worker."""
+        """Return whether the worker is free for this request's lane: no request of a more urgent lane waits for the
+        worker."""
         return worker.lanes.isdisjoint(self.yields_to)

@@ -1,4 +1,4 @@
-"""Find what the live workers of a model lack for the way in which `gateway.disaggregation` places its requests."""
+"""Find the live workers or links that a model lacks for placing its requests as `gateway.disaggregation` demands."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ Lack = Literal["worker", "prefill", "decode", "link"]
 
 
 class Shortage(NamedTuple):
-    """What one model lacks. `lacks`: a live worker at all, a prefill worker, a decode worker, or a link between the two
-    over which a block has moved. `reason`: a sentence for people. `is_served`: its requests run nevertheless, on one
-    worker."""
+    """What one model lacks for its requests.
+
+    `lacks`: "worker" (it has no live worker at all), "prefill" or "decode" (no live worker of that role), or "link" (no
+    link between a prefill and a decode worker is usable, because none has passed a test or all are refused). `reason`:
+    a sentence for people. `is_served`: the model's requests run nevertheless, each on one worker.
+    """
 
     model: str
     lacks: Lack
@@ -26,8 +29,9 @@ class Shortage(NamedTuple):
 def find_shortages(
     models: Iterable[str], views: Sequence[WorkerView], pairs: PairRegistry, mode: Disaggregation
 ) -> list[Shortage]:
-    """Return the shortage of each of `models` that has one, by the live workers `views`. Workers that drain do not
-    count, because they accept no request."""
+    """Return the shortages of those of `models` that lack something. `views`: the live workers; those that drain do not
+    count, because they accept no request. `pairs`: records between which workers KV may move. `mode`: the value of
+    `gateway.disaggregation`."""
     found = (_find_shortage(model, views, pairs, mode) for model in models)
     return [shortage for shortage in found if shortage is not None]
 

@@ -1,8 +1,8 @@
 """Rank workers by load incrementally, one worker at a time.
 
-A placement reads the first few entries of a heap, so it costs the logarithm of the number of workers. Workers of one
-model that serve different lanes are in different heaps, of which a request reads those of its lane: one where all
-workers serve all lanes.
+A placement reads the first few entries of a heap, so its time grows with the logarithm of the number of workers.
+Workers of one model that serve different sets of lanes are in different heaps, and a request reads the heaps of the
+sets that contain its lane: a single one where all workers serve all lanes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class _Worker:
 
 
 class _Heap:
-    """Heap of (cost, number, worker) entries in which no worker's cost is less than that of its newest entry.
+    """Heap of (cost, number, worker) entries. The current cost of a worker is never less than the cost in its newest
+    entry.
 
     So the first entry whose cost is current is the least of all; outdated entries are pushed back with the current cost
     as they come up.
@@ -113,13 +114,13 @@ class _GroupKey(NamedTuple):
 class WorkerRanking:
     """Rank the workers of each model by rising load, for each role, so that reading the first few is cheap.
 
-    Contains only workers that take new work. Methods that take a lane return only workers that serve it. `linked`:
-    (prefill, decode) pairs between which KV may move. `unlinked`: pairs whose test failed. `refused`: those of
-    `unlinked` whose link misses its requirements. A pair in none of these is untested. The caller owns the three and
-    may change them.
+    Contains only workers that take new work. Methods that take a model and a lane return only workers that serve both.
+    `linked`: pairs (prefill, decode) of workers between which KV may move. `unlinked`: pairs whose test failed.
+    `refused`: those of the `unlinked` pairs whose link misses its requirements. A pair in none of these is untested.
+    The caller owns the three collections and may change them.
 
-    The rankings returned are iterators. Until an iterator is closed, nothing may be changed, and the same ranking must
-    not be opened again.
+    Some methods return a ranking as an iterator. Until an iterator is closed, nothing may be changed, and the same
+    ranking must not be opened again.
     """
 
     def __init__(self, linked: Set[Pair], unlinked: Set[Pair], refused: Set[Pair] = frozenset()) -> None:
@@ -132,8 +133,8 @@ class WorkerRanking:
         self._keys: dict[WorkerRef, _GroupKey] = {}
 
     def put(self, get_view: ViewGetter) -> None:
-        """Add the worker that `get_view` returns, or update it after a change of its load; a draining worker is
-        removed.
+        """Add the worker that the function `get_view` returns, or update it after a change of its load; a draining
+        worker is removed.
 
         `get_view` must return the worker's current view at any time: between calls of `put` its load may rise but not
         fall, and its model and lanes stay the same. Its pool never changes.
@@ -150,7 +151,7 @@ class WorkerRanking:
         self._by_model[view.model][view.lanes].put(view, get_view)
 
     def remove(self, ref: WorkerRef) -> None:
-        """Remove a worker that takes no new work; does nothing when it is unknown."""
+        """Remove the worker `ref`, which takes no new work; does nothing when it is unknown."""
         key = self._keys.pop(ref, None)
         if key is not None:
             groups = self._by_model[key.model]
@@ -168,11 +169,12 @@ class WorkerRanking:
         return ranking
 
     def lanes(self, model: str) -> Collection[Lanes]:
-        """Return the different sets of lanes that workers of `model` serve: one where all serve the same."""
+        """Return the different sets of lanes that workers of `model` serve; only one set where all workers serve the
+        same lanes."""
         return self._by_model.get(model, {}).keys()
 
     def pools(self, model: str, lane: Lane) -> Counter[Pool]:
-        """Return the number of workers in each pool ("prefill", "decode", "mixed")."""
+        """Return how many workers of `model` that serve `lane` are in each pool ("prefill", "decode", "mixed")."""
         groups = self._groups(model, lane)
         pools = groups[0].pools if len(groups) == 1 else sum((group.pools for group in groups), Counter[Pool]())
         if not self._absent:
@@ -182,42 +184,46 @@ class WorkerRanking:
         )
 
     def find(self, model: str, ref: WorkerRef) -> WorkerView | None:
-        """Return a worker of `model`, whatever lanes it serves; None where it is unknown or absent."""
+        """Return the worker `ref` of `model`, whatever lanes it serves; None where it is unknown or left out by
+        `without`."""
         key = self._keys.get(ref)
         if key is None or key.model != model or ref in self._absent:
             return None
         return self._by_model[model][key.lanes].workers[ref].get_view()
 
     def serves(self, model: str, lane: Lane, ref: WorkerRef) -> bool:
-        """Return whether a worker serves `model` and `lane`; False where it is unknown or absent."""
+        """Return whether the worker `ref` serves `model` and `lane`; False where it is unknown or left out by
+        `without`."""
         key = self._keys.get(ref)
         return key is not None and key.model == model and lane in key.lanes and ref not in self._absent
 
     def prefillers(self, model: str, lane: Lane) -> list[WorkerView]:
-        """Return all workers that compute prompts, in no particular order."""
+        """Return all workers of `model` that serve `lane` and compute prompts, prefill and mixed workers, in no
+        particular order."""
         groups = self._groups(model, lane)
         views = (worker.get_view() for group in groups for worker in group.workers.values())
         return [view for view in views if view.prefills and view.ref not in self._absent]
 
     def decoding(self) -> list[WorkerView]:
-        """Return all workers that decode, of all models and lanes, in no particular order."""
+        """Return all decode and mixed workers, of all models and lanes, in no particular order."""
         return [view for view in self._views() if view.decodes]
 
     def prompts_only(self) -> list[WorkerView]:
-        """Return all workers whose role is to compute prompts only, in no particular order."""
+        """Return all prefill workers, of all models and lanes, in no particular order; mixed workers are not among
+        them."""
         return [view for view in self._views() if not view.decodes]
 
     def prefill_workers(self, model: str, lane: Lane) -> Ranking:
-        """Yield the workers that compute prompts, least loaded first."""
+        """Yield the prefill and mixed workers of `model` that serve `lane`, fewest queued prompt tokens first."""
         return self._present([group.prefill_workers for group in self._groups(model, lane)], prefill_cost)
 
     def decode_workers(self, model: str, lane: Lane) -> Ranking:
-        """Yield the workers that decode, least loaded first."""
+        """Yield the decode and mixed workers of `model` that serve `lane`, fewest sequences first."""
         return self._present([group.decode_workers for group in self._groups(model, lane)], decode_cost)
 
     def mixed_workers(self, model: str, lane: Lane) -> Ranking:
-        """Yield all workers, to run whole requests: those that decode first, then those of the prefill pool, each least
-        loaded first."""
+        """Yield all workers of `model` that serve `lane`, as each can run a whole request: decode and mixed workers
+        first, then prefill workers, both by rising number of queued prompt tokens."""
         return self._present([group.mixed_workers for group in self._groups(model, lane)], local_cost)
 
     def _present(self, heaps: Sequence[_Heap], cost: Callable[[WorkerView], Cost]) -> Ranking:

@@ -1,8 +1,8 @@
-"""Predict how long a worker's steps take and how many a new prompt waits for, from the worker's last report.
+"""Predict how long a worker's steps take and how many of them a new prompt waits for, from the worker's last report.
 
-A prompt joins at the end of the step in progress, and has its first token at the end of its last own step, which other
-prompts fill up: on a busy worker a short prompt takes as long as whole steps do. The order of prompts within steps is
-that of `sched.prefill_sharing`.
+A new prompt joins at the end of the step in progress, and its first token comes at the end of the last step that
+computes a part of it. Other prompts fill this step up, so on a busy worker a short prompt takes as long as whole steps
+do. The order of prompts within steps is that of `sched.budget.prefill_sharing`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ counts and are not seconds."""
 class WorkerSpeed:
     """Predict how long one worker's steps take, and how long a new prompt waits there.
 
-    `has_step_costs`: all compared workers have reported how long steps take; otherwise `NOMINAL` is used. `cost`: the
-    step costs used. `base_s`: seconds of a step without prompt tokens. `token_s`: seconds per queued prompt token.
-    `rest_s`: expected seconds until the current step ends. `num_left`: queued prompt tokens that the current step does
-    not compute.
+    `has_step_costs`: True if all compared workers have reported how long their steps take; otherwise `NOMINAL` is used.
+    `cost`: the step costs in use. `base_s`: seconds of a step without prompt tokens. `token_s`: seconds that a queued
+    prompt token adds to a step. `rest_s`: expected seconds until the current step ends. `num_left`: queued prompt
+    tokens that the current step does not compute.
     """
 
     __slots__ = ("base_s", "cost", "num_left", "rest_s", "token_s", "worker")
@@ -51,9 +51,9 @@ class WorkerSpeed:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds of all steps after the current one that the queued prompts need.
+        """Return the seconds of all steps after the current one that the worker needs for the queued prompts.
 
-        When only decoding sequences are left, these are the seconds of one step.
+        Where no prompt is left after the current step, these are the seconds of one more step, which only decodes.
         """
         if not self.num_left:
             return self.next_s

@@ -25,11 +25,13 @@ _STEP_TOKENS = 512
 class WorkerView:
     """What a router knows of one live worker at one moment.
 
-    `load`: its last report. `unreported`: prompt tokens to compute of each request that this gateway has sent there
-    since that report. `num_inflight`: sequences that this gateway has sent there to decode and that are not in `load`
-    yet. `step_cost`: predicts its step times; None until reported. `block_size`: tokens of a KV block; `block_bytes`:
-    bytes of one; both 0 until reported. `lanes`: the lanes whose requests are placed there. `max_num_seqs`: sequences
-    that run at a time; 0: not reported.
+    - `load`: the worker's last report. `unreported`: the prompt tokens to compute of each request that this gateway has
+      placed on the worker and that is not in `load` yet. `num_inflight`: number of sequences that this gateway has
+      placed there to decode and that are not in `load` yet.
+    - `step_cost`: predicts its step times; None until reported.
+    - `block_size`: tokens of a KV block; `block_bytes`: bytes of one; both 0 until reported.
+    - `lanes`: the lanes whose requests are placed on the worker.
+    - `max_num_seqs`: most sequences that run on it at a time; 0: not reported.
     """
 
     ref: WorkerRef
@@ -66,24 +68,29 @@ class WorkerView:
 
     @property
     def num_held_tokens(self) -> int:
-        """Return the tokens of all blocks in use: about the total context length of its running sequences."""
+        """Return the number of tokens for which the KV blocks in use have room: about the total context length of the
+        sequences that run on the worker."""
         return (self.load.num_blocks - self.load.num_free_blocks) * self.block_size
 
     @property
     def num_decoding(self) -> int:
-        """Return the number of decoding sequences; 0 on a prefill worker, which runs prompts only."""
+        """Return the number of sequences that the worker decodes: those that run there, or 0 for a prefill worker,
+        whose sequences are prompts."""
         return self.load.num_running if self.decodes else 0
 
     @property
     def num_to_decode(self) -> int:
-        """Return the number of sequences that run on the worker, wait there, or have been sent there to decode."""
+        """Return the number of sequences that run on the worker, wait there, or were sent there by this gateway to
+        decode."""
         return self.load.num_running + self.load.num_waiting + self.num_inflight
 
     def num_ahead(self, num_tokens: int, lane: Lane) -> int:
-        """Return the prompt tokens of other requests that the worker will compute before a new prompt is done.
+        """Return the number of prompt tokens of other requests that the worker will compute before a new prompt is
+        done.
 
-        The new prompt is in `lane` and has `num_tokens` to compute. Longer prompts share steps with it
-        (`sched.prefill_sharing`), so each counts for no more than `num_tokens`.
+        The new prompt is in `lane` and has `num_tokens` tokens to compute. Longer prompts share steps with it
+        (`sched.budget.prefill_sharing`), so the longest prompt of its size class counts for at most `num_tokens`, and
+        all prompts of larger size classes together for `num_tokens`.
         """
         load = self.load
         if not load.lane_tokens:
@@ -93,8 +100,8 @@ class WorkerView:
         return ahead + num_tokens if prompt_size(load.lane_longest[lane]) > prompt_size(num_tokens) else ahead
 
     def has_seat(self, lane: Lane) -> bool:
-        """Return whether a sequence of `lane` probably gets a seat at once: one is free, or a less urgent sequence
-        yields its own."""
+        """Return whether a sequence of `lane` probably gets a seat on the worker at once: one is free, or a sequence of
+        a less urgent lane yields its own."""
         if not self.max_num_seqs:
             return True
         seats = self.load.lane_seqs

@@ -5,9 +5,9 @@ on the device, so that the next step is planned before the token is known. `Torc
 and samples agree with it up to the order of sums.
 
 Memory ordering: a step's writes may be read after `collect`, which waits for the event behind the step's last write, so
-blocks that are announced to other workers are complete. A block that a transport writes is planned only after the host
-has seen its read complete. Kernels launched after that see the data on any stream, because the transport's copies have
-ended and a kernel sees all writes that ended before its launch.
+blocks that are announced to other workers are complete. A block into which a transport copies KV of another worker is
+used in a plan only after the host has seen the copy complete. Kernels launched after that see the data on any stream,
+because a kernel sees all writes that ended before its launch.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class AsyncExecutor(BaseExecutor):
             self._staging = Staging(stream, cache.layout.block_size)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Execute one step plan, wait for it and return the results of its slices, in their order.
+        """Execute one step plan to its end and return the results of its slices, in the plan's order.
 
-        Raises ValueError while another plan is in flight, and what `launch` and `collect` raise."""
+        Raises ValueError while another plan is in flight, and the exceptions of `launch` and `collect`."""
         if self._open:
             raise ValueError(f"{self._open[0].plan} was not collected")
         self.launch(plan)

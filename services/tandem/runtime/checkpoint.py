@@ -29,7 +29,8 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def weight_files(directory: Path) -> list[Path]:
     """List the paths of a model directory's safetensors files, sorted by name.
 
-    Raises TandemError that names the missing ones, or when the index file cannot be parsed."""
+    Raises TandemError if a file is missing, with the names of the missing files, or if the index file cannot be parsed.
+    """
     index = directory / INDEX_FILE
     if index.exists():
         names = sorted(set(_weight_map(index).values()))
@@ -47,8 +48,8 @@ def weight_files(directory: Path) -> list[Path]:
 class Checkpoint:
     """Weights in the safetensors files of a model directory, read by tensor name.
 
-    The caller takes every tensor exactly once with `take` and then calls `finish`, which raises if a tensor is left
-    over. As a context manager it closes the files at exit."""
+    The caller takes every tensor exactly once with `take` or `take_stored` and then calls `finish`, which raises an
+    error if a tensor is left over. The object is a context manager that closes the files at exit."""
 
     def __init__(
         self,
@@ -57,9 +58,10 @@ class Checkpoint:
         device: torch.device | str = "cpu",
         stored: Sequence[StoredFormat] = (),
     ) -> None:
-        """Open the files. `take` converts tensors to `dtype` on `device`.
+        """Open the files of `directory`. `take` converts tensors to `dtype` on `device`.
 
-        `stored`: formats of matrices that are not floats. Raises TandemError for an unreadable file."""
+        `stored`: formats of matrices that are not floats. Raises TandemError for a file that is missing or cannot be
+        read."""
         self._formats = {suffix: format for format in stored for suffix in format.suffixes[:1]}
         self._dtype = dtype
         self._device = device
@@ -96,10 +98,11 @@ class Checkpoint:
         columns: range | None = None,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """Read the tensor `name`, or the given `rows` and `columns` of it, in the checkpoint's dtype and on its device.
+        """Read the tensor `name`, or the given `rows` and `columns` of it, and return it on the checkpoint's device.
 
-        `shape` is the expected shape of the whole tensor. `dtype`: read it in this one instead. Raises TandemError when
-        the tensor is missing, was taken before, has another shape or is not stored in floating point."""
+        `shape`: expected shape of the whole tensor. `dtype`: dtype of the result, by default the one that the
+        checkpoint was opened with. Raises TandemError when the tensor is missing, was taken before, has another shape
+        or is not stored in floating point."""
         if self._format_of(name) is not None:
             return to_floats(self.take_stored(name, shape, rows, columns)).to(self._device, dtype or self._dtype)
         if name not in self._handles:
@@ -119,8 +122,11 @@ class Checkpoint:
     def take_stored(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> AnyMatrix:
-        """Read a matrix like `take`, but as codes, in host memory, if it is stored so. Codes become floats, in host
-        memory too, if `columns` begin or end inside a group of scales."""
+        """Read a matrix as `take` does; if the checkpoint stores it in few bits, return it as codes (`CodedMatrix`) in
+        host memory.
+
+        Such a matrix is returned as floats in host memory instead if `columns` begin or end within a group of columns
+        that share a scale."""
         stored = self._format_of(name)
         if stored is None:
             return self.take(name, shape, rows, columns)
@@ -136,7 +142,7 @@ class Checkpoint:
         return next((form for mark, form in self._formats.items() if base + mark in self._handles), None)
 
     def _read_stored(self, stored: StoredFormat, name: str, shape: tuple[int, ...]) -> AnyMatrix:
-        """Read a matrix in another format than floats into host memory."""
+        """Read a matrix that is stored in the format `stored` into host memory."""
         base = name.removesuffix(".weight")
         missing = [base + suffix for suffix in stored.suffixes if base + suffix not in self._handles]
         if missing:
@@ -154,10 +160,11 @@ class Checkpoint:
             raise _broken(f"the {stored.name} matrix {base} of {file}: {error}") from None
 
     def drop(self, suffix: str, prefix: str = "") -> None:
-        """Ignore the tensors not taken yet whose names start with `prefix` and end with `suffix`, so that `finish` does
-        not report them.
+        """Ignore the tensors whose names start with `prefix` and end with `suffix`, so that `finish` does not report
+        them.
 
-        For tensors that the model does not need, for example because they duplicate another one."""
+        Tensors that were taken already are not affected. Used for tensors that the model does not need, for example
+        because they duplicate another one."""
         self._handles = {
             name: handle
             for name, handle in self._handles.items()
@@ -167,8 +174,8 @@ class Checkpoint:
     def finish(self) -> None:
         """Check that every tensor was taken or dropped.
 
-        Raises TandemError that names the first one left over, because then the decoder does not compute the whole
-        model."""
+        Raises TandemError, which names the first tensor that is left over: without this tensor the decoder would
+        compute another function than the model."""
         if self._handles:
             rest = sorted(self._handles)
             raise _broken(

@@ -22,7 +22,8 @@ from tandem_kernels.contract import AttentionBatch
 SMALL_SIZES = (1, 2, 4)
 STRIDE = 8
 LARGEST = 512
-"""Sequences. A larger step computes for so long that launching its kernels one by one costs little."""
+"""Largest number of sequences in a graph. A larger step computes for so long that launching its kernels one by one
+costs little."""
 
 
 def ladder(max_num_seqs: int) -> tuple[int, ...]:
@@ -37,9 +38,11 @@ def ladder(max_num_seqs: int) -> tuple[int, ...]:
 class GraphedModel:
     """Model that replays CUDA graphs of `model` for batches in which every sequence decodes one token.
 
-    Implements `runtime.models.causal.CausalModel`. Other batches, batches larger than the last of `sizes` and batches
-    on another cache run on `model` itself. The hidden rows of a replayed batch are overwritten by the next `forward`.
-    `max_blocks`: most blocks of one sequence, the width of the graphs' block tables."""
+    Implements `runtime.models.causal.CausalModel`. `cache`: the KV cache that the graphs read and write. `sizes`:
+    numbers of sequences for which a graph is captured, ascending; a batch is padded to the next of them. `max_blocks`:
+    most blocks of one sequence, the width of the graphs' block tables. Batches with a sequence of several tokens, with
+    more sequences than the largest size, or on another cache are run on `model` without a graph. The hidden rows of a
+    replayed batch are overwritten by the next `forward`."""
 
     def __init__(
         self, model: CausalModel, cache: KVCache, stream: DeviceStream, sizes: Sequence[int], max_blocks: int
@@ -71,7 +74,7 @@ class GraphedModel:
         return self._model.logits(hidden)
 
     def expert_tokens(self) -> Mapping[int, Sequence[int]]:
-        """Return the tokens of each expert as `CausalModel.expert_tokens` does; padding rows are not counted."""
+        """Return how many tokens each expert has computed, without padding rows. See `CausalModel.expert_tokens`."""
         return self._model.expert_tokens()
 
     def _fill(self, batch: Batch, count: int, size: int) -> None:

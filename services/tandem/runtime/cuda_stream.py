@@ -25,7 +25,7 @@ LEAST_SHARED_BYTES = 163 << 10
 
 
 LEAST_FLOAT8 = 8, 9
-"""First compute capability with float8 instructions."""
+"""First compute capability (major, minor) with float8 instructions."""
 
 
 class _Event(StreamMark):
@@ -87,10 +87,11 @@ class CudaStream(DeviceStream):
 
 
 def open_cuda(rank: int = 0) -> torch.device:
-    """Make the GPU of a rank the current device of this process, and return it. `rank`: its number on this machine.
+    """Make the GPU of a rank the current device of this process, and return it.
 
-    `device.rank_device` chooses the GPU. Matrix products in float32 are computed without TF32 from then on. Raises
-    TandemError when no GPU is visible or torch was built without CUDA."""
+    `rank`: number of the rank among those on this machine, from which `device.rank_device` chooses the GPU. From then
+    on, matrix products in float32 are computed without TF32. Raises TandemError when no GPU is visible or torch was
+    built without CUDA."""
     if not torch.cuda.is_available():
         raise _refuse("torch finds no GPU: check nvidia-smi, CUDA_VISIBLE_DEVICES and that torch was built with CUDA")
     torch.set_float32_matmul_precision("highest")
@@ -117,9 +118,10 @@ def device_kernels(device: torch.device, *, batch_invariant: bool = False) -> Ke
 
 
 def require_float8(device: torch.device, setting: str, other: str) -> None:
-    """Check that the kernels can compute with float8 on this GPU, as `setting` requires and `other` does not.
+    """Raise TandemError unless this GPU computes with float8, which it does from compute capability 8.9 on.
 
-    Raises TandemError if its compute capability is below 8.9."""
+    `setting`: name of the setting whose value needs float8. `other`: value that works without float8; the error message
+    advises it."""
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < LEAST_FLOAT8:
         name = torch.cuda.get_device_name(device)

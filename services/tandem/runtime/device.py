@@ -33,10 +33,10 @@ def num_compute_threads(requested: int) -> int:
 
 
 def rank_device(device: str, rank: int) -> torch.device:
-    """Return the torch device of a rank: the CPU, or the visible GPU with the rank's number on this machine.
+    """Return the torch device of a rank: the CPU, or the visible GPU with the number `rank`.
 
-    If fewer GPUs are visible, for example because each rank's process sees only its own, it is the last visible one.
-    `device` is "cpu" or "cuda"."""
+    `device`: "cpu" or "cuda". `rank`: the rank's number among the ranks on this machine. If fewer GPUs are visible, for
+    example because each rank's process sees only its own, the last visible GPU is returned."""
     if device == "cpu":
         return torch.device("cpu")
     return torch.device(device, max(0, min(rank, torch.cuda.device_count() - 1)))

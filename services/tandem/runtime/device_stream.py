@@ -13,7 +13,7 @@ import torch
 
 
 class StreamMark:
-    """Position in the order of a stream's work, which a thread can wait for."""
+    """Mark in the order of a stream's work. A thread can wait until all work before the mark is finished."""
 
     def wait(self) -> None:
         """Block until all work launched before the mark is finished and visible to every reader.
@@ -29,7 +29,7 @@ class DeviceStream:
     device = torch.device("cpu")
 
     def running(self) -> AbstractContextManager[object]:
-        """Return a context manager; what this thread launches inside it runs on this stream."""
+        """Return a context manager. The work that this thread launches inside its `with` block runs on this stream."""
         return nullcontext()
 
     def host_words(self, num: int) -> torch.Tensor:
@@ -39,19 +39,20 @@ class DeviceStream:
         return torch.empty(num, dtype=torch.int64)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Start a copy of `tensor` to host memory and return the host tensor.
+        """Start a copy of `tensor` to host memory and return the host tensor, without waiting for the copy.
 
-        Its content is valid once a `mark` that is recorded after this call has been waited for. On a CPU the result is
-        `tensor` itself, because nothing overwrites the outputs of a step."""
+        To wait for the copy, call `mark` after this method, and `wait` on the mark; before that, the content of the
+        host tensor is undefined. On a CPU, nothing is copied and `tensor` itself is returned, because nothing
+        overwrites the outputs of a step there."""
         return tensor
 
     def mark(self) -> StreamMark:
-        """Return a mark that lies after all work launched so far and before any later work."""
+        """Record a mark after all work launched so far, and return it. Work launched later comes after the mark."""
         return StreamMark()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture the launches of `work` as a graph and return a function that replays them on the same memory.
+        """Capture the launches of `work` as a graph, and return a function that replays them on the same memory.
 
-        `work` may be called several times before the capture, so that its kernels are compiled by then. On a CPU `work`
-        itself is returned, uncalled."""
+        `work` may be called several times before the capture, so that its kernels are compiled by then. On a CPU
+        nothing is captured: `work` is not called, and is itself the result."""
         return work

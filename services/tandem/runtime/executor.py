@@ -28,7 +28,7 @@ class TorchExecutor(BaseExecutor):
     Implements `engine.ports.Executor`. Its arguments are those of `BaseExecutor`."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Execute one step plan to its end and return the results of its slices, in their order.
+        """Execute one step plan to its end and return the results of its slices, in the plan's order.
 
         A slice that cannot be computed has an error as its result and does not affect the others."""
         results: dict[SeqId, SliceResult] = {}

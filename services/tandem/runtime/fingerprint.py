@@ -33,8 +33,9 @@ def model_fingerprint(
 ) -> ModelFingerprint:
     """Build the fingerprint of a loaded model; two workers exchange KV only if their fingerprints are equal.
 
-    `weights_digest`: hexadecimal digest of the weights, see the function of that name. `arithmetic`: text that names
-    what the bits of batch-invariant results depend on; empty where results are not batch-invariant. The field
+    `weights_digest`: result of the function `weights_digest`. `config`, `model`: the model's architecture and its
+    settings. `bundle`: its tokenizer files. `layout`: layout of its KV blocks. `arithmetic`: text that names what the
+    bits of batch-invariant results depend on; empty if results are not batch-invariant. The fingerprint's field
     `kv_dtype` names one dtype if KV and activations share it, else it reads "KV_DTYPE of ACTIVATION_DTYPE"."""
     dtype = layout.group.dtype
     return ModelFingerprint(
@@ -49,7 +50,9 @@ def model_fingerprint(
 
 
 def architecture_digest(spec: DecoderSpec) -> str:
-    """Return a hexadecimal digest of all that a specification says about the computation, not about its use."""
+    """Return a hexadecimal 128-bit digest of those fields of `spec` that determine what the decoder computes.
+
+    The longest context and the ids of begin-of-text and end-of-text tokens are left out."""
     computed = replace(spec, max_length=0, eos_token_ids=frozenset(), bos_token_id=None)
     return hashlib.blake2b(repr(computed).encode(), digest_size=16).hexdigest()
 

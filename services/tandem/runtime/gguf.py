@@ -1,8 +1,8 @@
 """Convert a GGUF file into a model directory: weights, configuration and tokenizer.
 
-Blocks of few bits stay as they are, under names that `runtime.architectures.stored_format` reads. Only models that the
-decoder implements are converted. An unknown metadata key of the architecture is an error that names it, for the same
-reason as an unknown field of config.json.
+Blocks of few bits are copied unchanged, under names that `runtime.architectures.stored_format` reads. Only models that
+the decoder implements are converted. An unknown metadata key of the architecture is an error that names the key,
+because a model converted without it could compute wrong tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""List the GGUF architectures that are converted: their fields of config.json, and the names of their tensors."""
+"""List the GGUF architectures that can be converted: their fields in config.json, and the names of their tensors."""
 
 from __future__ import annotations
 
@@ -55,13 +55,15 @@ _EXPERT_FIELDS = {"expert_count": "num_experts", "expert_used_count": "num_exper
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufArchitecture:
-    """How a GGUF file of one architecture becomes a model directory.
+    """Rules by which a GGUF file of one architecture is converted to a model directory.
 
-    `model_type`, `name`: family in config.json. `tensors`: kinds of a layer's tensors, and their names in a checkpoint;
-    a name with `{}` stands for one matrix per expert. `fields`: further keys, and the fields that they become.
-    `config`: fields with one value for all files. `is_permuted`: the two rows of a rotary pair of queries and keys are
-    adjacent in the file, and half a head apart in a checkpoint. `can_rotate_part`: a rotary dimension of less than a
-    head is the fraction `partial_rotary_factor`."""
+    `model_type`, `name`: the model's `model_type` and class name in config.json. `tensors`: maps the name of a layer's
+    tensor in the file to its name in a checkpoint, in which `{}` stands for the number of an expert. `fields`: maps a
+    metadata key of the file to the field of config.json that its value is copied to, in addition to `COMMON_FIELDS`.
+    `config`: fields of config.json that have the same value for every file. `is_permuted`: whether the two rows of a
+    rotary pair of queries and keys are adjacent in the file; in a checkpoint they are half a head apart.
+    `can_rotate_part`: whether a rotary dimension below the head size is accepted; it becomes the field
+    `partial_rotary_factor`."""
 
     model_type: str
     name: str
@@ -126,4 +128,4 @@ ARCHITECTURES = {
         is_permuted=True,
     ),
 }
-"""By the name in `general.architecture`."""
+"""The architectures, by their name in the metadata key `general.architecture`."""

@@ -72,12 +72,14 @@ class LlguidanceMasks:
         """Return which tokens may follow `output` in the sequence `seq`, as bool `[vocab_size]`.
 
         `output`: all tokens that the sequence has sampled. `stop_ids`: the request's stop tokens. Where the grammar may
-        end, the end tokens are allowed: the model's end-of-sequence tokens among `stop_ids`, or all of `stop_ids` if it
-        contains none of them. Without `stop_ids` the model's end-of-sequence tokens are allowed only where no other
-        token is. No token is allowed where the output is complete and there is no end token. Raises ValueError for a
-        grammar that does not compile, that `output` violates or that allows neither a token nor an end here, and
-        TandemError(INVALID_REQUEST) when this mask takes more work than one token may.
-        """
+        end, end tokens are allowed too: those of `stop_ids` that are end-of-sequence tokens of the model, or all of
+        `stop_ids` if none of them is one. If `stop_ids` is empty, the model's end-of-sequence tokens are allowed, but
+        only where the grammar allows no other token. If the output is complete and there is no end token, no token is
+        allowed.
+
+        Raises ValueError for a grammar that does not compile, that `output` violates, or that allows neither a token
+        nor an end after `output`. Raises TandemError(INVALID_REQUEST) when computing this mask takes more work than is
+        permitted for one token."""
         length = len(output)
         while length and output[length - 1] in self._textless_ids:
             length -= 1
@@ -93,10 +95,10 @@ class LlguidanceMasks:
         return torch.from_numpy(allowed)
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile a grammar before its first use and cache it, so that no step waits for the compilation, which takes
-        up to three times the processor time of the gateway's check. It does not hold the interpreter's lock.
+        """Compile a grammar and cache it before its first use, so that no step waits for the compilation.
 
-        May be called from any thread. Never raises: for an invalid grammar `allowed` raises.
+        Compiling takes up to three times the processor time of the gateway's check of the grammar, and does not hold
+        the GIL. May be called from any thread. Never raises: for an invalid grammar `allowed` raises.
         """
         with contextlib.suppress(ValueError):
             self._compile(grammar)
@@ -114,7 +116,7 @@ class LlguidanceMasks:
 
     @property
     def num_cached(self) -> tuple[int, int]:
-        """Return how many compiled grammars are cached, and for how many sequences the matching state is cached."""
+        """Return the number of cached compiled grammars, and the number of sequences whose matching state is cached."""
         return len(self._compiled), len(self._walks)
 
     def _end_ids_of(self, stop_ids: frozenset[int]) -> list[int]:
@@ -187,10 +189,11 @@ class _Walk:
         self._tokens: list[int] = []
 
     def mask(self, output: Sequence[int]) -> tuple[LLMatcher, bytes]:
-        """Return the matcher behind `output`, and its mask.
+        """Return the matcher after it has consumed `output`, and the mask of the tokens that may follow, one bit per
+        token.
 
-        The matcher is in an error state if matching or masking took too much work. Raises ValueError when `output`
-        violates the grammar."""
+        If matching or masking took too much work, the matcher is in an error state and the mask must not be used.
+        Raises ValueError when `output` violates the grammar."""
         known = self._tokens
         if list(output[: len(known)]) != known:  # rejected draft tokens, or another output
             self._matcher, known = self.beginning.deep_copy(), []

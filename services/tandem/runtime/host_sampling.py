@@ -19,11 +19,13 @@ def sample_slice(
     digests: tuple[BlockDigest, ...],
     scores: tuple[SampledToken, ...],
 ) -> SliceResult:
-    """Sample the tokens of one slice on the host and return its result, which holds the error if sampling fails.
+    """Sample the tokens of one slice on the host and return the slice's result. If sampling fails, the result holds the
+    error.
 
-    `logits`: logits of the rows that the step samples from, None if it samples nothing. `row`: the slice's first row in
-    `logits`; ignored if the slice samples nothing. `processor` changes the logits by penalties, biases and grammar.
-    `digests`, of the slice's blocks, and `scores`, log probabilities of its prompt tokens, are copied to the result."""
+    `prepared`: the slice and its token ids. `logits`: all rows of the step that the host samples from; None if there
+    are none. `row`: index in `logits` of the slice's first row; ignored if the slice samples nothing. `processor`
+    changes the logits by penalties, biases and grammar. `digests`: digests of the slice's blocks. `scores`: log
+    probabilities of its prompt tokens. Both are copied to the result."""
     piece = prepared.piece
     try:
         tokens: tuple[SampledToken, ...] = ()

@@ -1,8 +1,8 @@
-"""Build the input tensors of one forward pass from the slices of a plan, whose fit to KV blocks has been checked.
+"""Build the input tensors of one forward pass from slices of a plan that have been checked against the KV pool.
 
 Values are gathered in Python lists and become tensors in two calls. After a forward pass has evicted the CPU caches,
-a call of another numpy or torch function costs more than the list operations: building a batch of one row took half as
-long again with numpy arrays throughout.
+each call of a further numpy or torch function costs more than the list operations: building a batch of one row took
+half as long again with numpy arrays throughout.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class Batch:
 
     `tokens`, `positions`, `slots`: int64 `[T]`, the token id of each row, its position in its sequence, and the KV slot
     (block number times block size plus offset) that its KV is written to. `attention`: query starts, context lengths
-    and block tables of the sequences. `sampled_rows`: the rows whose logits are sampled from, ascending: for each slice
-    that samples, the row of its last token that is not a draft, and its draft rows."""
+    and block tables of the sequences. `sampled_rows`: ascending indices of the rows whose logits are sampled from. For
+    each slice that samples, these are the row of its last token that is not a draft token, and the rows of its draft
+    tokens."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -38,9 +39,10 @@ class Batch:
 class BatchArrays:
     """Contents of a `Batch` as Python lists, before they become tensors.
 
-    `longs`: tokens, positions and slots. `shorts`: query starts, context lengths, and the block tables concatenated,
-    all of one width. `num_decodes`: number of leading slices of one token each. `max_rows`: tokens of the longest
-    slice. `sampled_rows`: see `Batch`."""
+    `longs`: the lists of tokens, positions and slots. `shorts`: the lists of query starts, context lengths and block
+    numbers; the last consists of the block tables of all sequences, padded to one width and concatenated.
+    `num_decodes`: number of slices before the first one of more than one token. `max_rows`: number of tokens of the
+    longest slice. `sampled_rows`: see `Batch`."""
 
     longs: tuple[list[int], ...]
     shorts: tuple[list[int], ...]
@@ -49,10 +51,10 @@ class BatchArrays:
     sampled_rows: list[int]
 
     def batch(self, longs: Sequence[torch.Tensor], shorts: Sequence[torch.Tensor]) -> Batch:
-        """Build the batch from these lists after their conversion to tensors.
+        """Return these contents as a `Batch`, after the caller has converted the lists to tensors.
 
-        `longs` and `shorts` are the lists of the same names as int64 and int32 tensors, in the same order.
-        """
+        `longs`: the lists of the field `longs` as int64 tensors, in the same order. `shorts`: those of the field
+        `shorts` as int32 tensors."""
         tokens, positions, slots = longs
         starts, lens, tables = shorts
         attention = AttentionBatch(starts, lens, tables.view(len(lens), -1), self.num_decodes, self.max_rows)
@@ -62,11 +64,11 @@ class BatchArrays:
 def build_batch_arrays(
     slices: Sequence[ScheduledSlice], tokens: Sequence[Sequence[int]], block_size: int
 ) -> BatchArrays:
-    """Gather the contents of a batch from at least one slice.
+    """Return the contents of a batch that consists of `slices`, of which there is at least one.
 
-    `tokens[i]` are the token ids of `slices[i]`. For a chained slice, which continues from a token that the previous
-    step samples, that is the sampled id, or any placeholder if the id is filled in later. `block_size`: tokens per
-    block."""
+    `tokens[i]`: the token ids of `slices[i]`. A chained slice continues from a token that the previous step samples;
+    its id in `tokens` is that token's, or a placeholder if the id is filled in later. `block_size`: tokens per block.
+    """
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []

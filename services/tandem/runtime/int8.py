@@ -1,8 +1,8 @@
-"""Round weights to int8, choose the group sizes of their scales, and check whether a model supports them.
+"""Round weights to int8, choose the group sizes of their scales, and check whether a model supports int8.
 
 Measured on 6,000 positions of the real model: int8 agreed with float32 on 92.4 % of the greedy tokens with one scale
 per output channel, and on 94.4 % (mean KL 0.007) with one scale per 192 components of the layers' channels and per 32
-of the head's. The head has smaller groups because its errors affect every token.
+components of the output head's. The head has smaller groups because its errors affect every token.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def head_group(hidden: int) -> int:
 
 
 def rounded(matrix: AnyMatrix, group: int) -> CodedMatrix:
-    """Return a matrix as integers of at most 8 bits: its own if it is stored so, else rounded to int8 with a scale per
-    `group` components of a row."""
+    """Return a matrix as integers of at most 8 bits, with one scale per `group` adjacent components of a row.
+
+    A matrix that is stored as integers of at most 8 bits is returned unchanged, with its own groups; any other is
+    rounded to int8."""
     if isinstance(matrix, CodedMatrix) and has_integer_product(matrix):
         return matrix
     return round_to_int8(to_floats(matrix), group)

@@ -29,11 +29,11 @@ class KVCache:
     """KV pool of one rank in device memory, and the host memory that its blocks are offloaded to.
 
     It copies, clears and digests blocks; models read and write `layers`. `pool`: a tensor `[num_blocks,
-    *share.block_shape()]`, initially zeros. `layers`: views of the pool, one for each layer. `layout`: of a block of
-    the whole model. `heads`: the KV heads that this rank holds, all of them without tensor parallelism. `share`: layout
-    of the part of a block with these heads. `host`: a tensor `[num_host_slots, *share.block_shape()]` that no step
-    reads. The trial blocks for bandwidth probes lie behind the pool, see `KVRegion`. Invariant: the slots of a block
-    that hold no token are finite, see `clear`."""
+    *share.block_shape()]`, initially zeros. `layers`: views of the pool, one for each layer. `layout`: layout of a
+    block of the whole model. `heads`: range of the KV heads that this rank holds; without tensor parallelism all.
+    `share`: layout of this rank's part of a block, which has only these heads. `host`: a tensor `[num_host_slots,
+    *share.block_shape()]`, which no step reads. Behind the pool lie further blocks, which only bandwidth probes read
+    and write, see `KVRegion`. Invariant: slots of a block that hold no token contain finite numbers, see `clear`."""
 
     def __init__(
         self,
@@ -46,8 +46,9 @@ class KVCache:
     ) -> None:
         """Allocate pool and host memory.
 
-        `aside`: the stream for work that runs beside the steps; the pool is on its device, by default the CPU. Raises
-        TandemError when the host memory cannot be locked for the GPU."""
+        `layout`: layout of a block of the whole model. `heads`: KV heads that this rank holds; None: all. `aside`:
+        stream for work that runs concurrently with steps; the pool is allocated on its device, by default the CPU.
+        Raises TandemError when the host memory cannot be locked for the GPU."""
         self.layout = layout
         self.heads = range(layout.group.heads) if heads is None else heads
         self.share = layout.for_rank(self.heads)
@@ -64,7 +65,9 @@ class KVCache:
 
     @property
     def region(self) -> KVRegion:
-        """Describe the pool's memory to a transport; the address is valid as long as this object lives."""
+        """Return address, sizes and device of the pool's memory, with which a transport registers it.
+
+        The address is valid as long as this object lives."""
         return KVRegion(
             address=self.pool.data_ptr(),
             num_blocks=self.num_blocks,
@@ -84,40 +87,48 @@ class KVCache:
             self.pool[block].zero_()
 
     def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        """Copy whole blocks within the pool, given as (source, target); no block is both a source and a target."""
+        """Copy whole blocks within the pool.
+
+        `copies`: pairs (source, target) of block numbers; no block is both a source and a target."""
         for source, target in copies:
             self.pool[target].copy_(self.pool[source])
 
     def offload(self, copies: Sequence[Offload]) -> None:
-        """Copy whole blocks from the pool to host memory, given as (block, host slot).
+        """Copy whole blocks from the pool to host memory.
 
-        On a GPU the copies are asynchronous, in order on the current stream."""
+        `copies`: pairs (block, host slot). On a GPU the copies are asynchronous and run in order on the current stream.
+        """
         for block, slot in copies:
             self.host[slot].copy_(self.pool[block], non_blocking=True)
 
     def onload(self, copies: Sequence[Onload]) -> None:
-        """Copy whole blocks from host memory back to the pool, given as (host slot, block).
+        """Copy whole blocks from host memory back to the pool.
 
-        On a GPU the copies are asynchronous, in order on the current stream."""
+        `copies`: pairs (host slot, block). On a GPU the copies are asynchronous and run in order on the current stream.
+        """
         for slot, block in copies:
             self.pool[block].copy_(self.host[slot], non_blocking=True)
 
     def host_view(self, slot: HostSlot) -> memoryview:
-        """Return the bytes of a host slot, to be read or written while no copy uses the slot."""
+        """Return a view of a host slot's bytes, which the caller may read and write while no copy uses the slot."""
         content = self.host[slot].view(torch.uint8).numpy()
         return memoryview(content.data).cast("B")
 
     def digest_host(self, slots: Sequence[HostSlot]) -> list[tuple[int, ...]]:
-        """Return the digests of host slots, one unsigned 64-bit number per KV head, as if each were the first block of
-        a prompt; on any thread."""
+        """Return the digests of the blocks in the host slots `slots`: for each slot, one unsigned 64-bit number per KV
+        head of this rank.
+
+        A digest depends on the block's index in its prompt; here it is computed as if every block had index 0. May be
+        called on any thread."""
         digest = self._block_digest if self.pool.device.type == "cpu" else block_digest
         return unsigned(digest(self.host, torch.tensor(slots), torch.zeros(len(slots), dtype=torch.int64)))
 
     def fill_trial_blocks(self) -> list[tuple[int, ...]]:
-        """Write the trial blocks, which other workers read to measure bandwidth, and return their digests.
+        """Write the trial blocks, whose content is the same in every pool with this layout, and return their digests.
 
-        One tuple per trial block, with one digest for each KV head of the model, computed as if block i were block i of
-        a prompt. They are equal for every pool with this layout, so a reader can check what it read."""
+        Other workers read these blocks to measure bandwidth, and check what they read by the digests. The result has
+        one tuple per trial block, with one digest for each KV head of the model. The digests of trial block i are
+        computed as if it were block i of a prompt."""
         start, digests = self.num_blocks, []
         index = torch.zeros(1, dtype=torch.int64, device=self.pool.device)
         for number in range(self.share.num_probe_blocks):
@@ -133,22 +144,22 @@ class KVCache:
         return unsigned(self.digest_on_device(*self._places(blocks, indices)))
 
     def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Compute what `digest` returns on the pool's device, without waiting for it.
+        """Compute on the pool's device what `digest` returns, without waiting for the device.
 
         `blocks` and `indices` are int64 `[n]`; the result is int64 `[n, heads]` with the bits of the unsigned numbers.
         """
         return self.digest_own_on_device(blocks, indices)
 
     def digest_here(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return what `digest` returns, for only the KV heads that this rank holds.
+        """Return the digests of blocks as `digest` does, but only for the KV heads that this rank holds.
 
-        It runs on the `aside` stream, so it may be called concurrently with steps, for blocks that no step writes.
-        """
+        The work runs on the stream `aside`, so the method may be called during a step for blocks that the step does not
+        write."""
         with self._aside.running():
             return unsigned(self.digest_own_on_device(*self._places(blocks, indices)))
 
     def digest_own_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Compute what `digest_on_device` returns, for only the heads that this rank holds."""
+        """Compute on the device what `digest_on_device` returns, but only for the KV heads that this rank holds."""
         return self._block_digest(self._memory, blocks, indices, head_start=self.heads.start)
 
     def _places(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,9 +179,11 @@ def unsigned(words: torch.Tensor) -> list[tuple[int, ...]]:
 
 
 def trial_block(layout: KVLayout, number: int, device: torch.device) -> torch.Tensor:
-    """Build trial block `number` of a bandwidth probe, a tensor `[1, *layout.block_shape()]` with all KV heads.
+    """Build trial block `number`, a block of known content that other workers read to measure bandwidth, for all KV
+    heads.
 
-    Its content is a function of `layout` and `number` and differs in each head."""
+    The result is a tensor `[1, *layout.block_shape()]` on `device`. Its content is a function of `layout` and `number`,
+    and differs in each head."""
     heads = layout.group.heads
     words = torch.arange(layout.head_bytes // _WORD_BYTES, dtype=torch.int64, device=device) * _TRIAL_STEP
     starts = torch.arange(number * heads + 1, (number + 1) * heads + 1, dtype=torch.int64, device=device)

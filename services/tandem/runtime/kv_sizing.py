@@ -54,7 +54,7 @@ def allocate_cache(
     """Allocate this rank's part of the KV pool and of the host cache, and return it.
 
     With tensor parallelism all ranks call it, wait for each other and use the smallest number of blocks among them; on
-    the first rank the result executes block operations on all ranks. `layout`: of a block of the whole model.
+    the first rank the result executes block operations on all ranks. `layout`: layout of a block of the whole model.
     `rank_context`: this rank's position and connections. `block_digest`: function that digests blocks. `aside`: see
     `KVCache`. `pool_bytes`: see `num_blocks_of`. Raises TandemError when a configured size does not hold one block."""
     heads, followers = rank_context.shard.part(layout.group.heads), rank_context.followers
@@ -65,11 +65,12 @@ def allocate_cache(
 
 
 def max_model_len(requested: int, num_positions: int, num_slots: int) -> int:
-    """Return the longest request in tokens: `requested`, or if that is 0 the smaller of the two limits.
+    """Return the longest request in tokens: `requested`, or if that is 0 the smaller of `num_positions` and
+    `num_slots`.
 
     `num_positions`: positions of the model. `num_slots`: tokens that the KV pool holds. Raises TandemError when
-    `requested` exceeds one of them. The pool bounds the default because a request without `max_tokens` may use the
-    whole length, and one that the pool cannot hold would be rejected."""
+    `requested` exceeds one of the two. The pool bounds the default because a request without `max_tokens` may use the
+    whole length, and a request that the pool cannot hold would be rejected."""
     limits = {"the model's context length": num_positions, "the KV pool (engine.kv_cache_memory)": num_slots}
     for limit, num_tokens in limits.items():
         if requested > num_tokens:

@@ -1,4 +1,4 @@
-"""Read the tensors of one decoder layer from a model's weights; projections that read the same input become one
+"""Read the tensors of one decoder layer from a model's weights, and join projections that read the same input to one
 matrix."""
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ NamedMatrices = Iterator[tuple[str, AnyMatrix]]
 
 
 def read_layer(spec: DecoderSpec, source: WeightSource, index: int, shard: Shard = WHOLE) -> NamedMatrices:
-    """Yield a rank's part of the tensors of decoder layer `index`, as (name within the layer, tensor); matrices are
-    codes where they are stored so.
+    """Yield a rank's part of the tensors of decoder layer `index`, as (name within the layer, tensor).
 
-    Each tensor is read from `source` when the iterator reaches it. `shard`: the rank; by default the whole tensors are
-    read. Projections of the same input are one matrix: `qkv` and `gate_up`. Queries, keys and values of different
-    formats are `qkv.0`, `qkv.1` and `qkv.2` instead; other matrices of different formats that belong together become
-    floats. Components of queries and keys are in the order of `rope_order`. A rank's experts are below each other:
-    `expert_gate_up` `[E * 2 * inner, hidden]` and `expert_down` `[E * hidden, inner]`. Raises TandemError when a tensor
-    is missing or of the wrong shape."""
+    `source`: the model's weights, from which each tensor is read when the iterator reaches it. `shard`: the rank's
+    part; by default whole tensors are read. Matrices that the checkpoint stores in few bits are yielded as codes.
+    Components of queries and keys are in the order of `rope_order`.
+
+    Projections that read the same input are joined to one matrix, `qkv` or `gate_up`. If the formats of queries, keys
+    and values differ, these are yielded as `qkv.0`, `qkv.1` and `qkv.2` instead; other matrices of different formats
+    become floats when they are joined. The matrices of the rank's E experts are concatenated by rows: `expert_gate_up`
+    `[E * 2 * inner, hidden]` and `expert_down` `[E * hidden, inner]`. Raises TandemError when a tensor is missing or of
+    the wrong shape."""
     reader = _LayerReader(spec, source, f"model.layers.{index}.", shard)
     names, mlp = spec.names, spec.layers[index].mlp
     yield from reader.norm("attention_norm", names.attention_norm)
@@ -46,8 +48,10 @@ def read_layer(spec: DecoderSpec, source: WeightSource, index: int, shard: Shard
 
 
 def drop_unused(spec: DecoderSpec, source: WeightSource) -> None:
-    """Ignore tensors that no result depends on: frequencies, which are computed, scales of activations, which are not
-    rounded, and the layers behind the last one, which predict further tokens."""
+    """Drop the tensors of `source` that no result depends on, so that they are not reported as left over.
+
+    These are rotary frequencies (they are computed), scales of activations (activations are not rounded), and the
+    weights of the `num_extra_layers` layers after the decoder's last one, which predict further tokens."""
     source.drop(".rotary_emb.inv_freq")
     source.drop(".input_scale")
     for index in range(spec.num_layers, spec.num_layers + spec.num_extra_layers):
@@ -62,12 +66,17 @@ class _LayerReader:
     shard: Shard
 
     def norm(self, part: str, name: str | None) -> NamedMatrices:
-        """Yield the weights of a norm of hidden rows, unless there is none."""
+        """Yield the weights of a norm of hidden rows; nothing if `name` is None, which means that the layer lacks the
+        norm.
+
+        `part`: name of the tensor within the layer. `name`: its name in the checkpoint."""
         if name is not None:
             yield part, self._take(f"{name}.weight", (self.spec.hidden_size,))
 
     def qkv(self) -> NamedMatrices:
-        """Yield the projections to queries, keys and values as one matrix if they can be one, split by whole heads."""
+        """Yield the rows of this rank's heads of the projections to queries, keys and values.
+
+        They are one matrix if their formats are equal, else three matrices. Biases follow, if there are any."""
         spec = self.spec
         query, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         names, outs = spec.names.qkv, (query, kv, kv)
@@ -85,7 +94,7 @@ class _LayerReader:
                 yield f"qkv.{number}.bias", biases[number]
 
     def head_norms(self) -> NamedMatrices:
-        """Yield the weights of the norms of queries and of keys."""
+        """Yield the weights of the norms of query heads and of key heads; nothing if the model has no such norms."""
         spec = self.spec
         if spec.query_key_norm == "none":
             return
@@ -96,13 +105,21 @@ class _LayerReader:
             yield part, self._ordered(self._take(f"{name}.weight", (count * spec.head_dim,)))
 
     def gate_up(self, part: str, names: tuple[str, ...], inner: int, has_bias: bool = False) -> NamedMatrices:
-        """Yield the projections to gate and up as one matrix, split by its outputs."""
+        """Yield the gate and up projections of an MLP as one matrix, with this rank's part of the outputs of each.
+
+        `part`: name of the matrix within the layer. `names`: names in the checkpoint. `inner`: number of outputs of
+        each projection over all ranks. `has_bias`: whether the projections have biases, which are yielded as a second
+        tensor."""
         yield part, join_as_floats(self._into(names, (inner, inner), "weight"))
         if has_bias:
             yield f"{part}.bias", join_as_floats(self._into(names, (inner, inner), "bias"))
 
     def out_of(self, part: str, name: str, width: int, has_bias: bool = False) -> NamedMatrices:
-        """Yield a projection to the hidden rows, split by its inputs; only the first rank has its bias."""
+        """Yield a projection back to the hidden rows, with this rank's part of the inputs; on the first rank also its
+        bias.
+
+        `part`: name of the matrix within the layer. `name`: its name in the checkpoint. `width`: number of inputs over
+        all ranks. `has_bias`: whether the projection has a bias."""
         yield part, self._down(name, width)
         if has_bias:
             bias = self._take(f"{name}.bias", (self.spec.hidden_size,))
@@ -110,7 +127,10 @@ class _LayerReader:
                 yield f"{part}.bias", bias
 
     def experts(self, mlp: ExpertsMlp) -> NamedMatrices:
-        """Yield the router, which every rank has whole, the experts, and what all rows pass through."""
+        """Yield the weights of a mixture of experts: router, matrices of this rank's experts, and the shared MLP if
+        there is one.
+
+        Every rank has the whole router."""
         names, hidden, experts = self.spec.names, self.spec.hidden_size, self.shard.experts(mlp.count)
         dtype = torch.float32 if mlp.routes_in_float32 else None
         yield "router", self._take(f"{names.router}.weight", (mlp.count, hidden), dtype)
@@ -148,8 +168,10 @@ class _LayerReader:
         return self._into(names, (inner, inner), "weight")
 
     def _into(self, names: tuple[str, ...], outs: Sequence[int], kind: str) -> list[AnyMatrix]:
-        """Read projections of hidden rows with `outs` outputs, each split by them. The checkpoint has one tensor for
-        each, or one for all."""
+        """Read projections of hidden rows and return this rank's part of the outputs of each.
+
+        `outs`: number of outputs of each projection. `names`: tensors of the checkpoint, one for each projection or one
+        for all. `kind`: "weight" or "bias"."""
         width = (self.spec.hidden_size,) if kind == "weight" else ()
         parts = [self.shard.part(out) for out in outs]
         if len(names) == len(outs):

@@ -18,13 +18,14 @@ def select_rows(matrix: AnyMatrix, index: torch.Tensor | slice) -> AnyMatrix:
 
 
 def select_columns(matrix: AnyMatrix, part: range) -> AnyMatrix:
-    """Return adjacent columns of a matrix, as floats if they begin or end inside a group of scales."""
+    """Return the columns `part` of a matrix, as floats if `part` begins or ends within a group of columns that share a
+    scale."""
     selected = matrix.columns(part) if isinstance(matrix, CodedMatrix) else None
     return to_floats(matrix)[:, part.start : part.stop].contiguous() if selected is None else selected
 
 
 def join_rows(matrices: Sequence[AnyMatrix]) -> AnyMatrix | None:
-    """Return matrices of one width below each other as one; None if their formats differ."""
+    """Return one matrix with the rows of all `matrices`, which have equal widths; None if their formats differ."""
     coded = [matrix for matrix in matrices if isinstance(matrix, CodedMatrix)]
     if coded:
         return join(coded) if len(coded) == len(matrices) else None
@@ -32,8 +33,9 @@ def join_rows(matrices: Sequence[AnyMatrix]) -> AnyMatrix | None:
 
 
 def join_as_floats(matrices: Sequence[AnyMatrix]) -> AnyMatrix:
-    """Return matrices of one width below each other as one, of floats if their formats differ: of the type and on the
-    device of those that are floats."""
+    """Return one matrix with the rows of all `matrices`, which have equal widths; as floats if their formats differ.
+
+    Codes are then converted to the dtype and device of the matrices that are floats."""
     joined = join_rows(matrices)
     if joined is not None:
         return joined
@@ -42,5 +44,5 @@ def join_as_floats(matrices: Sequence[AnyMatrix]) -> AnyMatrix:
 
 
 def to_floats(matrix: AnyMatrix) -> torch.Tensor:
-    """Return a matrix as floats, unchanged if it is of floats."""
+    """Return a matrix of codes as float32, and a matrix of floats unchanged."""
     return matrix.floats() if isinstance(matrix, CodedMatrix) else matrix

@@ -1,4 +1,4 @@
-"""Read config.json of a model directory into a `DecoderSpec`; refuse models with unsupported features."""
+"""Read config.json of a model directory into a `DecoderSpec`; raise an error for a model with unsupported features."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ def read_model_config(directory: Path) -> DecoderSpec:
 
 
 def for_longest(spec: DecoderSpec, max_model_len: int) -> DecoderSpec:
-    """Return the specification for requests of up to `max_model_len` tokens; 0: of any length that the model has.
+    """Return `spec` adapted to the longest request.
 
-    LongRoPE has other frequencies for contexts beyond the original length. A worker has one set for all requests,
-    because keys in its KV are rotated once: the long one, unless no request can be longer than the original length."""
+    `max_model_len`: length of the longest request in tokens; 0: the longest context of the model. Only a model with
+    LongRoPE is changed. It has one set of frequencies for contexts of up to the original length, and another for longer
+    ones, but a worker uses one set for all requests, because keys in its KV are rotated once. If requests may exceed
+    the original length, the set for longer contexts is used, else the other one."""
     if spec.rope.kind != "longrope":
         return spec
     original = spec.rope.original_length
@@ -53,8 +55,8 @@ def for_longest(spec: DecoderSpec, max_model_len: int) -> DecoderSpec:
 def parse_model_config(raw: Json) -> DecoderSpec:
     """Build the specification of the decoder from `raw`, the parsed content of a config.json.
 
-    Raises TandemError(UNSUPPORTED) that names the field for a feature that is not implemented or a missing size, and
-    one with Python's reason for a value of a wrong type."""
+    Raises TandemError(UNSUPPORTED) for a feature that is not implemented or a missing size, with a message that names
+    the field, and for a value of a wrong type, with the message of Python's exception."""
     try:
         family = _family(raw)
         fields = Fields(raw)

@@ -52,10 +52,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to serve: its executor, and what gateways and other workers need to know of it.
+    """A model that is ready to serve.
 
-    `grammars`: masks for constrained output; None if llguidance does not support the tokenizer. `bundle`: the tokenizer
-    files for gateways. `fingerprint`: equal on workers that may exchange KV."""
+    `executor`: runs step plans with the model. `grammars`: masks for constrained output; None if llguidance does not
+    support the tokenizer. `bundle`: the tokenizer files for gateways. `fingerprint`: equal on workers that may exchange
+    KV."""
 
     executor: AnyExecutor
     grammars: LlguidanceMasks | None
@@ -168,10 +169,10 @@ def load_executor(
 
 
 def load_follower(model: ModelConfig, engine: EngineConfig, rank_context: RankContext) -> Follower:
-    """Load the model's part of a tensor-parallel rank other than the first.
+    """Load the part of the model for a tensor-parallel rank other than the first.
 
-    The returned object executes the first rank's commands. Blocks until all ranks have allocated their KV pool. Raises
-    TandemError as `load_executor` does."""
+    Returns the object that executes the first rank's commands on this rank. Blocks until all ranks have allocated their
+    KV pool. Raises TandemError as `load_executor` does."""
     settings = with_device_defaults(Config(model=model, engine=engine))
     model, engine = settings.model, settings.engine
     directory = resolve_model(model.id, cache_root(model.cache_dir))

@@ -40,10 +40,11 @@ def load_cuda(
     grammars: GrammarMasks | None,
     rank_context: RankContext,
 ) -> AsyncExecutor:
-    """Load this rank's part of the model on its GPU and return the executor. Called on the first or only rank.
+    """Load the first or only rank's part of the model on its GPU and return the executor.
 
-    Raises TandemError when there is no usable GPU, its kernels are missing, or its memory is too small.
-    """
+    `directory`, `config`: the model directory and its parsed config.json. `grammars`: masks for constrained output,
+    None if grammars are not supported. `rank_context`: the rank's position and connections. Raises TandemError when
+    there is no usable GPU, its kernels are missing, or its memory is too small."""
     device = open_cuda(rank_context.shard.rank % engine.ranks_per_node)
     with _explained_out_of_memory(device):
         decoder, cache, kernels, stream = _load(device, directory, config, model, engine, rank_context)
@@ -56,9 +57,10 @@ def load_cuda(
 def load_cuda_follower(
     directory: Path, config: DecoderSpec, model: ModelConfig, engine: EngineConfig, rank_context: RankContext
 ) -> Follower:
-    """Load the model's part of a tensor-parallel rank other than the first on its GPU, and return its command executor.
+    """Load the part of the model for a tensor-parallel rank other than the first on its GPU.
 
-    Raises TandemError as `load_cuda` does."""
+    Returns the object that executes the first rank's commands on this rank. Arguments and errors are those of
+    `load_cuda`."""
     device = open_cuda(rank_context.shard.rank % engine.ranks_per_node)
     with _explained_out_of_memory(device):
         decoder, cache, _, stream = _load(device, directory, config, model, engine, rank_context)
@@ -126,11 +128,11 @@ def compose_executor(
     grammars: GrammarMasks | None,
     followers: FollowerCommands | None = None,
 ) -> AsyncExecutor:
-    """Build the asynchronous executor of a loaded model, capturing CUDA graphs if `engine.cuda_graphs` is set.
+    """Build the asynchronous executor of a loaded model; CUDA graphs are captured if `engine.cuda_graphs` is set.
 
-    `model`, `cache` and `stream` are of one device, `kernels` are its kernels. `followers`: with tensor parallelism,
-    the first rank's channel to the other ranks. Raises TandemError when `engine.max_model_len` exceeds what the model
-    or the KV pool can hold."""
+    `model`, `cache` and `stream` belong to the same device, and `kernels` run on it. `grammars`: masks for constrained
+    output, None if grammars are not supported. `followers`: with tensor parallelism, the first rank's channel to the
+    other ranks. Raises TandemError when `engine.max_model_len` exceeds what the model or the KV pool can hold."""
     model, longest = _graphed(model, cache, stream, engine)
     if followers is not None:
         model = RankedModel(model, followers)

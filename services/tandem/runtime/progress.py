@@ -37,9 +37,10 @@ class ProgressLine:
 
 
 class ByteProgress:
-    """Reports how many of `total_bytes` are done, and at what rate: call it with the bytes of each part.
+    """Reports how many of `total_bytes` are done, and at what rate: call it with the number of bytes of each finished
+    part.
 
-    `stage`: first word of each text. `progress` is called with the texts."""
+    `stage`: first word of each text. `progress`: function that is called with each text."""
 
     def __init__(self, stage: str, total_bytes: int, progress: Progress, clock: Clock = _CLOCK) -> None:
         self._stage, self._total, self._progress, self._clock = stage, max(1, total_bytes), progress, clock

@@ -23,8 +23,8 @@ def compute_prompt_logprobs(
 ) -> tuple[SampledToken, ...]:
     """Return the log probability of each of `tokens`, with the `num_top` most likely tokens at its position.
 
-    `hidden` is `[len(tokens), hidden]`; row i is of the position before token i. `head` computes logits `[rows,
-    vocab_size]` from hidden rows. Raises ValueError when logits are not finite."""
+    `hidden` is `[len(tokens), hidden]`; row i is the hidden row of the token before `tokens[i]`. `head` computes logits
+    `[rows, vocab_size]` from hidden rows. Raises ValueError when logits are not finite."""
     size = max(1, PIECE_BYTES // (vocab_size * 8))
     scores: list[SampledToken] = []
     for start in range(0, len(tokens), size):

@@ -30,7 +30,8 @@ _TEMPLATE = (
 
 
 def write_random_model(model_id: str, target: Path) -> None:
-    """Write the files of a `random:` id into the existing directory `target`.
+    """Write the model directory of the id `model_id`, `random:NAME` or `random:NAME@SEED`, into the existing directory
+    `target`.
 
     Raises TandemError for an unknown name or an invalid seed."""
     name, seed = _parse(model_id)
@@ -48,9 +49,10 @@ def write_random_model(model_id: str, target: Path) -> None:
 
 
 def random_model_path(model_id: str, cache_dir: Path) -> Path:
-    """Return the path of the directory below `cache_dir` for the files of a `random:` id, without creating it.
+    """Return the path of the model directory, below `cache_dir`, of the id `model_id`, `random:NAME` or
+    `random:NAME@SEED`.
 
-    Raises TandemError for an unknown name or an invalid seed."""
+    The directory is not created. Raises TandemError for an unknown name or an invalid seed."""
     name, seed = _parse(model_id)
     return cache_dir / f"random-{name}-{seed}-{FORMAT}"
 

@@ -22,7 +22,7 @@ FORMAT = 1
 """Version of the generator. Raise it when the weights of a given seed change."""
 
 _CHUNK = 1 << 24
-"""Weights generated at once; each takes an intermediate word of 8 bytes."""
+"""Number of weights generated at once; each takes an intermediate word of 8 bytes."""
 _TO_RESIDUAL = ("o_proj.weight", "down_proj.weight", ".w2.weight", "output_linear.weight")
 # SplitMix64 of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -45,8 +45,8 @@ class RandomWeights:
 
     A tensor is a function of `seed`, its name and its shape. Matrices have zero mean and variance `1 / columns`, so
     that activations keep their size. For matrices whose products are added to the residual stream of `layers` layers
-    the variance is divided by `2 * layers`, so that the stream does not grow with depth. Vectors, which are norms, are
-    ones. `dtype`, `device`: of the tensors."""
+    the variance is divided by `2 * layers`, so that the stream does not grow with depth. All elements of vectors, which
+    are weights of norms, are 1. `dtype`, `device`: dtype and device of the tensors."""
 
     def __init__(self, seed: int, layers: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self._seed = seed
@@ -68,9 +68,9 @@ class RandomWeights:
         columns: range | None = None,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """Generate the tensor `name` of shape `shape`, and return it or the given `rows` and `columns` of it.
+        """Generate the tensor `name` of shape `shape`, and return the tensor, or the given `rows` and `columns` of it.
 
-        Unlike `Checkpoint.take` it may be called again for the same name, and raises nothing."""
+        Unlike `Checkpoint.take`, the method may be called again for the same name, and raises nothing."""
         height = range(shape[0]) if rows is None else rows
         if len(shape) == 1:
             return torch.ones(len(height), dtype=dtype or self._dtype, device=self._device)
@@ -104,7 +104,8 @@ class RandomWeights:
 
 
 WeightSource = Checkpoint | RandomWeights
-"""Source of one model's tensors. Call `take` for each tensor, then `finish`. A context manager that closes files."""
+"""Source of one model's tensors. Call `take` or `take_stored` for each tensor, then `finish`. It is a context manager
+that closes its files at the end."""
 
 
 def open_weights(directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> WeightSource:

@@ -14,20 +14,21 @@ from tandem.runtime.architectures.spec import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Return the inverse frequencies of rotary embeddings, and the factor to multiply cosines and sines by.
+    """Return the inverse frequencies of rotary embeddings, and the factor by which cosines and sines are multiplied.
 
-    The frequencies are float32 `[head_dim / 2]`, in radians per token. Where only a part of a head is rotated, those of
-    the other components are zeros: `rope_order` says where these are."""
+    The frequencies are float32 `[head_dim / 2]`, in radians per token. Entry i is the frequency of the pair of
+    components i and i + head_dim / 2, in the order of `rope_order`. It is 0 for components that are not rotated."""
     rotary_dim = rope.rotary_dim or head_dim
     found, scale = _frequencies(rope, rotary_dim)
     return torch.nn.functional.pad(found, (0, (head_dim - rotary_dim) // 2)), scale
 
 
 def rope_order(rope: RopeConfig, head_dim: int) -> torch.Tensor | None:
-    """Return the order of a head's components in which component i is rotated with component i + head_dim / 2.
+    """Return the order in which the decoder keeps the components of a head; None if it is the checkpoint's order.
 
-    The result lists components of the checkpoint; None: it has that order. Products of queries and keys do not depend
-    on the order, if both have the same."""
+    In the decoder, component i is rotated with component i + head_dim / 2. Entry i of the result, int64 `[head_dim]`,
+    is the index that the decoder's component i has in the checkpoint. Products of queries and keys do not depend on the
+    order, as long as both have the same."""
     rotary_dim, half = rope.rotary_dim or head_dim, head_dim // 2
     if rotary_dim == head_dim and not rope.is_interleaved:
         return None
@@ -93,7 +94,7 @@ def _yarn(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
 
 
 def _ramp_bounds(rope: RopeConfig, head_dim: int, original_length: int) -> tuple[float, float]:
-    """Return the dimensions between which YaRN's linear ramp runs."""
+    """Return the first and the last dimension of YaRN's linear ramp."""
 
     def dimension_of(turns: float) -> float:
         return head_dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))

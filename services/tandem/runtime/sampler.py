@@ -1,8 +1,9 @@
-"""Sample tokens on the host from logits, parameters, output index and known tokens, independent of the batch.
+"""Sample tokens on the host from logits, so that a token does not depend on the other sequences of the batch.
 
-`tandem_kernels.reference.sample` filters the logits and samples with one uniform number that is a function of (seed,
-choice, index); `logits_processor` changes the logits before the filters. Among equal logits the lower id goes first, in
-filters, alternatives and greedy sampling.
+A token is a function of the logits, the sampling parameters, the index of the token in the output and the tokens before
+it. `tandem_kernels.reference.sample` filters the logits and samples with one uniform number that is a function of
+(seed, choice, index); `logits_processor` changes the logits before the filters. Among equal logits the lower id goes
+first, in filters, alternatives and greedy sampling.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ _NUMPY_BYTES = 4
 
 
 class LogitRows:
-    """Logits `[rows, vocab]` of one step in host memory, to sample tokens from.
+    """Logits `[rows, vocab]` of one step in host memory, from which tokens are sampled.
 
-    The greatest and least value of every row are found in one call each: after a forward pass has evicted the CPU
-    caches, the first call of an operation costs ten times a later one."""
+    The constructor finds the greatest and the least value of every row, for all rows at once. After a forward pass has
+    evicted the CPU caches, the first call of an operation costs ten times as much as a later one, so a call per row
+    would be slower."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits
@@ -67,11 +69,12 @@ class LogitRows:
     def sample_and_verify(
         self, row: int, sampling: Sampling, drafted: Sequence[int], adjust: Adjust | None = None
     ) -> tuple[tuple[SampledToken, ...], bool]:
-        """Sample from `row` and verify draft tokens; return the sampled tokens, and whether the grammar allows no more.
+        """Sample tokens from `row` and, as long as they equal the draft tokens, from the rows after it.
 
-        Row `row + i` was computed with the first i of `drafted` as context, so sampling continues with the next row
-        only while each sampled token equals its draft token. Raises ValueError when a row that is sampled is not
-        finite, and what `adjust` raises except GrammarExhausted."""
+        Returns the sampled tokens, and whether the grammar has ended the output. `drafted`: the draft tokens. Row `row
+        + i` was computed with the first i of them as context, so it is sampled only if the i tokens before it were
+        sampled as drafted. Raises ValueError when a row that is sampled is not finite, and what `adjust` raises except
+        GrammarExhausted."""
         tokens: list[SampledToken] = []
         try:
             for i, draft_token in enumerate((*drafted, None)):

@@ -17,9 +17,9 @@ NO_TOKEN = "no token is known to continue from"
 class PreparedSlice:
     """A checked slice of a step plan with its token ids.
 
-    `piece`: the slice as planned. `tokens`: ids at the slice's positions, a placeholder where `source` is set.
-    `source`: for a chained slice, whose input is a token that the previous step samples on the device, the index of
-    that sample among the previous step's device samples; None if `tokens` are the ids."""
+    `piece`: the slice as planned. `tokens`: ids at the slice's positions; a placeholder if `source` is set. `source`:
+    None if the ids are known. If the id of a chained slice's one token is a sample of the previous step that is still
+    only on the device, `source` is the index of this sample among the previous step's device samples."""
 
     piece: ScheduledSlice
     tokens: tuple[int, ...]
@@ -30,7 +30,8 @@ class PreparedSlice:
 class SliceLimits:
     """Bounds that every slice of a step plan is checked against before it is computed.
 
-    `max_model_len`: longest sequence in tokens. `num_blocks`: blocks of the KV pool. `block_size`: tokens per block."""
+    `vocab_size`: number of token ids. `max_model_len`: longest sequence in tokens. `num_blocks`: blocks of the KV pool.
+    `block_size`: tokens per block."""
 
     vocab_size: int
     max_model_len: int

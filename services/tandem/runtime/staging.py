@@ -18,7 +18,8 @@ from tandem_kernels.contract import SamplingRows
 
 FIRST_WORDS = 1 << 14
 ALIGNMENT = 16
-"""Bytes. Triton compiles a separate variant of a kernel for pointers that are not a multiple of 16."""
+"""Alignment of each list in bytes. Triton compiles a separate variant of a kernel for pointers that are not a multiple
+of 16."""
 NUM_BUFFERS = 2
 """Host buffers: one is written while the device may still read the previous step's."""
 
@@ -30,13 +31,15 @@ _Number = TypeVar("_Number", int, float)
 class Staged:
     """Inputs of one step on the device, valid until the next step is staged.
 
-    Tensors are int64 except in `sampling`. `batch`: inputs of the forward pass, None where the step has no slices.
-    `sampling_plan`: which samples the device and the host take; this value is in host memory. `sampled_rows`, `picks`,
-    `host_rows`: see `Batch` and `SamplingPlan`. `sampling`: parameters of the device samples. `chained_rows`: rows of
-    the batch whose input token is a sample of the previous step. `chained_samples`: for each of them the index of that
-    sample among the previous step's device samples. `digest_blocks`: blocks to digest. `digest_indices`: their indices
-    in their prompts.
-    """
+    Tensors outside `batch` and `sampling` are int64.
+
+    - `batch`: inputs of the forward pass; None if the step has no slices. `sampled_rows`: see `Batch`.
+    - `sampling_plan`: which tokens are sampled on the device and which on the host; this value is in host memory.
+      `picks`, `host_rows`: see `SamplingPlan`. `sampling`: parameters of the device samples.
+    - `chained_rows`: indices of the batch rows whose input token is a sample of the previous step. `chained_samples`:
+      for each of these rows, the index of its input token among the previous step's device samples.
+    - `digest_blocks`: numbers of the blocks to digest. `digest_indices`: for each of these blocks, its index in its
+      prompt."""
 
     batch: Batch | None
     sampling_plan: SamplingPlan
@@ -51,9 +54,9 @@ class Staged:
 
 
 class Staging:
-    """Sends the inputs of each step to the device in one copy, through buffers that it owns on both sides.
+    """Sends the inputs of each step to the device in one copy, through its own buffers on the host and on the device.
 
-    A step may be staged once the step that was staged `NUM_BUFFERS` calls before it has finished. Buffers grow as
+    Before a step is staged, the step that was staged `NUM_BUFFERS` calls earlier must have finished. Buffers grow as
     needed."""
 
     def __init__(self, stream: DeviceStream, block_size: int) -> None:

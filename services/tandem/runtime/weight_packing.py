@@ -25,8 +25,11 @@ from tandem_kernels.native.pack_codes import PackedMatrix, pack_coded, pack_exac
 class Packing(StrEnum):
     """Storage format of weight matrices for the compiled kernels.
 
-    FLOAT: as float32. EXACT: in the bits of the checkpoint. INT8: integers of at most 8 bits as the checkpoint has
-    them, others rounded to int8; products then round their input rows to int8 too."""
+    - FLOAT: float32.
+    - EXACT: without rounding. Codes of the checkpoint stay codes; a matrix of floats becomes bfloat16 if bfloat16 holds
+      all its elements exactly, else float32.
+    - INT8: integers of at most 8 bits. A matrix that the checkpoint stores as such integers is unchanged, any other is
+      rounded to int8. Products then round their input rows to int8 too."""
 
     FLOAT = "float"
     EXACT = "exact"
@@ -78,7 +81,8 @@ def _interleaved(num_rows: int, num_experts: int) -> torch.Tensor:
 
 
 def _padded(num_rows: int, num_experts: int) -> torch.Tensor:
-    """Return the order of rows in which each expert's are filled up to whole panels, by any of its rows."""
+    """Return the order of rows in which the rows of each expert are followed by copies of its last row, up to whole
+    panels."""
     places = torch.arange(-(-num_rows // PANEL) * PANEL).clamp(max=num_rows - 1)
     return (torch.arange(num_experts)[:, None] * num_rows + places).flatten()
 

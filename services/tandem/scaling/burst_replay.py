@@ -14,10 +14,11 @@ from tandem.scaling.forecast import Sample
 
 
 def shape(samples: Sequence[Sample], around_s: float) -> list[tuple[float, float]]:
-    """Return the shape of past bursts: for each sample its seconds and its rate relative to the mean rate around it.
+    """Return the shape of past bursts: for each sample a pair of its seconds and its rate divided by the mean rate
+    around it.
 
-    The mean is over the samples that end within `around_s` seconds before and after, so that a slowly changing level
-    has no effect. `late_share` and `least_workers` take the result.
+    The mean is over the samples that end within `around_s` seconds before and after the end of the sample, so that a
+    slowly changing level has no effect. `late_share` and `least_workers` take the result.
     """
     ends = [sample.at for sample in samples]
     seconds = [0.0, *accumulate(sample.seconds for sample in samples)]
@@ -32,10 +33,11 @@ def shape(samples: Sequence[Sample], around_s: float) -> list[tuple[float, float
 
 
 def late_share(bursts: Sequence[tuple[float, float]], load: float, num_workers: int, slack_s: float) -> float:
-    """Return the fraction of work that would wait for more than `slack_s` seconds if past bursts repeated.
+    """Return the fraction of work that would wait for more than `slack_s` seconds if past bursts repeated; 0 without
+    work.
 
     `bursts`: the result of `shape`. `load`: seconds of work that arrive per second on average. Work is treated as a
-    fluid that `num_workers` workers take in equal parts; 0 without work.
+    fluid, of which `num_workers` workers take equal parts.
     """
     max_backlog = slack_s * num_workers
     backlog = 0.0

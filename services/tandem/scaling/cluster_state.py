@@ -12,17 +12,17 @@ Role = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Counts of one model's requests in an interval of `seconds`, over all gateways.
+    """Counts of one model's requests in an interval of `seconds` seconds, over all gateways.
 
-    - `num_requests`, `num_input_tokens`: counted on arrival.
-    - All other fields are counted later, and averages of them are over the `num_served` requests that had a first
-      token, because rejected requests show nothing about output lengths. `num_served` of None: not counted, and
-      averages are over arrivals.
+    - `num_requests`, `num_input_tokens`: requests and their prompt tokens, counted on arrival. All other fields are
+      counted later than the arrival.
+    - `num_served`: requests that had a first token. Averages of fields that are counted later are over these, because
+      rejected requests show nothing about output lengths. None: not counted, and averages are over arrivals.
     - `num_cached_tokens`: input tokens found in prefix caches.
     - `num_prefill_pairs`: sum over prompts of the (token computed, token it attends to) pairs, as in `StepFeatures`;
       None: not counted.
-    - `num_late_ttft`: requests whose first token was after its target; `num_late_gaps`: late ones of the `num_gaps`
-      gaps between two tokens.
+    - `num_late_ttft`: requests whose first token was after its target. `num_gaps`: times between two consecutive tokens
+      of a request; `num_late_gaps`: how many of these exceeded their target.
     - `num_failed`: requests for which the cluster had no capacity.
     """
 
@@ -39,7 +39,8 @@ class Demand:
     num_failed: int = 0
 
     def __add__(self, other: Demand) -> Demand:
-        """Return the counts of two consecutive intervals; a field that is None in one of them is None in the sum."""
+        """Return the counts of two consecutive intervals together; a field that is None in one of them is None in the
+        sum."""
         sums: dict[str, Any] = {}
         for member in fields(Demand):
             own = getattr(self, member.name)
@@ -79,11 +80,12 @@ class WorkerCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """State of the cluster at the time `at`, in seconds of any monotonic clock: the input of one scaling decision.
+    """State of the cluster for one model at the time `at`, in seconds of any monotonic clock: the input of one scaling
+    decision.
 
-    - `demand`: counted since the last state; None: no gateway has reported, and nothing can be decided.
-    - `prefill`, `decode`, `mixed`: the workers of each role; `prefill_worker`, `decode_worker`: the capacity of one,
-      None until a worker has reported it.
+    - `demand`: what was counted since the last state; None: no gateway has reported, and nothing can be decided.
+    - `prefill`, `decode`, `mixed`: the number of workers of each role; `prefill_worker`, `decode_worker`: the capacity
+      of one worker of the role, None until a worker has reported it.
     - `num_queued_tokens`: prompt tokens that wait to be computed, at gateways and workers; `num_queued_requests`:
       requests that wait at gateways for a worker; `num_running_seqs`: sequences that decode.
     """

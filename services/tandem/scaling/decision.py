@@ -16,7 +16,8 @@ class ReplicaTarget(NamedTuple):
 
 
 class RoleChange(NamedTuple):
-    """Change the role of `number` workers from `source` to `to`, instead of stopping and starting workers."""
+    """Change of the role of `number` workers from `source` to `to`, which saves stopping workers of one role and
+    starting workers of the other."""
 
     source: Role
     to: Role
@@ -29,7 +30,8 @@ class DemandForecast:
 
     - `request_rate`, `input_rate`, `output_rate`: requests, prompt tokens that no cache holds, and output tokens per
       second.
-    - `cached_share`: fraction of prompt tokens found in caches; `mean_context`: tokens that a decode attends to.
+    - `cached_share`: fraction of prompt tokens found in caches; `mean_context`: mean number of tokens that a sequence
+      attends to in a decode step.
     - `prefill_load`: mean number of workers busy with prompts; `num_decoding`: mean number of sequences that decode at
       a time.
     - `prefill_correction`, `decode_correction`: factors on the demand of each role, learned from late requests
@@ -49,13 +51,15 @@ class DemandForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """How many workers there should be, and why.
+    """Hold the numbers of prefill and decode workers that there should be, and the reasons for them.
 
-    - `target`: workers of each role after the decision, with the role changes in `changes` already made.
-    - `needed`: workers for the forecast demand alone, before the bounds of the settings and before stabilization.
-    - `forecast`: None where none was possible.
-    - `reasons`: sentences for people.
-    - `held_back`: why the decision leaves the workers as they are whatever the demand is; empty otherwise.
+    - `target`: workers of each role after the decision, counted after the role changes in `changes`.
+    - `needed`: workers of each role that the forecast demand alone requires, before the bounds of the settings and the
+      delay of removals (`StabilizationWindow`) are applied.
+    - `forecast`: the expected demand; None where too little was known to forecast it.
+    - `reasons`: sentences that explain the decision to people.
+    - `held_back`: why the decision keeps the current workers, within the bounds of the settings, whatever the demand
+      is; empty where it follows the demand.
     """
 
     target: ReplicaTarget
@@ -67,5 +71,6 @@ class Decision:
 
     @property
     def is_held_back(self) -> bool:
-        """Return whether `held_back` is set: the decision leaves the workers as they are, whatever the demand is."""
+        """Return whether the decision keeps the current workers, within the bounds of the settings, whatever the demand
+        is; `held_back` is the reason."""
         return bool(self.held_back)

@@ -63,10 +63,11 @@ def largest_batch(worker: WorkerCapacity, context: float, itl_s: float | None) -
 
 
 def mean_batch(worker: WorkerCapacity, demand: DecodeDemand, num_workers: int) -> float:
-    """Return the mean number of sequences that each of `num_workers` workers decodes at a time.
+    """Return the mean number of sequences that each of `num_workers` workers decodes at a time; infinity where the
+    demand exceeds what the workers can compute.
 
-    Infinity where the demand exceeds what the workers can compute. By Little's law a batch holds the sequence steps
-    that arrive during one step, and larger batches make longer steps.
+    `demand`: the demand for all workers together. By Little's law, a batch holds as many sequences as token steps
+    become due at the worker during one step, and larger batches make longer steps.
     """
     steps_per_s = demand.rate * demand.num_steps / num_workers
     idle_share = 1 - steps_per_s * _each_s(worker, demand.context)

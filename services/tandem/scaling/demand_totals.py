@@ -16,7 +16,7 @@ from tandem.scaling.cluster_state import Demand
 NO_ROOM = frozenset(
     kind.value for kind in (ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DEADLINE)
 )
-"""Requests that ended so would have been served by more workers."""
+"""Outcomes of requests that more workers could have served."""
 
 
 @dataclass(slots=True)
@@ -57,9 +57,9 @@ class DemandTotals:
     def add_end(self, outcome: str, *, is_late: bool, num_output: int, num_gaps: int, num_late_gaps: int) -> None:
         """Count the end of a request.
 
-        `outcome`: the value of its `ErrorKind` or of its `FinishReason`. `is_late`: its first token was later than the
-        target. `num_late_gaps` of its `num_gaps` gaps between tokens were over the target. A cancelled request is never
-        counted as late.
+        `outcome`: the value of its `ErrorKind` or of its `FinishReason`. `is_late`: whether its first token was later
+        than the target. `num_output`: its output tokens. `num_gaps`: the times between two consecutive tokens, of which
+        `num_late_gaps` exceeded the target. A cancelled request is never counted as late.
         """
         self.num_output_tokens += num_output
         self.num_gaps += num_gaps
@@ -86,10 +86,11 @@ def sum_backlogs(backlogs: Iterable[QueueBacklog]) -> QueueBacklog:
 
 
 def demand_between(counted: Iterable[tuple[DemandTotals, DemandTotals]], seconds: float) -> Demand:
-    """Return the demand of an interval of `seconds`. `counted`: the totals of each gateway at its end and at its
-    begin.
+    """Return the demand of an interval of `seconds` seconds.
 
-    Totals of one gateway process do not fall; a record that another writer changed must not become a negative rate."""
+    `counted`: for each gateway, its totals at the end and at the beginning of the interval. A count that would be
+    negative becomes 0: the totals of one gateway process do not fall, but another writer may have changed the record of
+    a gateway."""
     pairs = list(counted)
     grown: dict[str, Any] = {
         total.name: max(0, sum(getattr(new, total.name) - getattr(old, total.name) for new, old in pairs))

@@ -25,14 +25,14 @@ class Sample(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Return the amount per second."""
+        """Return the average amount that arrived per second: `amount` divided by `seconds`."""
         return self.amount / self.seconds
 
 
 class History:
-    """Keep the demand of the last `window_s` seconds, and return it as a sum or as samples.
+    """Keep the demand of the intervals in the last `window_s` seconds, and return it as a sum or as samples.
 
-    The last interval is kept even if it is older.
+    The latest interval is kept even if it is older than that.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -54,8 +54,10 @@ class History:
         return reduce(add, (demand for _, demand in self._intervals))
 
     def samples(self, amount: Callable[[Demand], float]) -> list[Sample]:
-        """Return one sample for each interval, oldest first; `amount` returns what to measure of the interval's
-        demand."""
+        """Return one sample for each interval, oldest first.
+
+        `amount`: function that returns, from the demand of an interval, the number to sample, such as its requests.
+        """
         return [Sample(at, demand.seconds, amount(demand)) for at, demand in self._intervals]
 
 
@@ -66,8 +68,8 @@ _LEAST_PAIRS = 6
 def expected_level(samples: Sequence[Sample], ahead_s: float) -> float:
     """Return the rate per second to expect within `ahead_s` seconds, for capacities that depend on the mean rate.
 
-    A line is fitted through the samples; the result is its higher value at the last sample and `ahead_s` seconds later,
-    or the mean when the samples span less than `ahead_s`.
+    A line is fitted through the samples. The result is the higher of two values of the line: at the last sample, and
+    `ahead_s` seconds later. Where the samples span less than `ahead_s` seconds, it is their mean rate.
     """
     if sum(sample.seconds for sample in samples) < ahead_s:
         return _mean(samples)
@@ -75,19 +77,22 @@ def expected_level(samples: Sequence[Sample], ahead_s: float) -> float:
 
 
 def expected_rate(samples: Sequence[Sample], ahead_s: float) -> float:
-    """Return the rate per second to provide for, when a new worker needs `ahead_s` seconds to start.
+    """Return the rate per second for which workers should be started now, when a new worker needs `ahead_s` seconds to
+    start.
 
-    This is the higher of the trend `ahead_s` seconds ahead and the highest past rate over a stretch of that length. A
-    burst that is shorter is over before a worker started for it serves.
+    This is the higher of two rates: the trend `ahead_s` seconds ahead, and the highest past rate over any stretch of
+    `ahead_s` seconds. Shorter bursts are ignored, because they would be over before a worker that is started for them
+    serves.
     """
     return max(trend(samples, ahead_s), busiest(samples, ahead_s))
 
 
 def trend(samples: Sequence[Sample], ahead_s: float) -> float:
-    """Return the rate per second that a least-squares line has `ahead_s` seconds after the last sample; not negative.
+    """Return the rate per second that a least-squares line through the samples has `ahead_s` seconds after the last
+    sample; not negative.
 
     The slope is reduced by its own standard error, so that noise alone gives no trend. With fewer than three samples,
-    or samples that span less than `ahead_s`, the result is the mean.
+    or samples that span less than `ahead_s` seconds, the result is their mean rate.
     """
     weight = sum(sample.seconds for sample in samples)
     mean_at = sum(sample.seconds * sample.at for sample in samples) / weight
@@ -107,7 +112,7 @@ def trend(samples: Sequence[Sample], ahead_s: float) -> float:
 def busiest(samples: Sequence[Sample], stretch_s: float) -> float:
     """Return the highest rate per second over consecutive samples that span `stretch_s` seconds or slightly more.
 
-    Returns the mean where all samples together span less.
+    Where all samples together span less, the result is their mean rate.
     """
     best = 0.0
     first = 0
@@ -129,8 +134,8 @@ def dispersion(samples: Sequence[Sample]) -> float:
     """Return how bursty arrivals are: variance divided by mean of the counts in adjacent samples, from 1 to
     MOST_DISPERSION.
 
-    1 is a Poisson process, and is returned for too few samples; bursts give more. Adjacent samples are compared, so
-    that a slowly changing rate does not count as a burst.
+    The result is 1 for a Poisson process and where there are too few samples, and greater for bursts. Adjacent samples
+    are compared, so that a slowly changing rate does not count as a burst.
     """
     pairs = list(pairwise(samples))
     expected = sum(sample.amount + next_sample.amount for sample, next_sample in pairs)

@@ -13,15 +13,16 @@ REST_SPANS = 10
 
 
 class Correction:
-    """Learn the `factor`, 1 to MOST, by which to multiply a role's demand, because its capacity model finds too few
-    workers.
+    """Learn the factor by which to multiply a role's demand, because the role's capacity model finds too few workers.
 
-    - Counts are judged at the end of each `span_s` seconds. `tolerated`: the fraction of requests (or gaps) that may be
-      late.
-    - The factor rises by STEP when more was late than tolerated and than chance explains, although the model's number
-      of workers was serving. It decays slowly when no more was late.
-    - A rise after which as much is late as before is undone, and none is tried for REST_SPANS spans: some lateness does
-      not depend on the number of workers.
+    `factor`: the current value, from 1 to MOST. `span_s`: seconds over which late requests are counted before the
+    factor is adjusted. `tolerated`: the fraction of requests (or of gaps between tokens) that may be late.
+
+    - After a span, the factor is multiplied by STEP if more were late than tolerated and than chance explains, although
+      as many workers were serving as the model found necessary. It decays slowly towards 1 if no more were late.
+    - If a rise did not reduce the late fraction to at most HELPS times the earlier one, the rise is undone, and the
+      factor does not rise in the next REST_SPANS spans in which too many are late: some lateness does not depend on the
+      number of workers.
     """
 
     def __init__(self, span_s: float, tolerated: float) -> None:
@@ -38,9 +39,9 @@ class Correction:
         """Add what was counted since the last call, up to the time `at`: `num_late` of `num_all` requests or gaps were
         late.
 
-        `had_enough`: at least as many workers served as the model found necessary. Without it the counts of the present
-        span are discarded and a new span begins, because too few workers explain the lateness. The counts of the first
-        call are discarded as well.
+        `had_enough`: whether at least as many workers were serving as the model found necessary. If not, the counts of
+        the current span are discarded and a new span begins, because too few workers explain the lateness. The counts
+        of the first call are discarded as well.
         """
         if self._began is None or not had_enough:
             self._begin(at)

@@ -1,8 +1,8 @@
 """Compute how long work waits at several equal workers, by formulas of queueing theory.
 
-Erlang's formula for the probability of waiting, and Allen and Cunneen's approximation of G/G/k for how long: an
-exponential tail whose mean grows with the variability of arrivals and of service (A. O. Allen, "Probability, Statistics
-and Queueing Theory", 2nd edition, 1990, section 5.3).
+The probability of waiting follows Erlang's formula. The waiting time follows Allen and Cunneen's approximation of
+G/G/k: it has an exponential tail whose mean grows with the variability of arrivals and of service (A. O. Allen,
+"Probability, Statistics and Queueing Theory", 2nd edition, 1990, section 5.3).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class ServiceDemand:
         return self.rate * self.mean_s
 
     def times(self) -> list[float]:
-        """Return service times in seconds, each representing an equally probable part of a lognormal distribution."""
+        """Return service times in seconds, each of which represents an equally probable part of a lognormal
+        distribution with this demand's mean and variation."""
         spread = math.log1p(self.service_scv)
         return [self.mean_s * math.exp(math.sqrt(spread) * point - spread / 2) for point in _POINTS]
 
@@ -72,10 +73,11 @@ def late_share(demand: ServiceDemand, num_workers: int, limit_s: float) -> float
 
 
 def least_workers(demand: ServiceDemand, limit_s: float | None, tolerated: float, headroom: float) -> int:
-    """Return the fewest workers that are idle for at least the fraction `headroom` of the time and leave at most the
-    fraction `tolerated` of the jobs late.
+    """Return the least number of workers that are idle for at least the fraction `headroom` of the time and leave at
+    most the fraction `tolerated` of the jobs late.
 
-    `limit_s`: seconds from arrival to end; None: only the headroom counts. 0 without demand.
+    `limit_s`: seconds from the arrival of a job, after which its end counts as late; None: only the headroom counts.
+    Returns 0 without demand.
     """
     if demand.load <= 0:
         return 0

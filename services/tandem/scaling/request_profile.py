@@ -12,8 +12,8 @@ from tandem.scaling.queueing import ServiceDemand
 class RequestProfile:
     """Averages per request over a time window.
 
-    These are the prompt tokens computed (`num_fresh`) and found in a cache (`num_cached`), the (token computed, token
-    it attends to) pairs, and the output tokens.
+    `num_fresh`: prompt tokens that were computed. `num_cached`: prompt tokens found in a cache. `num_pairs`: (token
+    computed, token it attends to) pairs of the prompt. `num_output`: output tokens.
     """
 
     num_fresh: float
@@ -26,8 +26,8 @@ class RequestProfile:
         """Return the averages per request of `total`, the demand of a window.
 
         Cached tokens are averaged over served requests, and computed tokens are the rest of the prompt, because cache
-        hits are counted later than arrivals. Where pairs are not counted, prompt lengths are assumed to vary
-        exponentially.
+        hits are counted later than arrivals. Where pairs are not counted, prompt lengths are assumed to be
+        exponentially distributed.
         """
         num_requests = max(1, total.num_requests)
         num_served = num_requests if total.num_served is None else max(1, total.num_served)
@@ -63,10 +63,11 @@ class RequestProfile:
 
 
 def prompt_work(worker: WorkerCapacity, profile: RequestProfile, rate: float, arrival_scv: float) -> ServiceDemand:
-    """Return the service demand of prompts that arrive at `rate` per second with the averages in `profile`.
+    """Return the demand that prompts with the averages in `profile`, arriving at `rate` per second, make on workers
+    like `worker`.
 
-    The variation of service times follows from that of lengths; a cost that grows with the square of a length varies
-    more than the length does.
+    `arrival_scv`: squared coefficient of variation of the times between arrivals. The coefficient of the service times
+    is derived from that of the prompt lengths; it is larger where the cost grows with the square of the length.
     """
     cost = worker.cost
     num_steps = max(1.0, profile.num_fresh / worker.max_num_batched_tokens)

@@ -29,8 +29,11 @@ publish what waits once a second."""
 
 
 def pause_s(state: ClusterState | None, interval_s: float) -> float:
-    """Return the seconds until the next decision, after one for `state` (None: little was observed): `interval_s`, or
-    fewer while there is no worker."""
+    """Return the seconds from one decision to the next: `interval_s`, but at most `WAKE_LOOK_S` while no worker serves
+    or starts.
+
+    `state`: the state on which the first of the two decisions was based; None if too little could be observed.
+    """
     return min(interval_s, WAKE_LOOK_S) if state is not None and state.has_no_workers else interval_s
 
 
@@ -54,7 +57,8 @@ def needed_beside_mixed(needed: ReplicaTarget, num_mixed: int) -> ReplicaTarget:
 def role_changes(current: ReplicaTarget, desired: ReplicaTarget, spare: ReplicaTarget) -> tuple[RoleChange, ...]:
     """Return at most one change of role, from a role with too many workers to one that has fewer than desired.
 
-    Empty where there is none. `spare`: the serving workers of each role that it can lose.
+    `current`, `desired`: the number of workers that each role has and should have. `spare`: how many serving workers
+    each role can lose. Returns an empty tuple where no change helps.
     """
     from_prefill = min(spare.prefill, desired.decode - current.decode)
     from_decode = min(spare.decode, desired.prefill - current.prefill)
@@ -68,9 +72,11 @@ def role_changes(current: ReplicaTarget, desired: ReplicaTarget, spare: ReplicaT
 class StabilizationWindow:
     """Delay the removal of workers of one role until fewer workers have been enough for `hold_s` seconds.
 
-    An increase takes effect immediately. A decrease takes effect only once the needs of `hold_s` seconds are known, and
-    then down to the highest of these needs; a pause of more than `gap_s` seconds between needs restarts the window. An
-    oscillating need therefore keeps the number at its highest.
+    Each call of `add` records a need: how many workers the role needs at that time. `settled` returns how many it
+    should have. This number rises to the latest need immediately. It falls only once needs have been recorded for
+    `hold_s` seconds, and then to the highest need of the last `hold_s` seconds. So where the need goes up and down
+    within this time, the number of workers stays at the highest need. If more than `gap_s` seconds pass between two
+    needs, all earlier needs are forgotten and the `hold_s` seconds begin anew.
     """
 
     def __init__(self, hold_s: float, gap_s: float) -> None:
@@ -94,8 +100,8 @@ class StabilizationWindow:
             self._highest.popleft()
 
     def settled(self, current: int) -> int:
-        """Return the number of workers to have, given `current` and the needs added so far; `current` where there are
-        none."""
+        """Return the number of workers that the role should have, given the needs added so far; `current`, its present
+        number, where no need was added."""
         if self._since is None:
             return current
         if self._last - self._since < self._hold_s:
@@ -112,8 +118,8 @@ class _Workers:
 
 
 class Scaler:
-    """Decide how many prefill and decode workers one model needs to meet the targets of `slo`, from one observation
-    after another.
+    """Decide how many prefill and decode workers one model needs to meet the targets of `slo`, from successive
+    observations of the cluster.
 
     `policy` holds the planner's settings. A scaler keeps the demand of the last minutes and what it has learned from
     it; it starts and stops no workers. Equal sequences of observations give equal decisions.
@@ -135,9 +141,9 @@ class Scaler:
         self._last_bounded = ReplicaTarget(0, 0)
         self._at = -math.inf
         self._busy_at: float | None = None
-        """When there was a request last: one that arrived, waits or runs. The first observation of a cluster with
-        workers counts as one, and so does a worker that begins to serve, because gateways may not know its model yet;
-        None before."""
+        """Time of the last observation with a request that had arrived, waited or ran; None before the first. The
+        first observation of a cluster with workers counts as well, and so does one in which a worker has begun to
+        serve, because gateways may not know its model yet."""
         self._num_serving = 0
         self._lacked_at = -math.inf
         """When a role that needs workers last had none that serves."""
@@ -145,10 +151,10 @@ class Scaler:
     def decide(self, state: ClusterState) -> Decision:
         """Return the decision for an observation; observations must be passed in order of time.
 
-        The decision is held back (`Decision.held_back`), with the present number of workers within the bounds as its
-        target, when `state` is not newer than the one before, when no gateway has reported demand, or when no worker
-        has reported step costs. Requests that wait while a role has no worker get the first worker of that role all the
-        same.
+        The decision is held back (`Decision.held_back`) when `state` is not newer than the one before, when no gateway
+        has reported demand, or when no worker has reported step costs. Its target is then the current number of
+        workers, raised or reduced to the bounds of the settings. It is not held back where requests wait and a role has
+        no worker: that role then gets its first worker.
         """
         self._learn(state)
         self._note_requests(state)
@@ -334,8 +340,8 @@ class Scaler:
 
 
 def _limit_reduction(pool: PoolState, current: int, stabilized: int, least: int, most: int) -> int:
-    """Return the stabilized number, but at most a fraction of the pool less than now, and no fewer while workers of the
-    pool are still draining."""
+    """Return the stabilized number, raised if the pool would lose more than 1 / _LEAVE_SHARE of its workers at once
+    (but one is always allowed), or any while others of the pool still drain."""
     if stabilized >= current:
         return stabilized
     max_reduction = 0 if pool.num_draining else max(1, current // _LEAVE_SHARE)

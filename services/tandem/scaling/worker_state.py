@@ -43,7 +43,10 @@ class WorkerState:
 
 
 def typical(workers: Iterable[WorkerState]) -> WorkerCapacity | None:
-    """Return the median of the workers' capacities, ordered by step time; None if no worker has reported one."""
+    """Return the capacity of the worker with the median step time; None if no worker has reported a capacity.
+
+    Workers are ordered by the time that they are predicted to take for a typical step.
+    """
     capacities = [worker.capability for worker in workers if worker.capability is not None]
     capacities.sort(key=lambda capability: capability.cost.predict(_TYPICAL))
     return capacities[len(capacities) // 2] if capacities else None
@@ -52,9 +55,13 @@ def typical(workers: Iterable[WorkerState]) -> WorkerCapacity | None:
 def capacity_of(
     cost: StepCost | None, load: WorkerLoad, block_size: int, engine: EngineConfig, worker: WorkerConfig
 ) -> WorkerCapacity | None:
-    """Return the capacity of a worker with these settings; None while it has not reported what it depends on.
+    """Return the capacity of a worker that runs with the settings `engine` and `worker`.
 
-    The token budget of its step is derived from its queue horizon unless that was set explicitly."""
+    `cost`: its measured step times, None while unknown. `load`: its last report. `block_size`: tokens of a KV block, 0
+    while unknown. Returns None until step times, number of blocks and block size are known.
+
+    The most tokens of a step are derived from the queue limit that the worker reports in `load`, unless the setting
+    `worker.queue_horizon_ms` determines that limit; then they are `engine.max_num_batched_tokens`."""
     if cost is None or not load.num_blocks or not block_size:
         return None
     tokens_per_step = 0 if worker.queue_horizon_ms > 0 else load.num_horizon_tokens // HORIZON_STEPS
@@ -76,9 +83,9 @@ def build_observation(
 ) -> ClusterState:
     """Build the state of the cluster for one model, the input of a scaling decision.
 
-    `at`: seconds of a monotonic clock. `demand`: since the previous observation. `backlog`: requests that wait at the
-    gateways. `workers`: registered workers of the model. `starting`: number of workers that were requested and have not
-    registered yet, by the role of their pool.
+    `at`: seconds of a monotonic clock. `demand`: what was counted since the previous observation; None: no gateway has
+    reported. `backlog`: requests that wait at the gateways. `workers`: registered workers of the model. `starting`:
+    number of workers that were requested and have not registered yet, by the role of their pool.
     """
     mixed, prefill, decode = (typical(w for w in workers if w.role == role) for role in ("mixed", "prefill", "decode"))
     loads = [(worker, worker.load) for worker in workers if worker.load is not None]

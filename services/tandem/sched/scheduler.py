@@ -1,11 +1,14 @@
-"""Decide what each step of a worker computes, given the time; models, KV transfers and clocks are outside.
+"""Decide what each step of a worker computes. The scheduler runs no model, transfers no KV and reads no clock: callers
+pass the time.
 
-There is no prefill phase and no decode phase, only sequences with tokens still to compute: a step takes every decode
-first and fills the rest of its budget with prefill chunks (Sarathi-Serve, OSDI 2024). `budget.step_sizer` decides how
-large that rest is, `budget.prefill_sharing` how prompts share it. Sequences are planned in order. Where blocks are
-missing, sequences are preempted, to be recomputed, from the tail that the plan has not reached; before a plan, some may
-yield to waiting ones of more urgent lanes (`phases.lane_preemption`). Several plans may be open; they are committed in
-the order in which they were made.
+There is no prefill phase and no decode phase, only sequences with tokens still to compute. A step first computes one
+token of every decoding sequence, and then fills the rest of its token budget with prefill chunks (Sarathi-Serve, OSDI
+2024). `budget.step_sizer` decides how large this rest is, `budget.prefill_sharing` how prompts share it. Sequences are
+planned in their order of service: lane, priority, arrival. Where KV blocks are missing, running sequences that are not
+in the plan yet are preempted, the last in this order first, and are computed again later. Before a plan, running
+sequences may also be preempted so that waiting ones of more urgent lanes get their seats and blocks
+(`phases.lane_preemption`). A plan is open until its result is committed. Several plans may be open; they are committed
+in the order in which they were made.
 
 `state.scheduler_state` owns the sequences; the phases of a step are functions over it, in `phases`.
 """
@@ -46,9 +49,9 @@ class Scheduler:
     """Decide for each step which sequences of a worker compute how many tokens, and allocate their KV blocks.
 
     A caller adds jobs with `add`, gets the next step from `plan`, has it computed, and passes the result to `commit`.
-    The scheduler owns the `SchedulerState` with all sequences. `model_fingerprint` becomes part of the block hashes.
-    Without `speculation` a step samples at most one token of each choice. The module docstring describes the order of
-    service.
+    The scheduler owns the `SchedulerState` with all sequences. `pool`: the KV blocks of the worker. `model_fingerprint`
+    becomes part of the block hashes. Without `speculation` a step samples at most one token of each choice. The module
+    docstring describes the order of service.
     """
 
     def __init__(
@@ -66,10 +69,10 @@ class Scheduler:
     # ---- jobs
 
     def add(self, job: Job, now: float = 0.0) -> None:
-        """Accept a job that arrives at `now`, in seconds.
+        """Add a new job to the waiting ones. `now`: the time of its arrival, in seconds of the caller's clock.
 
-        Raises TandemError, and keeps nothing of the job, when it can never run, is here already, or there is no room
-        for it now (OVERLOADED).
+        Raises TandemError, and adds nothing, if the job can never run on this worker, if it was accepted already, or,
+        with the kind OVERLOADED, if the worker has no room for it now.
         """
         if any(key in self.state.by_key for key in job.keys):
             raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} was accepted already")
@@ -87,10 +90,11 @@ class Scheduler:
         self.state.enqueue(seq)
 
     def cancel(self, key: JobKey) -> bool:
-        """End a choice of a job; return False for a choice that is not here.
+        """Cancel one choice of a job. Returns False if this worker has no such choice, for example because it has
+        ended.
 
-        The blocks are freed with the last choice: immediately, or when the last open plan that contains the sequence is
-        committed.
+        The KV blocks of a sequence are freed when its last choice has ended: immediately, or, if open plans contain the
+        sequence, when the last of these plans is committed.
         """
         seq = self.state.by_key.get(key)
         if seq is None:
@@ -99,36 +103,42 @@ class Scheduler:
         return True
 
     def release_migrated(self, key: JobKey) -> SequenceUpdate:
-        """End a choice that continues on another worker, and return its last update. Raises KeyError for a choice that
-        is not here."""
+        """End the sequence of a choice that continues on another worker, and return its last update, in which
+        `handed_over` is set. Raises KeyError if this worker has no such choice."""
         seq = self.state.by_key[key]
         self.state.finish(seq)
         return SequenceUpdate(seq.job, seq.num_computed, seq.num_cached, seq.num_output, handed_over=True)
 
     def on_producer_ready(self, key: JobKey, now: float = 0.0) -> None:
-        """Let a `ResumeJob` get blocks from `now` on, because its producer has begun to offer its KV; before that it
-        waits. `key` names any choice of the job."""
+        """Record that the producer of a `ResumeJob` has begun to offer its KV. Before this call the job waits; after it
+        the job may get blocks.
+
+        `key`: any choice of the job; KeyError if this worker does not have it. `now`: the present time, in seconds on
+        the clock of `add`.
+        """
         seq = self.state.by_key[key]
         if not seq.may_start and self.state.held_back_by is not None:
             seq.wait_for(self.state.held_back_by, now)
         seq.may_start = True
 
     def awaited_prefix(self, key: JobKey) -> Many[BlockHash]:
-        """Return the block hashes of the prefix for which a new job waits; empty where it waits for none.
+        """Return the block hashes of the prompt prefix that a job waits for while it is fetched from another worker or
+        from files. The result is empty if the job waits for no prefix.
 
-        A job waits for it until `on_prefix_ready`.
+        The job does not start before `on_prefix_ready` is called. `key`: any choice of the job.
         """
         seq = self.state.by_key[key]
         return seq.reusable(self.pool.block_size)[: seq.num_awaited_blocks]
 
     def is_awaiting_prefix(self, key: JobKey) -> bool:
-        """Return whether a job waits for a prefix. `key` names any choice of the job."""
+        """Return whether a job waits for a prefix, see `awaited_prefix`. `key`: any choice of the job."""
         return self.state.by_key[key].num_awaited_blocks > 0
 
     def on_prefix_ready(self, key: JobKey, now: float) -> None:
-        """Let a job start from `now` on that waited for a prefix, whether or not the prefix could be fetched.
+        """End the wait of a job for its prefix, whether or not the prefix could be fetched. The next plan may start the
+        job, which computes all tokens that are not in the prefix cache.
 
-        The job computes what is not in the prefix cache.
+        `key`: any choice of the job. `now`: the present time, in seconds on the clock of `add`.
         """
         seq = self.state.by_key[key]
         seq.may_start = True
@@ -138,14 +148,15 @@ class Scheduler:
     def kv_arrived(
         self, key: JobKey, first_tokens: tuple[SampledToken, ...], num_cached: int, num_computed: int
     ) -> SequenceUpdate:
-        """Start a pulled sequence whose KV is complete and verified for its first `num_computed` tokens; return its
-        update.
+        """Move a sequence whose KV was pulled to the running ones, and return its update. Call this once the KV of its
+        first `num_computed` tokens is complete and verified.
 
-        - `key`: its first choice.
-        - `first_tokens`: tokens that the producer sampled: the next token of each choice, or, for a job of one choice,
-          its last output tokens, of which the final one follows the `num_computed` tokens. Empty for a sequence that
-          was preempted there: what its known tokens lack of KV is computed here.
-        - `num_cached`: prompt tokens that were prefix-cache hits at the producer.
+        - `key`: the first choice of its job; KeyError for any other.
+        - `first_tokens`: tokens that the producer sampled. For a job of several choices, they are the next token of
+          each choice. For a job of one choice, they are its last output tokens, the last of which is at position
+          `num_computed`; tokens that the job knows already are skipped. Empty for a sequence that the producer had
+          preempted: this worker then computes the known tokens that have no KV.
+        - `num_cached`: number of prompt tokens that were prefix-cache hits at the producer.
         """
         seq = self.state.start_pulled(key)
         seq.num_cached = num_cached
@@ -164,12 +175,13 @@ class Scheduler:
     # ---- one step
 
     def plan(self, now: float = 0.0, prefix_blocks: Many[PrefixBlock] = ()) -> ScheduleResult:
-        """Choose the work of the next step, and allocate blocks to pulls and started sequences. `now` is on the clock
-        of `add`.
+        """Plan the next step, allocate blocks to the sequences and pulls that it starts, and return what was decided.
 
-        `prefix_blocks` are blocks to digest for other workers that fetch them as a remote prefix. A plan without slices
-        digests them, so that a consumer need not wait until a long step is over; but at most every second plan is of
-        this kind, so that running sequences go on.
+        `now`: the present time, in seconds on the clock of `add`.
+
+        `prefix_blocks`: blocks that other workers fetch as a remote prefix, and whose checksums (digests) they need. A
+        plan that computes no tokens digests them, so that a consumer need not wait until a long step is over. While
+        sequences have tokens to compute, at most every second plan is of this kind.
         """
         state = self.state
         state.now = now
@@ -191,10 +203,11 @@ class Scheduler:
         return builder.build(step)
 
     def commit(self, result: StepResult, now: float = 0.0) -> list[SequenceUpdate]:
-        """Apply the result of the oldest open plan; return an update for each of its sequences that had not ended
-        before. `now` is on the clock of `add`.
+        """Apply the result of the oldest open plan. Returns one update for each sequence of the plan that had not ended
+        before.
 
-        Tokens after the end of a sequence are dropped. Raises ValueError for the result of any other plan.
+        `now`: the present time, in seconds on the clock of `add`. Tokens that were sampled after the end of a sequence
+        are dropped. Raises ValueError for the result of any other plan.
         """
         state = self.state
         plan = state.close_plan(result.number)
@@ -212,10 +225,11 @@ class Scheduler:
         return progress
 
     def run(self, limit: int) -> DecodeRun | None:
-        """Forecast the next plans, at most `limit`, that are all decodes of the same sequences; None if the next plan
-        is not.
+        """Forecast the next plans, at most `limit`, as long as each plan decodes one token of every running sequence
+        and does nothing else.
 
-        Changes nothing. The result is void after any other call that changes the scheduler.
+        Returns None if the next plan is not of this kind, if a plan is open, or if speculative decoding is on. Changes
+        nothing. The result is for `commit_run`, and is invalid after any other call that changes the scheduler.
         """
         state = self.state
         if state.open_plans or self.pool.has_copies or self.speculation is not None:
@@ -227,12 +241,13 @@ class Scheduler:
         return forecast(state.num_plans, limit, tuple(state.running), self.pool, state.limits)
 
     def commit_run(self, run: DecodeRun, sampled: Many[Many[int]]) -> list[TokenRun]:
-        """Plan and commit the first steps of a run, as many as tokens were sampled of each sequence; return these
-        tokens.
+        """Plan and commit the first steps of a run in one call, and return the sampled tokens, one `TokenRun` per
+        sequence.
 
-        `run`: the plans that the method `run` returned. `sampled` has the token ids of each sequence in the order of
-        `run.seqs`. The step-time model learns nothing. Raises ValueError when a plan is open or `run` does not begin
-        with the next plan.
+        `run`: the result of the method `run`. `sampled`: the ids of the sampled tokens, one list per sequence in the
+        order of `run.seqs`. All lists have the same length, which is the number of steps. The step-time model learns
+        nothing. Raises ValueError if the lists do not fit the run, if a plan is open, or if `run` does not begin with
+        the next plan.
         """
         if self.state.open_plans or run.number != self.state.num_plans:
             raise ValueError(f"a run from plan {run.number} on, but the next is {self.state.num_plans}")
@@ -264,7 +279,7 @@ class Scheduler:
         return backlog(chain(self.state.running, self.state.waiting), self.pool.block_size, horizon)
 
     def load(self, *, draining: bool = False, num_remote_hit_tokens: int = 0) -> WorkerLoad:
-        """Return the load report of the worker for routers. Sequences whose KV is being pulled count as running.
+        """Return the worker's load report for routers. Sequences whose KV is being pulled count as running.
 
         `draining` and `num_remote_hit_tokens` are copied into the report.
         """
@@ -297,9 +312,8 @@ class Scheduler:
         )
 
     def demand(self) -> BlockDemand:
-        """Return the free blocks that sequences here may need soon; new leases and remote prefix fetches must leave
-        them free.
-        """
+        """Return how many free blocks this worker's sequences may need soon. New leases and remote prefix fetches must
+        leave these blocks free."""
         return BlockDemand(len(self.state.running), self.state.num_reserved, self.state.largest_reservation)
 
     def tables(self) -> Iterator[BlockTable]:
@@ -317,22 +331,24 @@ class Scheduler:
         return (slot for plan in self.state.open_plans.values() for slot in plan.host_slots)
 
     def check(self) -> None:
-        """Recount the state's counters from its sequences and plans; raise AssertionError naming the first
-        difference."""
+        """Check the counters of the state against a recount from its sequences and open plans. Raises AssertionError,
+        which names the first difference."""
         self.state.check()
 
     def __repr__(self) -> str:
         return f"<scheduler {self.state}>"
 
     def _retain_prompt(self, seq: Sequence, now: float) -> None:
-        """Let the blocks of a prompt that was computed be reused after all others, for as long as its request asks."""
+        """Protect the cached blocks of a prompt that was computed: for `retain_s` seconds (a field of its request) from
+        `now` on, they are evicted only after all other blocks."""
         request, block_size = seq.job.request, self.pool.block_size
         hashes = seq.hashes(seq.num_prompt // block_size, block_size)
         most = request.max_retained_tokens and max(1, request.max_retained_tokens // block_size)
         self.pool.keep_cached(request.tenant, hashes, now + request.retain_s, most)
 
     def _note_first_wait(self, seq: Sequence, num_tokens_ahead: int, now: float) -> None:
-        """Record what a new prompt waits for until a plan finds another cause. Without a cause here it waits at most
+        """Record what a new prompt waits for, until a plan finds another cause. `num_tokens_ahead`: queued prompt
+        tokens of its lane and more urgent ones. Records nothing where no cause is known: the prompt then waits at most
         for the end of the step that runs now."""
         seq.num_tokens_ahead = num_tokens_ahead
         if seq.num_awaited_blocks:
@@ -343,8 +359,8 @@ class Scheduler:
             seq.wait_for(WaitCause.PROMPTS_AHEAD, now)
 
     def _await_prefix(self, seq: Sequence) -> None:
-        """Mark a new sequence of whose prefix more can be fetched, from another worker or from files, than is cached
-        here: it may not start until `on_prefix_ready`, and until then that prefix counts as cached."""
+        """Keep a new sequence from starting until `on_prefix_ready`, if more of its prefix can be fetched, from another
+        worker or from files, than is cached on this worker. Until then the prefix to fetch counts as cached."""
         if isinstance(seq.job, ResumeJob) or not self.pool.is_caching:
             return
         prefix = seq.job.prefix
@@ -357,7 +373,8 @@ class Scheduler:
             seq.num_awaited_blocks = len(hashes)
 
     def _open_plan(self, builder: PlanBuilder, prefix_blocks: Many[PrefixBlock]) -> StepPlan | None:
-        """Turn a builder into an open plan; None where there is nothing to compute, copy or digest."""
+        """Turn a builder into an open plan and return the plan; None where there is nothing to compute, copy or
+        digest."""
         self.pool.copy_ahead()
         self.pacer.preempted(builder.num_preempted, len(builder.yielded))
         spills, fills = self.pool.host.take_copies()

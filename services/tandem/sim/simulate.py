@@ -46,11 +46,12 @@ def simulate(
     look: Look | None = None,
     each: Callable[[ClientTrace], None] | None = None,
 ) -> tuple[SimulationReport, LatencyStats]:
-    """Run a workload to its end on a new cluster; return its report and the latency statistics behind it.
+    """Run a workload to its end on a new cluster; return its report and the latency statistics from which it was
+    computed.
 
-    At the end of every request `each` is called with its trace, then `series` samples the cluster, then `look` is
-    called. Raises ValueError when there is no request, and AssertionError when requests, reads or KV blocks are left
-    over."""
+    `slo`: the latency targets with which requests are compared. At the end of every request, `each` is called with its
+    trace, then `series` samples the cluster, then `look` is called. Raises ValueError when there is no request, and
+    AssertionError when requests, reads or KV blocks are left over."""
     cluster, tally = SimCluster(spec), LatencyStats(slo)
 
     def ended(trace: ClientTrace) -> None:

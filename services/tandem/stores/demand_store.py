@@ -43,11 +43,11 @@ class _Stored(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandRecord:
-    """Counts that one gateway process reports to planners, by model.
+    """Hold the counts that one gateway process reports to planners.
 
-    `totals`: counts since the process started. `backlog`: requests that wait for a placement now. `lived_s`: seconds
-    that the process had been counting when it published the record; infinite where an older version wrote it. `age_s`:
-    seconds since the publication, by the clock of the Redis server.
+    `totals`: for each model, counts since the process started. `backlog`: for each model, the requests that wait for a
+    placement now. `lived_s`: seconds that the process had been counting when it published the record; infinite where an
+    older version wrote it. `age_s`: seconds since the publication, by the clock of the Redis server.
     """
 
     gateway: GatewayId
@@ -84,7 +84,8 @@ class DemandStore:
     """Keep the demand records of all gateways in Redis: gateways publish theirs, planners read all.
 
     `url`: as for `RedisClient`. `namespace`: prefix of the keys. `ttl_s`: seconds after which a record that was not
-    published again is deleted. All methods but `close` raise StoreUnavailable.
+    published again is deleted. `health`: receives the result of each command. All methods but `close` raise
+    StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, ttl_s: float = TTL_S, health: RedisHealth | None = None) -> None:

@@ -30,9 +30,8 @@ _MAX_SOCKET_PATH = 100
 
 
 class EmbeddedServer:
-    """Run one Redis server process of this program's own. `stop`, or the end of a `with` block, ends it, and so does
-    the death of this program.
-    """
+    """Run one Redis server process for this program alone. `stop` or the end of a `with` block ends the server, and so
+    does the death of this program."""
 
     def __init__(self, process: subprocess.Popen[bytes], socket_path: Path) -> None:
         self._process = process
@@ -40,11 +39,11 @@ class EmbeddedServer:
 
     @classmethod
     def start(cls, *, memory: Bytes = DEFAULT_MEMORY, program: Path | None = None) -> EmbeddedServer:
-        """Start a server and wait until it answers; it listens on a Unix socket only (`url`).
+        """Start a server that listens on a Unix socket only (`url`), wait until it answers, and return it.
 
         `memory`: bytes of data that it may hold; writes fail when it is full, because nothing is evicted. `program`:
-        the server's executable; None: that of `find_program`. Raises TandemError(UNSUPPORTED) where there is none or it
-        does not start.
+        the server's executable; None: that of `find_program`. Raises TandemError(UNSUPPORTED) where there is no
+        executable or the server does not start.
         """
         command = str(program or find_program())
         server = cls(*_spawn(command, _private_directory(), memory))

@@ -11,7 +11,8 @@ from tandem.stores.script_pipeline import ScriptPipeline
 class GatewayRegistry:
     """Register running gateways in Redis and count them; an entry expires `ttl_s` seconds after its last heartbeat.
 
-    `url`: as for `RedisClient`. `namespace`: prefix of the keys. All methods but `close` raise StoreUnavailable.
+    `url`: as for `RedisClient`. `namespace`: prefix of the keys. `health`: receives the result of each command. All
+    methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, ttl_s: float, health: RedisHealth | None = None) -> None:
@@ -20,11 +21,11 @@ class GatewayRegistry:
         self._calls = ScriptPipeline(RedisClient(url, store="roll", health=health), "roll")
 
     async def beat(self, gateway: GatewayId) -> int:
-        """Register a gateway or renew its entry, and return how many gateways are registered, this one included."""
+        """Register `gateway` or renew its entry, and return how many gateways are registered, `gateway` included."""
         return int(await self._calls.call(self._keys, [gateway, self._ttl_ms]))
 
     async def withdraw(self, gateway: GatewayId) -> int:
-        """Remove a gateway's entry, and return how many gateways are left."""
+        """Remove the entry of `gateway`, and return how many gateways are still registered."""
         return int(await self._calls.call(self._keys, [gateway, 0]))
 
     async def close(self) -> None:

@@ -1,9 +1,10 @@
 """Encode and decode the values that the prefix index keeps in Redis.
 
 An entry of a stream: version, incarnation, number of its first event, length of the worker's id, the id, and the events
-as words. A snapshot: version, incarnation, the number of events that it includes, the number of blocks that the worker
-can hold, and the words of the blocks that it holds. Integers are little-endian, a word is 8 bytes
-(`kv.kv_event_codec`). An event ("fact" in names of fields) states that a block was stored or evicted.
+as words. A snapshot: version, incarnation, the number of events that it includes, the number of blocks for which its
+reader reserves memory (`IndexSnapshot.capacity`), and the words of the blocks that it lists. Integers are
+little-endian, a word is 8 bytes (`kv.kv_event_codec`). An event ("fact" in names of fields) states that a block was
+stored or evicted.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ class IndexFormatError(Exception):
 class IndexSnapshot(NamedTuple):
     """Hold the blocks that one worker process caches after the first `number` of its KV events.
 
-    `incarnation`: that of the worker. `capacity`: how many blocks the worker can hold. `words`: one 64-bit word for
-    each block (`kv.kv_event_codec`), in no particular order.
+    With `redis.index_stride` = n, only every n-th block of a prefix is listed. `incarnation`: that of the worker.
+    `capacity`: number of blocks for which a reader should reserve memory: the blocks that the worker can hold in device
+    and host memory, divided by n. More can be listed where prefixes share the blocks that are left out. `words`: one
+    64-bit word for each listed block (`kv.kv_event_codec`), in no particular order.
     """
 
     incarnation: Incarnation

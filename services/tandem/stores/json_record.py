@@ -14,9 +14,10 @@ class _Header(msgspec.Struct):
 
 
 def decode_record(text: str | bytes, kind: type[T], schema: int) -> T:
-    """Decode JSON into a value of type `kind` and skip unknown fields.
+    """Decode JSON into a value of type `kind`, ignoring unknown fields.
 
-    Raises ValueError where the field `schema` has another value than `schema`, or the JSON does not match the type.
+    `schema`: the number that the record must have in its field `schema`. Raises ValueError where the field has another
+    value, or the JSON does not match the type.
     """
     try:
         if msgspec.json.decode(text, type=_Header).schema != schema:

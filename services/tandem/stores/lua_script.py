@@ -15,10 +15,11 @@ Argument = str | bytes | int
 
 
 class Script:
-    """Run the Lua script `lua/NAME.lua` on the Redis server, as an awaitable call that returns its reply.
+    """Run one of the Lua scripts in `lua/` on the Redis server: awaiting a call returns the script's reply.
 
-    A call sends the script's hash; where the server does not know it, as after a restart, the call then sends the text.
-    All `keys` of one call must be in one hash slot. Calls raise StoreUnavailable.
+    `client`: the client that sends the calls. `name`: file name of the script without `.lua`. A call sends the script's
+    hash; where the server does not know it, as after a restart, the call then sends the text. All `keys` of one call
+    must be in one hash slot. Calls raise StoreUnavailable.
     """
 
     def __init__(self, client: RedisClient, name: str) -> None:

@@ -22,8 +22,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
-    """What a worker describes of its model to gateways: its names, the most tokens of prompt and output together, and
-    its tokenizer's files, which take some megabytes."""
+    """Description of a model, with which gateways can accept its requests while no worker serves it.
+
+    `name`: the name that workers use. `aliases`: further names that clients may use. `max_model_len`: most tokens of
+    prompt and output together. `bundle`: the files of its tokenizer, which take some megabytes.
+    """
 
     name: str
     max_model_len: Count
@@ -39,9 +42,11 @@ class _Stored(msgspec.Struct):
 
 
 class ModelRegistry:
-    """Keep the records of models in Redis: gateways publish those of live workers, and read all when they start.
+    """Keep the records of models in Redis: gateways publish the records of the models that live workers serve, and read
+    the records of all models when they start.
 
-    `url`: as for `RedisClient`. `namespace`: prefix of the key. All methods but `close` raise StoreUnavailable.
+    `url`: as for `RedisClient`. `namespace`: prefix of the key. `health`: receives the result of each command. All
+    methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, health: RedisHealth | None = None) -> None:

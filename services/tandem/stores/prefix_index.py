@@ -3,7 +3,7 @@
 Every command has one key, so Redis Cluster may put each key on any node:
 
     {namespace:index:SHARD}        stream of the events of a shard's workers, trimmed to about `MAX_ENTRIES`
-    {namespace:index:w:ID}:blocks  snapshot of a worker's blocks, written by that worker alone; expires without it
+    {namespace:index:w:ID}:blocks  snapshot of a worker's blocks, written by that worker alone; expires unless renewed
     {namespace:index:w:ID}:want    "incarnation:number": a gateway requests a snapshot of at least that many events
 
 Events are numbered, so writing an entry twice does no harm: an entry that may have been lost is written again. Readers
@@ -59,7 +59,8 @@ class IndexWriter:
     """Write one worker process's part of the prefix index: its KV events as entries of a stream, and a snapshot of its
     blocks.
 
-    `url`: as for `RedisClient`. `namespace`: prefix of the keys. All methods but `close` raise StoreUnavailable.
+    `url`: as for `RedisClient`. `namespace`: prefix of the keys. `worker`: the worker process. `health`: receives the
+    result of each command. All methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, worker: WorkerRef, *, health: RedisHealth | None = None) -> None:
@@ -85,10 +86,11 @@ class IndexWriter:
         await self._redis.execute("SET", self._snapshot_key, pack_snapshot(snapshot), "PX", _ms(SNAPSHOT_TTL_S))
 
     async def renew(self) -> int | None:
-        """Extend the life of the snapshot by SNAPSHOT_TTL_S, and return how many events the next snapshot must include.
+        """Let this worker's snapshot expire SNAPSHOT_TTL_S seconds from now, and return how many KV events the next
+        snapshot must include.
 
-        That number comes from a gateway that requested a snapshot; it is 0 where no gateway requests one of this worker
-        process. Returns None where there is no snapshot to extend, so that a new one must be written.
+        This number comes from a gateway that requested a snapshot; it is 0 where no gateway requests one of this worker
+        process. Returns None where Redis has no snapshot of this worker, so that a new one must be written.
         """
         async with _pipeline(self._redis, "PEXPIRE") as pipe:
             pipe.pexpire(self._snapshot_key, _ms(SNAPSHOT_TTL_S))
@@ -110,9 +112,11 @@ class IndexWriter:
 
 
 class IndexReader:
-    """Read the KV events and snapshots of all workers for one gateway; remembers up to where each stream was read.
+    """Read the KV events and snapshots of all workers for one gateway. The reader remembers the position up to which it
+    has read each stream.
 
-    `url`: as for `RedisClient`. `namespace`: prefix of the keys. All methods but `close` raise StoreUnavailable.
+    `url`: as for `RedisClient`. `namespace`: prefix of the keys. `health`: receives the result of each command. All
+    methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, health: RedisHealth | None = None) -> None:
@@ -123,7 +127,8 @@ class IndexReader:
         self._has_unreadable = False
 
     async def read(self) -> tuple[list[WorkerKVEvents], bool]:
-        """Return the entries appended since the last call, and whether more may be there; does not wait for entries.
+        """Return the entries appended to all streams since the last call, and whether more entries may be there; does
+        not wait for entries.
 
         At most `READ_ENTRIES` of each stream are returned. Entries of one worker are in order; those that this version
         cannot read are left out. After StoreUnavailable, the next call starts with the oldest entries that exist,
@@ -158,10 +163,10 @@ class IndexReader:
             return None
 
     async def request_snapshot(self, worker: WorkerRef, number: int) -> None:
-        """Request that a worker writes a snapshot that includes at least its first `number` KV events.
+        """Request that `worker` writes a snapshot that includes at least its first `number` KV events.
 
-        Replaces the request of another gateway and expires after REQUEST_TTL_S, so repeat it until the snapshot is
-        there.
+        The request replaces that of any other gateway for this worker. It expires after REQUEST_TTL_S seconds, so
+        repeat it until the snapshot is there.
         """
         key = _request_key(self._namespace, worker.id)
         await self._redis.execute("SET", key, f"{worker.incarnation}:{number}", "PX", _ms(REQUEST_TTL_S))

@@ -31,7 +31,8 @@ class RedisQuotas:
     Calls are executed in the order in which they are made, and raise StoreUnavailable when awaited. `url`: as for
     `RedisClient`. `namespace`: prefix of the keys. `ttl_s`: seconds after which a reservation that was not renewed is
     settled. `answer_s`: seconds that a call may take. `now_ms`: clock for tests, the same for all clients; None: the
-    server's.
+    server's. `health`: receives the result of each command. The argument `limits` of the methods holds the tenant's
+    current limits.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class RedisQuotas:
     def reserve(
         self, tenant: TenantId, limits: QuotaLimits, reservation: Reservation
     ) -> Coroutine[Any, Any, ReservationResult]:
-        """Enqueue a reservation of a tenant's quota, and return an awaitable of its result, whose `refused` names the
-        exceeded limit.
+        """Enqueue a reservation of a tenant's quota, and return an awaitable of its result. The result's `refused`
+        names the limit that is exceeded, and is empty if the reservation is granted.
 
         Calls of `reserve` and `settle` are executed in the order in which they are made, not awaited.
         """
@@ -77,7 +78,7 @@ class RedisQuotas:
         """Enqueue the end of the reservation with the id `name`, and return an awaitable that is done when it was
         executed.
 
-        `used`: the tokens that its request used in all; None returns the reservation in full, as if it had not been
+        `used`: the tokens that its request used in all; None refunds the reservation in full, as if it had not been
         made.
         """
         return self._call(tenant, "settle", limits, name, "" if used is None else used)

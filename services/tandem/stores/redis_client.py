@@ -72,10 +72,10 @@ class RedisClient:
     async def command_scope(self, command: str) -> AsyncGenerator[list[Any], None]:
         """Run commands of the Redis library's client in a `with` block, which must end within `answer_s` seconds.
 
-        The result is reported to `health` under the name `command`. Raises StoreUnavailable where a command in the
-        block fails. A block that runs a pipeline without raising on errors may add the replies to the list that `with`
-        yields: at the end, errors in that list are replaced by StoreUnavailable, and the first one is reported to
-        `health`.
+        `command`: name under which the result of the block is reported to `health`. Raises StoreUnavailable where a
+        command in the block fails. A block that runs a pipeline without raising on errors may add the replies to the
+        list that `with` yields. At the end of the block, errors in that list are replaced by StoreUnavailable, and the
+        first one is reported to `health`.
         """
         replies: list[Any] = []
         task = asyncio.current_task()

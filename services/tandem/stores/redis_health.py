@@ -17,7 +17,7 @@ class RedisHealth:
     """Track whether Redis executes the commands of this process's stores, and log each change once.
 
     Redis counts as down as soon as a command fails, and as up once every command that failed has succeeded again.
-    `num_errors`: failed commands by store since the start.
+    `num_errors`: number of failed commands since the start, by the name of the store.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -50,7 +50,8 @@ class RedisHealth:
             _log.info("Redis answers again")
 
     def failed(self, store: str, command: str, error: BaseException) -> None:
-        """Record that a command of a store failed."""
+        """Record that a command of a store failed with `error`. `store`, `command`: names of the store and of the Redis
+        command."""
         self.num_errors[store] += 1
         if not self._failing:
             message = "Redis fails to execute %s for the store %s, and this process goes on without Redis: %s"

@@ -79,10 +79,11 @@ def _wake_on_signals() -> int:
 
 
 def die_with(parent: int, number: signal.Signals) -> Callable[[], None]:
-    """Return a function to call in a forked child, after which it receives the signal `number` when `parent` ends.
+    """Return a function for a forked child to call, after which the child receives the signal `number` when `parent`
+    ends.
 
-    `parent`: process id of the parent. If the parent has ended by the call, the child exits. Linux binds this to the
-    thread that forked, so that must be the parent's main thread. Elsewhere the function does nothing.
+    `parent`: process id of the parent. If the parent has ended by the call, the child exits. Linux binds the signal to
+    the thread that forked, so the parent must fork in its main thread. On other systems the function does nothing.
     """
     if not sys.platform.startswith("linux"):
         return lambda: None

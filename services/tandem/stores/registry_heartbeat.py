@@ -31,8 +31,9 @@ class Registration(Enum):
 class Heartbeat:
     """Keep one worker's entry in the registry: publish `record` three times within the entry's time to live.
 
-    `state`: the result of the last heartbeat. `on_role` is called at each successful heartbeat with the role by which
-    routers use the worker: the one that an operator or planner has set, else the role of its pool.
+    `state`: the result of the last heartbeat. `on_role`: function that is called at each successful heartbeat with the
+    role by which routers use the worker. This is the role that an operator or planner has set, else the role of the
+    worker's pool.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Publish through Redis how many workers of each role a planner has decided on, and how many each Ray Serve instance
 deploys.
 
-One planner at a time is the leader: the first that publishes, until it has not published for a while. Several Ray Serve
-instances may run workers of one model, as during an upgrade to a new cluster: each publishes the number that it intends
-to run, under its own id.
+One planner at a time is the leader: the first that publishes, until it has published nothing for a while. Several Ray
+Serve instances may run workers of one model, as during an upgrade to a new cluster: each publishes the number that it
+intends to run, under its own id.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ROLES = ("prefill", "decode", "mixed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRecord:
-    """Numbers of workers of one model that a planner has decided on.
+    """Hold the numbers of workers of one model that a planner has decided on.
 
-    `planner`: the planner that publishes them. `replicas`: number by the role with which workers were started; a worker
-    whose role was changed later still counts under its first role. `reasons`: text for operators. `minimums`: smallest
-    number that the planner may decide on, by role; empty in a record of an older version.
+    `planner`: the planner that publishes them. `replicas`: number of workers by the role with which they were started;
+    a worker whose role was changed later still counts under its first role. `reasons`: texts for operators. `minimums`:
+    smallest number that the planner may decide on, by role; empty in a record of an older version.
     """
 
     model: str
@@ -61,7 +61,8 @@ class ReplicaTargets:
     for them.
 
     `hold_s`: seconds without a publication by the leading planner after which another may become the leader. `url`: as
-    for `RedisClient`. `namespace`: prefix of the keys. All methods but `close` raise StoreUnavailable.
+    for `RedisClient`. `namespace`: prefix of the keys. `health`: receives the result of each command. All methods but
+    `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, hold_s: float = 15.0, health: RedisHealth | None = None) -> None:

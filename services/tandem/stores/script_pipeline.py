@@ -34,8 +34,8 @@ class ScriptPipeline:
     """Send concurrent calls of one Lua script over one connection, many in a pipeline, in the order in which they were
     made.
 
-    `script`: name of the script in `lua/`. Owns `redis`, and closes it in `close`. A failed pipeline also fails all
-    calls that wait behind it, so no call waits longer than one command may take.
+    `redis`: the client to use, which the pipeline owns and closes in `close`. `script`: name of the script in `lua/`. A
+    failed pipeline also fails all calls that wait behind it, so no call waits longer than one command may take.
     """
 
     def __init__(self, redis: RedisClient, script: str) -> None:

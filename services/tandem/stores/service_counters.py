@@ -25,7 +25,8 @@ class ServiceCounters:
     """Exchange through Redis how many tokens each gateway has served, by model, lane and tenant.
 
     Remembers the other gateways' totals, so that each exchange returns only what was added. `url`: as for
-    `RedisClient`. `namespace`: prefix of the keys. `gateway`: this gateway's id.
+    `RedisClient`. `namespace`: prefix of the keys. `gateway`: this gateway's id. `health`: receives the result of each
+    command.
     """
 
     def __init__(self, url: str, namespace: str, gateway: GatewayId, *, health: RedisHealth | None = None) -> None:
@@ -38,12 +39,13 @@ class ServiceCounters:
         self._is_first = True
 
     async def exchange(self, served: Iterable[tuple[ModelFlow, int]]) -> list[tuple[ModelFlow, int]]:
-        """Publish how many tokens this gateway has served, and return what other gateways have served since the last
-        exchange.
+        """Publish how many tokens this gateway has served, and return how many tokens other gateways have served since
+        the last exchange.
 
-        `served`: totals since this gateway started, by model, lane and tenant. The first exchange returns nothing,
-        because what was served before this gateway started does not matter here. Raises StoreUnavailable; the next
-        exchange then includes what this one would have returned.
+        `served`: pairs of a `ModelFlow` (model, lane and tenant) and the tokens that this gateway has served for it
+        since it started. The result has such pairs for each other gateway, so a `ModelFlow` may occur several times.
+        The first exchange returns nothing, because what other gateways served before this gateway started does not
+        count in its queue. Raises StoreUnavailable; the next exchange then includes what this one would have returned.
         """
         arguments: list[str | int] = [self._gateway, _encode(served), round(TTL_S * 1000)]
         flat = await self._script(self._keys, arguments)

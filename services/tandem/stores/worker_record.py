@@ -22,13 +22,15 @@ increase, since readers skip unknown fields."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """Description of one worker process for gateways: its identity, what it serves and where it runs.
+    """Hold the description of one worker process for gateways: its identity, what it serves and where it runs.
 
-    `pool`: the role (prefill, decode or mixed) with which it was started. `role`: the role that an operator or planner
-    has set for this incarnation, empty if none; the registry stores it separately. `fingerprint`: hash over weights,
-    precision, tokenizer and block size. `bundle_digest`: hash over the tokenizer files. Both are hexadecimal. `layout`:
-    the KV layout as text for operators. `max_model_len`: the most tokens of prompt and output together. `topology`:
-    host, rack and zone. `lanes`: labels of the lanes whose requests gateways place on it, empty for all.
+    - `pool`: the role (prefill, decode or mixed) with which it was started. `role`: the role that an operator or
+      planner has set for this incarnation, empty if none; the registry stores it separately.
+    - `model`: name of the model that it serves. `max_model_len`: the most tokens of prompt and output together.
+      `layout`: the KV layout as text for operators.
+    - `fingerprint`: hash over weights, precision, tokenizer and block size. `bundle_digest`: hash over the tokenizer
+      files. Both are hexadecimal.
+    - `topology`: host, rack and zone. `lanes`: labels of the lanes whose requests gateways place on it, empty for all.
     """
 
     worker: WorkerRef

@@ -28,7 +28,8 @@ class WorkerRegistry:
     set roles.
 
     An entry and its role expire `ttl_s` seconds after the entry was last published. `url`: as for `RedisClient`.
-    `namespace`: prefix of the keys. Connects at the first call. All methods but `close` raise StoreUnavailable.
+    `namespace`: prefix of the keys. `health`: receives the result of each command. Connects at the first call. All
+    methods but `close` raise StoreUnavailable.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class WorkerRegistry:
     async def publish(self, record: WorkerRecord) -> str | None:
         """Register a worker or renew its entry, and return the role that `set_role` has set for it, empty if none.
 
-        Returns None, and changes nothing, while a later incarnation of the worker id is registered. Each call sends the
-        whole record. If the registry has no entry of this incarnation, because the entry has expired or Redis has lost
-        its data, `record.role` becomes the role, unless another is stored. Otherwise `record.role` is ignored.
+        Each call sends the whole record. Returns None, and changes nothing, while a later incarnation of the worker id
+        is registered. `record.role` is ignored if the registry has an entry of this incarnation. If it has none,
+        because the entry has expired or Redis has lost its data, `record.role` becomes the worker's role unless the
+        registry stores a role for this incarnation.
         """
         ttl_ms = round(self.ttl_s * 1000)
         is_held, role = await self._publish(self._keys, [*_ids(record.worker), record.to_json(), ttl_ms, record.role])

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 
 _RDMA_OF_UCX = ("rc", "dc", "ud", "ib", "srd", "gga")
-"""Beginnings of the names of UCX's RDMA transports, up to an underscore."""
+"""First parts of the names of UCX's RDMA transports, up to an underscore, such as `rc` of `rc_mlx5`."""
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
     """Describe what one rank offers to its readers.
 
-    `machine`: equal for two ranks that can read each other without a network. `has_rdma`: whether it has an RDMA port.
-    `tcp`, `nixl`: metadata of its transports. `nixl_backend`: empty where it has no NIXL.
+    `machine`: text that is equal for two ranks that can read each other without a network (`reach_of`); empty if
+    unknown. `has_rdma`: whether the rank may use an active RDMA port. `tcp`, `nixl`: metadata by which readers connect
+    to its TCP and its NIXL transport. `nixl_backend`: name of NIXL's backend; empty where the rank has no NIXL.
     """
 
     machine: str
@@ -38,15 +39,18 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def prefers_nixl(ours: Offer, theirs: Offer) -> bool:
-    """Return whether a rank that offers `ours` reads one that offers `theirs` over NIXL, and not over TCP."""
+    """Return whether a rank that offers `ours` reads a rank that offers `theirs` over NIXL; if not, it reads over TCP.
+    It uses NIXL if both ranks have the same NIXL backend, and besides either the same `machine` or both of them
+    RDMA."""
     is_near = bool(ours.machine) and ours.machine == theirs.machine
     has_nixl = bool(ours.nixl_backend) and ours.nixl_backend == theirs.nixl_backend
     return has_nixl and (is_near or (ours.has_rdma and theirs.has_rdma))
 
 
 def reach_of(device: str) -> str:
-    """Return the text that is equal for two processes whose memory of `device` NIXL moves without a network: GPU memory
-    within a machine, host memory within a PID namespace of a machine. Empty where the machine is not known."""
+    """Return a text that is equal for two processes if NIXL can move their memory of `device` (`cpu` or `cuda:N`)
+    without a network; it is used as `Offer.machine`. GPU memory needs the same machine, host memory the same PID
+    namespace of one machine. Returns "" where the machine is not known."""
     try:
         return host_identity() if device == "cpu" else machine_identity()
     except OSError:
@@ -54,8 +58,8 @@ def reach_of(device: str) -> str:
 
 
 def has_rdma(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
-    """Return whether this process sees an active RDMA port, and may use it: the devices are there, and UCX_TLS and
-    UCX_NET_DEVICES in `environ` do not exclude it."""
+    """Return whether this process sees an active RDMA port and may use it: /dev/infiniband exists, and UCX_TLS and
+    UCX_NET_DEVICES in `environ` do not exclude the port. `root`: directory under which `dev` and `sys` are found."""
     tls, devices = environ.get("UCX_TLS", "all"), environ.get("UCX_NET_DEVICES", "all").split(",")
     names = tls.lstrip("^").split(",")
     is_named = any(name.partition("_")[0] in _RDMA_OF_UCX for name in names)
@@ -74,8 +78,8 @@ def has_rdma(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
 
 @dataclass(slots=True)
 class _Posted:
-    """A read of the peer with this `life`, or a self-test, where it is None. `open`: transport and handle of each part
-    that has not ended. `ended`: the states of the others."""
+    """A read of a peer, or a self-test of all transports. `open`: transport and handle of each part that has not ended.
+    `life`: the peer's worker id and incarnation; None for a self-test. `ended`: states of the parts that have ended."""
 
     open: list[tuple[Transport, int]]
     life: tuple[WorkerId, Incarnation] | None
@@ -83,8 +87,9 @@ class _Posted:
 
 
 class AutoTransport:
-    """Read each peer over NIXL or TCP, as `prefers_nixl` decides. It owns both transports, which have one pool and one
-    agent name; `nixl` is None where NIXL is not installed. `nixl_backend`, `machine`, `has_rdma`: as in Offer."""
+    """Read each peer over NIXL or TCP, as `prefers_nixl` decides. `tcp`, `nixl`: the two transports, which must have
+    the same pool and agent name; `close` closes both. `nixl` is None where NIXL does not work. `nixl_backend`,
+    `machine`, `has_rdma`: what this rank offers, see `Offer`."""
 
     def __init__(
         self, tcp: Transport, nixl: Transport | None, nixl_backend: str, *, machine: str, has_rdma: bool
@@ -177,8 +182,8 @@ class AutoTransport:
         return [self._tcp] if self._nixl is None else [self._tcp, self._nixl]
 
     def _choose(self, peer: TransportPeer) -> tuple[Transport, TransportPeer]:
-        """Return the transport for a peer, and the peer as that transport describes it. Raises PeerError where the
-        peer's description is none of this transport's."""
+        """Return the transport that reads `peer`, and the description of `peer` for that transport. Raises PeerError
+        where the metadata of `peer` is not an `Offer`."""
         try:
             offers = [msgspec.msgpack.decode(rank.metadata, type=Offer) for rank in peer.ranks]
         except msgspec.MsgspecError as error:

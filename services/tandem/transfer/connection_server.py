@@ -1,6 +1,8 @@
-"""Accept connections, each on a thread of its own, and serve those whose other side proves that it is of the cluster.
+"""Accept connections, each on a thread of its own, and serve those whose other side proves that it belongs to the
+cluster.
 
-The number of connections is bounded, and that of unproven ones more tightly, so that strangers hold up nobody.
+The number of connections is limited, and the number of those without that proof more tightly, so that strangers cannot
+keep members of the cluster out.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from tandem.transfer.socket_memory import shut
 from tandem.transfer.tcp_handshake import ConnectionSecurity, greet_reader, start_tls
 
 MAX_CONNECTIONS, MAX_UNPROVEN = 1024, 256
-"""Most open connections, and most of these that have not proven yet that they belong to the cluster. A further one is
-closed at once, or takes the place of the oldest unproven one."""
+"""Most open connections, and most of them that have not proven yet that they belong to the cluster. A connection beyond
+the first limit is closed at once; one beyond the second takes the place of the oldest unproven one."""
 HANDSHAKE_S = 3.0
-"""Longest wait for the next bytes of a connection's TLS and handshake."""
+"""Longest wait, in seconds, for the next bytes of a new connection's TLS and handshake."""
 SILENT_S = 11.0
-"""A program whose host answers nothing for this long is gone."""
+"""Seconds without any answer from a program's host after which the program counts as gone."""
 BACKLOG = 256
 _RETRY_S = 0.1
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
@@ -30,8 +32,9 @@ _log = logging.getLogger(__name__)
 
 
 def tune(connection: socket.socket, silent_s: float) -> None:
-    """Make a TCP connection send without delay, and end once the other side has acknowledged or taken nothing for
-    `silent_s` seconds; a limit of TCP itself, so that TLS makes no difference."""
+    """Make a TCP connection send without delay, and make it end once the other side has acknowledged nothing, or
+    accepted no bytes, for `silent_s` seconds. TCP itself enforces this limit, so it also holds for connections with
+    TLS."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
@@ -40,8 +43,8 @@ def tune(connection: socket.socket, silent_s: float) -> None:
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Return a TCP listener at `port` of `host`, by default a free one: of both address families where the host is a
-    wildcard, as gRPC does. Raises OSError where it cannot listen."""
+    """Open a TCP listener at `port` of `host` and return its socket; port 0 takes any free port. A listener on a
+    wildcard host accepts both IPv4 and IPv6, as gRPC does. Raises OSError where it cannot listen."""
     if is_wildcard(host) and socket.has_dualstack_ipv6():
         return socket.create_server(("::", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -50,9 +53,11 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Require of the other side of a TCP connection that it knows the key of `nonce`.
+    """Hold what the other side of an accepted TCP connection must prove: that it knows the key for `nonce`
+    (`tcp_handshake`).
 
-    `security`: has the cluster's secrets, and TLS where that is configured. `silent_s`: as in `tune`.
+    `security`: has the cluster's secrets, and TLS where that is configured. `silent_s`: seconds without an answer after
+    which the connection ends, as in `tune`.
     """
 
     nonce: bytes
@@ -62,8 +67,8 @@ class Proof:
 
 @dataclass(slots=True)
 class _Connection:
-    """A connection. `socket`: the present one, which TLS replaces. `is_proven`: the other side is known to be of the
-    cluster. `is_ended`: it made room for another one."""
+    """A connection. `socket`: the socket to use now, which TLS replaces by another one. `is_proven`: the other side has
+    proven that it belongs to the cluster. `is_ended`: the connection was ended to make room for another one."""
 
     socket: socket.socket
     is_proven: bool = False
@@ -73,8 +78,9 @@ class _Connection:
 class ConnectionServer:
     """Accept connections of `listener`, and call `serve` with each of them on a thread of its own, until `close`.
 
-    The connection is closed when `serve` returns; `serve` may raise OSError. `proof`: what a connection proves before;
-    None where only this user can connect. `name`: what the connections are for, in the names of threads.
+    The connection is closed when `serve` returns; `serve` may raise OSError. `proof`: what the other side must prove
+    before `serve` is called; None where only processes of this user can connect. `name`: purpose of the connections, a
+    part of the threads' names.
     """
 
     def __init__(
@@ -91,7 +97,8 @@ class ConnectionServer:
         self._acceptor.start()
 
     def stop_accepting(self) -> None:
-        """Accept no further connection, and end those that have not proven themselves. The others are served on."""
+        """Accept no further connection, and end those whose other side has not proven itself yet. The other connections
+        are still served."""
         with self._lock:
             self._is_closed.set()
             for connection in self._connections.values():
@@ -101,7 +108,8 @@ class ConnectionServer:
         self._acceptor.join(_RETRY_S)
 
     def close(self, timeout_s: float) -> bool:
-        """End all connections, and return whether all threads have ended within `timeout_s` seconds each."""
+        """End all connections, wait up to `timeout_s` seconds for each thread, and return whether all threads have
+        ended."""
         with self._lock:
             self._is_closed.set()
             for connection in self._connections.values():
@@ -126,8 +134,8 @@ class ConnectionServer:
                     connection.close()
 
     def _begin(self, accepted: socket.socket) -> bool:
-        """Begin to serve a connection. Returns False where there are too many. Of too many that have not proven
-        themselves the oldest one is ended."""
+        """Start a thread that serves a connection, and return whether it was started; it is not when too many
+        connections are open. When too many of them are unproven, the oldest one of these is ended."""
         with self._lock:
             waiting = [each for each in self._connections.values() if not each.is_proven and not each.is_ended]
             if len(waiting) >= MAX_UNPROVEN:

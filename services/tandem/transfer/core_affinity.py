@@ -24,9 +24,10 @@ class CoreAvoidance:
         self._avoided = -1
 
     def keep(self, thread: int) -> None:
-        """Exclude the caller's current core from those on which `thread`, a native thread id of this process, may run.
+        """Exclude the CPU core on which the caller runs now from the cores on which `thread` may run. `thread`: native
+        thread id of a thread of this process.
 
-        A later call acts only if the caller runs on another core by then. Does not raise.
+        Does nothing if the caller still runs on the core that the last call has excluded. Does not raise.
         """
         if self._current_core is None or not hasattr(os, "sched_setaffinity"):
             return

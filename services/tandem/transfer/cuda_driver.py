@@ -1,7 +1,7 @@
 """Give a transport thread its CUDA context, check whether GPU memory can be shared with other processes, and copy
 between GPU and pinned memory.
 
-The driver is called by ctypes, so that a transport needs no torch. Two facts make the first two calls necessary:
+The driver is called by ctypes, so that a transport needs no torch. Two facts make `enter` and `can_share` necessary:
 
 - A thread starts without a CUDA context. When UCX looks at a peer's memory in such a thread, it silently treats
   cuda_ipc as unreachable (openucx/ucx pull request 11240).
@@ -20,7 +20,8 @@ _LIBRARY = "libcuda.so.1"
 _IS_LEGACY_CUDA_IPC_CAPABLE = 10
 """CUpointer_attribute that says whether cuIpcGetMemHandle accepts the memory."""
 _NON_BLOCKING, _PORTABLE = 1, 1
-"""CUstream_flags and flags of cuMemHostAlloc: the memory is pinned for all contexts."""
+"""Flag of cuStreamCreate: the stream does not wait for the default stream. Flag of cuMemHostAlloc: the memory is pinned
+for all contexts."""
 
 
 class CudaDriver:
@@ -54,7 +55,8 @@ class CudaDriver:
         return is_capable.value != 0
 
     def open_stream(self) -> int:
-        """Return a new stream of the current context, which does not wait for work of other streams."""
+        """Open a new CUDA stream of the current context and return its handle. Copies on it do not wait for work of
+        other streams."""
         stream = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
         return stream.value or 0
@@ -63,11 +65,12 @@ class CudaDriver:
         self._call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
     def wait(self, stream: int) -> None:
-        """Wait until all copies on a stream have ended."""
+        """Wait until all copies on the CUDA stream `stream` have ended."""
         self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def allocate_pinned(self, num_bytes: int) -> int:
-        """Return the address of new host memory that the GPU copies from and to directly."""
+        """Allocate `num_bytes` bytes of pinned host memory, which the GPU copies from and to directly, and return the
+        address."""
         address = ctypes.c_void_p()
         self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(num_bytes), ctypes.c_uint(_PORTABLE))
         return address.value or 0
@@ -76,12 +79,14 @@ class CudaDriver:
         self._call("cuMemFreeHost", ctypes.c_void_p(address))
 
     def copy_to_host(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        """Begin to copy from GPU memory at `source` to pinned memory at `target`."""
+        """Begin to copy `num_bytes` bytes from GPU memory at the address `source` to pinned memory at `target`, as work
+        of the CUDA stream `stream`; `wait` waits for the end."""
         arguments = ctypes.c_void_p(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes)
         self._call("cuMemcpyDtoHAsync_v2", *arguments, ctypes.c_void_p(stream))
 
     def copy_to_device(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        """Begin to copy from pinned memory at `source` to GPU memory at `target`."""
+        """Begin to copy `num_bytes` bytes from pinned memory at the address `source` to GPU memory at `target`, as work
+        of the CUDA stream `stream`; `wait` waits for the end."""
         arguments = ctypes.c_uint64(target), ctypes.c_void_p(source), ctypes.c_size_t(num_bytes)
         self._call("cuMemcpyHtoDAsync_v2", *arguments, ctypes.c_void_p(stream))
 

@@ -15,7 +15,7 @@ from tandem.transfer.memory_pool import MemoryPool
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """One block to be copied by a read: from block `remote` of the peer's pool to block `local` of this rank's pool.
+    """Name one block that a read copies: from block `remote` of the peer's pool to block `local` of this rank's pool.
 
     Only the KV heads that the local pool holds are copied.
     """
@@ -25,8 +25,8 @@ class BlockCopy:
 
 
 class ReadState(Enum):
-    """State of a read. DONE: all bytes are in local memory. FAILED: the read has failed, and the transport has proof
-    that it writes to local memory no more."""
+    """Name the state of a read. PENDING: it is still open. DONE: all bytes are in local memory. FAILED: the read has
+    failed, and the transport has proof that it no longer writes to local memory."""
 
     PENDING = "pending"
     DONE = "done"
@@ -59,23 +59,24 @@ class Transport(Protocol):
         ...
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        """Return what other workers need to connect to this transport and read its pool, with `worker` as the name of
-        this worker."""
+        """Return what other workers need to connect to this transport and read its pool. `worker`: identity of this
+        worker, which the description contains."""
         ...
 
     def connect(self, peer: TransportPeer) -> None:
-        """Make a peer's blocks readable. An earlier incarnation of the peer with the same worker id is disconnected
-        first.
+        """Connect to a peer, so that its blocks can be read. An earlier incarnation of the peer with the same worker id
+        is disconnected first.
 
         Raises PeerError when the peer cannot be reached or its layout does not fit.
         """
         ...
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        """Tear down a peer with all its reads; return True if none of these reads can write to local memory any more.
+        """Tear down a peer with all reads from it, and return whether these reads have all stopped writing to local
+        memory.
 
-        The caller may call again until the result is True. Until then the peer accepts no new reads, and its open reads
-        still make progress. Returns True for a peer that is not connected.
+        If the result is False, the caller may call again until it is True. Until then the peer accepts no new reads,
+        and its open reads still make progress. Returns True for a peer that is not connected.
         """
         ...
 
@@ -100,7 +101,7 @@ class Transport(Protocol):
         ...
 
     def progress(self) -> None:
-        """Answer peers that are reading from this worker. The owner calls it at least every 20 ms, and every 0.5 ms
+        """Answer peers that are reading from this worker. The owner must call it at least every 20 ms, and every 0.5 ms
         while a lease or a read is open."""
         ...
 

@@ -1,10 +1,10 @@
 """Infer the type of a link between two workers from the network counters before and after a read.
 
 Neither NIXL nor UCX reports which transport carried a read: `query_xfer_backend` says UCX, its telemetry counts bytes
-and time, and the log line in which UCX names its choice is meant for people. The counters do show it: TCP traffic,
-over loopback too, raises the counters of network interfaces; RDMA bypasses the kernel and raises only those of RDMA
-ports. TCP over InfiniBand raises both, so network interfaces are checked first. A driver that also counts RoCE in its
-interface's statistics looks like TCP, which is better than a report of RDMA where there is none.
+and time, and the log line in which UCX names its choice is meant for people. The counters do show it: TCP traffic, over
+loopback too, raises the counters of network interfaces; RDMA bypasses the kernel and raises only those of RDMA ports.
+TCP over InfiniBand raises both, so network interfaces are checked first. Where a driver counts RoCE traffic in its
+interface's statistics too, RDMA is reported as TCP, which is better than a report of RDMA where there is none.
 
 `read_counters` reads the counters of this machine.
 """
@@ -26,8 +26,8 @@ Headers make the rise larger than the read, statistics that lag behind make it a
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Bytes received since boot, by name of RDMA port (`rdma`) and of network interface (`network`), read at time `at`
-    of the caller's clock in seconds."""
+    """Hold how many bytes this machine has received since boot: over each RDMA port (`rdma`, by name) and over each
+    network interface (`network`, by name). `at`: time at which they were read, by the caller's clock in seconds."""
 
     at: float
     rdma: Mapping[str, int]
@@ -36,7 +36,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class LinkEndpoints:
-    """The two ends of a read, the reading worker and the source.
+    """Describe the two ends of a read: the reading worker and the source.
 
     `transport`: value of transfer.backend. `same_machine`: whether both processes run under one kernel, even in
     different containers. `device`, `source_device`: where the memory of reader and source is, `cpu` or `cuda:N`.
@@ -55,10 +55,10 @@ class LinkEndpoints:
 
 @dataclass(frozen=True, slots=True)
 class TransferSample:
-    """Network counters of this machine around a read of `num_bytes` bytes.
+    """Hold network counters of this machine before and after a read of `num_bytes` bytes.
 
-    `before` and `after` were taken at the start and the end of the read. `idle` was taken earlier, with none of the
-    read's bytes moved between `idle` and `before`, so that the rise in that interval shows the background traffic.
+    `before`, `after`: taken at the start and at the end of the read. `idle`: taken earlier than `before`. None of the
+    read's bytes moved between `idle` and `before`, so the rise in that interval shows the background traffic.
     """
 
     num_bytes: int
@@ -68,10 +68,11 @@ class TransferSample:
 
 
 def detect_link_type(sample: TransferSample, ends: LinkEndpoints) -> tuple[LinkType, str]:
-    """Infer the type of the link that a read used, from the network counters of this machine.
+    """Infer the type of the link that a read used, from the network counters of this machine (`sample`) and the two
+    ends of the read (`ends`).
 
-    Returns the type, "unknown" if the counters do not show it, and a sentence for people with the figures that it was
-    inferred from.
+    Returns the type, which is "unknown" if the counters do not show it, and a sentence for people with the figures from
+    which the type was inferred.
     """
     if ends.transport == "local":
         return "shared_memory", "the local transport reads the other process's memory"
@@ -121,11 +122,10 @@ _BYTE_COUNTERS = ("rx_bytes", "rdma_read_bytes")
 
 
 def read_counters(at: float, root: Path = Path("/")) -> Counters:
-    """Return the byte counters that this process can see; a container sees its own interfaces, and perhaps no RDMA
-    ports. Counters that cannot be read are left out or 0.
+    """Return the byte counters that this process can see at the time `at`, in seconds of the caller's clock. A
+    container sees its own interfaces, and perhaps no RDMA ports. Counters that cannot be read are left out or 0.
 
-    `at`: time of the reading by the caller's clock, in seconds. `root`: directory under which `sys` and `proc` are
-    found.
+    `root`: directory under which `sys` and `proc` are found.
     """
     return Counters(at, dict(_rdma(root / "sys/class/infiniband")), dict(_network(root / "proc/net/dev")))
 

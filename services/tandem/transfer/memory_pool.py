@@ -10,7 +10,7 @@ from tandem.kv.layout import KVLayout, KVRegion
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """Address and shape of one rank's KV memory in this process.
+    """Hold address and shape of one rank's KV memory in this process.
 
     `region`: address, number of blocks, and range of KV heads that the rank holds. `layout`: layout of a block of the
     whole model, with all heads. `keepalive`: the object that keeps the memory mapped, for instance a tensor. Raises
@@ -35,7 +35,7 @@ class MemoryPool:
 
     @property
     def num_bytes(self) -> int:
-        """Count the bytes of all blocks, including the blocks for bandwidth probes."""
+        """Return the size of all blocks in bytes, including the blocks for bandwidth probes."""
         return self.region.num_all_blocks * self.region.block_bytes
 
 

@@ -70,7 +70,8 @@ class _Peer:
 
     @property
     def is_down(self) -> bool:
-        """Return whether no rank holds the peer any more; a read of it may be LINGERING."""
+        """Return whether no read request of the peer is open, and no rank is connected to it any more. Bytes of a
+        failed read may still be written at a rank (LINGERING)."""
         has_work = self.is_connecting or self.num_requests > 0
         return not has_work and set(self.ranks) <= {_RankState.DISCONNECTED, _RankState.LINGERING}
 
@@ -97,10 +98,10 @@ class _Test:
 class RankEventMerger:
     """Turn each command for a worker into commands for its ranks, and the ranks' events into one event per command.
 
-    The caller passes commands to `submit` and events to `on_event`. After each call it takes the results out of
-    `commands`, which are pairs of rank and command to be sent, and out of `events`, the merged events. Each rank must
-    answer commands in their order and report TransferStopped last. `is_over`: a rank has stopped, so the caller must
-    halt all ranks and submit no further command.
+    The caller passes commands to `submit`, and the events of ranks to `on_event`. After each call it takes the results
+    out of two queues: `commands` has pairs of a rank and a command to be sent to that rank; `events` has the merged
+    events. Each rank must answer commands in their order and report TransferStopped last. `is_over`: a rank has
+    stopped, so the caller must halt all ranks and submit no further command.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -321,9 +322,9 @@ def _report(id: int, request: _Request) -> ReadDone | ReadFailed:
 class MultiRankTransfer(KVTransfer):
     """Drive all ranks of a worker as one `KVTransfer`: a read ends when every rank has read its part.
 
-    `open_ranks[r]` opens the transfer of rank r, in this process or another one. `on_event` must not block or raise; it
-    is called on the ranks' threads and on the threads that call `send`, one call at a time and in order. When one rank
-    stops, the others are halted.
+    `open_ranks[r]`: opens the transfer of rank r, which may run in another process. `on_event`: receives the merged
+    events, one call at a time and in order, on the threads of the ranks and on those that call `send`; it must not
+    block or raise. When one rank stops, the others are halted.
     """
 
     def __init__(self, open_ranks: Sequence[OpenKVTransfer], on_event: Callable[[Event], None]) -> None:
@@ -361,7 +362,7 @@ class MultiRankTransfer(KVTransfer):
     def join(self, timeout_s: float) -> bool:
         """Wait until the transfers of all ranks have ended, up to `timeout_s` seconds for each rank.
 
-        Returns False when a rank is still running.
+        Returns False when one of them is still running then.
         """
         have_ended = [transfer.join(timeout_s) for transfer in self._ranks]
         return all(have_ended)

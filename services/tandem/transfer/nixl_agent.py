@@ -14,7 +14,7 @@ UCX = "UCX"
 PACKAGES = ("nixl_cu13", "nixl_cu12")
 """Import names of the NIXL builds; the first that is installed is used. Both work without a GPU.
 
-The package `nixl` depends on both, which are gigabytes.
+Tandem does not require the package `nixl`, because it depends on both builds, which take gigabytes.
 """
 
 _ENVIRONMENT = {
@@ -38,11 +38,11 @@ allocated earlier for host memory. Without the cache UCX asks the driver, once f
 
 @dataclass(frozen=True, slots=True)
 class NixlAgent:
-    """An open NIXL agent, the object that registers memory and moves bytes, with one backend.
+    """Hold an open NIXL agent, the object that registers memory and moves bytes, with one backend.
 
-    `api`: the agent of the NIXL library, on which transports call. `errors`: the exceptions that calls of `api` raise.
-    `disconnected`: those of these exceptions that prove that the backend closed the connection by force and ended its
-    reads; for other backends than UCX none is known to. `backend`: its name.
+    `name`: name of the agent. `api`: the agent of the NIXL library, whose methods transports call. `errors`: the
+    exceptions that calls of `api` raise. `disconnected`: the exceptions in `errors` that prove that the backend closed
+    the connection by force and ended its reads; empty for backends other than UCX. `backend`: name of the backend.
     """
 
     name: str
@@ -118,10 +118,10 @@ def _check_ucx_tls(ucx_tls: str) -> None:
 
 
 def _set_environment(defaults: Mapping[str, str]) -> None:
-    """Set the variables that the user left unset.
+    """Set the environment variables in `defaults` that the user left unset.
 
-    An agent fails to start where it may not even look for its configuration in the home directory. Its configuration
-    is then set to an empty file.
+    An agent fails to start where this process may not look into the home directory for the agent's configuration file.
+    In that case NIXL_CONFIG_FILE is set to an empty file.
     """
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

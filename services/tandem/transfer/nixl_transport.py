@@ -1,5 +1,5 @@
-"""Transport over NIXL: with its backend UCX over RDMA, CUDA IPC, shared memory or TCP, whichever UCX chooses; with
-LIBFABRIC over AWS' EFA, which has not been tried."""
+"""Move KV blocks over NIXL. Its backend UCX moves them over RDMA, CUDA IPC, shared memory or TCP, whichever UCX
+chooses; its backend LIBFABRIC moves them over AWS' EFA, which has not been tried."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _INITIATOR = "NIXL_INIT_AGENT"
 class _Source:
     """A rank of a peer whose metadata is loaded into the agent.
 
-    `theirs`, `ours`: prepared descriptor lists, one descriptor for each block of its pool and of the local pool, which
-    covers the heads that both hold.
+    `agent`: name of the rank's agent. `theirs`, `ours`: prepared descriptor lists, with one descriptor for each block
+    of the rank's pool and of the local pool. A descriptor covers the KV heads of the block that both pools hold.
     """
 
     agent: str
@@ -138,12 +138,13 @@ class NixlTransport:
 
     @property
     def backend(self) -> str:
-        """Return the name of NIXL's backend, which must be that of every peer."""
+        """Return the name of NIXL's backend, which every peer must use too."""
         return self._nixl.backend
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        """Return what other workers need to read this rank's pool: agent name, backend with NIXL's metadata, and memory
-        region, under the name `worker`. The result is constant, so any thread may call this."""
+        """Return what other workers need to read this rank's pool: the agent's name, the backend with NIXL's metadata,
+        and the memory region. `worker`: identity of this worker, which the description contains. The result is
+        constant, so any thread may call this."""
         rank = TransportRank(self._nixl.name, self._metadata, self.pool.region)
         return TransportPeer(worker, self.pool.layout, (rank,))
 
@@ -167,9 +168,9 @@ class NixlTransport:
         self._links[peer.life] = _Link(peer, tuple(sources))
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        """Tear the peer down. Returns False while some read of it is not proven to have ended, and the caller then
-        calls again until the result is True; until then `connect` of this peer raises PeerError. Returns True for a
-        peer that is not connected."""
+        """Tear the peer down, and return whether all reads from it are proven to have ended. If the result is False,
+        the caller must call again until it is True; until then `connect` of this peer raises PeerError. Returns True
+        for a peer that is not connected."""
         link = self._links.get(peer.life)
         if link is None:
             return True
@@ -243,7 +244,8 @@ class NixlTransport:
     def close(self) -> None:
         """Destroy the NIXL agent with its connections, which ends every read. A second call does nothing.
 
-        Raises PeerError when another reference keeps the agent alive, so that its reads may go on.
+        Raises PeerError when something else still refers to the agent and so keeps it alive, because its reads may go
+        on then.
         """
         if self._api is None:
             return
@@ -368,7 +370,8 @@ class NixlTransport:
 
 
 def split_metadata(metadata: bytes) -> tuple[str, bytes]:
-    """Return the backend in a rank's metadata, and the metadata of NIXL; an empty name where there is none."""
+    """Split a rank's metadata into two values, and return them: the name of NIXL's backend, and the metadata of NIXL
+    itself. The name is empty where `metadata` names no backend."""
     backend, separator, rest = metadata.partition(_AFTER_BACKEND)
     return (backend.decode("ascii", "replace"), rest) if separator else ("", metadata)
 

@@ -23,8 +23,8 @@ class CopyRefused(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """Byte range of each block that one rank of a peer supplies: `num_bytes` bytes, from `remote_offset` in the rank's
-    block to `local_offset` in the local block."""
+    """Describe the part of each block that one rank of a peer (`rank`) supplies: `num_bytes` bytes, which are copied
+    from `remote_offset` in the rank's block to `local_offset` in the local block."""
 
     rank: TransportRank
     remote_offset: int
@@ -35,10 +35,10 @@ class RankShare:
 
 
 def check_peer(pool: MemoryPool, peer: TransportPeer) -> None:
-    """Raise PeerError unless the ranks of `peer` together hold each KV head of the model once, in blocks of the same
-    layout as the local `pool`.
+    """Raise PeerError unless the ranks of `peer` together hold each KV head of the model exactly once, in blocks of the
+    same layout as the blocks of the local `pool`.
 
-    The two sides may have different numbers of ranks.
+    The two workers may have different numbers of ranks.
     """
     if peer.layout != pool.layout:
         raise PeerError(f"{peer.worker} holds KV blocks of {peer.layout}, this worker of {pool.layout}")
@@ -61,8 +61,9 @@ def check_peer(pool: MemoryPool, peer: TransportPeer) -> None:
 
 
 def shares_of(pool: MemoryPool, peer: TransportPeer) -> tuple[RankShare, ...]:
-    """Return a share for each rank of `peer` that holds some of the KV heads in `pool`; ranks that hold none are left
-    out. The caller has checked the peer by `check_peer`."""
+    """Return, for each rank of `peer` that holds some of the KV heads in `pool`, the part of each block that the rank
+    supplies. Ranks that hold none of these heads are left out. The caller must have checked the peer by
+    `check_peer`."""
     return tuple(
         _share(pool, rank)
         for rank in peer.ranks
@@ -85,7 +86,7 @@ def _share(pool: MemoryPool, rank: TransportRank) -> RankShare:
 
 
 def check_copies(pool: MemoryPool, peer: TransportPeer, copies: Sequence[BlockCopy]) -> None:
-    """Raise CopyRefused unless `copies` is not empty and names blocks inside both pools."""
+    """Raise CopyRefused if `copies` is empty, or names a block that is not in `pool` or not in the pool of `peer`."""
     if not copies:
         raise CopyRefused("a read of no blocks")
     theirs = peer.ranks[0].region
@@ -98,7 +99,8 @@ def check_copies(pool: MemoryPool, peer: TransportPeer, copies: Sequence[BlockCo
 
 
 def join_ranks(parts: Sequence[TransportPeer]) -> TransportPeer:
-    """Merge the descriptions of one worker's ranks, one in each of `parts`, into the description of the worker.
+    """Merge the descriptions of a worker's ranks into one description of the worker. `parts`: for each rank, a
+    description with this rank alone, in rank order.
 
     Raises ValueError when the parts differ in worker or layout.
     """

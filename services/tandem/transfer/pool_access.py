@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from tandem.transfer.socket_memory import Spans
 
 STAGE_BYTES = 1 << 20
-"""Bytes of each of the two halves of a connection's pinned memory, which a hundred readers with two connections each
-make 400 MiB."""
+"""Bytes of each of the two halves of a connection's pinned memory. A hundred readers with two connections each use 400
+MiB of it."""
 
 
 class PoolAccess(Protocol):
-    """Access to a pool for one thread, from the entry of a `with` block to its exit."""
+    """Send and receive blocks of a pool over sockets. One thread uses an access, inside a `with` block, which allocates
+    and frees what the access needs."""
 
     def __enter__(self) -> PoolAccess: ...
 
@@ -39,7 +40,7 @@ class PoolAccess(Protocol):
 
 
 class HostAccess:
-    """Access to a pool in host memory."""
+    """Send and receive blocks of a pool in host memory, directly."""
 
     def __enter__(self) -> HostAccess:
         return self
@@ -57,8 +58,9 @@ class HostAccess:
 
 
 class CudaAccess:
-    """Access to a pool in the memory of CUDA device `number`. While one half of the pinned memory is sent or received,
-    the GPU copies from or to the other half, on a stream of its own."""
+    """Send and receive blocks of a pool in the memory of CUDA device `number`. The bytes pass through pinned host
+    memory, which has two halves of `stage_bytes` bytes. While one half is sent or received, the GPU copies to or from
+    the other half, on a stream of its own."""
 
     def __init__(self, driver: CudaDriver, number: int, stage_bytes: int = STAGE_BYTES) -> None:
         self._driver = driver
@@ -119,7 +121,8 @@ class CudaAccess:
 
 
 def open_access(pool: MemoryPool, driver: CudaDriver | None) -> PoolAccess:
-    """Return the access of one thread to `pool`. `driver`: for a pool on a GPU."""
+    """Return a new access to `pool` for one thread, to be used in a `with` block. `driver`: the CUDA driver; None for a
+    pool in host memory."""
     number = cuda_number(pool.region.device)
     return HostAccess() if number is None or driver is None else CudaAccess(driver, number)
 

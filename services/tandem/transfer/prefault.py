@@ -23,8 +23,8 @@ _MADV_POPULATE_WRITE = 23
 
 
 def prefault(pool: MemoryPool, num_threads: int) -> None:
-    """Allocate all pages of a pool in host memory with `num_threads` threads, and return when that is done; does
-    nothing for GPU memory.
+    """Allocate all memory pages of a pool in host memory with `num_threads` threads, and return when that is done. Does
+    nothing for a pool in GPU memory.
 
     Where the kernel lacks the call or has no memory left, pages are allocated on first use instead.
     """

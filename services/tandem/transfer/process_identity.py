@@ -12,10 +12,10 @@ _START_TIME_FIELD = 22
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identity of a process that stays unique when its pid is reused.
+    """Identify a process, also after its pid was given to another process.
 
-    `host` is equal only for processes that can address each other by pid (`host_identity`); `start_ticks` is the start
-    time of the process in clock ticks since boot.
+    `host`: text that is equal only for processes that can address each other by pid (`host_identity`). `pid`: process
+    id. `start_ticks`: start time of the process in clock ticks since boot.
     """
 
     host: str

@@ -16,8 +16,8 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 @dataclass(frozen=True, slots=True)
 class CopySpan:
-    """One piece of a read: `num_bytes` bytes from address `source` of the other process to address `target` of this
-    process."""
+    """Describe one piece of a read: `num_bytes` bytes from address `source` of the other process to address `target` of
+    this process."""
 
     source: int
     target: int

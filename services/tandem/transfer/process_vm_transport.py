@@ -60,8 +60,8 @@ class ProcessVmTransport:
     returns, even if the peer's process is stopped.
 
     A pid and an address can be reused, so each read proves whose memory it reads: 16 random bytes (the nonce), which
-    exist only as long as the peer's transport, are read in the same call before and after the blocks. Blocks of the own
-    process are read by the same call, so an unmapped source is an error and not a crash. Raises
+    exist only as long as the peer's transport, are read in the same call before and after the blocks. Blocks of this
+    process itself are read by the same call, so that an unmapped source is an error and not a crash. Raises
     TandemError(UNSUPPORTED) for a pool in GPU memory and on platforms without process_vm_readv.
     """
 
@@ -96,8 +96,9 @@ class ProcessVmTransport:
         return f"ProcessVmTransport({self._agent}, peers={[str(link.peer.worker) for link in self._links.values()]})"
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        """Return what other workers need to read this rank's pool: agent name, process, nonce and memory region, under
-        the name `worker`. The result is constant, so any thread may call this."""
+        """Return what other workers need to read this rank's pool: the agent's name, the process, the nonce and the
+        memory region. `worker`: identity of this worker, which the description contains. The result is constant, so any
+        thread may call this."""
         rank = TransportRank(self._agent, self._own.to_bytes(), self.pool.region)
         return TransportPeer(worker, self.pool.layout, (rank,))
 
@@ -112,7 +113,8 @@ class ProcessVmTransport:
         self._links[peer.life] = link
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        """Forget the peer, which need not be connected. Always returns True, because no read outlives `post_read`."""
+        """Forget the peer, if it is connected. Always returns True, because no read goes on after `post_read` has
+        returned."""
         self._links.pop(peer.life, None)
         return True
 

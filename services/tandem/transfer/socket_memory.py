@@ -47,8 +47,9 @@ for _function in (_libc.sendmsg, _libc.recvmsg):
 
 
 def block_spans(address: int, step: int, blocks: npt.NDArray[np.int64], offset: int, num_bytes: int) -> Spans:
-    """Return the spans of `num_bytes` bytes at `offset` in each of `blocks`, which begin every `step` bytes from
-    `address` on. Spans that follow each other in memory are merged."""
+    """Return the memory spans, as uint64 [number, 2] of address and length, that hold `num_bytes` bytes of each block
+    in `blocks`, from byte `offset` of the block on. Block `b` begins at `address + b * step`. Whole blocks (`num_bytes`
+    equal to `step`) that follow each other in memory are merged into one span."""
     starts = (blocks * step + (address + offset)).astype(np.uint64)
     if num_bytes == step:
         begins = np.flatnonzero(np.concatenate(([True], np.diff(blocks) != 1)))
@@ -89,7 +90,8 @@ def receive_bytes(connection: socket.socket, num_bytes: int) -> bytearray:
 
 
 def shut(connection: socket.socket) -> None:
-    """End a connection that another thread may be using: its calls return at once. That thread closes the socket."""
+    """End a connection that another thread may be using. Calls in which that thread waits for the connection return at
+    once; that thread must close the socket."""
     try:
         # That of SSLSocket would also discard the TLS state under the other thread's feet.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

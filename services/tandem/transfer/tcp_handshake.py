@@ -1,8 +1,10 @@
 """Let both sides of a TCP connection prove that they know the source's key, without sending it.
 
-The key is an HMAC of the cluster's secret over a nonce of the source's transport, which is part of its description: so
-a reader can only connect to that incarnation, and only as a member of the cluster. Without a secret whoever has read
-the description is accepted. What follows on the connection is protected by TLS alone, where that is configured.
+The source is the side that accepts the connection, the reader the one that connects. The key is an HMAC of the
+cluster's secret over the source's nonce, which is part of the description that readers get. So a reader can connect
+only to the incarnation that was described to it, and only as a member of the cluster. Without a secret whoever has read
+the description is accepted. The handshake does not protect what follows on the connection; TLS does, where it is
+configured.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ def _in_the_clear(connection: socket.socket) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSecurity:
-    """How the TCP connections between the transports of a cluster are protected; by default not at all.
+    """Hold the functions that protect the TCP connections between the programs of a cluster; the default values protect
+    nothing.
 
-    `secrets`: returns the cluster's secrets, of which the first one proves and each is accepted; none: no secret.
-    `accept`, `connect`: return the connection of a source or of a reader, prepared for TLS or as it is; `start_tls`
-    then begins. Any thread may call them.
+    `secrets`: returns the cluster's secrets. A program proves that it knows the first of them, and accepts a proof for
+    any of them. An empty sequence means that there is no secret. `accept`, `connect`: prepare a plain connection for
+    TLS, as the side that has accepted it or that has connected, and return the socket to use instead; without TLS they
+    return the same socket. `start_tls` then makes the TLS handshake. Any thread may call the three functions.
     """
 
     secrets: Callable[[], Sequence[bytes]] = _no_secrets
@@ -45,19 +49,23 @@ class ConnectionSecurity:
 
 
 def start_tls(connection: socket.socket) -> None:
-    """Begin TLS on a connection that is prepared for it. Raises OSError where the other side is not of the cluster."""
+    """Make the TLS handshake on a connection that is prepared for TLS; do nothing on a plain one. Raises OSError where
+    the other side is not a member of the cluster."""
     if isinstance(connection, ssl.SSLSocket):
         connection.do_handshake()
 
 
 class HandshakeRefused(ConnectionError):
-    """Raised when the other side of a connection does not prove that it knows the key."""
+    """Raised when the other side of a connection does not prove that it knows the source's key."""
 
 
 def greet_reader(connection: socket.socket, nonce: bytes, known: Sequence[bytes]) -> None:
-    """Check that the reader at the other end knows a key of the source with this nonce, and prove that this side does.
+    """Check, as the source, that the reader at the other end of `connection` knows the source's key, and prove to the
+    reader that this side knows the same key.
 
-    `known`: the cluster's secrets. Raises HandshakeRefused, or OSError where the connection ends.
+    `nonce`: the source's nonce, from which the key is derived. `known`: the cluster's secrets, any of which the reader
+    may use; an empty sequence counts as one empty secret. Raises HandshakeRefused where the reader proves no such key,
+    or OSError where the connection ends.
     """
     challenge = secrets.token_bytes(_CHALLENGE_BYTES)
     connection.sendall(_PROTOCOL + challenge)
@@ -72,10 +80,12 @@ def greet_reader(connection: socket.socket, nonce: bytes, known: Sequence[bytes]
 
 
 def greet_source(connection: socket.socket, nonce: bytes, known: Sequence[bytes]) -> None:
-    """Prove to the source with this nonce that this reader knows its key, and check that the source does.
+    """Prove, as a reader, to the source at the other end of `connection` that this side knows the source's key, and
+    check that the source knows it too.
 
-    `known`: the cluster's secrets. Raises HandshakeRefused, or OSError where the source ends the connection, because it
-    has another nonce or secret.
+    `nonce`: the source's nonce, from which the key is derived. `known`: the cluster's secrets, of which the first is
+    used; an empty sequence counts as one empty secret. Raises HandshakeRefused where the source does not prove the key,
+    or OSError where the source ends the connection, because it has another nonce or secret.
     """
     greeting = bytes(receive_bytes(connection, len(_PROTOCOL) + _CHALLENGE_BYTES))
     if not greeting.startswith(_PROTOCOL):

@@ -33,7 +33,8 @@ class SourceAddress(NamedTuple):
 
 
 class TcpRead:
-    """Count the pieces of one read that have not ended; `add` and `end` may be called by any thread."""
+    """Count the open pieces of one read, and record whether one has failed. `add` and `end` may be called by any
+    thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,15 +52,16 @@ class TcpRead:
 
     @property
     def outcome(self) -> bool | None:
-        """Return whether all bytes have arrived; None while a piece is open. Once it is False nothing is written any
-        more."""
+        """Return None while a piece of the read is open, True when all bytes have arrived, and False when a piece has
+        failed. Once the result is not None, nothing is written to local memory any more."""
         with self._lock:
             return None if self._num_open else not self._has_failed
 
 
 @dataclass(frozen=True, slots=True)
 class TcpPiece:
-    """Part of a read that one connection carries out: the request to send, and where the answer goes."""
+    """Describe the part of `read` that one connection carries out. `request`: the bytes to send to the source. `spans`:
+    the local memory that receives the answer."""
 
     read: TcpRead
     request: bytes
@@ -67,11 +69,12 @@ class TcpPiece:
 
 
 class TcpLink:
-    """Read from one source over `num_connections` connections, which open in the background; each piece goes to the
-    connection with the fewest bytes to receive.
+    """Read from one source over `num_connections` connections, which open in the background. Each piece of a read goes
+    to the connection with the fewest bytes to receive.
 
-    When one connection fails, all end, and `problem` says why. `open_access`: opens the access of a thread to the local
-    pool. Only one thread uses the link.
+    When one connection fails, all end. `problem`: why they have ended; empty while the link can be used. `address`:
+    where the source listens. `security`: protection of the connections. `open_access`: opens an access to the local
+    pool for one thread. Only one thread may use the link.
     """
 
     def __init__(
@@ -98,26 +101,27 @@ class TcpLink:
             self._changed.wait_for(lambda: self.problem or any(each.is_open for each in self._connections), timeout_s)
 
     def post(self, piece: TcpPiece) -> None:
-        """Queue a piece; it ends as failed where the link has failed. A connection that is not open yet gets pieces
-        only where none is."""
+        """Queue a piece on one of the connections that are open, or on any connection while none is open yet. If the
+        link has failed, the piece fails immediately."""
         usable = [each for each in self._connections if each.is_open] or self._connections
         min(usable, key=lambda each: each.num_waiting_bytes).post(piece)
 
     def look(self) -> None:
-        """Find out whether the source has ended an idle connection, and set `problem` then."""
+        """Check whether the source has ended one of the connections while nothing is read over it. If so, end the link
+        and set `problem`."""
         for connection in self._connections:
             if connection.has_ended():
                 self._fail("it has ended the connection")
 
     def end(self, timeout_s: float) -> bool:
-        """End all connections. Returns True once no thread writes to the pool any more, which is awaited for at most
-        `timeout_s` seconds."""
+        """End all connections, and wait up to `timeout_s` seconds until no thread writes to the pool any more. Returns
+        False when a thread may still write."""
         self._fail("it was disconnected")
         with self._changed:
             return self._changed.wait_for(lambda: not any(each.is_writing for each in self._connections), timeout_s)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the threads have ended, each for at most `timeout_s` seconds, and return whether they have."""
+        """Wait until the link's threads have ended, up to `timeout_s` seconds for each, and return whether all have."""
         threads = [connection.thread for connection in self._connections if connection.thread.ident is not None]
         for thread in threads:
             thread.join(timeout_s)

@@ -29,31 +29,32 @@ MAX_RUNS = 1024
 TEST_BYTES = 4096
 """Bytes that a self-test reads."""
 STALLED_S = 30.0
-"""A connection is closed when its reader, stopped or on a host that is gone, takes none of the requested bytes for
-this long."""
+"""Seconds after which a connection is closed if its reader takes none of the requested bytes, because it is stopped or
+on a host that is gone."""
 _HEAD = struct.Struct("<BxxxIII")
-"""A request: what is read, the number of runs, then offset and number of the bytes of each block. Behind it come the
-runs, each a first block and a number of blocks, 4 bytes each. The answer is the requested bytes, and nothing else: a
-source ends the connection of a reader that requests what does not exist."""
+"""Head of a request: its kind (blocks or self-test), the number of runs, and which bytes of each block are read, as
+offset and number. The runs follow, each as a first block and a number of blocks, 4 bytes each. The answer is the
+requested bytes, and nothing else: a source ends the connection of a reader that requests what does not exist."""
 _BLOCKS, _TEST = 1, 2
 _RUN = np.dtype("<u4")
 _log = logging.getLogger(__name__)
 
 
 def request_blocks(runs: npt.NDArray[np.int64], offset: int, num_bytes: int) -> bytes:
-    """Return the request for `num_bytes` bytes at `offset` of each block of at most MAX_RUNS runs, int64 [number, 2]:
-    the first block and the number of blocks."""
+    """Encode a request for the `num_bytes` bytes at `offset` of each block in `runs`. `runs`: at most MAX_RUNS runs of
+    adjacent blocks, int64 [number of runs, 2], each as the first block and the number of blocks."""
     return _HEAD.pack(_BLOCKS, len(runs), offset, num_bytes) + runs.astype(_RUN).tobytes()
 
 
 def request_test() -> bytes:
-    """Return the request for the TEST_BYTES bytes by which a transport tests itself."""
+    """Return the request by which a transport tests itself: for the TEST_BYTES test bytes of its own source."""
     return _HEAD.pack(_TEST, 0, 0, TEST_BYTES)
 
 
 def requested_spans(region: KVRegion, runs: npt.NDArray[np.uint32], offset: int, num_bytes: int) -> Spans:
-    """Return the memory of `region` that a request names. `runs`: a first block and a number of blocks, in turn. Raises
-    ValueError where the region lacks a block or a byte of them."""
+    """Return the memory spans of `region` that hold what a reader requests. `runs`: flat array with a first block and a
+    number of blocks for each run. `offset`, `num_bytes`: which bytes of each block are requested. Raises ValueError
+    where `region` lacks one of the blocks or bytes."""
     starts, numbers = runs.reshape(-1, 2).astype(np.int64).T
     stops = starts + numbers
     if numbers.min() < 1 or stops.max() > region.num_all_blocks or numbers.sum() > region.num_all_blocks:
@@ -70,8 +71,9 @@ def requested_spans(region: KVRegion, runs: npt.NDArray[np.uint32], offset: int,
 class TcpSource:
     """Listen at a free port of `host`, and answer the requests of readers of `pool` until `close`.
 
-    `nonce`: identifies this source to its readers. `test_bytes`: what self-tests read. Raises OSError where it cannot
-    listen.
+    `nonce`: identifies this source to its readers. `test_bytes`: the bytes that a self-test reads. `security`:
+    protection of the connections. `driver`: the CUDA driver; None for a pool in host memory. Raises OSError where it
+    cannot listen.
     """
 
     def __init__(
@@ -86,7 +88,8 @@ class TcpSource:
         self._server = ConnectionServer(listener, "kv-send", self._serve, Proof(self.nonce, security, STALLED_S))
 
     def close(self, timeout_s: float) -> bool:
-        """End all connections, and return whether all threads have ended within `timeout_s` seconds each."""
+        """End all connections, wait up to `timeout_s` seconds for each thread, and return whether all threads have
+        ended."""
         return self._server.close(timeout_s)
 
     def _serve(self, connection: socket.socket) -> None:

@@ -41,11 +41,11 @@ takes longer, for example because packets are lost, opens in the background."""
 _END_WAIT_S = 0.02
 _CLOSE_S = 2.0
 _MIN_PIECE_BYTES = 1 << 20
-"""A read is split over the connections where each gets this many bytes or more."""
+"""A read is split over several connections only where each of them gets at least this many bytes."""
 
 
 class _Peer:
-    """A connected peer: its description, and for each of its ranks with some of our heads the link to that rank."""
+    """A connected peer: its description, and the link to each of its ranks that holds some of this rank's KV heads."""
 
     def __init__(self, peer: TransportPeer, links: list[tuple[RankShare, TcpLink]]) -> None:
         self.peer = peer
@@ -72,10 +72,10 @@ class _Posted(NamedTuple):
 class TcpTransport:
     """Read blocks of peers over TCP, and serve this rank's blocks to them, on threads of its own.
 
-    A read has ended once its threads have left the kernel, which they do at once when `disconnect` ends their
-    connections: from then on a stopped or unreachable peer holds no local block. `host`: address to listen on, at a
-    free port; peers connect to the host of the worker's own address. Raises TandemError(UNSUPPORTED) where it cannot
-    listen, or for GPU memory without a driver.
+    A thread that receives a read's bytes waits in the kernel, which it leaves at once when `disconnect` ends its
+    connection; so a stopped or unreachable peer cannot keep local blocks in use. `host`: address to listen on, at a
+    free port; peers connect to the host of the worker's own address. `num_connections`: connections to each rank of a
+    peer. Raises TandemError(UNSUPPORTED) where it cannot listen, or for GPU memory where there is no CUDA driver.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class TcpTransport:
         return f"TcpTransport({self._agent}, peers={[str(each.peer.worker) for each in self._peers.values()]})"
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        """Return what other workers need to read this rank's pool: agent name, host of the worker's address, port and
-        nonce, and memory region. Any thread may call this."""
+        """Return what other workers need to read this rank's pool: the agent's name, the memory region, and how to
+        connect (host of the address of `worker`, which is this worker; port; nonce). Any thread may call this."""
         host = worker.address.rpartition(":")[0].strip("[]")
         metadata = json.dumps((host, self._source.port, self._source.nonce.hex())).encode()
         return TransportPeer(worker, self.pool.layout, (TransportRank(self._agent, metadata, self.pool.region),))
@@ -194,7 +194,7 @@ class TcpTransport:
         """Do nothing: the threads that move bytes have CUDA contexts of their own."""
 
     def close(self) -> None:
-        """End all connections, and wait for their threads for a while. Raises PeerError when a thread may still write
+        """End all connections, and wait a few seconds for their threads. Raises PeerError when a thread may still write
         to the pool."""
         links = [link for each in self._peers.values() for _, link in each.links]
         links += [self._test[0]] if self._test is not None else []
@@ -240,7 +240,8 @@ class TcpTransport:
 
 
 def _address(peer: TransportPeer, rank: TransportRank) -> SourceAddress:
-    """Return the address in a rank's metadata. Raises PeerError where the metadata is none of this transport's."""
+    """Decode a rank's metadata to the address of its source. Raises PeerError where the metadata is not that of a TCP
+    transport."""
     try:
         host, port, nonce = json.loads(rank.metadata)
         address = SourceAddress(str(host), int(port), bytes.fromhex(nonce))

@@ -46,11 +46,12 @@ Its digest takes a tenth of a millisecond, as long as the post of another part.
 
 @dataclass(slots=True, eq=False)
 class ReadPart:
-    """The part of a read that one post to the transport carries.
+    """Describe one part of a read: the blocks that are read by one call of `Transport.post_read`.
 
-    It holds the copies `[start, stop)` of the read, in the order in which the read takes them. `wrong`: index in the
-    read of the first block whose digest differs from the producer's; None when all match or nothing was checked yet.
-    `defect`: the exception that the digest function raised.
+    `start`, `stop`: if the blocks of the whole read are sorted by their ids at the peer, as in `ReadTask`, this part
+    has the blocks at the positions `[start, stop)`. `wrong`: the first block of the part whose digest differs from the
+    producer's, as its index in the request (`StartRead`); None when all match or nothing was checked yet. `defect`: the
+    exception that the digest function raised, or None.
     """
 
     start: int
@@ -61,15 +62,15 @@ class ReadPart:
 
 @dataclass(slots=True)
 class ReadTask:
-    """Progress of one read of `peer`, which is split into parts. Only the transfer engine changes it.
+    """Track the progress of one read of `peer`, which is split into parts. Only the transfer engine changes it.
 
     `read`: the request. `block_bytes`: bytes that are read of each block. `started`: time of acceptance by the engine's
     clock, in seconds. `waiting`: parts to be posted. `open`: posted parts by handle of the transport. `num_checking`:
     received parts whose digests are being checked. `failure`: kind and reason of the first failure; after it no part is
     posted any more, but open parts and checks are awaited.
 
-    Copies are read in the order of the remote block ids, whatever their order in the prompt, so that adjacent blocks
-    can be merged: pools hand out freed blocks last one first.
+    Copies are read in the order of the remote block ids, so that adjacent blocks can be merged. Their order in the
+    prompt is another one, because a pool hands out the block that was freed last before the others.
     """
 
     read: StartRead
@@ -97,21 +98,21 @@ class ReadTask:
         return not (self.waiting or self.open or self.num_checking)
 
     def places(self, part: ReadPart) -> Sequence[int]:
-        """Return the index in the read request of each copy of `part`."""
+        """Return the index in the read request of each copy that `part` has."""
         return self._sequence[part.start : part.stop]
 
     def copies(self, part: ReadPart) -> Sequence[BlockCopy]:
         return self._copies[part.start : part.stop]
 
     def fail(self, kind: FailureKind, reason: str) -> None:
-        """Record why the read fails and drop the parts that were not posted yet. A failure that was recorded earlier is
-        kept."""
+        """Record why the read fails, and drop the parts that were not posted yet. If a failure was recorded earlier,
+        that one is kept."""
         self.failure = self.failure or (kind, reason)
         self.waiting.clear()
 
     def report(self, now: float) -> ReadDone | ReadFailed:
-        """Return the event that reports the end of the read; called when `is_over`. `now` is the time by the engine's
-        clock."""
+        """Return the event that reports the end of the read at the time `now`, by the engine's clock. Called once
+        `is_over` is True."""
         if self.failure is None:
             return ReadDone(self.read.read, len(self.read.local) * self.block_bytes, now - self.started)
         kind, reason = self.failure
@@ -149,9 +150,9 @@ Check = tuple[ReadTask, ReadPart]
 class DigestChecks:
     """Check the digests of received parts of reads, on the transfer thread or on a helper thread.
 
-    `digest`: computes the digests of local blocks. `heads`: range of the model's KV heads that the local pool holds, by
-    which the matching numbers are taken from the producer's digests. `num_open`: checks whose result `take` has not
-    returned yet. All methods but `help` are called on the transfer thread; each check is done once.
+    `digest`: computes the digests of local blocks. `heads`: range of the model's KV heads that the local pool holds;
+    only the producer's digests of these heads are compared. `num_open`: checks whose result `take` has not returned
+    yet. All methods but `help` are called on the transfer thread; each check is done once.
     """
 
     def __init__(self, digest: Digest, heads: range) -> None:
@@ -193,13 +194,14 @@ class DigestChecks:
             on_done()
 
     def close(self) -> None:
-        """Make `help` return once the checks queued so far are done."""
+        """Let the helper thread end: its body, `help`, returns once it has checked the digests of all parts that were
+        queued before this call. Returns without waiting for that."""
         self._waiting.put(None)
 
     def take(self) -> list[Check]:
-        """Return the checks that were done since the last call, each with the result in `wrong` of its part.
+        """Return the checks that were done since the last call. The result of a check is in `wrong` of its part.
 
-        Raises the exception of the digest function if it raised one.
+        If the digest function has raised an exception, raises that exception.
         """
         done: list[Check] = []
         while not self._done.empty():
@@ -238,10 +240,10 @@ class TransferEngine:
     """Carry out the commands of one rank: connect peers, read their blocks part by part, check digests, and report the
     result of each read exactly once, whatever its peer does.
 
-    The owner passes commands to `accept`, calls `turn` in a loop, and forwards the events that it returns. One call of
-    `turn` posts at most one part of a read and checks at most one, because either may take as long as a copy of the
-    part's bytes, and peers that read from this worker wait for its polling. `max_post_bytes`: most bytes of one part.
-    `is_helped`: a helper thread works on `checks` too, so `turn` checks only when there is nothing to read.
+    The owner passes commands to `accept`, calls `turn` in a loop, and forwards the events that `turn` returns. One call
+    of `turn` posts at most one part of a read and checks at most one, because either may take as long as a copy of the
+    part's bytes, during which peers that read from this worker are not answered. `max_post_bytes`: most bytes of one
+    part. `is_helped`: a helper thread works on `checks` too, so `turn` checks only when there is nothing to read.
     """
 
     def __init__(
@@ -272,8 +274,8 @@ class TransferEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a read or self-test is open, or a peer may read from this worker; the owner then polls
-        often."""
+        """Return whether a read or self-test is open, or a peer may read from this worker. While it is True, the owner
+        must call `turn` often."""
         return self._leases_open or bool(self._tasks) or self._test is not None
 
     @property
@@ -284,8 +286,8 @@ class TransferEngine:
 
     @property
     def is_drained(self) -> bool:
-        """Return whether nothing is in progress: no posted part, no check, and no disconnected peer whose reads may go
-        on."""
+        """Return whether nothing is in progress: no part of a read is posted, no check is open, and no read of a
+        disconnected peer may go on."""
         is_checking = bool(self._arrived) or self.checks.num_open > 0
         return not (self._lingering or is_checking or any(task.open for task in self._tasks.values()))
 
@@ -324,14 +326,15 @@ class TransferEngine:
     def cancel_all(self, reason: str) -> None:
         """Fail all read requests with `reason`, so that no further part is posted.
 
-        The caller then calls `turn`, which polls the open parts, until `is_drained`.
+        The caller must then call `turn`, which polls the open parts, until `is_drained` is True.
         """
         for task in self._tasks.values():
             task.fail(FailureKind.STOPPED, reason)
 
     def close(self, error: str | None = None) -> list[Event]:
-        """Close the transport and return the remaining events: the end of every open request, and TransferStopped with
-        `error` last. If the transport cannot be closed, its exception is reported as the error and not raised."""
+        """Close the transport and return the remaining events: the end of every open request, and last TransferStopped
+        with `error`. If the transport cannot be closed, its exception is not raised, but reported as the error unless
+        `error` is given."""
         try:
             self._transport.close()
             drained = True

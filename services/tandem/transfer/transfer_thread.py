@@ -40,12 +40,13 @@ class _Signal(Enum):
 
 
 class TransferThread(KVTransfer):
-    """Run the transfer of one rank on a thread of its own, which carries out commands from any thread in order.
+    """Run the transfer of one rank on a thread of its own. The thread carries out commands in order, which any thread
+    may send.
 
-    Events are passed in order to `on_event` on that thread; `on_event` must not block or raise. From `start` on only
-    this thread uses `transport`; this thread and its helper thread call `digest`, which computes the digests of local
-    blocks, concurrently. `max_post_bytes`: most bytes that one post to the transport reads. TransferStopped is the last
-    event.
+    `transport`: moves the bytes; from `start` on only this thread uses it. `digest`: computes the digests of local
+    blocks; this thread and its helper thread call it concurrently. `on_event`: receives the events in order, on this
+    thread; it must not block or raise. TransferStopped is the last event. `max_post_bytes`: most bytes that one post to
+    the transport reads.
     """
 
     def __init__(

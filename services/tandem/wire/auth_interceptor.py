@@ -41,8 +41,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return the handler of a call if its signature is valid, else one that aborts the call before a message is
-        read."""
+        """Return the handler of a call if the call's signature is valid. Otherwise return a handler that aborts the
+        call before any of its messages is read."""
         call, now = handler_call_details, self._wall()
         headers = headers_of(call.invocation_metadata)
         fault = self._check.judge(headers, call.method, self._secret.current(now), now)

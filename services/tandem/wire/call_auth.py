@@ -21,8 +21,8 @@ MAX_SKEW_S = 30.0
 """Maximum difference between the time of sending and the receiver's clock: clock skew plus the call's delay."""
 NONCE_BYTES = 16
 MAX_NONCES = 1 << 17
-"""Largest number of remembered nonces: those of 2,000 calls/s over MAX_SKEW_S before and after, about 20 MB. With more
-calls, older ones are refused earlier."""
+"""Most nonces that are remembered, about 20 MB: enough for 2,000 calls/s that were sent up to MAX_SKEW_S before or
+after now. With more calls, a call is refused as stale at a lower age."""
 
 _VERSION = 1
 _MAC_BYTES = 32
@@ -34,7 +34,7 @@ _CALL, _TRANSPORT = b"tandem call\0", b"tandem transport\0"
 
 
 class AuthFailure(Enum):
-    """Reasons for which a call is refused.
+    """Name the reasons for which a call is refused.
 
     The value is text for the log of the worker and is not sent to the caller.
     """
@@ -49,11 +49,11 @@ class AuthFailure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallToken:
-    """Signed content of a call's header.
+    """Hold the signed content of a call's header.
 
     `who`: the sender's name, for logs only, since any holder of the secret can claim any name. `sent_ms`: the time of
-    sending, milliseconds since the epoch. `incarnation`: that of the worker for which the call is meant. `nonce`:
-    NONCE_BYTES random bytes, different in each call.
+    sending, milliseconds since the epoch. `incarnation`: incarnation of the worker for which the call is meant.
+    `nonce`: NONCE_BYTES random bytes, different in each call.
     """
 
     who: str
@@ -63,8 +63,8 @@ class CallToken:
 
 
 def sign_token(token: CallToken, method: str, secret: bytes) -> bytes:
-    """Return the value of the header HEADER for one call: `token` and a MAC over it and `method`, made with `secret`.
-    `method` has the form `/package.Service/Method`.
+    """Return the value of the header HEADER for one call of `method`, which has the form `/package.Service/Method`. The
+    value holds `token`, and a MAC over `token` and `method` that is made with `secret`.
     """
     who = token.who.encode(errors="replace")[:_MAX_WHO_BYTES]
     body = _HEAD.pack(_VERSION, token.sent_ms, token.incarnation, token.nonce) + who
@@ -82,28 +82,29 @@ def parse_token(header: bytes) -> CallToken | None:
 
 
 def headers_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> list[bytes]:
-    """Return the signature headers in a call's metadata; a valid call has exactly one."""
+    """Return the signatures in the gRPC metadata of a call, which are the values of the header HEADER. A valid call has
+    exactly one."""
     return [value for key, value in metadata or () if key == HEADER and isinstance(value, bytes)]
 
 
 def prove(nonce: bytes, transport: bytes, secret: bytes) -> bytes:
-    """Compute the MAC by which a worker proves to its caller that it knows the cluster's secret.
+    """Return the MAC by which a worker proves to its caller that it knows the cluster's secret.
 
-    `nonce`: that of the call. `transport`: the bytes of the reply that the MAC covers.
+    `nonce`: nonce of the call. `transport`: the bytes of the reply that the MAC covers.
     """
     return hmac.digest(secret, _TRANSPORT + nonce + transport, "sha256")
 
 
 def is_proven(proof: bytes, nonce: bytes, transport: bytes, secrets: Sequence[bytes]) -> bool:
-    """Return whether `proof` is the MAC that `prove` makes with one of `secrets`."""
+    """Return whether `proof` is the MAC that `prove` makes of `nonce` and `transport` with one of `secrets`."""
     return _is_any(proof, [prove(nonce, transport, secret) for secret in secrets])
 
 
 class CallCheck:
     """Decide whether calls to one incarnation of a worker are accepted.
 
-    Remembers the nonces of the latest `max_nonces` accepted calls, so that a call that was recorded and sent again is
-    refused.
+    Remembers the nonces of the latest `max_nonces` accepted calls, so that a call that somebody has recorded and sends
+    again is refused.
     """
 
     def __init__(self, incarnation: Incarnation, max_nonces: int = MAX_NONCES) -> None:
@@ -111,10 +112,11 @@ class CallCheck:
         self._nonces = _Nonces(max_nonces)
 
     def judge(self, headers: Sequence[bytes], method: str, secrets: Sequence[bytes], now: float) -> AuthFailure | None:
-        """Return the reason to refuse a call; None: the call is accepted, and its nonce is remembered.
+        """Return the reason to refuse a call, or None to accept it; the nonce of an accepted call is remembered.
 
-        `headers`: the signature headers of the call. `secrets`: those with which it may be signed. `now`: seconds since
-        the epoch.
+        `headers`: the signature headers of the call (`headers_of`). `method`: the called method as
+        `/package.Service/Method`. `secrets`: the cluster's secrets; the call may be signed with any of them. `now`:
+        seconds since the epoch.
         """
         if not headers:
             return AuthFailure.MISSING

@@ -44,8 +44,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
-    """Open a gRPC channel to `address`, host:port; it connects at the first call. Without `credentials` it is not
-    encrypted.
+    """Open a gRPC channel to `address`, host:port, which connects at the first call. Without `credentials` the channel
+    is not encrypted.
     """
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

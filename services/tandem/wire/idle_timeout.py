@@ -11,14 +11,14 @@ STALL_S = 0.05
 
 
 class IdleTimeout:
-    """Raise TimeoutError in an `async with` block when one wait in it takes longer than `seconds`.
+    """Raise TimeoutError in an `async with` block when one wait in the block takes longer than `seconds`.
 
-    A wait lasts from a call of `wait` to the next call of `wait` or `rest`. Cheaper than `asyncio.timeout` around each
-    wait, because one timer serves many waits.
+    A wait lasts from a call of `wait` to the next call of `wait` or `rest`. This costs less than `asyncio.timeout`
+    around each wait, because one timer serves many waits.
 
     Time in which this process did not run (it was stopped, or its host gave the core to others) does not count, up to
-    `seconds` for each wait: a message that arrived in that time can still be read. Such a time is noticed when the
-    timer runs more than `STALL_S` late.
+    `seconds` for each wait, because a message that arrived in that time can still be read. Such a time is noticed when
+    the timer runs more than `STALL_S` late.
     """
 
     __slots__ = ("_due", "_extension_left_s", "_loop", "_seconds", "_timeout", "_timer")

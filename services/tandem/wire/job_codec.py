@@ -22,7 +22,7 @@ MAX_TRACEPARENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job, the gateway that sends it, and the worker incarnation for which it is meant.
+    """Hold a job, the gateway that sends it, and the worker incarnation for which it is meant.
 
     The worker sends the job's tokens on the Watch stream of this gateway.
     """
@@ -37,7 +37,7 @@ def encode_key(key: JobKey) -> pb.JobKey:
 
 
 def decode_key(message: pb.JobKey) -> JobKey:
-    """Decode the key of a job. Raises TandemError(INVALID_REQUEST) where the request is missing."""
+    """Decode the key of a job. Raises TandemError(INVALID_REQUEST) where it names no request."""
     require(message.request, "a job key has no request")
     return JobKey(RequestId(message.request), message.attempt, message.choice)
 

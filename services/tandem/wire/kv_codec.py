@@ -20,12 +20,13 @@ from tandem.wire.gen import kv_pb2 as pb
 
 
 def malformed(message: str) -> TandemError:
-    """Return the error that decoders raise for a malformed message; `message` describes what is wrong with it."""
+    """Return the error that a decoder raises for a malformed message. `message`: text that describes what is wrong with
+    it."""
     return TandemError(ErrorKind.INVALID_REQUEST, f"malformed message: {message}")
 
 
 def require(ok: object, message: str) -> None:
-    """Raise the error of `malformed` with this message unless `ok` is true."""
+    """Raise the error that `malformed` makes of the text `message`, unless `ok` is true."""
     if not ok:
         raise malformed(message)
 
@@ -62,23 +63,26 @@ def decode_handoff_key(message: pb.HandoffKey) -> HandoffKey:
 
 
 def encode_pull_remainder(key: HandoffKey, num_output_tokens: int) -> pb.PullRemainder:
-    """Encode a consumer's request that the producer stops a migrating sequence and sends the rest of it.
+    """Encode the request by which a consumer asks the producer to stop the migrating sequence of the hand-off `key` and
+    to hand over the rest of it.
 
-    `num_output_tokens`: output tokens of the sequence that the consumer has.
+    `num_output_tokens`: number of the sequence's output tokens that the consumer has already.
     """
     return pb.PullRemainder(key=encode_handoff_key(key), num_output_tokens=num_output_tokens)
 
 
 def encode_prefix_request(key: HandoffKey, prefix_request: RemotePrefixRequest) -> pb.RemotePrefixRequest:
-    """Encode a request to read a remote prefix under the hand-off `key`."""
+    """Encode a request to read the KV of a prompt's beginning from another worker's cache. `key`: key of the hand-off
+    under which the blocks are read."""
     return pb.RemotePrefixRequest(
         key=encode_handoff_key(key), first_index=prefix_request.first_index, hashes=b"".join(prefix_request.hashes)
     )
 
 
 def decode_prefix_request(message: pb.RemotePrefixRequest) -> tuple[HandoffKey, RemotePrefixRequest]:
-    """Decode a request to read a remote prefix, and return the key of its hand-off and the request. Raises
-    TandemError(INVALID_REQUEST) where it is malformed.
+    """Decode a request to read the KV of a prompt's beginning from this worker's cache. Returns the key of the hand-off
+    under which the blocks are read, and the request. Raises TandemError(INVALID_REQUEST) where the message is
+    malformed.
     """
     raw = message.hashes
     hashes = tuple(BlockHash(raw[i : i + HASH_BYTES]) for i in range(0, len(raw), HASH_BYTES))
@@ -166,7 +170,8 @@ def _decode_rank(message: pb.TransportRank, layout: KVLayout) -> TransportRank:
 def encode_sampled(token: SampledToken, message: pb.SampledToken | None = None) -> pb.SampledToken:
     """Encode a sampled token with its log probabilities, and return the message.
 
-    Fills `message` where one is given, which must be empty: pass what `repeated_field.add()` returned to save a copy.
+    If `message` is given, it must be empty and is filled instead of a new message. This saves a copy where `message` is
+    what `repeated_field.add()` has returned.
     """
     message = pb.SampledToken() if message is None else message
     message.id = token.id

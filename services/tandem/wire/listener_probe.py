@@ -11,9 +11,9 @@ async def refuses_connections(address: str, timeout_s: float) -> bool:
     """Connect to `address`, host:port, and return whether the connection is refused. Where no firewall and no load
     balancer answers for the host, this shows that no program listens there any more.
 
-    A stopped or overloaded program does not refuse: its kernel accepts connections for it. False where the connection
-    opens, where the host does not answer within `timeout_s` seconds or cannot be found, and where one of several
-    addresses of the host does not refuse.
+    A stopped or overloaded program does not refuse: its kernel accepts connections for it. Returns False where the
+    connection opens, where the host does not answer within `timeout_s` seconds or cannot be found, and where one of
+    several addresses of the host does not refuse.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -25,8 +25,8 @@ async def refuses_connections(address: str, timeout_s: float) -> bool:
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    """Return the IP addresses of a host. Only a name is looked up, on a thread of the event loop's pool, which may be
-    busy."""
+    """Return the IP addresses of a host. An address is returned as it is; a name is looked up on a thread of the event
+    loop's pool, which may be busy."""
     try:
         return [str(ipaddress.ip_address(host))]
     except ValueError:

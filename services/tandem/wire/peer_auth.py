@@ -41,7 +41,8 @@ _SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
 
 
 class Signed(NamedTuple):
-    """Signature of one call: the metadata to send with it, and its nonce, which the reply to `Describe` must prove."""
+    """Hold the signature of one call. `metadata`: gRPC metadata to send with the call. `nonce`: nonce of the call,
+    which the proof in the reply to `Describe` must cover."""
 
     metadata: tuple[tuple[str, bytes], ...]
     nonce: bytes
@@ -50,9 +51,9 @@ class Signed(NamedTuple):
 class PeerAuth:
     """Authenticate the calls between this program and the others of its cluster, as a client and as a server.
 
-    Makes channels, signing stubs and servers from `secret` (the cluster's shared secret) and `tls`; where one is None,
-    calls are not signed or not encrypted. `who` names this program in the logs of other programs. `wall` returns
-    seconds since the epoch.
+    Makes channels, stubs that sign calls, and servers. `secret`: the cluster's shared secret; if it is None, calls are
+    not signed. `tls`: the TLS files; if it is None, calls are not encrypted. `who`: name of this program in the logs of
+    other programs. `wall`: returns seconds since the epoch.
     """
 
     def __init__(
@@ -88,18 +89,18 @@ class PeerAuth:
         return open_channel(address, None if self._tls is None else self._tls.channel_credentials())
 
     def certificate_signature(self) -> Pems | None:
-        """Return the content of the TLS files, with which a channel opened now would connect; None without TLS.
+        """Return the content of the TLS files, with which a channel that is opened now would connect; None without TLS.
 
-        An open channel keeps the certificate it was opened with: compare this value to see when a new channel is
-        needed.
+        An open channel keeps the certificate with which it was opened. A caller compares this value with an earlier one
+        to see whether a new channel is needed.
         """
         return None if self._tls is None else self._tls.current()
 
     def stub(self, channel: grpc.aio.Channel, incarnation: Incarnation) -> WorkerStub:
-        """Return a stub for calls to one incarnation of a worker, each of which it signs.
+        """Return a stub for `channel` that signs each call for one incarnation of a worker.
 
-        Its `Describe` raises TandemError(UNAUTHENTICATED) where the reply does not prove that the worker knows the
-        secret. Without a secret it neither signs nor checks.
+        The stub's `Describe` raises TandemError(UNAUTHENTICATED) where the reply does not prove that the worker knows
+        the secret. Without a secret the stub neither signs calls nor checks replies.
         """
         stub = WorkerStub(channel)
         if self._secret is None:
@@ -114,7 +115,8 @@ class PeerAuth:
         """Sign one call of `method` (`/package.Service/Method`) to an incarnation of a worker, and return the metadata
         to send with it.
 
-        Use the result for one call only: a second call with it would be refused as a replay. Empty without a secret.
+        Use the result for one call only: a second call with it would be refused as a replay. Without a secret the
+        metadata is empty.
         """
         if self._secret is None:
             return Signed((), b"")
@@ -123,9 +125,9 @@ class PeerAuth:
         return Signed(((HEADER, sign_token(token, method, self._secret.current(now)[0])),), nonce)
 
     def require_proof(self, nonce: bytes, reply: worker_pb2.DescribeReply) -> None:
-        """Raise TandemError(UNAUTHENTICATED) unless the reply proves that its sender knows the secret.
+        """Raise TandemError(UNAUTHENTICATED) unless `reply` proves that its sender knows the cluster's secret.
 
-        `nonce` is that of the call; a secret must be configured.
+        `nonce`: nonce of the call that `reply` answers. A secret must be configured.
         """
         assert self._secret is not None
         covered, now = _bytes_of(reply), self._wall()
@@ -147,17 +149,18 @@ class PeerAuth:
         return grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
-        """Bind a server to `address`, host:port, with TLS where it is configured, and return the port. Raises
-        RuntimeError where it cannot be bound.
+        """Bind a server to `address`, host:port, with TLS where it is configured, and return the port number. Raises
+        RuntimeError where the address cannot be bound.
         """
         if self._tls is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, self._tls.server_credentials())
 
     def sign_reply(self, metadata: Any, reply: worker_pb2.DescribeReply) -> None:
-        """Add to a reply of `Describe` the proof that this worker knows the secret.
+        """Add to `reply`, a reply of `Describe`, the proof that this worker knows the cluster's secret.
 
-        `metadata` is that of the call. Does nothing without a secret or where the call has no valid header.
+        `metadata`: gRPC metadata of the call. Does nothing without a secret, or where the call has no valid signature
+        header.
         """
         token = parse_token(next(iter(headers_of(metadata)), b""))
         if self._secret is not None and token is not None:

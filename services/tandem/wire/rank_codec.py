@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 class MessageCodec(Generic[T]):
-    """Encode and decode messages between the ranks of one worker, whose types are the dataclasses in `union`."""
+    """Encode and decode messages between the ranks of one worker. `union`: union of the dataclasses that are the types
+    of the messages."""
 
     def __init__(self, union: Any) -> None:
         self._envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])

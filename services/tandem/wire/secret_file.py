@@ -23,10 +23,11 @@ Signature = tuple[int, ...]
 
 
 def parse_secrets(content: bytes, name: str) -> tuple[bytes, ...]:
-    """Return the secrets in the content of a file: its lines that are not blank, without white space around them.
+    """Return the secrets in the content of a secret file: its lines that are not blank, without white space around
+    them.
 
-    `name` is the file's name in errors. Raises TandemError(INVALID_REQUEST) for no secret, more than MAX_SECRETS or a
-    short one; the message contains no secret.
+    `name`: name of the file for error messages. Raises TandemError(INVALID_REQUEST) where there is no secret, there are
+    more than MAX_SECRETS, or one has less than MIN_SECRET_BYTES bytes; the message contains no secret.
     """
     found = tuple(line.strip() for line in content.splitlines() if line.strip())
     if not 1 <= len(found) <= MAX_SECRETS:
@@ -37,8 +38,8 @@ def parse_secrets(content: bytes, name: str) -> tuple[bytes, ...]:
 
 
 def signature(*paths: Path) -> Signature:
-    """Return a value that changes when one of the files is replaced or its content changes; () where a file is
-    missing."""
+    """Return a value that changes when one of the files at `paths` is replaced or its content changes. The value is ()
+    where a file is missing."""
     try:
         stats = [path.stat() for path in paths]
     except OSError:
@@ -49,7 +50,7 @@ def signature(*paths: Path) -> Signature:
 class SecretFile:
     """Hold the cluster's secrets, and read them again when their file changes.
 
-    A file that cannot be used is logged, and the secrets stay as they were.
+    If the changed file cannot be used, the problem is logged and the secrets stay as they were.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,10 +61,10 @@ class SecretFile:
         self._looked_at: float | None = None
 
     def current(self, now: float) -> tuple[bytes, ...]:
-        """Return the secrets: sign with the first, accept each. Checks the file for changes, at most every `LOOK_S`
-        seconds.
+        """Return the secrets: the first is used for signing, and each of them is accepted. Checks the file for changes
+        before, but at most every `LOOK_S` seconds.
 
-        `now`: seconds of some clock, the same in all calls.
+        `now`: the current time in seconds, by the same clock in all calls.
         """
         # The clock may have been set back, which must not delay a rotation: hence the lower bound.
         if self._looked_at is None or not 0 <= now - self._looked_at < LOOK_S:
@@ -74,7 +75,8 @@ class SecretFile:
     def look(self) -> bool:
         """Check the file for changes at once, and return whether the secrets have changed.
 
-        Call it for a signature that matches none of the secrets: its sender may have read a new file earlier.
+        Call it when a signature matches none of the secrets, because the sender may have read a changed file before
+        this program.
         """
         before = self._secrets
         seen = signature(self._path)

@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 class Pems(NamedTuple):
-    """Content of the TLS files in PEM format.
+    """Hold the content of the TLS files in PEM format.
 
-    These are this program's private key, its certificate with those of intermediate CAs, and the certificates of the
-    CA that the other side's certificate is checked against; `ca` is empty where the other side needs none.
+    `key`: this program's private key. `cert`: its certificate, with those of intermediate CAs. `ca`: certificates of
+    the CA against which the other side's certificate is checked; empty where the other side needs no certificate.
     """
 
     key: bytes
@@ -39,8 +39,9 @@ class Pems(NamedTuple):
 
 
 class _Contexts(NamedTuple):
-    """Contexts of one content of the files: for listeners of asyncio, and for both sides of a connection between two
-    programs of a cluster; None where the other side needs no certificate."""
+    """SSL contexts that were made from one content of the files. `listener`: for servers of asyncio. `peer_server`,
+    `peer_client`: for the two sides of a connection between programs of a cluster; None where the other side needs no
+    certificate."""
 
     listener: ssl.SSLContext
     peer_server: ssl.SSLContext | None = None
@@ -48,7 +49,7 @@ class _Contexts(NamedTuple):
 
 
 class TlsFile(NamedTuple):
-    """A TLS file, and the setting that names it: `section.name`."""
+    """Hold the path of a TLS file, and the name of the setting that names the file (`section.name`)."""
 
     setting: str
     path: Path
@@ -75,8 +76,9 @@ class TlsFiles:
 
     @classmethod
     def of_cluster(cls, config: ClusterConfig) -> TlsFiles:
-        """Read the files for the calls between the cluster's programs. Raises TandemError(INVALID_REQUEST) as the
-        constructor does, and where one of the three is not set."""
+        """Read the TLS files that `config` names for the calls between the cluster's programs. Raises
+        TandemError(INVALID_REQUEST) where certificate, key or CA is not set, or where a file is missing or cannot be
+        used."""
         rule = "TLS between programs needs all three tls files, so set all or none; the gateway's clients see "
         rule += "gateway.tls_cert_file"
         return cls(
@@ -87,8 +89,8 @@ class TlsFiles:
 
     @classmethod
     def of_gateway(cls, config: GatewayConfig) -> TlsFiles:
-        """Read the files for the gateway's listeners. Raises TandemError(INVALID_REQUEST) as the constructor does, and
-        where certificate or key is not set."""
+        """Read the TLS files that `config` names for the gateway's listeners. Raises TandemError(INVALID_REQUEST) where
+        certificate or key is not set, or where a file is missing or cannot be used."""
         rule, ca = "TLS needs a certificate and its key", config.tls_client_ca_file
         return cls(
             _required("gateway.tls_cert_file", config.tls_cert_file, rule),
@@ -102,23 +104,24 @@ class TlsFiles:
         return self._ca is not None
 
     def current(self) -> Pems:
-        """Return the content of the files, read again if they have changed."""
+        """Return the content of the files, after reading them again if they have changed."""
         return self._look()[0]
 
     def problem(self) -> str | None:
-        """Return why the present files cannot be used, while older content stays in force; None if they are used."""
+        """Return why the files cannot be used as they are now, as text; None if they can be used. While they cannot,
+        the content that was read before stays in force."""
         self._look()
         return self._problem
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Return a client's credentials for one channel; the channel uses the present certificate until it is
-        closed."""
+        """Return a client's credentials for one new channel. The channel uses the certificate that the files hold now
+        until it is closed."""
         pems = self.current()
         return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return a gRPC server's credentials, which use the current files for each new connection. They refuse a client
-        without a certificate where there is a CA for clients.
+        """Return a gRPC server's credentials, which use the current files for each new connection. If there is a CA for
+        clients, they refuse a client without a certificate of that CA.
 
         Open connections are not affected when the files change.
         """
@@ -131,18 +134,20 @@ class TlsFiles:
     def server_context(self) -> ssl.SSLContext:
         """Return a context for a server of asyncio or uvloop, which uses the current files for each new connection.
 
-        Open connections are not affected when the files change. Where there is a CA for clients, a certificate that it
-        did not sign ends the handshake; a client may present none, and the server decides what it may do then.
+        Open connections are not affected when the files change. Where there is a CA for clients, a client certificate
+        that this CA did not sign ends the handshake. A client may present no certificate; the server then decides what
+        the client may do.
         """
         return _CurrentContext(self)
 
     def context(self) -> ssl.SSLContext:
-        """Return the context of the current files, for one new connection."""
+        """Return the SSL context that is made from the current files, for one new connection."""
         return self._look()[1].listener
 
     def wrap(self, connection: socket.socket, *, is_server: bool) -> ssl.SSLSocket:
-        """Return a connection to another program of the cluster, prepared for TLS by the current files. The caller
-        calls its `do_handshake`, which raises OSError where the other side has no certificate of the cluster."""
+        """Wrap a connection to another program of the cluster for TLS by the current files, and return the TLS socket.
+        `is_server`: this side has accepted the connection. The caller must call `do_handshake` of the result, which
+        raises OSError where the other side has no certificate of the cluster."""
         contexts = self._look()[1]
         context = contexts.peer_server if is_server else contexts.peer_client
         assert context is not None, "files of a cluster have a CA"

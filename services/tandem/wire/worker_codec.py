@@ -55,7 +55,7 @@ _ERROR_KINDS = {kind.value: kind for kind in ErrorKind}
 
 
 def encode_refusal(kind: ErrorKind, message: str) -> pb.Refusal:
-    """Encode the error of a call that a worker refuses."""
+    """Encode the error by which a worker refuses a call: its kind and its message."""
     return pb.Refusal(kind=kind.value, message=message)
 
 
@@ -65,12 +65,13 @@ def decode_refusal(message: pb.Refusal) -> TandemError:
 
 
 def decode_kind(value: str) -> ErrorKind:
-    """Return the error kind named `value`; INTERNAL for one that only newer versions know."""
+    """Return the error kind named `value`; INTERNAL for a name that this version does not know."""
     return _ERROR_KINDS.get(value, ErrorKind.INTERNAL)
 
 
 def decode_lanes(labels: Iterable[str]) -> frozenset[Lane]:
-    """Return the lanes whose requests a worker takes. Raises TandemError(INVALID_REQUEST) for one that is unknown."""
+    """Return the lanes that `labels` name, whose requests a worker takes. Raises TandemError(INVALID_REQUEST) for an
+    unknown label."""
     try:
         return lanes_of(labels)
     except ValueError as error:
@@ -88,8 +89,8 @@ _WAIT_CAUSES = {cause.value: cause for cause in WaitCause}
 def encode_update(
     events: Iterable[JobEvent], load: WorkerLoad | None = None, step_cost: StepCost | None = None
 ) -> pb.WatchUpdate:
-    """Encode the job events of one engine step into one message of a Watch stream, with the worker's load and step cost
-    where given.
+    """Encode the job events of one engine step as one message of a Watch stream. `load`, `step_cost`: the worker's load
+    and step cost, which the message contains if they are not None.
 
     The tokens of one job must be in the order of their indices.
     """
@@ -189,10 +190,11 @@ def _encode_end(event: TerminalEvent) -> pb.JobEnd:
 
 
 def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
-    """Return the job events in a message of a Watch stream.
+    """Return the job events in a message of a Watch stream, without its load and step cost.
 
-    Their order is: received KV, prompt log probabilities, offered migrations and preemptions, then tokens by job in the
-    order of their indices, then the ends of jobs. Raises TandemError(INVALID_REQUEST) where the message is malformed.
+    The order of the events is: received KV, prompt log probabilities, offered migrations, preemptions, then the tokens
+    of each job in the order of their indices, then the ends of jobs. Raises TandemError(INVALID_REQUEST) where the
+    message is malformed.
     """
     events: list[JobEvent] = [_decode_pulled(pulled) for pulled in message.pulled]
     events += [_decode_scores(scores) for scores in message.scores]
@@ -229,8 +231,8 @@ def _decode_stages(message: pb.JobStages) -> JobStages:
 
 
 def _decode_preemption(run: pb.TokenRun) -> Preemption | None:
-    """Decode the pauses of a choice and what yielded to it, without the lanes of which nothing did; None where there
-    were no pauses and nothing yielded."""
+    """Decode how often and how long a choice was paused, and what yielded to it, by lane; lanes of which nothing
+    yielded are left out. Returns None where the choice was not paused and nothing yielded to it."""
     if not (run.num_pauses or run.yielded_sequences):
         return None
     pauses = Pauses(run.num_pauses, _duration(run.paused_s)) if run.num_pauses else NO_PAUSES
@@ -330,12 +332,12 @@ def decode_step_cost(message: pb.StepCost) -> StepCost:
 
 
 def encode_books(books: EngineStats) -> pb.Books:
-    """Encode the numbers of blocks, sequences, leases and pulls that a worker's engine holds."""
+    """Encode the statistics of a worker's engine: the numbers of its blocks, sequences, leases and pulls."""
     return pb.Books(**same_fields(books, _STATS))
 
 
 def decode_books(message: pb.Books) -> EngineStats:
-    """Decode the numbers of blocks, sequences, leases and pulls that a worker's engine holds."""
+    """Decode the statistics of a worker's engine: the numbers of its blocks, sequences, leases and pulls."""
     return EngineStats(**same_fields(message, _STATS))
 
 

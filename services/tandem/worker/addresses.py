@@ -15,17 +15,18 @@ POD_IP = "POD_IP"
 """Environment variable with the pod's address, set by the chart's pod template (Kubernetes downward API)."""
 
 _DOCUMENTATION_ADDRESSES = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses reserved for documentation (RFC 5737, RFC 3849): the route to them is the default route."""
+"""By address family, an address that is reserved for documentation (RFC 5737, RFC 3849), so that the route to it is the
+default route."""
 
 
 def advertised_address(
     config: WorkerConfig, port: int, environ: Mapping[str, str], default_address: Callable[[str], str]
 ) -> str:
-    """Return the host:port to advertise for a worker that listens at `port`.
+    """Return the address, host:port, at which others reach a worker that listens at `port`.
 
-    `worker.advertise_address` wins if set (its port 0 stands for `port`), then `worker.host`. If that is a wildcard,
-    the pod's address is used, which `environ` has under POD_IP, else what `default_address` returns for the wildcard:
-    an address of this machine.
+    The host is the first of these that is available: the host of `worker.advertise_address`; `worker.host` if it is not
+    a wildcard; the pod's address, which is the value of POD_IP in `environ`; and `default_address(worker.host)`, an
+    address of this machine. The port is `port`, unless `worker.advertise_address` names a port other than 0.
     """
     if config.advertise_address:
         host, _, advertised_port = config.advertise_address.rpartition(":")
@@ -37,17 +38,18 @@ def advertised_address(
 
 
 def own_host(config: WorkerConfig) -> str:
-    """Return the host name or address at which other machines reach this one: that of the address which a worker with
-    these settings advertises. Raises TandemError(INVALID_REQUEST) as `default_route_address`."""
+    """Return the host name or address at which other machines reach this one. It is the host of the address that a
+    worker with the settings `config` advertises. Raises TandemError(INVALID_REQUEST) if the host must be taken from the
+    default route and there is none."""
     address = advertised_address(config, 0, os.environ, default_route_address)
     return address.rpartition(":")[0].strip("[]")
 
 
 def default_route_address(wildcard: str) -> str:
-    """Return this machine's address on its default route, of the address family of `wildcard` ("0.0.0.0" or "::") if
-    there is one, else of the other family. Sends no packet.
+    """Return this machine's address on its default route: in the address family of `wildcard` ("0.0.0.0" or "::") if
+    that family has a default route, else in the other family. Sends no packet.
 
-    Raises TandemError(INVALID_REQUEST) where there is no default route.
+    Raises TandemError(INVALID_REQUEST) where neither family has a default route.
     """
     first = socket.AF_INET6 if ":" in wildcard else socket.AF_INET
     for family in sorted(_DOCUMENTATION_ADDRESSES, key=lambda candidate: candidate is not first):
@@ -62,10 +64,11 @@ def default_route_address(wildcard: str) -> str:
 
 
 def require_worker_auth(config: Config, worker_name: str = "") -> PeerAuth:
-    """Return the authentication that the worker uses with other members of its cluster.
+    """Return the authentication that a worker with the settings `config` uses with other members of its cluster.
+    `worker_name`: name of the worker in the logs of other programs.
 
-    Raises TandemError(INVALID_REQUEST), naming the remedies, when others can reach the worker's address and nothing
-    authenticates them.
+    Raises TandemError(INVALID_REQUEST), whose message names the remedies, if other machines can reach the worker's
+    address although neither a secret nor TLS is configured and `cluster.insecure` is off.
     """
     trust = PeerAuth.of(worker_name, config.cluster)
     if trust.is_open and not config.cluster.insecure and not is_loopback(config.worker.host):

@@ -13,8 +13,9 @@ from tandem.wire.tls import TlsFiles
 
 
 def connection_security(config: ClusterConfig, clock: Clock) -> ConnectionSecurity:
-    """Return how the settings of the cluster protect TCP connections that are not gRPC's. Raises TandemError where a
-    file cannot be used."""
+    """Return the protection of those TCP connections of a cluster that do not use gRPC, which move KV or connect ranks.
+    `config` names the secret file and the TLS files. `clock` gives the times at which the secret file is checked for
+    changes. Raises TandemError where a file cannot be used."""
     secret = SecretFile(Path(config.secret_file)) if config.secret_file else None
     tls = TlsFiles.of_cluster(config) if config.has_tls else None
     unprotected = ConnectionSecurity()

@@ -36,8 +36,8 @@ async def start_worker(
     *,
     open_transport: OpenTransport = open_transport,
 ) -> Worker:
-    """Start a worker on the running event loop and return it once it serves. `open_transport` replaces the real
-    transports in tests.
+    """Start a worker for the loaded `model` on the running event loop, and return it once it serves. `open_transport`:
+    function that opens the KV transport, which tests replace.
 
     Raises TandemError when the worker cannot start, for example because its port is in use, after stopping everything
     that it has started.
@@ -65,8 +65,8 @@ async def start_worker(
 
 
 def _describe(model: WorkerModel, me: WorkerRef, transport: Transport) -> TransportPeer:
-    """Return how other workers read this one's ranks, opening the transports of all further ranks. Raises
-    TandemError."""
+    """Return what other workers need to read the KV of all ranks of this worker; opens the transfers of the ranks other
+    than the first. Raises TandemError when a rank fails."""
     mine = transport.describe(me)
     return mine if model.rank_group is None else join_ranks([mine, *model.rank_group.open_transfers(me)])
 

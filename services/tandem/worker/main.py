@@ -32,10 +32,11 @@ _log = logging.getLogger("tandem.worker")
 
 
 def run(config: Config) -> int:
-    """Load the model and serve until a signal arrives. Returns the exit status of the process: 0 after SIGTERM or
-    SIGINT, 1 after a failure, which was logged.
+    """Load the model, serve as a worker until a signal arrives, and return the exit status of the process: 0 after
+    SIGTERM or SIGINT, 1 after a failure, which was logged.
 
-    On a machine other than the worker's first it runs the ranks there instead."""
+    If a worker spans several machines and this is not the first of them (`engine.node_rank` above 0), runs only the
+    ranks of this machine."""
     if config.engine.node_rank > 0:
         return run_node(config)
     prepare_process()
@@ -54,19 +55,19 @@ def run(config: Config) -> int:
 
 
 def prepare_process() -> None:
-    """Set the environment for passive OpenMP waits and shorten the thread switch interval of Python; must be called
-    before torch is imported."""
+    """Make OpenMP threads of this process wait without spinning, and shorten the thread switch interval of Python. Must
+    be called before torch is imported."""
     # Workers share cores: a thread pool that has nothing to do must sleep instead of spinning.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def settle_process() -> None:
-    """Exclude all present objects from garbage collection and give threads their names in the kernel; called once a
-    worker runs with all its threads.
+    """Exclude all objects that exist now from garbage collection, and give the threads their names in the kernel too,
+    for `top -H` and profilers. Called once a worker runs with all its threads.
 
-    Most of the about 200,000 objects stay for ever, and a collection that visits them stops every thread for more than
-    a tenth of a second, in the middle of a step. Thread names are for `top -H` and profilers.
+    Most of the about 200,000 objects exist as long as the process, and a collection that visits them stops every thread
+    for more than a tenth of a second, in the middle of a step.
     """
     gc.collect()
     gc.freeze()
@@ -100,7 +101,7 @@ async def _serve(config: Config, model: WorkerModel) -> int:
 
 
 async def _first(*waits: Awaitable[object]) -> None:
-    """Wait until one of the awaitables has ended. Coroutines that have not are cancelled; tasks are left alone."""
+    """Wait until one of the awaitables has ended, then cancel those coroutines that have not; tasks are left alone."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     mine = [task for task, wait in zip(tasks, waits, strict=True) if task is not wait]
     try:

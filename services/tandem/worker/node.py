@@ -1,4 +1,4 @@
-"""Run the ranks of one worker on a machine other than its first: `tandem worker` where engine.node_rank is not 0."""
+"""Run one machine's ranks of a worker that spans several machines: `tandem worker` with engine.node_rank above 0."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tandem.core.config import Config
 from tandem.worker.ranks.local_rank import RankChild
 
 END_S = 5.0
-"""Seconds for a rank to end in order, which stops its reads of KV first."""
+"""Seconds for a rank to stop its reads of KV and end; it is killed after that."""
 POLL_S = 0.1
 
 _log = logging.getLogger("tandem.node")
 
 
 def run_node(config: Config) -> int:
-    """Run this machine's ranks for one incarnation of the worker, whose first rank is on the machine of
-    engine.master_addr.
+    """Run this machine's ranks for one incarnation of the worker, until a signal arrives or one of them ends. The
+    worker's first rank is on the machine of engine.master_addr.
 
-    Returns the exit status: 0 after SIGTERM or SIGINT, 1 when a rank has ended, as all do when the worker ends. The
-    caller's supervisor starts the program again then, so that it waits for the worker's next incarnation.
+    Returns the exit status: 0 after SIGTERM or SIGINT, and 1 when a rank has ended. All ranks end when the worker ends.
+    The supervisor of this program should then start it again, so that it waits for the worker's next incarnation.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,8 +1,8 @@
 """Run the process of a rank other than the first: load its part of the model and execute the first rank's commands.
 
-`python -m tandem.worker.rank_process ADDRESS RANK`, with settings in the environment. The process lives as long as the
-first rank and its connection, and as its parent. A step that waits for ranks that have ended is aborted with the
-process.
+Started as `python -m tandem.worker.rank_process ADDRESS RANK`, with settings in the environment. The process ends when
+the first rank ends, when its connection to the first rank breaks, or when its parent process ends. It does not wait for
+the running step longer than `END_S`, because that step may wait for ranks that have ended.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from tandem.worker.ranks.remote_transfer import carry_out
 from tandem.worker.ranks.shared_settings import shared_settings
 
 OpenRankTransfer = Callable[[WorkerRef], tuple[KVTransfer, TransportPeer]]
-"""Function that opens the KV transfer of this rank for a worker, and returns it with what other workers need to read
-this rank."""
+"""Function that takes a worker and opens the KV transfer of this rank of the worker. Returns the transfer and the
+description by which other workers read this rank."""
 
 END_S = 0.5
-"""Seconds for the running step to end after the first rank has; it may wait for that rank for ever."""
+"""Seconds that the running step has to end after the first rank has ended; the process is killed then, because the step
+may wait for the first rank for ever."""
 STOP_S = 2.0
-"""Seconds for the reads of a rank whose first rank has ended. A read over TCP that is cut off may end its source
-too."""
+"""Seconds that open reads of KV have to end after the first rank has ended. A read by UCX over TCP that is cut off may
+abort the process that it reads from."""
 
 _log = logging.getLogger("tandem.rank")
 
@@ -58,9 +59,9 @@ _log = logging.getLogger("tandem.rank")
 def run(config: Config, address: str, rank: int, has_parent_ended: threading.Event | None = None) -> int:
     """Load this rank's part of the model and execute the first rank's commands until the first rank ends.
 
-    Returns the exit status: 0 at the end of the first rank, 1 when this rank failed. `address`: where the first rank
-    listens, see `worker.ranks.rank_listener`. `rank`: number of this rank, from 1. `has_parent_ended`: set when this
-    process is to end.
+    Returns the exit status: 0 at the end of the first rank, 1 when this rank failed or the ranks did not all start.
+    `address`: where the first rank listens, the path of a Unix socket or host:port. `rank`: number of this rank, from
+    1. `has_parent_ended`: set by the caller when the parent process has ended, so that this process ends too.
     """
     prepare_process()
     set_up_logging(config.telemetry, "tandem-worker", f"{config.worker.id}-rank-{rank}" if config.worker.id else "")
@@ -110,9 +111,12 @@ def _end_with_parent(has_parent_ended: threading.Event, channel: RankChannel) ->
 
 
 class _CommandReader:
-    """Receive the first rank's commands on a thread of its own and queue them by receiver.
+    """Receive the first rank's messages on a thread of its own: put commands for the model into `commands`, pass
+    entries of the ranks' store to `on_entry`, and execute the commands for this rank's KV transfer, which a function
+    taken from `openers` opens.
 
-    When the connection ends, the process has `END_S` seconds until `has_ended`, and is killed otherwise.
+    When the connection ends, `commands` gets None, and the process is killed unless `has_ended` is set within `END_S`
+    seconds.
     """
 
     def __init__(
@@ -134,7 +138,8 @@ class _CommandReader:
         threading.Thread(target=self._run, name="tandem-line", daemon=True).start()
 
     def wait_joining(self) -> bool:
-        """Wait until all ranks are ready to join the process group. Returns False where the connection ends before."""
+        """Wait until all ranks are ready to join the process group, and return True then. Returns False if the
+        connection ends before."""
         return self._joining.get()
 
     def _run(self) -> None:

@@ -1,6 +1,6 @@
 """Write and read run files: one file per running worker, by which other programs on the machine find it.
 
-A killed worker leaves its file behind, so a run file names a worker that may be running.
+A killed worker leaves its run file behind, so the worker that a run file names may have ended.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 class RunFile:
-    """Write and remove the run file of one incarnation of a worker, `me`, in `directory`.
-
-    Only the owner of `directory` may enter it.
-    """
+    """Write and remove the run file of one incarnation of a worker, `me`, in `directory`, which is created with mode
+    0700."""
 
     def __init__(self, directory: Path, me: WorkerRef) -> None:
         self._me = me
@@ -32,8 +30,8 @@ class RunFile:
         return f"<run file {self._path}>"
 
     def write(self) -> None:
-        """Write the file atomically, and create the directory if needed. Raises TandemError when that is not
-        possible."""
+        """Write the file atomically, and create the directory if needed. Raises TandemError when the file cannot be
+        written."""
         unfinished = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,6 +63,6 @@ def read_run_files(directory: Path) -> tuple[WorkerRef, ...]:
 
 
 def _read(path: Path) -> WorkerRef:
-    """Return the worker that a run file names. Raises OSError or msgspec.MsgspecError when there is none or the file is
-    malformed."""
+    """Return the worker that a run file names. Raises OSError when the file cannot be read and msgspec.MsgspecError
+    when it is malformed."""
     return msgspec.json.decode(path.read_bytes(), type=WorkerRef)

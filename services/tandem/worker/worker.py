@@ -74,16 +74,17 @@ HEARTBEAT_S = 1.0
 SELF_TEST_PERIOD_S = 10.0
 """Seconds between two self-tests of the transfer thread."""
 FLUSH_S = 2.0
-"""Seconds for streams and telemetry to carry the last messages of a worker that stops."""
+"""Time limit in seconds, when a worker stops, for each of: its block files, the last messages of its streams,
+telemetry."""
 THREAD_S = 10.0
-"""Seconds for the transfer thread to end."""
+"""Time limit in seconds, when a worker stops, for the transfer thread and for the thread that writes the step log."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReported:
-    """Message to the event loop that the engine has effects to carry out there, or that its snapshot has changed."""
+    """Tell the event loop that the engine has `effects` to be carried out there, or that its `snapshot` has changed."""
 
     effects: Sequence[Effect]
     snapshot: EngineSnapshot
@@ -91,7 +92,8 @@ class EngineReported:
 
 @dataclass(frozen=True, slots=True)
 class EngineEnded:
-    """Message to the event loop that the engine has ended. `error` is the reason, None after `EngineDriver.stop`."""
+    """Tell the event loop that the engine has ended. `error`: the reason as text; None if `EngineDriver.stop` ended the
+    engine."""
 
     error: str | None
 
@@ -104,8 +106,8 @@ class Worker:
     """Compose the parts of one worker and run it from `start` to `stop`.
 
     Made by `factory.start_worker`. Methods run on the event loop on which the worker was made unless their docstring
-    names another thread. Other threads reach the event loop only through `_post_event`, and `_on_event` handles all
-    that they report, in the order of arrival. The worker is the `EffectSink` of its engine's driver.
+    names another thread. Other threads reach the event loop only through `_post_event`; their events are handled by
+    `_on_event` in the order of arrival. The worker is the `EffectSink` of its engine's driver.
     """
 
     def __init__(
@@ -221,30 +223,32 @@ class Worker:
         _log.info("worker %s serves %s, and /metrics at %s", self.me, self._identity.model, metrics_address)
 
     def healthy(self) -> str | None:
-        """Return None, or the reason why this worker should be replaced: a failure, a step that makes no progress, or a
-        transport whose self-test failed."""
+        """Return the reason why this worker should be replaced: a failure, a step that makes no progress, or a
+        transport whose self-test failed. Returns None while it is healthy."""
         return self._failure or self._driver.stalled() or self._transfer_client.problem
 
     @property
     def num_gateways(self) -> int:
-        """Count the gateways that have a Watch stream, or had one less than `worker.gateway_grace_s` seconds ago."""
+        """Return the number of gateways that have a Watch stream, or whose last one ended less than
+        `worker.gateway_grace_s` seconds ago."""
         return len(self._gateways)
 
     async def failed(self) -> str:
-        """Wait until the engine, the transfer thread or a background task has failed, and return the reason. Waits for
-        ever in a worker that does not fail."""
+        """Wait until the engine, the transfer thread or a background task has failed, and return the reason. Never
+        returns in a worker that does not fail."""
         await self._has_failed.wait()
         assert self._failure is not None
         return self._failure
 
     async def drain(self, timeout_s: float) -> DrainResult:
-        """Refuse new jobs, let running ones migrate or finish, and return the result once no job and no lease is left
-        or `timeout_s` seconds have passed."""
+        """Refuse new jobs, let running ones migrate or finish, and wait up to `timeout_s` seconds until no job and no
+        lease (offer of KV to another worker) is left. Returns how many jobs and leases are left, and how many sequences
+        migrated or went back to gateways; all numbers are 0 where the engine has ended. Does not raise."""
         return await self._service.drain(timeout_s)
 
     async def stop(self) -> None:
-        """Stop without waiting for jobs: live jobs fail, streams deliver their failures and end, then threads and tasks
-        end.
+        """Stop the worker without waiting for its jobs. Live jobs fail; the streams to gateways deliver these failures
+        and end; then threads and tasks end.
 
         Does not raise; a second call does nothing.
         """
@@ -299,10 +303,11 @@ class Worker:
     # ---- on the engine's thread
 
     def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
-        """Carry out effects of the engine: start reads and teardowns immediately, and pass all others to the event loop
-        together.
+        """Carry out effects of the engine. Starts reads from other workers, tears down connections to them, and queues
+        reads and writes of block files immediately. Passes all other effects to the event loop together with
+        `snapshot`.
 
-        Runs on the engine's thread.
+        Called on the engine's thread.
         """
         if snapshot.is_transferring != self._was_transferring:
             self._was_transferring = snapshot.is_transferring
@@ -412,7 +417,8 @@ class Worker:
             self._gateways.wake()
 
     async def _list_workers(self, registry: WorkerRegistry) -> Sequence[WorkerRecord]:
-        """Return the registered workers. Connections to others are closed, except to sources in use."""
+        """Return the registered workers, and close the KV connections to workers that are neither registered nor in use
+        as sources."""
         records = await registry.list()
         self._transfer_client.keep(self._producers.sources | {record.worker for record in records})
         return records
@@ -436,8 +442,9 @@ class Worker:
 
 
 def _file_cache(config: Config, model: WorkerModel, driver: EngineDriver, clock: Clock) -> FileCache | None:
-    """Return the cache of block files, below one directory for each model and format; None if it is off. Raises
-    TandemError for a limit that is smaller than one file."""
+    """Create the cache of KV blocks in files, in a directory for this model and file format below
+    `engine.file_cache_path`, and return it; None if no path is set or the model has no host memory for blocks. Raises
+    TandemError when `engine.file_cache_size` is smaller than one file."""
     engine, pool = config.engine, model.pool
     if not engine.file_cache_path or model.host is None:
         return None

@@ -57,8 +57,9 @@ Arrivals = Constant | Poisson | Bursts | Batches
 def due_times(arrivals: Arrivals, rate: float, *names: seeded_random.Name) -> Iterator[float]:
     """Return an endless iterator over the arrival times in seconds from the start, in ascending order.
 
-    `rate`: requests per second in the long run, over bursts and pauses alike; 0 puts all arrivals at 0 s. `names`: seed
-    of the random numbers and what distinguishes this process from others of the same seed."""
+    `arrivals`: the arrival process. `rate`: requests per second in the long run, over bursts and pauses alike; 0 puts
+    all arrivals at 0 s. `names`: seed of the random numbers, followed by names that distinguish this process from
+    others with the same seed."""
     if rate == 0:
         return (0.0 for _ in count())
     match arrivals:

@@ -16,13 +16,14 @@ from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Generate the requests of one client: a single one, or a conversation in which each builds on the one before.
+    """Generate the requests of one client: a single request, or a conversation in which each request extends the one
+    before.
 
-    `opening` returns the first request; its `follow` builds the next. `id`: request id; in a conversation of several
-    requests the number of the request, from 1, is appended. `group`: class of the requests. `names`: seed of the random
-    numbers, and what distinguishes the client. `salt`: additionally seeds the token ids, so another salt gives other
-    texts of the same lengths.
-    """
+    `opening` returns the first request; the function in its field `follow` builds the next one. `id`: request id; in a
+    conversation of several requests the number of the request, from 1, is appended. `group`: class of the requests.
+    `names`: seed of the workload, followed by names that identify the client; the client's random numbers are a
+    function of these. `salt`: further seed of the token ids, so that another salt gives other texts of the same
+    lengths."""
 
     id: str
     group: RequestClass

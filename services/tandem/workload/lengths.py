@@ -1,6 +1,6 @@
 """Define distributions of token counts (ranges, log-normal distributions, quantiles) and return lengths from them.
 
-A length is a function of a position in [0, 1).
+`length_at` returns the length at a position in [0, 1) of a distribution; a random position gives a random length.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class LogNormal:
 class Quantiles:
     """Distribution of token counts by points (share, length): the fraction `share` of lengths is at most `length`.
 
-    Between two points it is linear. The first share is 0, at the minimum, and the last is 1, at the maximum. Raises
-    ValueError where the points are not in ascending order."""
+    `points`: in ascending order. The first has the share 0 and the shortest length, the last the share 1 and the
+    longest length. Between two points the length rises linearly with the share. Raises ValueError for other points."""
 
     points: tuple[tuple[float, int], ...]
 
@@ -60,7 +60,7 @@ Lengths = tuple[int, int] | LogNormal | Quantiles
 
 
 def require(lengths: Lengths) -> None:
-    """Check that a distribution given as a pair is a valid range; raises ValueError if not.
+    """Check that a distribution given as a pair (minimum, maximum) is a valid range; raises ValueError if not.
 
     The other kinds of distributions check themselves at construction."""
     if isinstance(lengths, tuple):
@@ -68,10 +68,9 @@ def require(lengths: Lengths) -> None:
 
 
 def length_at(lengths: Lengths, at: float) -> int:
-    """Return the quantile `at` of a distribution: the length, at least 1, below which the fraction `at` of all lengths
-    is.
+    """Return the length at the quantile `at` of a distribution: the fraction `at` of all lengths is smaller.
 
-    `at` is in [0, 1); a uniformly random `at` gives a random length of the distribution.
+    `at` is in [0, 1); a uniformly random `at` gives a random length of the distribution. The result is at least 1.
     """
     match lengths:
         case LogNormal(median, sigma, low, high):

@@ -47,11 +47,11 @@ def scheduled_requests(
 ) -> Iterator[ScheduledRequest]:
     """Return an iterator over the requests of a mix, in order of due time.
 
-    Later turns of conversations are not among them: each follows from the request before it. `count`: how many, None
-    for an endless iterator. `rate`: requests per second, None for the mix's own; 0 puts all at 0 s. `salt`: another one
-    gives prompts with other tokens of the same lengths. What a group's requests contain depends on the seed alone,
-    their times also on the rate. No two prompts share a block except for their prefixes. Raises ValueError where
-    neither gives a rate."""
+    Of a conversation, the iterator yields only the first request; the function in a request's field `follow` builds the
+    next one. `seed`: determines the content of requests and, with the rate, their times. `count`: number of requests;
+    None: the iterator is endless. `rate`: requests per second, 0: all are due at 0 s; None: the mix's own rate. `salt`:
+    another salt gives prompts with other tokens of the same lengths. No two prompts share a block except in their
+    prefixes. Raises ValueError if neither `rate` nor the mix gives a rate."""
     rate = mix.rate if rate is None else rate
     if rate is None or not 0 <= rate < float("inf"):
         raise ValueError(f"a rate of requests per second is needed, got {rate}")

@@ -1,4 +1,4 @@
-"""Parse a mix from YAML strictly: unknown, missing or impossible values are refused with file and key.
+"""Parse a mix from YAML strictly: for an unknown, missing or impossible value an error names the file and the key.
 
 The section "Workloads" of loadtest/README.md describes each key.
 """

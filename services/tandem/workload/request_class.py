@@ -49,15 +49,17 @@ def _cumulative_weights(num_documents: int, zipf: float) -> tuple[float, ...]:
 class RequestClass:
     """Class of requests with equal distributions of lengths, tenant and lane.
 
-    - `name`: the class in reports. `share`: fraction of all requests, not counting later turns of conversations.
-    - `prompt`: a request's own tokens, after `prefix`. `output`: tokens to generate. `priority`: lower runs first in
-      its `lane`.
-    - `turns`: requests of a conversation; each later one is due an exponentially distributed time of mean `think_s`
-      seconds after the end of the one before it, and repeats that one's prompt and output before its own tokens.
-    - `arrivals`: the class's own arrival process, independent of the other classes; None: it shares the mix's.
+    - `name`: name of the class in reports. `share`: fraction of all requests, not counting later turns of
+      conversations.
+    - `prompt`: number of a request's own tokens, which follow its `prefix`. `output`: number of tokens to generate.
+      `priority`: requests with a lower number run first in their `lane`.
+    - `prefix`: documents with which prompts begin; None: prompts have only their own tokens.
+    - `turns`: number of requests of a conversation. Each later request repeats the prompt and the output of the one
+      before, and then has its own tokens. It is due after a pause from the end of the one before; pauses are
+      exponentially distributed with a mean of `think_s` seconds.
+    - `arrivals`: the class's own arrival process, independent of the other classes; None: the mix's process.
 
-    Raises ValueError for impossible values.
-    """
+    Raises ValueError for impossible values."""
 
     name: str
     share: float

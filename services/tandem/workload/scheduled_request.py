@@ -19,10 +19,10 @@ class ScheduledRequest:
     """A request to be sent `due_s` seconds after the start of a load test or simulation, whether or not earlier
     requests have ended.
 
-    `group`: its class in reports. `tenant`: empty for the open tenant. `follow`: builds the client's next request in
-    the same conversation, due after the end of this one; None if this is the last. `session`: requests of one session
-    prefer one worker. `timeout_s`: seconds from its arrival after which the client gives up; None if it does not.
-    """
+    `group`: name of its class in reports. `tenant`: empty for the open tenant. `follow`: function that builds the
+    client's next request in the same conversation from the output of this one and the time of its end; None if this is
+    the last. `session`: name of the client's session, whose requests prefer the same worker; empty: none. `timeout_s`:
+    seconds from its arrival after which the client gives up; None: never."""
 
     request: Request
     group: str

@@ -1,4 +1,4 @@
-"""Open a workload: a mix by its name, or a file by its content."""
+"""Open a workload: a built-in mix by its name, or a file with a mix or a trace."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ def open_workload(
 ) -> Iterator[ScheduledRequest]:
     """Open a mix or a trace and return an iterator over its requests, in order of due time.
 
-    Requests are generated one at a time, from `seed`. `name`: a built-in mix, a path to a mix (*.yaml) or to a trace.
-    `count`: how many requests, not counting later turns of conversations; None: all, which is without end for a mix.
-    `rate`: requests per second, in place of a mix's own. `speedup`: divides the times of a trace. `salt`: another one
-    changes only the tokens of prompts, so that a prefix cache does not hold them. Raises TandemError(INVALID_REQUEST);
-    for a bad line of a trace when the iterator reaches it."""
+    `name`: name of a built-in mix, or path of a mix (*.yaml) or of a trace. `seed`: seed of the requests, which are
+    generated one at a time. `count`: number of requests, not counting later turns of conversations; None: all, which is
+    without end for a mix. `rate`: requests per second, in place of a mix's own rate. `speedup`: number by which the
+    times of a trace are divided. `salt`: another salt changes only the tokens of prompts, so that a prefix cache does
+    not hold them.
+
+    Raises TandemError(INVALID_REQUEST) for arguments or files that cannot be used. For a bad line of a trace, it is
+    raised when the iterator reaches the line."""
     if count is not None and count < 1:
         raise refused(name, f"count must be at least 1, got {count}")
     named_mix = _mix(name)
@@ -46,7 +49,7 @@ def built_in_names() -> tuple[str, ...]:
 
 
 def built_in(name: str) -> Mix:
-    """Return the built-in mix `name`, which must be one of `built_in_names`."""
+    """Return the built-in mix with the name `name`, one of those that `built_in_names` lists."""
     with as_file(_MIXES / f"{name}.yaml") as path:
         return read_mix(path)
 

@@ -1,9 +1,10 @@
 """Parse Tandem's own format of recorded requests, one line at a time.
 
-JSON lines. The first is the header: {"format": "tandem-requests", "version": 1, "block_size": 64}. Each other line is a
-request, in order of due time: `due_s`, `num_output_tokens`, optionally `group`, `tenant`, `lane` and `priority`, and
-its prompt in one of three forms: `num_prompt_tokens`; that and `blocks`, an id for each block of the prompt, of which
-the last may be shorter; or `prompt_tokens`, the ids of its tokens.
+A trace consists of JSON lines. The first is the header: {"format": "tandem-requests", "version": 1, "block_size": 64}.
+Each other line is a request, in order of due time. It has the keys `due_s` and `num_output_tokens`, and optionally
+`group`, `tenant`, `lane` and `priority`. The prompt is given in one of three forms: only its length as
+`num_prompt_tokens`; this length and `blocks`, a list with an id for each block of the prompt, of which the last may be
+shorter; or `prompt_tokens`, the ids of its tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _OPTIONAL = ("group", "tenant", "lane", "priority", *_PROMPT)
 def reader(header: Field) -> Callable[[Field], TraceEntry]:
     """Check the header of a trace in Tandem's format and return the function that parses a later line into an entry.
 
-    Both raise TandemError(INVALID_REQUEST) for a line that they cannot parse. An output of 0 tokens becomes one of 1.
+    This function and the returned one raise TandemError(INVALID_REQUEST) for a line that they cannot parse. A request
+    with 0 output tokens becomes one with 1.
     """
     found = header.record(("format", "version", "block_size"))
     if found["version"].value != VERSION:

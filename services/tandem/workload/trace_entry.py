@@ -12,9 +12,8 @@ from tandem.workload import seeded_random
 class PromptBlocks:
     """A recorded prompt of which only an id for each block is known; equal ids stand for equal tokens.
 
-    `num_tokens`: length of the prompt. `ids`: one for each block. `size`: tokens of a block; the last one may be
-    shorter. Raises ValueError unless there is one id for each block.
-    """
+    `num_tokens`: length of the prompt. `ids`: ids of the prompt's blocks, in order. `size`: tokens of a block; the last
+    one may be shorter. Raises ValueError unless there is one id for each block."""
 
     num_tokens: int
     ids: tuple[int, ...]
@@ -36,9 +35,10 @@ Prompt = int | PromptBlocks | tuple[int, ...]
 class TraceEntry:
     """One recorded request, independent of the trace's format.
 
-    `due_us`: its time in microseconds, since any origin that is common to the trace. `prompt`: what is known of its
-    prompt. `num_output_tokens`: tokens to generate. `group`: its class in reports, and `tenant`; both empty where the
-    trace has none. `priority`: lower runs first in its `lane`."""
+    `due_us`: time of the request in microseconds, from any origin that all entries of the trace share. `prompt`: the
+    number of its prompt's tokens, the prompt's blocks, or its tokens, as far as the trace has them.
+    `num_output_tokens`: tokens to generate. `group`: class of the request in reports; `tenant`: its tenant; both are
+    empty if the trace does not state them. `priority`: requests with a lower number run first in their `lane`."""
 
     due_us: int
     prompt: Prompt
@@ -51,8 +51,9 @@ class TraceEntry:
     def tokens(self, seed: int, number: int, salt: str) -> tuple[int, ...]:
         """Return the tokens of the prompt, generating those that the trace does not contain.
 
-        `number`: number of the entry in the trace. Generated tokens are a function of `seed`, `salt` and the id of
-        their block or, without block ids, of `number`, so only blocks of equal id are equal."""
+        `number`: number of the entry in the trace. Tokens of a block are a function of `seed`, `salt` and the id of the
+        block. If the trace has no block ids, tokens are a function of `seed`, `salt` and `number`. So two blocks have
+        the same tokens only if their ids are equal."""
         match self.prompt:
             case int():
                 return seeded_random.tokens(self.prompt, seed, "request", number, salt)

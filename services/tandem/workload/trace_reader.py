@@ -1,6 +1,6 @@
-"""Replay a trace file line by line, with the format detected from its first line; does not hold the whole file.
+"""Replay a trace file line by line, without holding the whole file in memory. The first line shows the file's format.
 
-Reads Mooncake's JSON lines, Azure's CSV and Tandem's own format; each also as gzip.
+Reads Mooncake's JSON lines, Azure's CSV and Tandem's own format, each also compressed with gzip.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def replay(
     """Return an iterator over the requests of a trace file, due at their recorded times divided by `speedup`; the first
     is due at 0 s.
 
-    `count`: how many requests, None for all. What the trace does not contain, such as token ids, is generated from
-    `seed` and `salt`. Raises TandemError(INVALID_REQUEST), which names the file or line. The call raises it if the file
-    cannot be read, its format is unknown, or it holds fewer than `count` requests, or none where `count` is None. The
-    iterator raises it at a line that cannot be read, or that is due before the line above it."""
+    `count`: number of requests; None: all. `seed`, `salt`: seeds of what the trace does not contain, such as token ids.
+    Raises TandemError(INVALID_REQUEST), which names the file or line: at the call for a file that cannot be used, and
+    from the iterator for a bad line. See `entries`."""
     return _scheduled(entries(path, count), seed, speedup, salt)
 
 
 def entries(path: Path, count: int | None = None) -> Iterator[TraceEntry]:
-    """Return an iterator over the first `count` entries of a trace file, in file order, or over all entries if `count`
-    is None.
+    """Return an iterator over the first `count` entries of a trace file, in file order; over all if `count` is None.
 
-    Raises TandemError(INVALID_REQUEST), which names the file or line. The call raises it if the file cannot be read,
-    its format is unknown, or it holds fewer than `count` entries, or no entry where `count` is None. The iterator
-    raises it at a line that cannot be read, or that is due before the line above it."""
+    Raises TandemError(INVALID_REQUEST), which names the file or line:
+
+    - The call raises it if the file cannot be read, has no entry or an unknown format, or holds fewer than `count`
+      entries.
+    - The iterator raises it at a line that cannot be read, or that is due before the line above it."""
     trace_format = _detect_format(path)
     needed = 1 if count is None else count
     num_held = sum(1 for _ in islice(_lines(path), trace_format.has_header, trace_format.has_header + needed))
@@ -133,10 +133,10 @@ def _in_order(
 
 
 def scheduled_request_of(entry: TraceEntry, number: int, due_s: float, seed: int, salt: str = "") -> ScheduledRequest:
-    """Build the request of a trace entry, due `due_s` seconds after the start.
+    """Build the request of the trace entry `entry`, due `due_s` seconds after the start.
 
-    `number`: number of the entry in the trace, from which its request id follows. What the entry does not contain is
-    generated from `seed`, `number` and `salt`."""
+    `number`: number of the entry in the trace; the request id is made from it. What the entry does not contain, such as
+    token ids, is generated from `seed`, `number` and `salt`."""
     request = Request(
         id=RequestId(f"r{number}"),
         model=MODEL,

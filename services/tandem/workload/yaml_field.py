@@ -1,4 +1,4 @@
-"""Read typed values from a parsed file, with errors that name where a value is."""
+"""Read typed values from a parsed file; errors name the file and the key of the value."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ def refused(place: str, what: str) -> TandemError:
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML loader for plain values that refuses a duplicate key, where YAML would silently take the second value.
+    """YAML loader for plain values that refuses a duplicate key, where PyYAML would silently take the second value.
 
-    It raises yaml.YAMLError for a duplicate key, for a text that its tag does not fit, as in `!!int ""`, and for a
-    mapping that grows beyond `MAX_MERGED_KEYS` by merges (`<<`), of which a file of 1 kB can hold billions.
+    Loading raises yaml.YAMLError for a key that is written twice in one mapping, and for a mapping that merges (`<<`)
+    extend to more than `MAX_MERGED_KEYS` keys; without this limit, nested merges in a file of 1 kB could make billions
+    of keys. For a value that cannot be converted to the type that its tag names, such as `!!int ""`, it raises
+    yaml.YAMLError, or ValueError where PyYAML does, as for `!!int x`.
     """
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -53,10 +55,11 @@ def _broken(problem: str, node: yaml.Node) -> yaml.YAMLError:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value of a parsed file, with its place for error messages; its methods check its kind and return it.
+    """A value of a parsed file, and its place for error messages. The methods check the type of the value and return
+    it.
 
     `file`: file, or file:line. `key`: keys that lead to the value, joined by dots. Methods raise
-    TandemError(INVALID_REQUEST) that names both where the value is not of the requested kind."""
+    TandemError(INVALID_REQUEST) that names both if the value is not of the requested type."""
 
     file: str
     key: str
@@ -95,7 +98,8 @@ class Field:
         return found
 
     def number(self) -> float:
-        """Return the value as a float; it must be a number of at most 1e15 in size, which is exact in microseconds."""
+        """Return the value as a float; it must be a number from -1e15 to 1e15, where floats hold all whole numbers
+        exactly."""
         if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not abs(self.value) <= 1e15:
             raise self.refused("must be a number")
         return float(self.value)
@@ -116,7 +120,7 @@ class Field:
         return tuple(self.value)
 
     def lane(self) -> Lane:
-        """Return the lane whose label the value is."""
+        """Return the lane that the value names by its label, such as `interactive`."""
         for lane in Lane:
             if self.value == lane.label:
                 return lane
@@ -128,7 +132,8 @@ class Field:
         return self.value
 
     def made(self, make: Callable[[], Value]) -> Value:
-        """Return `make()`; convert a ValueError that it raises into a TandemError that names this field's place."""
+        """Return the result of `make()`. If `make` raises ValueError, raise a TandemError that names this field's place
+        instead."""
         try:
             return make()
         except ValueError as error:

@@ -20,8 +20,8 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file of the console with its HTTP headers. `kind`: its media type. `tag`: its ETag (RFC 9110, 8.8.3), quotes
-    included."""
+    """Hold one file of the console for HTTP responses. `content`: its bytes. `kind`: its media type. `tag`: its ETag
+    (RFC 9110, 8.8.3), including the quotes."""
 
     content: bytes
     kind: str
@@ -29,12 +29,14 @@ class Asset:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers of a response with this file, other than its media type."""
+        """Return the HTTP headers of a response with this file, except for `content-type`."""
         return {"etag": self.tag, "cache-control": "no-cache", **page_headers()}
 
     def is_known(self, if_none_match: str | None) -> bool:
-        """Return whether a request's header If-None-Match (None: absent) names this version of the file, so that 304 is
-        the answer. Tags are compared weakly (RFC 9110, 13.1.2)."""
+        """Return whether the browser has this version of the file already, so that the response is 304.
+
+        `if_none_match`: the request's header If-None-Match, None where it is absent. It must list `tag`, compared
+        weakly (RFC 9110, 13.1.2), or be `*`."""
         if if_none_match is None:
             return False
         tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]

@@ -1,7 +1,8 @@
 """Keep the console's history: the records of the last ended requests, and sums of the last minutes by lane and by
 tenant.
 
-All of it is bounded. Callers pass the time.
+The sums are kept by time slice, a period of fixed length on the gateway's clock. All collections have a maximum size.
+Nothing here reads a clock: callers pass the current time.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ _QUANTILES = (0.5, 0.99)
 
 
 class Numbered(NamedTuple):
-    """Record of an ended request, with its number.
+    """Hold the record of an ended request with its number.
 
-    `number`: counts the ended requests of this gateway, from 1 on.
+    `number`: the first request that ended since the start of this gateway has number 1, the next one number 2, and so
+    on.
     """
 
     number: int
@@ -45,8 +47,8 @@ class Numbered(NamedTuple):
 
 
 class Tally(RequestCounts):
-    """Sums over ended requests. `num_first`: requests that had a first token. `first_sum_s`: their seconds to it, added
-    up."""
+    """Add up figures of ended requests: the counts of RequestCounts, and the following ones. `num_first`: number of
+    requests that sent a first token. `first_sum_s`: sum of their times to first token, in seconds."""
 
     first_sum_s: float = 0.0
     num_first: int = 0
@@ -68,11 +70,12 @@ class Tally(RequestCounts):
 
 
 class LaneFigures(Tally):
-    """Sums and distributions over ended requests.
+    """Add up figures of ended requests: the sums of Tally, and distributions of latencies.
 
-    `longest_gap_s`: longest time between two tokens of a choice, over all these requests. `first_s`: seconds to the
-    first token, for each request that had one. `token_s`: mean seconds between two tokens, for each request that had
-    two.
+    `longest_gap_s`: the longest time between two tokens of a choice in any of these requests, in seconds. `first_s`:
+    distribution of the time to first token in seconds, with one value for each request that sent a token. `token_s`:
+    distribution of a request's mean time between two tokens in seconds, with one value for each request that sent at
+    least two tokens of a choice.
     """
 
     longest_gap_s: float = 0.0
@@ -100,10 +103,12 @@ Figures = TypeVar("Figures", bound=Tally)
 
 @dataclass(slots=True)
 class Slice(Generic[Figures]):
-    """Figures of the requests that ended in one slice of time, by lane or by tenant.
+    """Hold the figures of the requests that ended in one time slice.
 
-    `index`: the slice is `[index * width, (index + 1) * width)` on the gateway's clock, in seconds, with a width of
-    SLICE_S or TENANT_SLICE_S. `number`: of the last request that ended in the slice, as in Numbered.
+    `index`: position of the slice, which lasts from `index * width` to `(index + 1) * width` seconds on the gateway's
+    clock. The width is SLICE_S where figures are kept by lane, and TENANT_SLICE_S where they are kept by tenant.
+    `number`: number (see Numbered) of the last request that ended in the slice. `figures`: by the name of the lane or
+    of the tenant.
     """
 
     index: int
@@ -115,8 +120,8 @@ class ConsoleState:
     """Keep the history of ended requests of one gateway for the console: the last NUM_RECORDS records, and figures of
     the last five minutes by lane and by tenant.
 
-    `number`: of the last ended request, as in Numbered; 0: none has ended. Every `now` is the present time in seconds
-    on the gateway's clock."""
+    `number`: number (see Numbered) of the last ended request; 0 while none has ended. In all methods, `now` is the
+    current time in seconds on the gateway's clock."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -145,14 +150,17 @@ class ConsoleState:
         return [each for each in found if tenant is None or each.record.tenant == tenant]
 
     def slices(self, since: int, now: float) -> Iterator[Slice[LaneFigures]]:
-        """Iterate over the kept slices in which a request with a number greater than `since` ended, the oldest
-        first."""
+        """Iterate over the time slices of the last NUM_SLICES * SLICE_S seconds, the oldest first, with their figures
+        by lane.
+
+        Only slices in which a request with a number (see Numbered) greater than `since` ended are included; with 0
+        these are all slices in which any request ended."""
         first = int(now // SLICE_S) - NUM_SLICES + 1
         return (each for each in self._slices if each.index >= first and each.number > since)
 
     def recent(self, num_slices: int, now: float) -> LaneFigures:
-        """Return the figures of all lanes together over the last `num_slices` slices of SLICE_S seconds; they may be up
-        to a second old."""
+        """Return the figures of all lanes together over the last `num_slices` time slices of SLICE_S seconds, of which
+        the last is the current one. The figures may be up to a second old."""
         first = int(now // SLICE_S) - num_slices + 1
         key = (int(now), first)
         if self._recent is None or self._recent[0] != key:
@@ -163,10 +171,11 @@ class ConsoleState:
         return self._recent[1]
 
     def tenants(self, now: float) -> dict[str, Tally]:
-        """Return the sums of each tenant over the last NUM_TENANT_SLICES slices of TENANT_SLICE_S seconds, by tenant
-        name.
+        """Return the sums of each tenant over the last NUM_TENANT_SLICES time slices of TENANT_SLICE_S seconds, by
+        tenant name.
 
-        Tenants without an ended request in that time are left out.
+        Tenants without an ended request in that time are left out. Tenants beyond the first MAX_TENANTS of a slice are
+        added up under the name OTHER.
         """
         first = int(now // TENANT_SLICE_S) - NUM_TENANT_SLICES + 1
         found: dict[str, Tally] = {}
@@ -177,7 +186,8 @@ class ConsoleState:
     # ---- inside
 
     def _current(self, slices: deque[Slice[Figures]], index: int) -> dict[str, Figures]:
-        """Return the figures of the slice `index`, in which the request `number` has ended."""
+        """Return the figures, by lane or tenant, of the time slice `index`, which is appended to `slices` where it is
+        new. The caller adds the request that has just ended, whose number becomes the slice's `number`."""
         if not slices or slices[-1].index < index:
             slices.append(Slice(index))
         slices[-1].number = self.number

@@ -29,7 +29,8 @@ _MAX_QUERY = 256
 class Console:
     """Serve the console over HTTP, and keep the records of ended requests that it shows, as a RequestObserver.
 
-    `snapshot`: returns the current state of the gateway. `clock`: the gateway's.
+    `snapshot`: function that returns the current state of the gateway. `authenticator`: finds the tenant that views the
+    console. `clock`: the gateway's clock.
     """
 
     def __init__(self, snapshot: Callable[[], GatewaySnapshot], authenticator: Authenticator, clock: Clock) -> None:
@@ -49,7 +50,7 @@ class Console:
 
     @Operation("GET", "/", "Console page (redirect)")
     async def _redirect_root(self, exchange: Exchange) -> Response:
-        """Redirect `/`, which browsers open first."""
+        """Redirect `/`, the path that browsers open first, to the console page."""
         exchange.is_counted = False
         return Response(b"", 307, {"location": "console"})
 
@@ -61,7 +62,8 @@ class Console:
 
     @Operation("GET", _ASSETS + "state", "State for the console")
     async def _show_state(self, exchange: Exchange) -> Response:
-        """Send the state, which alone needs an API key; the page and its assets hold no data."""
+        """Send the state as JSON. It is the only part of the console that requires an API key, because the page and its
+        assets hold no data."""
         exchange.is_counted = False
         viewer = self._authenticator.identify(api_keys(exchange.entries()))
         snapshot = self._snapshot()
@@ -86,9 +88,10 @@ class Console:
 
 
 def _since(exchange: Exchange, life: str) -> int:
-    """Return the number of the last request that the client knows, from the query `?life=...&since=N`. It is 0, so that
-    everything is sent, where the query has none or names another life of the gateway. Raises INVALID_REQUEST for a
-    `since` that is no such number."""
+    """Return N of the query `?life=...&since=N`, the number of the last ended request that the client knows.
+
+    Returns 0, so that everything is sent, where the query has no `since`, or where its `life` is another one than the
+    `life` of this run of the gateway. Raises INVALID_REQUEST for a `since` that is no whole number."""
     query = bytes(exchange.scope.get("query_string", b""))[:_MAX_QUERY].decode("latin-1")
     given = dict(part.partition("=")[::2] for part in query.split("&"))
     since = given.get("since", "0")

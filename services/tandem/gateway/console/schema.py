@@ -14,10 +14,10 @@ from tandem.gateway.telemetry.kv_flows import Flow
 
 
 class GatewayRow(msgspec.Struct, kw_only=True):
-    """The gateway itself. `life`: its name, unique to one run of the process; after a restart it is another one, and
-    all numbers and sums begin again. `now`: in seconds since the epoch. `up_s`: seconds since its start. `missing`:
-    what the gateway lacks to be ready; None: nothing. `num_running`, `num_waiting`: open requests that have a placement
-    on workers, and that wait for one."""
+    """State of the gateway itself. `life`: its name, unique to one run of the process; after a restart the name is
+    another one, and all numbers and sums begin again. `now`: the time in seconds since the epoch. `up_s`: seconds since
+    the gateway's start. `missing`: what the gateway lacks to be ready; None where it is ready. `num_running`: open
+    requests that have a placement on workers. `num_waiting`: open requests that wait for a placement."""
 
     life: str
     version: str
@@ -37,17 +37,19 @@ class Viewer(msgspec.Struct):
 
 
 class WorkerRow(msgspec.Struct, kw_only=True):
-    """One worker. `life`: its incarnation, one run of its process. `state`: live; draining; trial or resting (its jobs
-    failed, and the circuit breaker is half open or open); or away (its stream is down, and the other fields are empty).
-    `model`: empty where the viewer may not use it. `lanes`: whose requests are placed there, empty for all lanes.
+    """State of one worker. `life`: its incarnation, one run of its process. `state`: live; draining; trial or resting
+    (its jobs failed, and the circuit breaker is half open or open); or away (its stream is down, and the other fields
+    are empty). `model`: name of the model; empty where the viewer may not use it. `lanes`: the lanes whose requests may
+    be placed on the worker; empty: all lanes.
 
-    `num_queued_tokens`: tokens of submitted jobs that are not computed yet. `num_leased_blocks`: KV blocks that other
-    workers may still read. `num_reserved_blocks`: free KV blocks set aside for jobs that will read their KV from
-    another worker. `lane_seqs`, `lane_blocks`: sequences of each lane and their KV blocks. `lane_paused`: waiting
-    sequences of each lane that have begun, such as preempted ones. `num_host_blocks`: KV blocks that are only in host
-    memory. `block_size`: in tokens.
-    `num_prefill_tokens`, `num_decode_tokens`: computed since the worker's start. `num_remote_hit_tokens`: tokens since
-    then whose KV was read from other workers' prefix caches."""
+    `num_running`, `num_waiting`: sequences with and without KV blocks. `num_queued_tokens`: prompt tokens of submitted
+    jobs that are not computed yet. `num_leased_blocks`: KV blocks that other workers may still read.
+    `num_reserved_blocks`: free KV blocks set aside for jobs that will read their KV from another worker. `lane_seqs`,
+    `lane_blocks`: for each lane, the most urgent first, the number of its sequences and of their KV blocks.
+    `lane_paused`: for each lane, the number of waiting sequences that have begun, such as preempted ones.
+    `num_host_blocks`: KV blocks that are only in host memory. `block_size`: tokens of a block. `num_prefill_tokens`,
+    `num_decode_tokens`: tokens computed since the worker's start. `num_remote_hit_tokens`: tokens since then whose KV
+    was read from other workers' prefix caches."""
 
     id: str
     life: str
@@ -78,9 +80,9 @@ Percentiles = tuple[float, float]
 
 
 class RequestCounts(msgspec.Struct, kw_only=True):
-    """Counts over the requests that ended within some time. `num_answers`: the requests. `num_failed`: those that an
-    error ended, cancellations excluded. `num_prompt`, `num_output`: their tokens. `num_cached`: the prompt tokens taken
-    from a cache."""
+    """Counts over the requests that ended in one period. `num_answers`: number of these requests. `num_failed`: how
+    many of them ended with an error; cancelled requests do not count. `num_prompt`, `num_output`: their prompt and
+    output tokens. `num_cached`: prompt tokens whose KV was taken from a cache."""
 
     num_answers: int = 0
     num_failed: int = 0
@@ -90,9 +92,9 @@ class RequestCounts(msgspec.Struct, kw_only=True):
 
 
 class ConsoleFigures(RequestCounts, kw_only=True):
-    """Figures of the requests that ended within some time. `gap`: the longest time between two tokens of a choice.
-    `ttft`: percentiles of the time to the first token. `itl`: percentiles of a request's mean time between two tokens.
-    Both are None where no request had such a time."""
+    """Figures of the requests that ended in one period; times are in milliseconds. `gap`: the longest time between two
+    tokens of a choice. `ttft`: p50 and p99 of the time to first token. `itl`: p50 and p99 of a request's mean time
+    between two tokens. `ttft` and `itl` are None where no request had such a time."""
 
     gap: float
     ttft: Percentiles | None
@@ -100,7 +102,7 @@ class ConsoleFigures(RequestCounts, kw_only=True):
 
 
 class SliceRow(msgspec.Struct, kw_only=True):
-    """Figures of the requests that ended in one slice of time, by lane. `index`: the slice begins at `index *
+    """Figures of the requests that ended in one time slice, by lane. `index`: the slice begins at `index *
     StateReply.slice_s` seconds of the gateway's clock."""
 
     index: int
@@ -108,9 +110,10 @@ class SliceRow(msgspec.Struct, kw_only=True):
 
 
 class TenantRow(RequestCounts, kw_only=True):
-    """Figures of one tenant. `num_running`, `num_waiting`: its open requests at this moment. The other fields: over the
-    requests that ended in the last `StateReply.tenants_s` seconds, `ttft` as the mean time to the first token; None:
-    there was none."""
+    """Figures of one tenant. `num_running`: its open requests that have a placement on workers at this moment.
+    `num_waiting`: its open requests that wait for one. `ttft`: mean time to first token in milliseconds; None where no
+    request had a first token. `ttft` and the counts cover the requests that ended in the last `StateReply.tenants_s`
+    seconds."""
 
     name: str
     num_running: int
@@ -121,14 +124,17 @@ class TenantRow(RequestCounts, kw_only=True):
 class StateReply(msgspec.Struct, kw_only=True):
     """The whole state of the console for one viewer.
 
-    `number`: of the last ended request, to be sent as `since` with the next query. `slices`, `answers`: only those
-    after the `since` of this query. `models`: names that the viewer may use. `stages`: names of the stages of a
-    request. `num_workers`: of all workers, which may be more than `workers` lists. `flows`: KV moved between workers.
-    `recent`: figures over the last minute and all lanes. `slice_s`: seconds of a slice. `slice_now`: index of the
-    current one. `num_slices`: how many are kept.
+    `number`: number of the last ended request, which the client sends as `since` with its next query. `models`: names
+    that the viewer may use. `stages`: names of the stages of a request. `num_workers`: number of all workers, of which
+    `workers` may list only a part. `flows`: KV moved between pairs of workers. `recent`: figures over the last minute
+    and all lanes. `slice_s`: length of a time slice in seconds. `slice_now`: index of the current time slice.
+    `num_slices`: how many time slices the gateway keeps. `slices`: the kept time slices in which a request with a
+    number greater than the query's `since` ended. `tenants_s`: the period that `tenants` covers, in seconds.
 
-    An answer is one ended request: the fields of a RequestRecord by name, its `number`, and `at`, its arrival in
-    seconds since the epoch; `total`, `ttft`, `itl`, `gap`, and `stages` in the order of `StateReply.stages`."""
+    `answers`: one object for each kept record of an ended request with a number greater than `since`. It has fields of
+    the request's RequestRecord by name, its `number`, its arrival `at` in seconds since the epoch, the times `total`,
+    `ttft`, `itl` and `gap` in milliseconds, and `stages`, the milliseconds of each stage in the order of
+    `StateReply.stages`."""
 
     number: int
     gateway: GatewayRow

@@ -48,13 +48,15 @@ _BREAKERS = {BreakerState.TRIAL: "trial", BreakerState.OPEN: "resting"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySnapshot:
-    """State of a gateway and its workers at one moment.
+    """Hold the state of a gateway and its workers at one moment.
 
     `life`: the gateway's name, unique to one run of the process. `wall_s`: the moment in seconds since the epoch.
-    `now`, `began_at`: the moment and the gateway's start, on the gateway's clock. `missing`: what the gateway lacks to
-    be ready; None: nothing. `known`: all workers that the gateway connects to. `live`: those whose stream is up.
-    `breakers`: states of the circuit breakers of workers whose last jobs failed. `flows`: KV moved between workers.
-    `num_open`: requests that were admitted and have not ended, by tenant and whether they wait for a placement."""
+    `now`, `began_at`: the moment and the gateway's start, in seconds of the gateway's clock. `missing`: what the
+    gateway lacks to be ready; None where it is ready. `models`: the models that clients may request. `known`: all
+    workers that the gateway connects to. `live`: the workers whose Watch stream is open. `breakers`: states of the
+    circuit breakers of workers whose last jobs failed. `flows`: KV moved between workers. `num_open`: number of
+    requests that were admitted and have not ended. Its keys are pairs of a tenant id and whether the requests wait for
+    a placement."""
 
     life: str
     version: str
@@ -71,7 +73,10 @@ class GatewaySnapshot:
 
 
 def view(snapshot: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: int) -> reply.StateReply:
-    """Return the state that `viewer` may see, with those ended requests whose number is greater than `since`."""
+    """Return the part of `snapshot` and of the history `state` that `viewer` may see.
+
+    `since`: number (see Numbered) of the last ended request that the client has received. The result has only the
+    records of requests with a greater number, and only the time slices in which one of these requests ended."""
     own = None if viewer.operator else viewer.id
     return reply.StateReply(
         number=state.number,

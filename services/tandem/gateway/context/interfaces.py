@@ -28,12 +28,12 @@ from tandem.routing.shortages import Shortage
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Describe a model that a live worker serves, served until at most `gateway.no_worker_wait_s` seconds ago, or will
-    serve once a planner has started it for a waiting request.
+    """Describe a model that clients may request: a live worker serves it, or served it until at most
+    `gateway.no_worker_wait_s` seconds ago, or a planner starts workers for it when a request waits.
 
-    `name`: what workers call the model. `aliases`: further names that clients may use and workers do not know.
+    `name`: the name that workers use. `aliases`: further names that clients may use and workers do not know.
     `max_model_len`: the most tokens of prompt and output together. `text`: the model's tokenizer and chat template.
-    `created`: when this gateway first saw it, in seconds since the epoch."""
+    `created`: when this gateway first saw the model, in seconds since the epoch."""
 
     name: str
     max_model_len: int
@@ -59,9 +59,9 @@ class TokenStream(Protocol):
         """Return which kind of placement served the request: `remote` (prefill and decode on two workers), `local` (one
         worker) or `fallback` (one worker, because the request could not be split).
 
-        The last two may end in `;reason=...`, and any in `;held` where the request waited for a first worker
-        (`gateway.wake_timeout_s`). The value is fixed once the first token was yielded, except that retries on other
-        workers then append `;retries=` and their number."""
+        `;reason=...` may follow `local` and `fallback`. `;held` follows where the request was held until a worker could
+        serve its model (`gateway.wake_timeout_s`). The value is fixed once the first token was yielded, except that
+        later retries on other workers append `;retries=` and their number."""
         ...
 
     @property
@@ -71,33 +71,36 @@ class TokenStream(Protocol):
 
     @property
     def pauses(self) -> Pauses:
-        """Return how often choices of the request were preempted and went on until now, and the seconds that they
-        waited, added up."""
+        """Return how often choices of the request were preempted and later resumed until now, and the total seconds
+        between these preemptions and resumptions."""
         ...
 
     @property
     def yields(self) -> Sequence[LaneYield]:
-        """Return, by lane, the sequences at workers that yielded their seats and KV blocks to choices of the request
-        until now."""
+        """Return which sequences workers have preempted until now so that choices of this request got their seats and
+        KV blocks.
+
+        The result has one entry for each lane of the preempted sequences, with their number and what they lost."""
         ...
 
     @property
     def waits(self) -> Sequence[Wait]:
-        """Return what the request has waited for, by stage and cause, in order: until its first token, and where two
-        workers serve it until its second."""
+        """Return what the request has waited for: one entry for each stage and cause, in order. The entries cover the
+        time until the first token, or until the second token where two workers serve the request."""
         ...
 
     @property
     def workers(self) -> Sequence[str]:
-        """Return the ids of the workers of the latest placement, the one that computes the prompt first; empty before
-        the first placement."""
+        """Return the ids of the workers of the latest placement, first that of the worker that computes the prompt;
+        empty before the first placement."""
         ...
 
     @property
     def reasons(self) -> Mapping[str, object]:
-        """Return the router's reasons for the placement, with its numbers, as values for JSON.
+        """Return why the router chose the workers of the latest placement, with the predicted costs, as values for
+        JSON.
 
-        Final once the first token was yielded; empty while the request has no placement."""
+        The result is final once the first token was yielded; it is empty while the request has no placement."""
         ...
 
     @property
@@ -125,7 +128,10 @@ class TokenStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScrapeTarget:
-    """Address, host:port, at which Prometheus reads one worker's own metrics."""
+    """Describe where Prometheus reads the metrics of one worker itself.
+
+    `address`: host:port of the worker's metrics. `worker`, `pool`, `model`: the worker's id, its pool and the model
+    that it serves."""
 
     address: str
     worker: WorkerId
@@ -135,10 +141,11 @@ class ScrapeTarget:
 
 @dataclass(frozen=True, slots=True)
 class KVBlocks:
-    """Count the KV blocks of all live workers together.
+    """Hold the numbers of KV blocks that all live workers have together, and the block size.
 
-    `block_size`: tokens of a block, of the worker that was linked first. `num_blocks`: more than 0. `num_unused`: those
-    that a new sequence could use, cached ones included."""
+    `block_size`: tokens of a block, as reported by the live worker to which the gateway connected first. `num_blocks`:
+    all blocks; more than 0. `num_unused`: blocks that a new sequence could use, including those that hold a cached
+    prefix."""
 
     block_size: int
     num_blocks: int
@@ -162,10 +169,10 @@ class RequestDispatcher(Protocol):
         ...
 
     def fairness(self) -> Mapping[tuple[str, Lane], float]:
-        """Return how evenly the tenants that waited were served during the last minute, by model and lane.
+        """Return how evenly the tenants that waited were served during the last minute, by (model, lane).
 
-        It is Jain's index of their service divided by their weights: 1 where all were served alike, or fewer than two
-        waited."""
+        The value is Jain's index of the service that each of these tenants got, divided by the tenant's weight: 1 where
+        it is equal for all of them, or where fewer than two tenants waited."""
         ...
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
@@ -174,8 +181,10 @@ class RequestDispatcher(Protocol):
         ...
 
     def num_moves(self) -> Mapping[str, int]:
-        """Return how many plans to move a running sequence between decode workers had each outcome: `advised`, `moved`,
-        `withdrawn` or `ended`."""
+        """Return the number of planned moves of running or preempted sequences to other decode workers, by their
+        outcome.
+
+        The keys are the values of `MoveOutcome`, such as `moved` and `withdrawn`."""
         ...
 
     def problem(self) -> str | None:
@@ -186,19 +195,22 @@ class RequestDispatcher(Protocol):
         ...
 
     def shortages(self) -> Sequence[Shortage]:
-        """Return what each served model lacks, such as a live prefill worker; empty where none lacks anything.
+        """Return what each model lacks, such as a live prefill worker; empty where no model lacks anything.
 
-        A model without an open request does not lack workers that its planner may end."""
+        Where the planner may have ended the missing workers on purpose, a model is left out unless it has an open
+        request."""
         ...
 
     def num_held(self) -> Mapping[str, int]:
         """Return, by model, how many requests wait because no worker, not even a full one, could serve them; models
-        without any have no entry."""
+        without such requests have no entry."""
         ...
 
     def num_wakeable(self) -> Mapping[Pool, int]:
-        """Return, by pool, the number of models of which a planner may let the pool be empty, and starts workers when
-        requests wait; models of which a registered worker cannot be reached do not count."""
+        """Return, by pool, the number of models for which a planner may end all workers of the pool, and starts them
+        again when requests wait.
+
+        A model does not count while this gateway cannot reach one of its registered workers."""
         ...
 
     def num_live(self) -> Mapping[Pool, int]:
@@ -206,7 +218,8 @@ class RequestDispatcher(Protocol):
         ...
 
     def kv_blocks(self) -> KVBlocks | None:
-        """Return the KV blocks of all live workers together; None while none has reported any."""
+        """Return how many KV blocks all live workers have together and how many of these are unused, with the block
+        size; None while no live worker has reported any blocks."""
         ...
 
     def scrape_targets(self) -> Sequence[ScrapeTarget]:
@@ -221,7 +234,7 @@ class RequestDispatcher(Protocol):
         ...
 
     async def open(self, request: Request, caller: RequestContext, ledger: PhaseLedger) -> TokenStream:
-        """Admit a request and return the stream of its output; does not wait for a placement.
+        """Admit a request and return the stream of its output, without waiting for a placement.
 
         `ledger` accounts for the time of the request, phase by phase, until it ends. Raises TandemError when the
         request is refused; then no quota, queue or worker holds anything of it."""
@@ -232,9 +245,9 @@ class Quotas(Protocol):
     """Count the requests and tokens that tenants use, and refuse requests beyond their limits."""
 
     def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
-        """Check several requests of one client call before any of them is entered.
+        """Check several requests of one client call before `enter` is called for any of them.
 
-        `sizes` has, for each request, the tokens of its prompt and of its longest output. Raises
+        `sizes`: for each request, a pair of the tokens of its prompt and the tokens of its longest output. Raises
         TandemError(INVALID_REQUEST) where the tenant's limits could never admit all of them."""
         ...
 
@@ -251,7 +264,8 @@ class KnownPrefixes(Prefixes, Protocol):
     """Look up which workers cache which leading blocks of a prompt."""
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
-        """Return the hashes of the prompt's full blocks in order; empty where no worker serves the model."""
+        """Return the hashes by which the prefix index names the full blocks of the request's prompt, in order; empty
+        where no worker serves the model."""
         ...
 
 
@@ -259,10 +273,10 @@ class Authenticator(Protocol):
     """Find the tenant of an API key."""
 
     def identify(self, keys: AbstractSet[str]) -> Tenant:
-        """Return the tenant that owns the key in `keys`, the different keys that a client sent.
+        """Return the tenant that owns the API key in `keys`, the set of different keys that a client sent.
 
-        Raises TandemError(UNAUTHENTICATED) where a key is required, and there is none or more than one, or it is
-        unknown or expired."""
+        Raises TandemError(UNAUTHENTICATED) where a key is required and `keys` is empty, holds more than one key, or
+        holds a key that is unknown or expired."""
         ...
 
     def find(self, name: str) -> Tenant | None:
@@ -271,9 +285,9 @@ class Authenticator(Protocol):
 
     def problem(self) -> str | None:
         """Return a sentence on what is wrong with the known keys, such as a tenants file that does not parse; None if
-        nothing is.
+        nothing is wrong.
 
-        The last keys that could be read stay in use.
+        Meanwhile the last keys that could be read stay in use.
         """
         ...
 

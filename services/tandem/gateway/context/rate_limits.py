@@ -7,11 +7,12 @@ from tandem.admission.token_bucket import UNIT, capacity, wait_ms
 
 
 def rate_limit_headers(levels: Levels, limits: QuotaLimits) -> dict[str, str]:
-    """Return the response headers `x-ratelimit-*`, as OpenAI defines them, for requests and for tokens where the tenant
-    has such a limit.
+    """Return the response headers `x-ratelimit-*`, as OpenAI defines them, for each limit per minute that a tenant has:
+    on requests, on tokens, or both.
 
-    `levels` are what its buckets hold now. Each pair of level and limit gives the limit per minute, the whole requests
-    or tokens left (0 for a bucket below zero), and the time until the bucket is full again."""
+    `levels`: what the tenant's buckets hold now. `limits`: the tenant's limits. The headers of a limit are the limit
+    per minute (`limit`), the whole requests or tokens left (`remaining`; 0 for a bucket below zero), and the time until
+    the bucket is full again (`reset`)."""
     headers: dict[str, str] = {}
     for quantity, level, limit in (
         ("requests", levels.requests, limits.requests_per_minute),

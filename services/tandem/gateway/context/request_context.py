@@ -1,4 +1,4 @@
-"""Describe who sent a request and what it requires, and read that from HTTP headers or gRPC metadata."""
+"""Describe who sent a request and what it requires, as read from HTTP headers or gRPC metadata."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ class RequestContext:
 
     `request_id`: the client's label of the request, which need not be unique. `received_at`: when the HTTP exchange or
     RPC began, in seconds of the gateway's clock. `lane`: the priority class; None where the client named none.
-    `timeout_s`: seconds until the client's own deadline; None where it has none. `session`: requests of one tenant with
-    the same session name go to the same workers where that costs nothing. `disaggregation`: when its prefill and decode
-    run on different workers; None where the client did not say. `explain`: the response includes the reasons
-    of the placement, what the request waited for, and what was preempted for it. `include_timing`: the response
-    includes the seconds of each stage. `traceparent`, `tracestate`: the headers of W3C Trace Context as received; empty
-    where they were missing."""
+    `timeout_s`: seconds until the client's own deadline; None where it has none. `session`: name of the client's
+    session; among nearly equal placements, requests of one tenant and session get the same one. `disaggregation`: when
+    prefill and decode of the request run on different workers (`off`, `auto`, `prefer`, `strict`); None where the
+    client named no mode. `explain`: the response includes the reasons of the placement, what the request waited for,
+    and which sequences were preempted in favour of the request. `include_timing`: the response includes the seconds of
+    each stage. `traceparent`, `tracestate`: the headers of W3C Trace Context as received; empty where they were
+    missing."""
 
     request_id: str
     received_at: float
@@ -88,12 +89,15 @@ def read_context(
 
 
 def label_of(given: str | None) -> str:
-    """Return the client's `x-request-id` where it is 1 to 128 visible ASCII characters, otherwise a new random id."""
+    """Return `given`, the client's `x-request-id`, where it is 1 to 128 visible ASCII characters, otherwise a new
+    random id."""
     return given if given and _SANE_ID.fullmatch(given) else uuid4().hex
 
 
 def first_of(names: Sequence[str], headers: Mapping[str, str]) -> str | None:
-    """Return the first of several names of one header that is among `headers`; None where there is none."""
+    """Return the first name in `names` under which `headers` has an entry; None where there is no such name.
+
+    `names`: alternative names of one header, in order of precedence. `headers`: values by lower-case name."""
     return next((name for name in names if name in headers), None)
 
 

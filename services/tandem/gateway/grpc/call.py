@@ -18,17 +18,17 @@ from tandem.gateway.serving.completions import CompletionStream
 from tandem.wire.gen import inference_pb2 as pb
 
 MAX_MESSAGE, MAX_PATH = 1000, 200
-"""Largest number of bytes of an error's message (MAX_MESSAGE) and of the path of the field at fault (MAX_PATH). Beyond
-8 KiB of metadata, clients refuse it at random; a byte of the message takes up to three as `grpc-message`, and the
-details repeat both."""
+"""Largest number of bytes of an error's message (MAX_MESSAGE) and of the path of the field at fault (MAX_PATH). They
+keep the metadata of an error below 8 KiB, beyond which clients refuse it at random: a byte of the message takes up to
+three as `grpc-message`, and the details repeat message and path."""
 DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
 
 
 class GrpcCall:
     """Read the metadata of one gRPC call, and send its initial metadata, its messages and its status.
 
-    `entries`: names and values in their order, without binary values. `metadata`: these by name, of several with one
-    name the first. `request_id`: the client's label, or a new one, as over HTTP.
+    `entries`: name and value of each metadata entry in order, without binary values. `metadata`: the values by name,
+    the first value of a repeated name. `request_id`: the client's `x-request-id`, or a new random id, as over HTTP.
     """
 
     __slots__ = ("_context", "_opened", "entries", "metadata", "request_id")
@@ -55,8 +55,8 @@ class GrpcCall:
             raise TandemError(ErrorKind.CANCELLED, message, reason="stalled_client") from None
 
     async def open(self, answer: CompletionStream) -> None:
-        """Send the initial metadata, with the path, reasons and rate limits of `answer`; a second call does nothing.
-        Call this when `answer.path` is final, which it is once the first part was read."""
+        """Send the initial metadata, with the path, the router's reasons and the rate limits of `answer`; a second call
+        does nothing. Call this once the first part of the output was read, because `answer.path` is final only then."""
         if self._opened:
             return
         self._opened = True

@@ -22,7 +22,7 @@ _Reply = health_pb2.HealthCheckResponse
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # generated without types
     """Serve grpc.health.v1. Each name in `services`, and "" for the whole server, is SERVING while the dispatcher is
-    ready and NOT_SERVING otherwise."""
+    ready and NOT_SERVING otherwise. The name LIVE is always SERVING."""
 
     def __init__(self, dispatch: RequestDispatcher, services: tuple[str, ...]) -> None:
         self._dispatch = dispatch
@@ -36,8 +36,8 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # gen
         return _Reply(status=status)
 
     async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Send the status when the call begins and after each change, SERVICE_UNKNOWN for an unknown name; end when
-        `close` is called."""
+        """Send the status of the requested service when the call begins and after each change; for an unknown name it
+        is SERVICE_UNKNOWN. The call ends when `close` is called."""
         sent = None
         while True:
             is_closing = self._closing.is_set()  # before the status, which may change while it is sent
@@ -52,7 +52,8 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # gen
                     await self._closing.wait()
 
     def close(self) -> None:
-        """End all `Watch` calls, for which a stopping server would wait."""
+        """Report the services as NOT_SERVING from now on, and end all `Watch` calls, because a stopping server would
+        wait for them."""
         self._closing.set()
 
     def _status(self, service: str) -> int:

@@ -14,15 +14,19 @@ from tandem.gateway.grpc.call import GrpcCall
 
 
 class MessageCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # which it takes in the stubs only
-    """End a call with one message with INVALID_ARGUMENT where the bytes are not that message. gRPC itself would answer
-    UNKNOWN and log a traceback for each such call, also of clients without a key."""
+    """Refuse a call with INVALID_ARGUMENT where the bytes of its single request message cannot be decoded. Without this
+    interceptor gRPC would answer UNKNOWN and log a traceback for each such call, even for clients without a key."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return the method's handler, which reads its message inside; that of a stream of messages unchanged."""
+        """Return a handler that decodes the request message itself, ends the call where that fails, and otherwise calls
+        the method's own handler.
+
+        For a method that receives a stream of messages the method's own handler is returned, and for an unknown method
+        None."""
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler  # type: ignore[no-any-return]

@@ -17,7 +17,8 @@ _Servicer: Any = reflection.aio.ReflectionServicer  # type: ignore[attr-defined]
 
 
 class ReflectionService(_Servicer):  # type: ignore[misc]
-    """Serve grpc.reflection.v1alpha for `services`, their full names, to the clients that `authenticator` admits."""
+    """Serve grpc.reflection.v1alpha for `services` (full service names) to the clients whose API key `authenticator`
+    accepts."""
 
     def __init__(self, services: Sequence[str], authenticator: Authenticator) -> None:
         super().__init__(services)

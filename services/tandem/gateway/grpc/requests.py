@@ -1,8 +1,8 @@
 """Translate the requests of inference.proto into the JSON bodies of the HTTP API.
 
-The parser of the HTTP API then checks the bodies, so that both front ends accept and refuse the same. A field of a
-message is the body's field of the same name; `x_json` is `x` as JSON text; absent and empty fields are left out.
-`_SHAPES` has the messages whose structure differs from the JSON.
+The parser of the HTTP API then checks the bodies, so that both front ends accept and refuse the same requests. Each
+field of a message becomes the field of the same name in the body; a field `x_json` becomes the field `x`, whose JSON
+text it holds; absent and empty fields are left out. `_SHAPES` has the messages whose structure differs from the JSON.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ Reply = TypeVar("Reply", bound=pb.ChatReply | pb.CompleteReply)
 
 
 class ReplyFormatter(ABC, OutputFormatter, Generic[Reply]):
-    """Format the output of one request as messages of the type `reply`, ChatReply or CompleteReply. `answer`: the
-    completion. `created`: in seconds since the epoch."""
+    """Format the output of one request as messages of inference.proto. `answer`: the completion whose output is
+    formatted. `created`: time of the response in seconds since the epoch. `reply`: class of the messages, ChatReply or
+    CompleteReply."""
 
     def __init__(self, answer: CompletionStream, created: int, reply: type[Reply]) -> None:
         super().__init__(answer, created)
@@ -31,10 +32,11 @@ class ReplyFormatter(ABC, OutputFormatter, Generic[Reply]):
         self._num_open = answer.num_choices
 
     def reply(self, parts: Iterable[Part]) -> Reply | None:
-        """Return one message with the next `parts` of the output; None where it would show the client nothing.
+        """Return one message with the next `parts` of the output; None where they would show the client nothing.
 
-        The message with the end of the last choice also has the usage, the path, the attempts, and what the client
-        requested to know of its time. For a call that is not streamed, pass all parts at once."""
+        The message in which the last choice ends also has the token usage, the path, the number of attempts and the
+        preemptions, and, where the client requested them, the waits and the time of each stage. For a call that is not
+        streamed, pass all parts at once."""
         gathered = GatheredParts(part for part in parts if not isinstance(part, Delta) or self._shows(part))
         if not (gathered.deltas or gathered.scored):
             return None
@@ -99,7 +101,7 @@ class ReplyFormatter(ABC, OutputFormatter, Generic[Reply]):
 
 
 class GrpcChatFormatter(ReplyFormatter[pb.ChatReply]):
-    """ReplyFormatter of Chat and StreamChat."""
+    """Format the output of the RPCs Chat and StreamChat."""
 
     def __init__(self, answer: CompletionStream, created: int) -> None:
         super().__init__(answer, created, pb.ChatReply)
@@ -121,7 +123,7 @@ class GrpcChatFormatter(ReplyFormatter[pb.ChatReply]):
 
 
 class GrpcTextFormatter(ReplyFormatter[pb.CompleteReply]):
-    """ReplyFormatter of Complete and StreamComplete."""
+    """Format the output of the RPCs Complete and StreamComplete."""
 
     def __init__(self, answer: CompletionStream, created: int) -> None:
         super().__init__(answer, created, pb.CompleteReply)

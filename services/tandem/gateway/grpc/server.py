@@ -38,9 +38,10 @@ class GrpcServer:
         """Configure the server.
 
         `max_message`: largest request in bytes. gRPC itself refuses a larger one with RESOURCE_EXHAUSTED, without an
-        ErrorDetail. `max_calls`: concurrent calls, without those of health and reflection; further calls over one
-        connection wait at the client. `stalled_client_s`: a stream ends when its client reads nothing for this many
-        seconds. `tls`: serve TLS with these files."""
+        ErrorDetail. `max_calls`: largest number of concurrent calls, without those of health and reflection; further
+        calls are refused. A client can have at most 16 more than `max_calls` calls open over one connection; it holds
+        back any others itself. `stalled_client_s`: a stream ends when its client reads nothing for this many seconds.
+        `tls`: serve TLS with these files."""
         self._health = HealthService(dispatch, (SERVICE,))
         self._server = grpc.aio.server(interceptors=[MessageCheck()], options=_options(max_message, max_calls))
         self.port = 0

@@ -129,7 +129,8 @@ class InferenceService(InferenceServicer):
         )
 
     async def _turn(self, request: Message, caller: RequestContext) -> AbstractContextManager[None]:
-        """Return the turn of a large message of the caller, in which it is translated and tokenized."""
+        """Wait until a large message of the caller may be translated and tokenized, and return the tenant's turn, which
+        lasts for the `with` block of the result. A small message does not wait."""
         num_bytes = request.ByteSize()
         if num_bytes <= LARGE_BODY_BYTES:
             return nullcontext()

@@ -33,8 +33,9 @@ class Exchange(Request):
 
     `request_id`: the client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one; every
     response carries it. It is only a label and identifies nothing, because clients repeat theirs. `started`: the head
-    of the response was sent. `complete`: its whole body was sent. `fields`: the headers by lower-case name, the first
-    of those with one name; Starlette's `headers` would search for each name anew."""
+    of the response was sent. `complete`: the whole body of the response was sent. `fields`: the headers by lower-case
+    name, with the first value of a repeated name; a lookup is faster than in Starlette's `headers`, which searches a
+    list."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
@@ -55,8 +56,9 @@ class Exchange(Request):
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.scope["headers"]]
 
     async def send(self, message: Message) -> None:
-        """Send one ASGI message of the response; the message that begins it gets the header `x-request-id`, and one by
-        which browsers take no response for another media type than its own."""
+        """Send one ASGI message of the response. The message that begins the response also gets the headers
+        `x-request-id` and `x-content-type-options: nosniff`, which keeps browsers from guessing another media type than
+        the declared one."""
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
@@ -66,10 +68,10 @@ class Exchange(Request):
         await self._send(message)
 
     async def read_body(self, limit: int, large: int, begin_large: Callable[[int], Awaitable[None]]) -> bytes:
-        """Read and return the whole body. Before more than `large` bytes of it are read, `begin_large` is awaited, with
-        the size of the body in bytes, or `limit` where the client does not say it.
+        """Read and return the whole body. Before more than `large` bytes of it are read, `begin_large` is awaited once,
+        with the size of the body in bytes, or with `limit` where the client has not declared the size.
 
-        Raises BODY_TOO_LARGE as soon as the header or the received bytes exceed `limit` bytes; UNSUPPORTED for a
+        Raises BODY_TOO_LARGE as soon as the declared size or the received bytes exceed `limit` bytes; UNSUPPORTED for a
         compressed body, because a small one could expand to any size; ClientDisconnect where the client disconnects
         before the end. The HTTP server discards what the client still sends after an error, so that the connection can
         be used again."""
@@ -133,8 +135,8 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 
 def error_response(error: TandemError, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the response for an error: the status of its kind, OpenAI's error body, and `headers` with those of
-    `error_headers`."""
+    """Return the response for an error: the HTTP status of the error's kind, OpenAI's error body, and the given
+    `headers` together with those of `error_headers`."""
     extra = {**(headers or {}), **error_headers(error)}
     if error.kind.http == 401:
         extra["www-authenticate"] = "Bearer"

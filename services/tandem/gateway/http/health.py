@@ -19,10 +19,10 @@ _READY = "Readiness: 200 when requests can be served"
 
 
 class HealthRoutes:
-    """Handlers of `/health` and `/live` (liveness: restart the process when they fail) and `/ready` (readiness: send
-    traffic while it succeeds).
+    """Handle `/health` and `/live` (liveness: restart the process when they fail) and `/ready` (readiness: send traffic
+    while it succeeds).
 
-    `problems`: each returns a sentence for the `warning` of `/ready`, or None."""
+    `problems`: functions that each return a sentence for the `warning` of `/ready`, or None where nothing is wrong."""
 
     def __init__(self, dispatch: RequestDispatcher, problems: Sequence[Callable[[], str | None]]) -> None:
         self._dispatch = dispatch
@@ -38,8 +38,8 @@ class HealthRoutes:
     async def ready(self, exchange: Exchange) -> Response:
         """Send 200 if requests can be served, else 503 with what is missing.
 
-        A problem in spite of which requests are served, such as a tenants file that does not parse, is the `warning` of
-        a 200.
+        A problem in spite of which requests are served, such as a tenants file that does not parse, is sent as the
+        `warning` of a response with status 200.
         """
         missing = self._dispatch.ready()
         if missing is not None:

@@ -1,7 +1,8 @@
 """Read the host that a request names, and decide whether the gateway answers for it.
 
 A web page whose name resolves to 127.0.0.1 on its second lookup (DNS rebinding) reaches a gateway on the visitor's
-machine, and the browser lets the page read the answers. Such a request names the page's host, which is not listed here.
+machine, and the browser lets the page read the answers. Such a request names the page's host, for which the gateway
+does not answer.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, host: str, patterns: Sequence[str]) -> AllowedHosts:
-        """Return what `gateway.allowed_hosts` (`patterns`) means for a listener at `host`: with no patterns, a loopback
-        listener answers only for loopback names and any other listener for every host."""
+        """Return the hosts that a listener at `host` answers for, by the setting `gateway.allowed_hosts` (`patterns`):
+        those that match a pattern, and `host` itself. Without patterns, a listener at a loopback address answers only
+        for loopback names, and any other listener for every host."""
         if patterns:
             return cls([*patterns, host.lower()])
         return cls([host.lower()] if is_loopback(host) else ["*"])
@@ -60,8 +62,8 @@ class AllowedHosts:
     def allow(self, name: str, address: str) -> bool:
         """Return whether requests for the host `name` are answered.
 
-        An empty name is, because a browser sends none. `address`: the local address of the connection; it is allowed as
-        well, because no page of another server has it as its name."""
+        An empty `name` is allowed, because no browser sends one. `address`: the local address of the connection;
+        requests that name it are allowed too, because no page of another server has it as its name."""
         return (
             self._allows_all
             or not name

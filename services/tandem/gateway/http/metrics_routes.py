@@ -24,11 +24,11 @@ _REFUSALS = (ErrorKind.UNAUTHENTICATED, ErrorKind.FORBIDDEN)
 
 
 class MetricsRoutes:
-    """Handlers of `/metrics` and `/metrics/targets` (for Prometheus) and `/metrics/endpoint-picker`.
+    """Handle `/metrics` and `/metrics/targets` (for Prometheus) and `/metrics/endpoint-picker`.
 
-    They answer operators only, because the metrics name all tenants and the targets the addresses of workers; where no
-    keys are required every client is an operator. `exposition`, `picker_exposition`: the content of `/metrics` and of
-    `/metrics/endpoint-picker`."""
+    They answer operators only, because the metrics name all tenants and the targets are addresses of workers; where no
+    keys are required every client is an operator. `exposition`, `picker_exposition`: functions that return the content
+    type and the body of `/metrics` and of `/metrics/endpoint-picker` for the value of an Accept header."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class MetricsRoutes:
 
     @Operation("GET", METRICS, "Metrics for Prometheus", text=_TEXT, errors=_REFUSALS)
     async def metrics(self, exchange: Exchange) -> Response:
-        """Send this process's metrics. A thread formats them, because formatting thousands of series would delay the
-        streams."""
+        """Send this process's metrics. They are formatted in a thread, because formatting thousands of series on the
+        event loop would delay the token streams."""
         self._require_operator(exchange)
         accept = exchange.fields.get("accept", "")
         content_type, body = await asyncio.to_thread(self._exposition, accept)
@@ -53,8 +53,9 @@ class MetricsRoutes:
 
     @Operation("GET", ENDPOINT_PICKER, _PICKER, text=_TEXT, errors=_REFUSALS)
     async def endpoint_picker(self, exchange: Exchange) -> Response:
-        """Send the metrics of `telemetry.endpoint_metrics`. Few series are formatted in less time than a thread
-        takes, and an endpoint picker may ask several times a second."""
+        """Send the metrics of `telemetry.endpoint_metrics`. They are formatted on the event loop: with only a few
+        series that takes less time than the use of a thread, and an endpoint picker may request them several times a
+        second."""
         self._require_operator(exchange)
         content_type, body = self._picker_exposition(exchange.fields.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
@@ -71,7 +72,7 @@ class MetricsRoutes:
         return json_response(found)
 
     def _require_operator(self, exchange: Exchange) -> None:
-        """Raise UNAUTHENTICATED for a key that does not admit, and FORBIDDEN for that of a tenant that is no
+        """Raise UNAUTHENTICATED where the caller has no valid API key, and FORBIDDEN where the key's tenant is no
         operator."""
         if not self._authenticator.identify(api_keys(exchange.entries())).operator:
             message = f"{exchange.scope['path']} needs the key of an operator: the tenants file says who is one"

@@ -26,11 +26,11 @@ _TIERS = {Lane.INTERACTIVE: "priority", Lane.STANDARD: "default", Lane.BATCH: "f
 
 
 class GatheredParts:
-    """Sort the parts of a whole response by choice.
+    """Sort parts of a response by choice.
 
-    `scored`: the prompts with log probabilities. `deltas`: for each choice index its deltas in order, those of the
-    echoed prompt first. `reasons`: for each choice that ended its finish reason; each of these has an entry in
-    `deltas`.
+    `scored`: the prompts with log probabilities. `deltas`: the deltas of each choice in order, those of the echoed
+    prompt first, by choice index. `reasons`: the finish reason of each choice that ended, by choice index; each of
+    these choices has an entry in `deltas`.
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
@@ -55,10 +55,10 @@ class GatheredParts:
 
 
 class OutputFormatter:
-    """Base of the formatters of HTTP and gRPC.
+    """Hold what the formatters of HTTP and gRPC share: the fields that all messages of one response have in common, and
+    which optional fields the client requested.
 
-    Holds the fields that all messages of one response share, and which optional fields the client requested. `answer`:
-    the completion whose output is formatted. `created`: in seconds since the epoch.
+    `answer`: the completion whose output is formatted. `created`: time of the response in seconds since the epoch.
     """
 
     def __init__(self, answer: CompletionStream, created: int) -> None:
@@ -153,7 +153,7 @@ class ResponseFormatter(ABC, OutputFormatter, Generic[C]):
 
 
 class ChatFormatter(ResponseFormatter[reply.ChatChunkChoice]):
-    """ResponseFormatter of /v1/chat/completions."""
+    """Format the output of /v1/chat/completions."""
 
     def __init__(self, answer: CompletionStream, created: int) -> None:
         super().__init__(answer, created, reply.ChatChunk)
@@ -179,7 +179,7 @@ class ChatFormatter(ResponseFormatter[reply.ChatChunkChoice]):
         return [self._chunk(reply.ChatChunkChoice(part.choice, delta, logprobs, token_ids=ids))]
 
     def _cut(self, choice: int) -> tuple[bytes, bytes]:
-        """Return and cache the bytes before and after the text in a choice's chunks that hold nothing but text.
+        """Return and cache the bytes that surround the text in those chunks of a choice that hold nothing but text.
         Encoding the whole chunk for every token was a tenth of the cost of a token."""
         whole = self._chunk(reply.ChatChunkChoice(choice, reply.ChatDelta(content=_CUT)))
         # The last occurrence is the content: the name of the model precedes it and may hold anything.
@@ -230,7 +230,7 @@ class ChatFormatter(ResponseFormatter[reply.ChatChunkChoice]):
 
 
 class CompletionFormatter(ResponseFormatter[reply.TextChoice]):
-    """ResponseFormatter of /v1/completions."""
+    """Format the output of /v1/completions."""
 
     def __init__(self, answer: CompletionStream, created: int) -> None:
         super().__init__(answer, created, reply.TextChunk)

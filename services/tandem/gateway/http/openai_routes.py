@@ -46,8 +46,8 @@ _TOKENIZE = "Token ids of a prompt or a conversation"
 
 
 class OpenAIRoutes:
-    """Handlers of OpenAI's endpoints, /tokenize and /detokenize. Each authenticates the client, parses the body, calls
-    `answers` and sends the result.
+    """Handle OpenAI's endpoints, /tokenize and /detokenize. Each handler authenticates the client, parses the body,
+    calls `answers` and sends the result.
 
     `heartbeat_s`: seconds between the heartbeats that a stream sends before its first token. `max_body`: largest
     request body in bytes."""
@@ -121,9 +121,11 @@ class OpenAIRoutes:
         return json_response(DetokenizeReply(text))
 
     async def _read(self, exchange: Exchange, kind: type[Body], turn: ExitStack) -> tuple[RequestContext, Body]:
-        """Authenticate the caller before its body is read, so that a client without a valid key costs nothing. The turn
-        of a large body is entered into `turn`. Raises REQUEST_TIMEOUT for a large body that has not arrived
-        LARGE_BODY_S after its turn began, because other tenants wait for that turn."""
+        """Read and parse the body of a request, and return it with the context of its caller. The caller is
+        authenticated first, so that a client without a valid key costs nothing. A large body is read in its tenant's
+        turn, which is entered into `turn`. Raises REQUEST_TIMEOUT for a large body that has not arrived LARGE_BODY_S
+        seconds after its turn began (later in proportion for a very large one), because other tenants wait for that
+        turn."""
         caller = self._caller(exchange)
         limit = asyncio.timeout(None)
 

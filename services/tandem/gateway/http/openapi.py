@@ -102,8 +102,8 @@ class OpenApiDocs:
 
 
 def describe(routes: Sequence[HandlerRoute]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of the routes, as JSON values. Its schemas, with their descriptions, are those of
-    the structs of the bodies and replies."""
+    """Return the OpenAPI 3.1 document of the routes, as JSON values. Its schemas and their descriptions come from the
+    structs of the bodies and replies."""
     kinds: list[Any] = [ErrorReply]
     for route in routes:
         documented = route.operation

@@ -7,10 +7,11 @@ from hashlib import sha256
 
 
 def page_headers(inline_style: str = "") -> dict[str, str]:
-    """Return the security headers of a page, its scripts, styles and data.
+    """Return the security headers for a page and for its scripts, styles and data.
 
-    The Content Security Policy lets a page load everything from this server only and connect to nothing else, and data
-    cannot become markup. `inline_style`: the only text that the page may have in an element `style`; empty: none."""
+    The Content Security Policy lets a page load resources only from this server and connect to nothing else, and
+    requires Trusted Types, so that scripts cannot insert data as markup. `inline_style`: the text of the only element
+    `style` that the page may have; empty: none."""
     digest = b64encode(sha256(inline_style.encode()).digest()).decode()
     styles = f"'self' 'sha256-{digest}'" if inline_style else "'self'"
     policy = (

@@ -1,9 +1,9 @@
 """Limit what one HTTP connection may cost the server, as a subclass of uvicorn's protocol.
 
-Uvicorn itself limits bodies, by the application's reading, and idle connections, by their keep-alive time. This module
-adds the other limits: the size of a request's head, the time and the rate in which a request arrives, what is kept of
-pipelined requests, the time that a response waits for a client that does not read, the number of connections, and the
-hosts that requests may name.
+Uvicorn itself receives a body only as fast as the application reads it, and closes idle connections after their
+keep-alive time. This module adds the other limits: the size of a request's head, the time and the rate in which a
+request arrives, what is kept of pipelined requests, the time that a response waits for a client that does not read, the
+number of connections, and the hosts that requests may name.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ class HttpLimits:
     """Limits of one HTTP server; times are in seconds.
 
     `request_timeout_s`: longest time from the opening of a connection, or from the first byte of a later request, to
-    the last byte of the request. `min_body_bytes_per_s`: lowest average rate of a body `body_grace_s` seconds after its
-    beginning and later; 0: any. `stalled_client_s`: a connection is aborted when its client reads nothing of a
-    response for this long. `keep_alive_s`: a connection without a request is closed after this long. `linger_s`: after
-    a refusal, received bytes are discarded for this long before the connection is closed, because a close with unread
-    bytes would reset the connection and lose the refusal. `handshake_s`: longest time of a TLS handshake, during which
-    a connection does not count for `max_connections`.
+    the last byte of the request. `min_body_bytes_per_s`: lowest average rate of a body, required from `body_grace_s`
+    seconds after its beginning on; 0: no such limit. `stalled_client_s`: a connection is aborted when its client reads
+    nothing of a response for this long. `keep_alive_s`: a connection without a request is closed after this long.
+    `linger_s`: after a refusal, received bytes are discarded for this long before the connection is closed, because a
+    close with unread bytes would reset the connection and lose the refusal. `handshake_s`: longest time of a TLS
+    handshake, during which a connection does not count for `max_connections`.
 
-    `max_connections`: connections beyond it may only request one of the paths `probes`, `probe_room` connections at a
-    time, so that a busy process is not restarted for failed health checks. `max_head_bytes`, `max_headers`: of one
-    request.
+    `max_connections`: number of connections beyond which new ones may request only the paths in `probes`, so that a
+    busy process is not restarted for failed health checks. `probe_room`: largest number of such additional connections.
+    `max_head_bytes`, `max_headers`: largest size and number of headers of one request.
 
-    `requires_certificate`: a client that presented no certificate when it connected may only request `probes` too, so
-    that Kubernetes, which has none, can check the gateway's health. `allowed_hosts`: requests for other hosts are
-    refused, except for `probes`, which load balancers send with any Host."""
+    `requires_certificate`: a client that presented no certificate when it connected may likewise request only the paths
+    in `probes`, so that Kubernetes, which has no certificate, can check the gateway's health. `allowed_hosts`: requests
+    for other hosts are refused, except for the paths in `probes`, which load balancers request with any Host."""
 
     request_timeout_s: float = 60.0
     min_body_bytes_per_s: float = 240.0
@@ -85,7 +85,8 @@ class HttpLimits:
 
     @classmethod
     def of(cls, config: GatewayConfig, probes: frozenset[bytes]) -> HttpLimits:
-        """Return the limits that the settings of a gateway name."""
+        """Return the limits by the settings of a gateway; limits without a setting keep their defaults. `probes`: paths
+        of health probes."""
         return cls(
             request_timeout_s=config.request_timeout_s,
             min_body_bytes_per_s=config.min_body_bytes_per_s,
@@ -98,18 +99,19 @@ class HttpLimits:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Handle one HTTP connection, as uvicorn's protocol with HttpLimits: a request beyond a limit gets an error
-    response after the responses to earlier requests, and the connection is closed. `server`: uvicorn's own arguments.
+    """Handle one HTTP connection as uvicorn's protocol does, within HttpLimits: a request beyond a limit gets an error
+    response after the responses to earlier requests, and the connection is closed. `server`: the arguments of uvicorn's
+    own protocol.
 
-    Requests are parsed one by one: the bytes behind a request are kept until it is answered, so that a client may
-    pipeline any number of requests. A second one is parsed with it where one ends in the bytes in which the head of the
-    next one arrives; a chunked body with many empty lines is parsed with all that follows it, at most _MAX_PARSED
-    requests.
+    Requests are parsed one by one: the bytes after a request are kept unparsed until it is answered, so that a client
+    may pipeline any number of requests. Several requests, at most _MAX_PARSED, are parsed together where the parser
+    cannot be stopped between them: where the end of one arrives in the same bytes as the head of the next one, and
+    after a chunked body with more than _MAX_PARTS empty lines.
 
-    The request timer runs while the client has to send bytes of a request, the body timer while these are bytes of a
-    body whose beginning arrived without its end, the reader timer while the client has to read bytes of a response.
-    Uvicorn's keep-alive timer runs from the end of the last request and its response to the beginning of the next
-    request; stray bytes between requests do not restart it."""
+    The request timer runs while the client has to send bytes of a request. The body timer runs while the client has to
+    send the rest of a body whose beginning has arrived. The reader timer runs while the client has to read bytes of a
+    response. Uvicorn's keep-alive timer runs from the end of the last request and its response to the beginning of the
+    next request; stray bytes between requests do not restart it."""
 
     def __init__(self, limits: HttpLimits, **server: Any) -> None:
         super().__init__(**server)
@@ -240,8 +242,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._reader_timer = None
 
     def shutdown(self) -> None:
-        """End the connection, or let it end with its response; uvicorn calls this when the server stops. A connection
-        with TLS ends when its client confirms it; an idle client, which reads nothing, does not, and is aborted."""
+        """End an idle connection now, and a busy one after its response; uvicorn calls this when the server stops. A
+        connection with TLS ends when its client confirms the end. An idle client reads nothing and so does not confirm;
+        its connection is aborted once all bytes were sent."""
         super().shutdown()
         if self.scheme == "https" and self.transport.is_closing():
             self._confirm_timer = self.loop.call_later(_CONFIRM_S, self._abort_when_sent)
@@ -370,9 +373,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._body_timer = self.loop.call_later(delay_s, self._check_body, due_at)
 
     def _check_body(self, due_at: float) -> None:
-        """Refuse a request whose body arrives more slowly than it must; begin to measure again where this process was
-        the slow one: it reads nothing until earlier requests are answered or the application has taken the body, and it
-        may have stood still with bytes unread."""
+        """Refuse a request whose body arrives more slowly than `min_body_bytes_per_s`. Measure anew where this process
+        may be what delays the body: it does not read while earlier requests are unanswered or the application has not
+        taken the body, and it may have stood still with bytes unread, so that this timer fired late."""
         limits, now = self._limits, self.loop.time()
         if self._owes_answer() or self.flow.read_paused or now - due_at > _LATE_S:
             self._await_body()
@@ -440,8 +443,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, error: TandemError) -> None:
-        """Send an error after the responses to earlier requests, and end the connection; only end it where the error
-        would be written into the response to this request."""
+        """Send an error after the responses to earlier requests, and end the connection. Where the response to the
+        refused request has begun, only end the connection, because the error would be written into that response."""
         self._is_refused = True
         self._unparsed = b""
         self._end_body_timer()

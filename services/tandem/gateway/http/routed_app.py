@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 
 
 class RoutedApp:
-    """ASGI 3 application that passes each exchange to `router` and turns every error into a response; `measures` counts
-    the responses."""
+    """Serve HTTP as an ASGI 3 application: pass each exchange to `router`, and turn every error into a response.
+    `measures` counts the responses."""
 
     def __init__(self, router: Router, measures: RequestMetrics) -> None:
         self._router = router

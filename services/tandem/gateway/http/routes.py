@@ -52,8 +52,8 @@ class Operation:
 class HandlerRoute(Route):
     """Match one operation's path, and call its handler with the exchange that the application put into the ASGI scope.
 
-    A method that no route of the path has gets METHOD_NOT_ALLOWED. The handler is called here, because Starlette's way
-    of calling a function would wrap each message of a stream.
+    A request for the path with a method that none of the path's routes has gets METHOD_NOT_ALLOWED. This class calls
+    the handler itself, because Starlette's way of calling a function would wrap each message of a stream.
     """
 
     def __init__(self, operation: Operation, handler: Handler) -> None:

@@ -73,10 +73,11 @@ class HttpServer:
         limits: HttpLimits | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
-        """Bind the socket, so that the attribute `port` is known before `start` (argument 0: any free port). Raises
-        OSError for a port in use.
+        """Bind the socket, so that the attribute `port`, the bound port, is known before `start`. Raises OSError for a
+        port in use.
 
-        `graceful_s`: seconds that `stop` waits for responses in progress. `tls`: serve HTTPS with these files."""
+        `port`: port to bind; 0: any free one. `graceful_s`: seconds that `stop` waits for responses in progress. `tls`:
+        serve HTTPS with these files."""
         limits = limits or HttpLimits()
         if tls is not None and tls.requires_client:
             limits = replace(limits, requires_certificate=True)

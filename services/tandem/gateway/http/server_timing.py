@@ -1,4 +1,5 @@
-"""Format the stages of a request and its waits for its client, in milliseconds with three decimals."""
+"""Format what a client receives about the time of its request: stages and waits, in milliseconds with three
+decimals."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from tandem.core.request_stages import Wait, WaitCause
 from tandem.gateway.telemetry.request_recorder import RequestTiming
 
 MIN_WAIT_S = 0.001
-"""Shortest wait that clients see, in seconds."""
+"""Shortest wait that is reported to clients, in seconds."""
 
 
 def timing_ms(timing: RequestTiming) -> dict[str, float]:
-    """Return a request's times in milliseconds by field name of TimingFacts; `first_token_ms` is missing while no token
-    was sent."""
+    """Return a request's times in milliseconds as a dictionary with the fields of TimingFacts; `first_token_ms` is
+    missing while no token was sent."""
     found = {f"{name}_ms": _ms(seconds) for name, seconds in timing.stages._asdict().items()}
     found["total_ms"] = _ms(timing.total_s)
     if timing.first_token_s is not None:
@@ -31,12 +32,13 @@ def server_timing(timing: RequestTiming) -> str:
 
 
 def paused_ms(pauses: Pauses) -> float:
-    """Return the sum of a request's pauses in milliseconds."""
+    """Return the total time in milliseconds between the preemptions of a request's choices and their resumptions."""
     return _ms(pauses.seconds)
 
 
 def waits_ms(waits: Iterable[Wait]) -> list[dict[str, Any]]:
-    """Return the waits of at least MIN_WAIT_S by field name of WaitFacts, in milliseconds."""
+    """Return one dictionary with the fields of WaitFacts for each wait of at least MIN_WAIT_S seconds, with its
+    duration in milliseconds."""
     found: list[dict[str, Any]] = []
     for wait in waits:
         if wait.seconds >= MIN_WAIT_S:
@@ -47,7 +49,11 @@ def waits_ms(waits: Iterable[Wait]) -> list[dict[str, Any]]:
 
 
 def yield_counts(yields: Iterable[LaneYield]) -> list[dict[str, Any]]:
-    """Return what was preempted for a request by field name of YieldFacts, one entry for each lane."""
+    """Return one dictionary with the fields of YieldFacts for each lane in which sequences were preempted in favour of
+    a request.
+
+    `yields`: one entry for each such lane, with the number of the preempted sequences, the tokens that they have to
+    compute again at most, and the KV blocks that they held."""
     return [
         {"lane": lane.label, "sequences": num_sequences, "tokens": num_tokens, "blocks": num_blocks}
         for lane, num_sequences, num_tokens, num_blocks in yields

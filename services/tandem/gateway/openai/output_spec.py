@@ -44,13 +44,14 @@ For each function call, return a json object with function name and arguments wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSpec:
-    """What one body requests of its output beyond plain text: tools, structured output and reasoning, resolved for one
-    model.
+    """Hold what one body requests of its output beyond plain text (tools, structured output and reasoning), resolved
+    for one model.
 
-    Derives the messages for the chat template, the grammar of the output, and the transforms that split the output's
-    text. `form`: the structured output; None for free text. `tools`: None where the body has none. `family`: the
-    model's notation of tool calls; None where calls are not read. `may_think`: the output may begin with reasoning.
-    `is_streamed`: the response is streamed. All is checked except whether the grammars compile.
+    Its methods derive the messages for the chat template, the grammar of the output, and the transforms that split the
+    output's text. `text`: the model's tokenizer and template. `form`: the structured output; None for free text.
+    `tools`: None where the body has none. `family`: the model's notation of tool calls; None where tool calls in the
+    output are not parsed. `may_think`: the output may begin with reasoning. `is_streamed`: the response is streamed.
+    The fields are checked, but not yet whether the grammars compile.
     """
 
     text: TextModel
@@ -205,9 +206,9 @@ def _mistral_id() -> str:
 
 
 def with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return `messages` rewritten for a template without tools: `tools` are described in a system message before the
-    conversation, or at the end of its first system message. Calls become text of the assistant, and results become
-    messages of the user.
+    """Return `messages` rewritten for a template without tools. The definitions in `tools` are appended to the system
+    message with which the conversation begins; without such a message they form a new one before the conversation.
+    Calls become text of the assistant, and results become messages of the user.
 
     The notation is that of Nous Research's Hermes models, which Qwen's templates adopted: signatures within `<tools>`,
     calls within `<tool_call>`, results within `<tool_response>`."""

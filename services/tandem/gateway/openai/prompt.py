@@ -23,7 +23,7 @@ class Prompt:
     """Token ids of one prompt, and the text that they were encoded from.
 
     `text`: as the client sent it; None where the client sent token ids. `offsets`: the index in `text` of the character
-    at which each token begins; empty where it was not requested."""
+    at which each token begins; empty where the caller of `encode` requested no offsets."""
 
     ids: tuple[int, ...]
     text: str | None = None
@@ -36,8 +36,8 @@ def given_prompts(
     """Split the field `prompt` of a body into its prompts, each a text or a tuple of token ids.
 
     Raises CONTEXT_LENGTH where one has more than `max_model_len` token ids. Raises INVALID_REQUEST where `prompt` is
-    empty, mixes kinds, holds a token id that is not below `vocab_size`, or has more than MAX_PROMPTS prompts or
-    MAX_CHOICES_OF_ALL choices, with `num_choices` for each prompt."""
+    empty, mixes texts, token ids and lists, holds a token id that is not in [0, `vocab_size`), or has more than
+    MAX_PROMPTS prompts; also where these have more than MAX_CHOICES_OF_ALL choices together, at `num_choices` each."""
     _check_lengths(prompt, max_model_len)
     given = _read_prompts(prompt, vocab_size)
     if len(given) * num_choices > MAX_CHOICES_OF_ALL:
@@ -48,8 +48,9 @@ def given_prompts(
 
 
 def prompt_too_long(max_model_len: int, num_tokens: int | None, param: str) -> TandemError:
-    """Return the error for a prompt that does not fit the model's context. `num_tokens`: of the prompt; None: more than
-    fit, not counted."""
+    """Return the error for a prompt that does not fit the model's context of `max_model_len` tokens. `num_tokens`:
+    number of tokens of the prompt; None where counting stopped at more than `max_model_len`. `param`: the field at
+    fault."""
     has = f"has {num_tokens}" if num_tokens is not None else "has more"
     limit = f"this model's maximum context length is {max_model_len} tokens"
     return TandemError(ErrorKind.CONTEXT_LENGTH, f"{limit}, and the prompt alone {has}; shorten {param}", param=param)

@@ -1,6 +1,6 @@
 """Check the fields of a parsed OpenAI body, and build from them the `Request` for workers and the `GenerationParams`.
 
-The response is formatted by the `GenerationParams`.
+The gateway runs a body's prompts and formats the response by its `GenerationParams`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class GenerationParams:
 
     `body`: the body itself, for the fields that need no check here. `prompt_param`: name of the prompt's field, for
     errors. `max_tokens`: None for as many as the context length allows. `logprobs`: number of alternatives to return
-    for each output token; None for no log probabilities. `num_choices`: of each prompt. `stops`: the stop strings.
-    `echo`: the response repeats the prompt."""
+    for each output token; None for no log probabilities. `num_choices`: number of choices of each prompt. `stops`: the
+    stop strings. `echo`: the response repeats the prompt."""
 
     body: SharedBody
     prompt_param: str
@@ -57,8 +57,8 @@ class GenerationParams:
 
     @property
     def prompt_scores(self) -> int | None:
-        """Return how many alternatives workers return for each token of the prompt; None where no log probabilities of
-        the prompt are needed."""
+        """Return how many alternatives workers must return, with log probabilities, for each token of the prompt; None
+        where no log probabilities of the prompt are needed."""
         counts = [self.body.prompt_logprobs, self.logprobs if self.echo else None]
         return max((count for count in counts if count is not None), default=None)
 
@@ -114,9 +114,10 @@ def _params(
 def chat_ending(
     messages: Sequence[ChatMessage], add_header: bool | None, continue_last: bool | None
 ) -> GenerationPrompt:
-    """Return how the chat template ends the prompt. `add_header`, `continue_last`: the body's fields
-    `add_generation_prompt` and `continue_final_message`. Raises INVALID_REQUEST where both are true, or where the last
-    message, which is to be continued, has no content."""
+    """Return where the prompt of a chat ends: after the header of the assistant's answer, after the last message, or
+    within the last message. `add_header`, `continue_last`: the body's fields `add_generation_prompt` and
+    `continue_final_message`. Raises INVALID_REQUEST where both are true, or where the last message is to be continued
+    and has no content."""
     if not continue_last:
         return GenerationPrompt.CLOSED if add_header is False else GenerationPrompt.HEADER
     if add_header:
@@ -210,7 +211,7 @@ def request(
 
 def _retain_s(body: SharedBody) -> float:
     """Return for how many seconds the prompt is to be kept in the prefix cache; 0: no longer than others. Raises
-    INVALID_REQUEST where the time is none or too long."""
+    INVALID_REQUEST where the requested time is no positive number or too long."""
     control = body.cache_control
     if control is None:
         return MAX_RETAIN_S if body.prompt_cache_retention == "24h" else 0.0
@@ -229,8 +230,8 @@ def _retain_s(body: SharedBody) -> float:
 def effective_lane(body: SharedBody, caller: RequestContext) -> Lane:
     """Return the lane of a request, which is not more urgent than the tenant's own lane.
 
-    The header names the lane; without a header, the body's `service_tier` does; without both, it is the tenant's own
-    lane.
+    The client names the lane in a header (`caller.lane`) or, without the header, in the body's `service_tier`. Where it
+    names none, or one more urgent than the tenant's own, the request gets the tenant's own lane.
     """
     requested = _TIERS.get(body.service_tier or "") if caller.lane is None else caller.lane
     return caller.tenant.lane if requested is None else max(requested, caller.tenant.lane)

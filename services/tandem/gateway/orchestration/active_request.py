@@ -18,10 +18,10 @@ StreamEvent = Token | PromptLogprobs | Finished
 
 
 class EventQueue:
-    """Pass the events of one request to its one reader, in order. Never full: a request has a bounded number of events,
-    by its choices and `max_tokens`.
+    """Pass the events of one request to its one reader, in order. The queue has no maximum length, because `max_tokens`
+    and the number of choices limit the events of a request.
 
-    Used instead of `asyncio.Queue`, which costs more: every token passes here."""
+    `asyncio.Queue` is not used, because it costs more and every token passes through this queue."""
 
     __slots__ = ("_events", "_reader")
 
@@ -52,9 +52,10 @@ class EventQueue:
 class ActiveRequest:
     """Stream the output of one open request to its front end, as a `TokenStream`.
 
-    The driver pushes events (`push`), the front end iterates over them. `on_close` is called to cancel the request,
-    `on_finish` to stop one choice. `quota` is the request's reservation, which the driver closes at the request's end;
-    None for a request that counts against no quota."""
+    The driver pushes events (`push`), and the front end iterates over them. `on_close`: called with the request's id to
+    cancel the request. `on_finish`: called with the request's id and the index of a choice to stop that choice.
+    `quota`: the request's reservation, which the driver closes at the request's end; None for a request that counts
+    against no quota."""
 
     def __init__(
         self,
@@ -120,7 +121,8 @@ class ActiveRequest:
             yield event
 
     def _is_due(self, event: StreamEvent | TandemError) -> bool:
-        """Return whether an event is not of a choice that has ended or that the client has stopped."""
+        """Return whether the reader gets an event: False for an event of a choice that has ended or that the client has
+        stopped."""
         return not isinstance(event, Token | Finished) or event.key.choice in self._unended
 
     def finish(self, choice: int) -> None:

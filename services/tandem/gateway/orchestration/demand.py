@@ -22,10 +22,10 @@ PERIOD_S = 1.0
 
 
 class DemandCounter:
-    """Count, by model, how many requests arrive, what their prompts cost and how they end.
+    """Count, by model, how many requests arrive, how many tokens their prompts have, and how the requests end.
 
-    All calls must be on the event loop. `targets` decide which tokens count as late. `backlog` returns the requests
-    that wait now, by model.
+    `targets`: latency targets by lane, which decide what counts as late. `backlog`: function that returns the requests
+    that wait now, by model. All calls must be on the event loop.
     """
 
     def __init__(self, targets: LatencyTargets, backlog: Callable[[], Mapping[str, QueueBacklog]]) -> None:
@@ -62,8 +62,8 @@ class DemandCounter:
 class DemandPublisher:
     """Publish the counts of `counter` in Redis every `PERIOD_S` seconds, for planners.
 
-    While Redis is unreachable, nothing is published; nothing is lost, because each record has the totals since the
-    start."""
+    While Redis is unreachable, nothing is published. No count is lost by that, because each record has the totals since
+    the start of the gateway."""
 
     def __init__(self, gateway: GatewayId, store: DemandStore, counter: DemandCounter, clock: Clock) -> None:
         self._gateway = gateway

@@ -1,4 +1,5 @@
-"""Drive a `RequestDirector` with asyncio: admit requests, carry out its commands, feed it what workers report."""
+"""Drive a `RequestDirector` with asyncio: admit requests, carry out its commands, and pass to it what workers
+report."""
 
 from __future__ import annotations
 
@@ -63,11 +64,12 @@ FLUSH_S = 1.0
 
 
 class RequestDriver:
-    """Run the requests of a gateway, as its `RequestDispatcher`; all calls on one event loop.
+    """Run the requests of a gateway, as its `RequestDispatcher`; all calls must be on one event loop.
 
-    `director` decides what happens to each request. The driver carries that out: it pushes tokens to the streams of
-    open requests, submits jobs through the worker pool `fleet`, and passes the pool's events to the director. `quotas`:
-    None where nothing is limited."""
+    `director` decides what happens to each request, and the driver carries out the decisions: it pushes tokens to the
+    streams of open requests and submits jobs through the worker pool `fleet`. It passes the pool's events to the
+    director. `quotas`: None where nothing is limited. `targets`: latency targets by lane. `prefixes`: finds the workers
+    that cache the beginning of a prompt; None: cached prefixes are not looked up."""
 
     def __init__(
         self,
@@ -148,8 +150,10 @@ class RequestDriver:
         return "draining" if self._is_closed else self._fleet.ready()
 
     def shortages(self) -> Sequence[Shortage]:
-        """Return what each model lacks. A model without an open request does not lack workers that its planner may
-        end."""
+        """Return what each model lacks, such as a live prefill worker.
+
+        Where the planner may have ended the missing workers on purpose, a model is left out unless it has an open
+        request."""
         in_use = {one.state.request.model for one in self.director.requests() if one.fixed_placement is None}
         found = self._fleet.shortages()
         return [shortage for shortage in found if shortage.model in in_use or not self._fleet.is_intended(shortage)]
@@ -161,8 +165,8 @@ class RequestDriver:
         return self.director.breakers(self._clock.now())
 
     def num_moves(self) -> Mapping[str, int]:
-        """Return how many plans to move a running sequence between decode workers had each outcome (the value of a
-        `MoveOutcome`)."""
+        """Return the number of planned moves of running or preempted sequences to other decode workers, by their
+        outcome (the value of a `MoveOutcome`)."""
         return {outcome.value: self._num_moves[outcome] for outcome in MoveOutcome}
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:

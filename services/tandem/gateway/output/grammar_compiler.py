@@ -1,4 +1,4 @@
-"""Compile grammars that clients wrote, in a process of its own, and say whether each compiles.
+"""Compile grammars that clients wrote, in a process of its own, and report whether each compiles.
 
 Run as `python -m tandem.gateway.output.grammar_compiler PARENT`, with the process id of the gateway. Standard input and
 output are a socket, whose other end `grammar_process.GrammarProcess` holds. Each request and each answer is a header of
@@ -7,7 +7,8 @@ NOTATIONS, the text is its source. The byte of an answer is 1 for a grammar that
 that was converted from GBNF, else empty; otherwise the byte is 0 and the text is the reason.
 
 A compilation cannot be interrupted from outside and may take any time, memory or stack. So the kernel ends the process
-when one takes too much, and the signal says of what: SIGPROF of processor time; SIGABRT of memory, SIGSEGV of stack.
+when a compilation takes too much, by a signal that shows of what: SIGPROF for processor time, SIGABRT for memory,
+SIGSEGV for stack.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MAX_MEMORY_BYTES = 256 << 20
 STACK_BYTES = 4 << 20
 """Stack of the compiling thread: half of what threads of a worker have, so that no grammar overflows only there."""
 NICENESS = 5
-"""The event loops of gateway and workers come first where processors are short."""
+"""Niceness of this process, so that the event loops of gateway and workers come first where processors are short."""
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LIMITS = LLParserLimits(
@@ -52,7 +53,8 @@ _LIMITS = LLParserLimits(
 
 
 def main(parent: int) -> None:
-    """Answer requests until standard input ends."""
+    """Answer requests on standard input until it ends. `parent`: process id of the gateway, with which this process
+    ends."""
     _end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway decides when to stop
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -66,8 +68,13 @@ def main(parent: int) -> None:
 
 
 def compile_grammar(notation: str, source: str) -> tuple[bool, str]:
-    """Return whether a grammar compiles, and the reason where it does not. A grammar in GBNF is only converted: the
-    text is then the grammar in Lark."""
+    """Compile a grammar, and return whether it compiles and a text: the reason where it does not, otherwise empty.
+
+    `source`: the text of the grammar. `notation`: its notation, one of NOTATIONS. A grammar in GBNF is not compiled but
+    converted to Lark: the result is (True, the grammar in Lark), or (False, the reason) where it cannot be converted.
+    Whether the grammar in Lark compiles is not checked. Exceptions of the compiler are not raised, but become the
+    reason.
+    """
     try:
         match notation:
             case "json_schema":

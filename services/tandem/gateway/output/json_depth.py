@@ -21,8 +21,8 @@ def check_depth(value: Any, param: str) -> None:
 
 
 def nested_levels(value: Any, param: str) -> Iterator[list[Any]]:
-    """Yield the arrays and objects of a JSON value level by level, the outermost first. Raises as `check_depth` does,
-    once MAX_DEPTH levels were yielded."""
+    """Yield the arrays and objects of a JSON value, one list for each level of nesting, the outermost level first.
+    Raises as `check_depth` does, once MAX_DEPTH levels were yielded."""
     level = [value] if isinstance(value, _NESTED) else []
     for _ in range(MAX_DEPTH):
         if not level:

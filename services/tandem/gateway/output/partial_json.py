@@ -11,8 +11,8 @@ _BLANKS = " \t\r\n"
 
 @dataclass(slots=True)
 class JsonMember:
-    """One top-level member of an incomplete JSON object. `written`: the characters of its value so far. `is_complete`:
-    a comma or the object's closing brace has followed the value."""
+    """Hold one top-level member of a JSON object that is still arriving. `written`: the characters of its value so far.
+    `is_complete`: the value has been followed by a comma or by the closing brace of the object."""
 
     key: str
     written: list[str] = field(default_factory=list)
@@ -27,8 +27,10 @@ class JsonMember:
 class PartialJsonObject:
     """Parse one JSON object that arrives character by character, and collect its top-level members.
 
-    `is_complete`: the closing brace has arrived. `failed`: no further text can make this an object. `members`: those
-    whose value may have begun, in order.
+    `is_complete`: the object's closing brace has arrived. `failed`: the text so far cannot become a JSON object; most
+    errors within a value are not noticed, because values are not parsed. `members`: the top-level members in their
+    order in the text. A member is added when the colon after its key has arrived, so the last one may have an
+    incomplete or empty value.
     """
 
     __slots__ = ("_depth", "_escaped", "_in_string", "_key", "_state", "_written", "failed", "is_complete", "members")
@@ -51,7 +53,8 @@ class PartialJsonObject:
 
     @property
     def is_value_closed(self) -> bool:
-        """Return whether the bracket or quote that opened the last member's value has been closed."""
+        """Return whether the last member's value has begun and all its brackets and quotes are closed; False once a
+        comma or the object's closing brace has followed the value."""
         has_value = self._state == "value" and bool(self.members[-1].written)
         return has_value and self._depth == 1 and not self._in_string
 

@@ -27,7 +27,7 @@ class ReasoningParser:
         self._held = ""
 
     def split(self, delta: Delta, is_last: bool) -> Delta:
-        """Return the delta with its text split into reasoning and answer, as a `DeltaTransform`.
+        """Return the delta with its text split into reasoning and answer; this method is a `DeltaTransform`.
 
         `is_last`: the delta is the choice's last one, and also gets the text held back.
         """

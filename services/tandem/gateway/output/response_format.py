@@ -63,9 +63,9 @@ def requested_structured_output(
 ) -> StructuredOutput | None:
     """Return the structured output that a body requests; None where it requests none.
 
-    `guided`: vLLM's older fields `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`, by the part of
-    the name after the underscore. Raises INVALID_REQUEST naming the field, also where several fields request a
-    structure."""
+    `guided`: values of vLLM's older fields `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`, with
+    the part after the underscore as key. Raises INVALID_REQUEST naming the field, also where several fields request a
+    structured output."""
     outputs = [_of_response_format(response_format)] if response_format is not None else []
     if structured is not None:
         outputs += _guided("structured_outputs.", msgspec.structs.asdict(structured))
@@ -83,7 +83,7 @@ def requested_structured_output(
 
 def schema_source(schema: Mapping[str, Any], *, lenient: bool = False, options: Mapping[str, object] = {}) -> str:
     """Return a JSON schema as the source text of a grammar. `lenient`: keywords that cannot be enforced are ignored.
-    `options`: further options of the grammar compiler, which the schema holds in its field `x-guidance`."""
+    `options`: further options of the grammar compiler. All options are written into the schema's field `x-guidance`."""
     own = schema.get("x-guidance")
     known = {**(own if isinstance(own, dict) else {}), **({"lenient": True} if lenient else {}), **options}
     return _text({**schema, "x-guidance": known} if known else schema)

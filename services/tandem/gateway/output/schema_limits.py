@@ -27,15 +27,16 @@ _MOST: dict[str, int] = {
     "enum values": MAX_ENUM_VALUES,
     f"values with {', '.join(_CONSTRAINTS[:-1])} or {_CONSTRAINTS[-1]}": MAX_CONSTRAINED_VALUES,
 }
-"""The limits of what is counted over all schemas, in the order of `SchemaLimits._counts`."""
+"""The limits of what is counted over all schemas, by its name in errors, in the order of `SchemaLimits._counts`."""
 
 
 class SchemaLimits:
-    """Count what makes a response format, or all tools of a request together, expensive to compile, and refuse what
-    exceeds a limit.
+    """Count the parts of JSON schemas that are expensive to compile, such as properties and enum values, and refuse a
+    schema with which a count exceeds its limit. The counts cover one response format, or all tools of a request
+    together.
 
-    What looks like a keyword is counted also where it is none, such as within `const`. `scope`: end of the messages,
-    which says what is counted together."""
+    Keywords are recognized by name only, so a name that is no keyword at its place, such as within `const`, counts too.
+    `scope`: text at the end of error messages that names what is counted together, such as " in all tools together"."""
 
     def __init__(self, scope: str = "") -> None:
         self._num_objects = 0
@@ -43,8 +44,8 @@ class SchemaLimits:
         self._scope = scope
 
     def add(self, schema: Mapping[str, Any], param: str) -> None:
-        """Count a schema. Raises INVALID_REQUEST for the field `param`, naming the limit that it exceeds, alone or with
-        the schemas before it."""
+        """Add the parts of a schema to the counts. Raises INVALID_REQUEST for the field `param`, naming the limit,
+        where the schema alone or together with those added before exceeds a limit."""
         try:
             num_chars = len(msgspec.json.encode(schema).decode())
         except RecursionError:

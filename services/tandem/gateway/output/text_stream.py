@@ -25,12 +25,12 @@ class ToolCallDelta:
 
 
 class Delta(NamedTuple):
-    """What one token, or the end of a choice, adds to the choice's output.
+    """Hold what one token, or the end of a choice, adds to the choice's output.
 
-    `text` may be empty while a character or a possible stop string is incomplete. `offset`: the character of the
-    choice's whole text at which the token's own text begins. `token`: None for text that was held back until the end,
-    and for tokens without text (end of sequence), whose id is `hidden`. `reasoning`, `tool_calls`: what the transforms
-    found in the text; `text` does not contain them.
+    `text`: may be empty while a character or a possible stop string is incomplete. `offset`: the index in the choice's
+    whole text of the character at which the token's own text begins. `token`: the sampled token; None for text that was
+    held back until the end, and for a token without text (end of sequence), whose id is then `hidden`. `reasoning`,
+    `tool_calls`: what the transforms found in the text; `text` does not contain them.
     """
 
     text: str

@@ -54,7 +54,7 @@ class ToolCallParser:
         self._num_emitted = -1  # characters of the arguments that were emitted; -1: not even the name was
 
     def split(self, delta: Delta, is_last: bool) -> Delta:
-        """Return the delta with the tool calls moved from its text to `tool_calls`, as a `DeltaTransform`.
+        """Return the delta with the tool calls moved from its text to `tool_calls`; this method is a `DeltaTransform`.
 
         `is_last`: the delta is the choice's last one, and also gets the text held back.
         """
@@ -93,9 +93,9 @@ class ToolCallParser:
         return self._settled()
 
     def take(self) -> tuple[ToolCallDelta, ...]:
-        """Return the pieces of calls that were found since the last `take`, at most one per call.
+        """Return and remove the pieces of calls that were found since the last `take`.
 
-        Some clients misread two pieces of one call in one message.
+        There is at most one piece for each call, because some clients misread two pieces of one call in one message.
         """
         pieces, self._pieces = tuple(self._pieces), []
         return pieces

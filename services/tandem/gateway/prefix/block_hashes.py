@@ -2,8 +2,8 @@
 
 Hashing takes some 60 ns per token and holds the GIL all the while, because a block is too short for `hashlib` to
 release it: a thread stalls the event loop as long as hashing on it would (`python -m loadtest index`). So a long prompt
-is hashed on the event loop in slices, each of which continues from the last hash of the slice before, and other tasks
-run between two slices."""
+is hashed on the event loop in pieces, each of which continues from the last hash of the piece before, and other tasks
+run between two pieces."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tandem.core.request import Request
 from tandem.kv.hashing import chain_hashes, prompt_hashes, root_hash
 
 SLICE_TOKENS = 4096
-"""Tokens hashed before other tasks may run, a multiple of every block size: 0.4 ms. Slices of 1024 tokens stall it
-for 0.2 ms and take a tenth longer in total."""
+"""Number of tokens hashed before other tasks may run, a multiple of every block size. A slice stalls the event loop for
+0.4 ms; slices of 1024 tokens would stall it for 0.2 ms and take a tenth longer in total."""
 
 
 async def hash_prompt_blocks(request: Request, model_fingerprint: str, block_size: int) -> tuple[BlockHash, ...]:
-    """Return the hashes of the prompt's full blocks in order, and keep them in the request, so that a second call is
-    free.
+    """Return the hashes of the prompt's full blocks in order, and store them in the request, so that a second call
+    computes nothing.
 
     `model_fingerprint` and `block_size` (in tokens) are those of the workers that serve the model. Other tasks run
     while a long prompt is hashed."""

@@ -1,8 +1,9 @@
 """Mirror the prefix index: follow its entries in Redis, and look prefixes up in memory.
 
-The client polls: one poll reads what all shards have published, where a blocking read of each shard would wake the
-client for nearly every entry, which costs half as much again (`python -m loadtest index`). While Redis is down, the
-mirror stays as it is (`is_reachable` is false); afterwards the client continues with the oldest entries."""
+The client polls: one poll reads what all shards have published. A blocking read of each shard would wake the client for
+nearly every entry, which costs half as much again (`python -m loadtest index`). While Redis is down, the mirror stays
+as it is (`is_reachable` is false). When Redis is back, the client reads on from the oldest entries that exist, because
+another server may answer."""
 
 from __future__ import annotations
 
@@ -40,17 +41,18 @@ class PrefixIndexScope(Protocol):
         ...
 
     def cache_root(self, model: str) -> tuple[str, int] | None:
-        """Return what the block hashes of a model depend on besides tokens: its fingerprint, and the block size in
-        tokens. None while no worker serves the model."""
+        """Return what the block hashes of a model depend on besides tokens and salt: its fingerprint, and the block
+        size in tokens. None while no worker serves the model."""
         ...
 
 
 class PrefixIndexClient:
     """Keep a copy of the prefix index in memory, up to date with Redis, and look up prefixes in it.
 
-    Owns `reader`, through which it reads Redis, and closes it in `stop`. `scope` selects workers and models. Only each
-    `stride`-th block of a prompt is kept, so hits are multiples of it. Read-only for callers: `is_reachable`, whether
-    the last read of Redis succeeded, and `false_hits`, the counts of predicted tokens that were not cached.
+    `reader`: reads the index from Redis; this object closes it in `stop`. `scope`: selects the workers and models that
+    the copy covers. `stride`: only every `stride`-th block of a prompt is kept, so hits are multiples of `stride`
+    blocks. `is_reachable`: whether the last read of Redis succeeded. `false_hits`: counts the prompt tokens that were
+    predicted to be cached on a worker, and those of them that were not. Callers must not change these two attributes.
     """
 
     def __init__(self, reader: IndexReader, scope: PrefixIndexScope, stride: int, clock: Clock) -> None:
@@ -74,7 +76,7 @@ class PrefixIndexClient:
 
     @property
     def table(self) -> PrefixTable:
-        """Return the table of blocks by worker; callers must not change it."""
+        """Return the table of the blocks that each worker caches; callers must not change it."""
         return self._mirror.table
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
@@ -85,7 +87,8 @@ class PrefixIndexClient:
         return self._mirror.table.match(hashes)
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
-        """Return the hashes of the prompt's full blocks in order; empty where no worker serves the model.
+        """Return the hashes by which the prefix index names the full blocks of the request's prompt, in order; empty
+        where no worker serves the model.
 
         While workers of two builds serve the model, the hashes are those of the build that `cache_root` returns, and
         workers of the other build have no hits."""

@@ -54,13 +54,15 @@ _INLINE_CHARS = 2000
 LARGE_BODY_BYTES = 64 << 10
 """Size of a request body above which it is read and tokenized in its tenant's turn."""
 LARGE_BODY_S, LARGE_BODY_RATED_BYTES = 20.0, 4 << 20
-"""Longest time for which a large body of up to so many bytes arrives, at 1.7 Mbit/s; a larger one has more, in
-proportion. Clients that send slowly hold their turns, which others wait for, so long at most."""
+"""LARGE_BODY_S: longest time in seconds in which a large body of up to LARGE_BODY_RATED_BYTES bytes may arrive, which
+is 1.7 Mbit/s; a larger body gets more time in proportion. The limit is needed because a client that sends slowly holds
+its turn, for which others wait."""
 _MAX_LARGE_BYTES, _MAX_LARGE_BYTES_OF_TENANT, _MAX_LARGE_BYTES_WAITING = 16 << 20, 4 << 20, 64 << 20
-"""Bytes of large bodies that are read and tokenized at a time in total and of one tenant, and that wait of one tenant.
-A body takes five times its size in memory until it is tokenized."""
+"""Largest number of bytes of large bodies: of all that are read and tokenized at a time, of those of one tenant among
+them, and of those of one tenant that wait. A body takes five times its size in memory until it is tokenized."""
 _REFUSED_S = 0.5
-"""Seconds for which a large body that was refused counts as read: it took up to 0.1 s of a core for nothing."""
+"""Seconds for which a large body that was refused still counts as being read, because reading it took up to 0.1 s of a
+core for nothing."""
 _BATCH_CHARS = 32 << 10
 """Characters of several prompts of one body that are tokenized in one turn."""
 NUM_ENCODERS = 2
@@ -75,10 +77,10 @@ _MESSAGE_CHARS = 20
 
 
 class Explanation(NamedTuple):
-    """Why a request waited, and what was preempted for it.
+    """Explain what the requests of one body waited for, and which sequences were preempted in favour of them.
 
-    `waits`: those of each prompt, by stage and cause, in order. `yields`: the sequences that yielded to any choice, by
-    lane.
+    `waits`: for each prompt its waits, one for each stage and cause, in order. `yields`: one entry for each lane that
+    had sequences preempted in favour of any of the choices, with their number and what they lost.
     """
 
     waits: Sequence[Sequence[Wait]]
@@ -86,12 +88,13 @@ class Explanation(NamedTuple):
 
 
 class CompletionStream:
-    """Run the requests of one body and stream their output; as an asynchronous context manager it cancels at its exit
-    what still runs, and records the result.
+    """Run the requests of one body and stream their output. As an asynchronous context manager it cancels the requests
+    that still run at its exit, and records the result.
 
-    `id`: of the response. `model`: the model's name as the client wrote it, which may be an alias. `jobs`: the admitted
-    requests, one for each prompt. `num_choices`: of all prompts; the i-th choice of the p-th prompt is choice p *
-    params.num_choices + i. `recording`: receives what happens, for metrics and logs.
+    `id`: id of the response. `model`: the model's name as the client wrote it, which may be an alias. `served`: the
+    model. `params`: the checked fields of the body. `jobs`: the admitted requests, one for each prompt. `num_choices`:
+    number of choices of all prompts together; the i-th choice of the p-th prompt is choice p * params.num_choices + i.
+    `recording`: receives what happens, for metrics and logs.
     """
 
     def __init__(
@@ -158,13 +161,14 @@ class CompletionStream:
 
     @property
     def pauses(self) -> Pauses:
-        """Return the pauses of all prompts and choices."""
+        """Return how often choices of all prompts were preempted and later resumed until now, and the total seconds
+        between these preemptions and resumptions."""
         return Pauses.sum(stream.pauses for stream in self._streams)
 
     @property
     def explanation(self) -> Explanation | None:
-        """Return why the request waited and what was preempted for it until now; None where the client did not request
-        it."""
+        """Return what the requests have waited for until now, and which sequences were preempted in favour of them;
+        None where the client did not request an explanation."""
         if not self._explain:
             return None
         yields = merged_yields(each for stream in self._streams for each in stream.yields)
@@ -172,13 +176,14 @@ class CompletionStream:
 
     @property
     def reasons(self) -> list[dict[str, object]] | None:
-        """Return for each prompt, as JSON values, why the router chose its workers; final once the first part was
-        yielded. None where the client did not request it."""
+        """Return why the router chose the workers of each prompt, as one object of JSON values per prompt; final once
+        the first part was yielded. None where the client did not request an explanation."""
         return [dict(stream.reasons) for stream in self._streams] if self._explain else None
 
     @property
     def timing(self) -> RequestTiming | None:
-        """Return how long each stage of the request has taken until now; None where the client did not request it."""
+        """Return how long each stage of the request has taken until now; None where the client did not request the
+        times."""
         return self._recording.timing
 
     @property
@@ -335,7 +340,7 @@ class CompletionService:
 
     `encoders`: NUM_ENCODERS threads that tokenize long prompts, which would stall the event loop; tenants take turns.
     `recorder`: makes the metrics and the record of each request. `now`: function that returns the time of the gateway's
-    clock. `grammars`: checks grammars; its owner stops it."""
+    clock. `grammars`: checks grammars; the owner of this service calls its `stop`."""
 
     def __init__(
         self,
@@ -368,7 +373,8 @@ class CompletionService:
 
     async def begin_large(self, tenant: Tenant, num_bytes: int) -> TenantTurn:
         """Wait until a body of more than LARGE_BODY_BYTES may be read and tokenized, and return its turn, which the
-        caller ends once the request is admitted or refused. Raises OVERLOADED where too many of the tenant's wait."""
+        caller ends once the request is admitted or refused. Raises OVERLOADED where too many large bodies of the tenant
+        wait already."""
         return await self._large_bodies.begin(tenant.id, num_bytes)
 
     def models(self, tenant: Tenant) -> list[ServedModel]:
@@ -425,9 +431,9 @@ class CompletionService:
         """Return the served model, and the token ids of the prompt that a completion or a chat with this body would
         compute.
 
-        Raises INVALID_REQUEST unless the body has either a prompt or messages, and unless it names a model where
-        several are served; CONTEXT_LENGTH for more tokens than MAX_TOKENIZED and than the model's context; otherwise
-        raises as `find`.
+        Raises INVALID_REQUEST unless the body has either a prompt or messages, and where it names no model although
+        several are served; CONTEXT_LENGTH where there are more tokens than MAX_TOKENIZED and more than the model's
+        context length. Further errors are those of `find`.
         """
         served = self._named_or_only(body.model, tenant)
         most = max(MAX_TOKENIZED, served.max_model_len)
@@ -452,8 +458,9 @@ class CompletionService:
         return served, ids
 
     async def detokenize(self, body: DetokenizeBody, tenant: Tenant) -> str:
-        """Return the text of the body's token ids. Raises INVALID_REQUEST for ids outside the vocabulary, or as
-        `find`."""
+        """Return the text of the body's token ids. Raises INVALID_REQUEST for ids outside the vocabulary, for more ids
+        than MAX_TOKENIZED and than the model's context length, and where the body names no model although several are
+        served. Further errors are those of `find`."""
         served = self._named_or_only(body.model, tenant)
         most = max(MAX_TOKENIZED, served.max_model_len)
         if len(body.tokens) > most:

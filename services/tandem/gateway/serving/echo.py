@@ -23,8 +23,10 @@ class ScoredPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt as the beginning of the text of choice number `choice`: one Delta per token, of which the first has no
-    log probability. `Delta.offset` of the choice's own tokens continues after the echo."""
+    """Hold the prompt as the beginning of the text of choice number `choice`.
+
+    `deltas`: one Delta per token of the prompt; the first has no log probability. The `offset` of the choice's own
+    deltas continues after those of the echo."""
 
     deltas: tuple[Delta, ...]
     choice: int
@@ -65,7 +67,7 @@ def echo_deltas(
     """Return the prompt's text as one Delta per token, each with at most `num_top` alternatives.
 
     `scores`: the tokens with their log probabilities; empty where none were requested. `skip_special_tokens`: special
-    tokens have no text; only for prompts that the client sent as token ids."""
+    tokens get no text; without effect on a prompt that the client sent as text."""
     pieces = _text_pieces(prompt) if prompt.text is not None else _token_pieces(prompt, model, skip_special_tokens)
     tokens = scores or [SampledToken(token) for token in prompt.ids]
     return tuple(

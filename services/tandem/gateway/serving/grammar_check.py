@@ -15,25 +15,26 @@ from tandem.gateway.serving.grammar_process import GrammarProcess, Verdict
 from tandem.gateway.serving.tenant_turns import TenantTurn, TenantTurns
 
 MAX_KNOWN = 32
-"""Largest number of verdicts that a GrammarCheck remembers: as many as a worker keeps compiled grammars, so that one
-that workers may have to compile again takes its tenant's turn again."""
+"""Largest number of verdicts that a GrammarCheck remembers. It equals the number of compiled grammars that a worker
+keeps, so that a grammar that workers may have to compile again needs another turn of its tenant."""
 MAX_WAITING_OF_TENANT, MAX_WAITING, MAX_WAITING_FIRST = 32, 256, 1024
-"""Largest numbers of grammars that wait for compilation: of one tenant, of all, and of all where the next one's tenant
-has none that waits or compiles, and does not rest."""
+"""Largest numbers of grammars that wait for compilation. MAX_WAITING_OF_TENANT: of one tenant. MAX_WAITING: of all
+tenants together, for the next grammar of a tenant that rests or has another grammar that waits or compiles.
+MAX_WAITING_FIRST: of all tenants together, for the next grammar of any other tenant."""
 MAX_TENANTS = 64
-"""Largest number of tenants with a grammar that compiles, or is next to compile, or after which the tenant rests."""
+"""Largest number of tenants that have a grammar which compiles or is next to compile, or that rest after a grammar."""
 REST, MAX_REST_S = 4.0, 2.0
-"""How many times as long as a compilation took its tenant's next one waits, and for how many seconds at most: a tenant
-takes a fifth of the process, or a third with grammars that take a second, so that workers, which compile each grammar
-again, have time for others."""
+"""After a compilation, its tenant's next one waits REST times as long as it took, at most MAX_REST_S seconds. So a
+tenant takes at most a fifth of the process, or a third with grammars that take a second, and workers, which compile
+each grammar again, have time for other tenants."""
 
 
 class GrammarCheck:
     """Check in a process of its own whether grammars compile, and remember up to MAX_KNOWN verdicts, which are the same
-    for all tenants. Tenants take turns, and rest after a grammar that took long. For one event loop; `stop` ends the
-    process.
+    for all tenants. Tenants take turns, and each tenant rests after a compilation in proportion to its duration. All
+    calls must be on one event loop; `stop` ends the process.
 
-    `process`: None: a new one. `num_waiting`: how many grammars wait for their turn."""
+    `process`: the process that compiles; None: a new one. `num_waiting`: how many grammars wait for their turn."""
 
     def __init__(self, process: GrammarProcess | None = None) -> None:
         self.num_waiting = 0
@@ -61,15 +62,16 @@ class GrammarCheck:
         await self._compile(output.grammar.kind, output, tenant)
 
     async def in_lark(self, output: StructuredOutput, tenant: TenantId) -> StructuredOutput:
-        """Return the output with its grammar in Lark where it is in GBNF, otherwise unchanged. The start rule of GBNF
-        is `root`, Lark's `start`. Raises as `check` does."""
+        """Return `output` with its grammar converted to Lark where it is in GBNF, otherwise unchanged. The start rule
+        is called `root` in GBNF and `start` in Lark. Raises as `check` does."""
         if not output.is_gbnf:
             return output
         source = await self._compile("gbnf", output, tenant)
         return replace(output, grammar=Grammar("lark", source), is_gbnf=False)
 
     async def stop(self) -> None:
-        """End the process, and compilations whose callers have left. Called when no check is open."""
+        """End the process, and the compilations whose callers were cancelled. Call this when no `check` is in
+        progress."""
         for task in self._compiling:
             task.cancel()
         if self._compiling:
@@ -77,7 +79,7 @@ class GrammarCheck:
         await self._process.stop()
 
     async def _compile(self, notation: str, output: StructuredOutput, tenant: TenantId) -> str:
-        """Return the verdict's text. Raises INVALID_REQUEST where it is bad."""
+        """Return the text of the verdict on a grammar. Raises INVALID_REQUEST where the grammar does not compile."""
         source = output.grammar.source
         digest = hashlib.sha256(f"{notation}\0{source}".encode()).digest()
         verdict = self._recall(digest)

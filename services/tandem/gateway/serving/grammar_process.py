@@ -18,8 +18,8 @@ from tandem.core.grammar import MAX_COMPILE_S
 from tandem.gateway.output.grammar_compiler import HEADER, MAX_MEMORY_BYTES, NOTATIONS
 
 MAX_SILENCE_S = 60.0
-"""Seconds without an answer after which the process is killed. Processor time is bounded far below, so these pass only
-where the process gets no processor."""
+"""Seconds without an answer after which the process is killed. A compilation is limited to far less processor time, so
+this happens only where the process gets no processor."""
 _MODULE = "tandem.gateway.output.grammar_compiler"
 _ATTEMPTS = 2
 _log = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Report whether a grammar compiles. `text`: the reason where it does not compile; where it does, the grammar in
-    Lark for one in GBNF, otherwise empty."""
+    """Report whether a grammar compiles (`is_good`). `text`: the reason where it does not compile; the grammar in Lark
+    where it was given in GBNF and compiles; otherwise empty."""
 
     is_good: bool
     text: str = ""
@@ -43,10 +43,10 @@ _AT_SIGNAL: Mapping[int, Verdict] = {
 
 
 class GrammarProcess:
-    """Run `output.grammar_compiler` as a child process: from the first grammar on, and anew where it has ended. The
-    process ends with `stop`, and with the thread of the event loop that started it.
+    """Run `output.grammar_compiler` as a child process, which starts with the first grammar, and again with the next
+    grammar after it has ended. The process ends with `stop`, and with the thread of the event loop that started it.
 
-    Takes one grammar at a time. For one event loop."""
+    Only one grammar may be passed at a time. All calls must be on one event loop."""
 
     def __init__(self) -> None:
         self._child: _Child | None = None
@@ -57,11 +57,12 @@ class GrammarProcess:
         return None if self._child is None else self._child.process.pid
 
     async def compile(self, notation: str, source: str) -> Verdict:
-        """Return the verdict on a grammar; a grammar that ends a process which has compiled no other is bad.
-        `notation`: one of NOTATIONS.
+        """Compile a grammar in the process, and return the verdict. `notation`: one of NOTATIONS.
 
-        Raises OVERLOADED where the process cannot be started, ends for other reasons in both of two attempts, or does
-        not answer in time."""
+        A grammar whose compilation exceeds a limit (processor time, memory, stack) ends the process. The verdict is
+        then that the grammar does not compile, but only where it was the first of this process; otherwise it is tried
+        once more in a new process. Raises OVERLOADED where the process cannot be started, ends in both attempts without
+        a verdict, or does not answer within MAX_SILENCE_S seconds."""
         for _ in range(_ATTEMPTS):
             is_new = self._child is None
             child = self._child = self._child or await _start()

@@ -11,17 +11,17 @@ from tandem.core.ids import TenantId
 
 
 class TenantTurns:
-    """Let work begin while the cost of all running work is at most `capacity`, tenants in turn.
+    """Let work begin while the cost of all running work is at most `capacity`; tenants take turns.
 
-    Work of one tenant begins in the order of its arrival. Among tenants with waiting work, one that has had its turn
-    goes behind the others. A tenant uses at most `per_tenant` of the capacity at a time, so that other tenants need not
-    wait for the end of its work. Work that costs more counts as `per_tenant`, so it runs without other work of its
-    tenant.
+    Work of one tenant begins in the order of its arrival. Tenants with waiting work form a queue, in which a tenant
+    moves to the end after each of its turns. The running work of a tenant costs at most `per_tenant`, so that other
+    tenants need not wait for the end of that work. A piece of work that costs more counts as `per_tenant`, so it runs
+    without other work of its tenant.
 
-    `max_waiting`: largest cost of a tenant's waiting work, where that is more than one piece; further work is refused.
-    `what`, `reason`: beginning of the message and reason of that refusal. `refused_s`: work that ends with an error of
-    the client counts as running for so many seconds more, which limits how often a tenant can have work done for
-    nothing. Not thread-safe: for one event loop."""
+    `max_waiting`: largest cost of one tenant's waiting work; further work is refused with OVERLOADED, except that one
+    piece may always wait. `what`: beginning of that error's message. `reason`: that error's `reason`. `refused_s`: work
+    that ends with an error of the client counts as running for this many seconds more, which limits how often a tenant
+    can have work done for nothing. Not thread-safe: all calls must be on one event loop."""
 
     def __init__(
         self, capacity: int, *, per_tenant: int, max_waiting: int, what: str, reason: str, refused_s: float = 0.0
@@ -51,8 +51,9 @@ class TenantTurns:
         return tenant in self._waiting or tenant in self._used_by
 
     async def begin(self, tenant: TenantId, cost: int = 1) -> TenantTurn:
-        """Wait until work of `tenant` may begin, and return its turn, which the caller ends. Raises OVERLOADED where
-        too much work of the tenant waits already. A caller that is cancelled while it waits leaves the queue."""
+        """Wait until work of `tenant` may begin, and return its turn, which the caller ends. `cost`: the part of the
+        capacity that the work uses. Raises OVERLOADED where too much work of the tenant waits already. A caller that is
+        cancelled while it waits leaves the queue."""
         turn = TenantTurn(self, tenant, min(cost, self._per_tenant))
         self._enter(turn)
         try:
@@ -72,7 +73,8 @@ class TenantTurns:
         self._begin_next()
 
     def leave(self, turn: TenantTurn) -> None:
-        """Free what the turn uses, or take it out of the queue; called for `TenantTurn.end` alone."""
+        """Free the capacity that `turn` uses, or remove the turn from the queue where it has not begun. Only
+        `TenantTurn.end` may call this."""
         if turn.begun.done():
             self._used -= turn.cost
             self._used_by[turn.tenant] -= turn.cost
@@ -106,9 +108,10 @@ class TenantTurns:
 
 
 class TenantTurn:
-    """Hold one tenant's share of a capacity while a piece of work runs; ends at the exit of a `with` block.
+    """Hold one tenant's share of a capacity while a piece of work runs. As a context manager it ends at the exit of the
+    `with` block; where the block raises an error of the client, `TenantTurns.refused_s` seconds later.
 
-    `begun`: done once the work may begin."""
+    `begun`: future that is done once the work may begin."""
 
     __slots__ = ("_has_ended", "_queue", "begun", "cost", "tenant")
 
@@ -129,7 +132,7 @@ class TenantTurn:
         self.end(self._queue.refused_s if is_refused else 0.0)
 
     def end(self, delay_s: float = 0.0) -> None:
-        """Let other work begin after `delay_s` seconds; does nothing the second time."""
+        """Free the share after `delay_s` seconds, so that other work can begin; a second call does nothing."""
         if self._has_ended:
             return
         self._has_ended = True

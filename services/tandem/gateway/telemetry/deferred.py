@@ -43,9 +43,9 @@ class DeferredCalls:
             self._is_due = True
 
     def do(self) -> None:
-        """Make all waiting calls now, and those that they add meanwhile.
+        """Make all waiting calls now, and those that they enqueue meanwhile.
 
-        Does nothing when one of these calls calls it.
+        Does nothing where one of the waiting calls calls `do` itself.
         """
         if self._is_running:
             return

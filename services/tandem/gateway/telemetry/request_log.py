@@ -23,9 +23,9 @@ _log = logging.getLogger(LOGGER)
 class RequestLog:
     """Write one log line for each ended request, as an observer of records.
 
-    `mode`: "off" for no lines, "failed" for requests that ended with an error (a client that disconnected is none),
-    "all" for every request. The rate limit of log lines applies to "failed" but not to "all", so that no line is
-    missing there."""
+    `mode`: "off" writes no lines, "failed" a line for each request that ended with an error, "all" a line for every
+    request. A disconnect of the client is no error. The rate limit of log lines applies to "failed" but not to "all",
+    so that no line is missing there."""
 
     def __init__(self, mode: Literal["off", "failed", "all"]) -> None:
         self._mode = mode

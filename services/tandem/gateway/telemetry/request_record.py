@@ -20,21 +20,22 @@ class RequestRecord:
 
     - `id`: the gateway's own id. `label`: the client's `x-request-id`. `endpoint`: "chat" or "completion". `model`: the
       served name; empty where no such model is served.
-    - `outcome`: "finished", "cancelled", or the kind of the error that ended the request, whose message is `error`.
+    - `outcome`: "finished", "cancelled", or the kind of the error that ended the request. `error`: the error's message.
     - `path`: "remote" (two workers), "local" (one worker) or "fallback" (one worker, because the request could not be
-      split); empty where the request was not placed. `reason`: why it took that path, or the limit that refused it; may
-      be empty.
-    - `num_attempts`: 1 plus the retries; 0 where it was not admitted. `workers`: ids of the workers of its last
-      placement, the one that computed the prompt first; empty where it was not placed.
-    - `pauses`: preemptions after which it went on, over all prompts and choices.
-    - `yields`: the sequences that were preempted for it, by lane.
+      split); empty where the request was not placed. `reason`: why the request took that path, or the limit that
+      refused it; may be empty.
+    - `num_attempts`: 1 plus the retries; 0 where the request was not admitted. `workers`: ids of the workers of the
+      last placement, the one that computed the prompt first; empty where the request was not placed.
+    - `pauses`: number and seconds of the preemptions after which a choice was resumed, over all prompts and choices.
+    - `yields`: number and losses of the sequences that were preempted in favour of the request, by lane.
     - `received_at`: seconds since the epoch. `first_token_s`: seconds from arrival to the first token sent; None where
       no token was sent.
-    - `token_s`: mean seconds between two tokens of a choice, a gap; None where there were no two. `longest_gap_s`: the
-      longest gap; a late gap exceeds the target of the request's lane.
+    - `token_s`: mean gap (time between two tokens of a choice) in seconds; None where there was no gap.
+      `longest_gap_s`: the longest gap. `num_gaps`: all gaps. `num_late_gaps`: the gaps longer than the target of the
+      request's lane.
     - `stages`: seconds by stage, which add up to `total_s`; with several prompts, those of the prompt that ended last.
-    - `trace`: hexadecimal id of the trace; empty where it is not sampled. `traceparent`: the header as passed on to
-      workers, also where the trace is not sampled; empty where there was none.
+    - `trace`: hexadecimal id of the trace; empty where the trace is not sampled. `traceparent`: the header as passed on
+      to workers, also where the trace is not sampled; empty where there was none.
     """
 
     id: str

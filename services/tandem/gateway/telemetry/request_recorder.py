@@ -33,8 +33,8 @@ from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger, StageSec
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 _DEADLINE_SLACK_S = 0.1
-"""Seconds before a client's deadline from which on a disconnect counts as its deadline: the time to the deadline was
-counted from the arrival of the request, so that its timer fires first."""
+"""A disconnect counts as the client's deadline from this many seconds before the deadline on: the gateway counts the
+time to the deadline from the arrival of the request, so that the client's own timer fires first."""
 
 
 class RequestKind(NamedTuple):
@@ -47,10 +47,11 @@ class RequestKind(NamedTuple):
 
 
 class RequestTiming(NamedTuple):
-    """Times of a request as its client sees them, in seconds from its arrival.
+    """Hold the times of a request as its client sees them, in seconds.
 
-    `total_s`: until now. `first_token_s`: until the first token; None before there is one. `stages`: division of the
-    time into stages.
+    `total_s`: from its arrival until now. `first_token_s`: from its arrival until the first token was sent; None before
+    that. `stages`: seconds of each stage until now; with several prompts, those of the prompt that ended last or is
+    still open.
     """
 
     total_s: float
@@ -106,8 +107,8 @@ class RequestRecorder:
             raise
 
     def close(self, tenant: str, conclude: Callable[[], None]) -> None:
-        """Remove an ended request of a tenant from the open ones, and make `conclude`, which builds its record, a
-        deferred call."""
+        """Remove a request of the tenant named `tenant` from the open ones, and enqueue `conclude`, which builds the
+        request's record, as a deferred call."""
         self._open[tenant] -= 1
         if not self._open[tenant]:
             del self._open[tenant]

@@ -23,14 +23,14 @@ from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger
 MAX_REASONS = 4000
 """Largest size in bytes of `tandem.reasons`; most requests have some 600 bytes of reasons."""
 _WAITS = {LedgerPhase.QUEUE: "queue", LedgerPhase.ROUTE: "route"}
-"""Names of the spans of waits."""
+"""Names of the child spans, by the phase in which the request waits."""
 
 
 class SpanFacts(NamedTuple):
     """What a span needs besides the record of its request.
 
-    `ledger`: the times of the last prompt. `max_tokens`: that of the request. `finish_reasons`: why each choice
-    finished, by choice index.
+    `ledger`: the times of the prompt that ended last. `max_tokens`: the request's `max_tokens`. `finish_reasons`: why
+    each choice finished, by choice index.
     """
 
     ledger: PhaseLedger

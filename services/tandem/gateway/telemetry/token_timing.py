@@ -72,7 +72,8 @@ class TokenTiming:
 
     @property
     def mean_s(self) -> float | None:
-        """Return the mean of the evaluated gaps in seconds, of all gaps after `end`; None where there is none."""
+        """Return the mean of the gaps in seconds; None where there is none. Before `end` it covers only the gaps
+        evaluated so far."""
         return self._sum_s / self.num_gaps if self.num_gaps else None
 
     def _first(self, choice: int, now: float) -> None:

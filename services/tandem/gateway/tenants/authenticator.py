@@ -79,11 +79,11 @@ class ApiKeyAuthenticator:
 def tenant_of(headers: Sequence[tuple[str, str]], authenticator: Authenticator) -> Tenant:
     """Return the tenant of a request with these `headers`: lower-case names and values, where a name may be repeated.
 
-    That is the owner of the key in them, except for a proxy: its request is that of the tenant that a header of
-    FAIRNESS_HEADERS names, and the proxy's own without such a header. Nobody else can name a tenant: their header is
-    ignored. Raises TandemError(UNAUTHENTICATED) for a key that does not admit and for two different keys, and
-    TandemError(INVALID_REQUEST) for a proxy's request for a tenant that does not exist or for two tenants, of which the
-    proxy's client may have written one."""
+    That is the tenant that owns the API key in the headers. Where this tenant is a proxy and a header of
+    FAIRNESS_HEADERS names another tenant, the request belongs to the named tenant; from other tenants these headers are
+    ignored. Raises TandemError(UNAUTHENTICATED) as `Authenticator.identify` does, and TandemError(INVALID_REQUEST)
+    where a proxy names a tenant that does not exist, or two different ones, of which the proxy's client may have
+    written one."""
     caller = authenticator.identify(api_keys(headers))
     if not caller.proxy:
         return caller

@@ -45,10 +45,10 @@ class _PendingSettlement(NamedTuple):
 
 class TenantQuotas:
     """Reserve and settle the quotas of all tenants for one gateway, in Redis or, while that is unreachable, locally;
-    all calls on one event loop.
+    all calls must be on one event loop.
 
-    `is_reachable`: False from a failed call of Redis until the next heartbeat that succeeds. `registry` counts the
-    running gateways, among which limits are divided in that time."""
+    `is_reachable`: False from a failed call of Redis until the next heartbeat that succeeds. `registry`: counts the
+    running gateways, among which the limits are divided while Redis is unreachable."""
 
     def __init__(self, gateway: GatewayId, store: RedisQuotas, registry: GatewayRegistry, clock: Clock) -> None:
         self._gateway = gateway

@@ -50,9 +50,9 @@ _SETTINGS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregat
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An API key, by its SHA-256 digest, and its tenant.
+    """Describe one API key. `digest`: the SHA-256 digest of the key. `tenant`: the tenant that owns it.
 
-    `label`: a name for people. `expires_ns`: nanoseconds since the epoch; None where it does not expire.
+    `label`: a name for people. `expires_ns`: nanoseconds since the epoch; None where the key does not expire.
     """
 
     digest: bytes

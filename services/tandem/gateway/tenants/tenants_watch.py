@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 def read_tenants(path: Path, gateway_policy: str) -> Tenants:
     """Read and parse the tenants file; `gateway_policy` is the setting `gateway.disaggregation`.
 
-    Raises TandemError(INVALID_REQUEST) where the file cannot be read or parsed, or where that setting is `off` and a
-    tenant requires disaggregation."""
+    Raises TandemError(INVALID_REQUEST) where the file cannot be read or parsed, or where `gateway_policy` is `off` and
+    the file sets another mode of disaggregation for a tenant."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -44,7 +44,7 @@ class TenantsWatch:
     """Pass the new tenants to `authenticator` whenever the tenants file has changed, from `start` to `stop`.
 
     A file that cannot be read or parsed is logged and reported to `authenticator`, which keeps its tenants.
-    `gateway_policy` as in `read_tenants`.
+    `gateway_policy`: the setting `gateway.disaggregation`, as in `read_tenants`.
     """
 
     def __init__(self, path: Path, gateway_policy: str, authenticator: ApiKeyAuthenticator) -> None:
@@ -57,7 +57,7 @@ class TenantsWatch:
         self.stop = loop.stop
 
     async def poll(self) -> float:
-        """Read the file if it has changed since the last call, and return the seconds until the next one."""
+        """Read the file if it has changed since the last call, and return the seconds until the next call."""
         signature = _signature(self._path)
         if signature == self._last_signature:
             return POLL_S

@@ -46,8 +46,9 @@ class ChatTemplate:
     """Render conversations with one Jinja template, which has the functions and filters that transformers gives to
     templates.
 
-    `source`: the template's text; empty or invalid: every `render` raises. `special_tokens`: template variables such as
-    `bos_token`. `now_ns`: returns the time that `strftime_now` shows, in local time."""
+    `source`: the template's text; where it is empty or invalid, every `render` raises. `special_tokens`: template
+    variables such as `bos_token`. `now_ns`: function that returns the time in nanoseconds since the epoch, which
+    `strftime_now` formats in local time."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, now_ns: Callable[[], int] = wall_ns) -> None:
         self.source = source
@@ -73,10 +74,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Return the prompt text of a conversation. `variables`: the client's `chat_template_kwargs`. `ending`: what
-        follows the last message. `tools`: as the template expects them; None: none.
+        follows the last message. `tools`: definitions of tools in the form that the template expects; None where there
+        are none.
 
-        Raises INVALID_REQUEST where there is no usable template, where it refuses the messages or fails on them, or
-        where `variables` sets a reserved name."""
+        Raises INVALID_REQUEST where there is no usable template, where the template refuses the messages or fails on
+        them, or where `variables` sets a reserved name."""
         if self._defect:
             raise TandemError(ErrorKind.INVALID_REQUEST, self._defect, param="messages")
         for name in variables:

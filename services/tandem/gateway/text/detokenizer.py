@@ -95,9 +95,9 @@ class Detokenizer:
     have arrived. `special`: ids of tokens without text. `include_stop`: the stop string itself is returned too.
     `min_tokens`: stop strings that are complete within the first `min_tokens` tokens are ordinary text.
 
-    The detokenizer keeps a window of tokens: the last tokens whose text was returned, for context, and those that wait.
-    `tokenizers.decoders.DecodeStream` is not used: it cannot flush, raises where a decoder rewrites earlier text, and
-    decodes ever more tokens while the text ends in an invalid byte."""
+    The detokenizer keeps a window of tokens: the last tokens whose text was returned, for context, and the tokens whose
+    text waits for a complete character. `tokenizers.decoders.DecodeStream` is not used: it cannot flush, raises where a
+    decoder rewrites earlier text, and decodes ever more tokens while the text ends in an invalid byte."""
 
     __slots__ = ("_num_context", "_num_left", "_shown", "_special", "_stops", "_tokenizer", "_window", "num_chars")
 

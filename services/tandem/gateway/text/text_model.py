@@ -31,7 +31,7 @@ _UNSERVED_DEFAULTS = {"no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """Text and bytes of one token. `raw`: the bytes. `text`: the same as UTF-8, with U+FFFD for bytes that are no
+    """Hold the bytes of one token (`raw`), and these bytes decoded as UTF-8 (`text`), with U+FFFD for bytes that are no
     character on their own."""
 
     text: str
@@ -79,8 +79,8 @@ def _byte_alphabet() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Sampling values that the model's generation config recommends, for requests that set none; None: no
-    recommendation."""
+    """Hold the sampling values that a model's generation config recommends, for requests that do not set them. None:
+    the config recommends no value."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -100,15 +100,15 @@ class SamplingDefaults:
 
 
 class Encoded(NamedTuple):
-    """Token ids of a text. `offsets`: the index of the character at which each token begins; empty where it was not
-    requested."""
+    """Token ids of a text. `offsets`: the index of the character at which each token begins; empty where the caller
+    requested no offsets."""
 
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
 
 
 class TextTooLong(Exception):
-    """A text has more tokens than its caller allows. `max_tokens`: how many are allowed."""
+    """Raised for a text that has more tokens than its caller allows. `max_tokens`: how many tokens are allowed."""
 
     def __init__(self, max_tokens: int) -> None:
         super().__init__(f"the text has more than {max_tokens} tokens")
@@ -120,11 +120,12 @@ class TextModel:
     threads may use it at the same time.
 
     A chat is rendered to one string, which is tokenized as a whole and without the tokenizer's own additions, because
-    the template writes them: token ids equal those of transformers' `apply_chat_template`. As there, the text of a
-    control token in a user's message becomes that control token.
+    the template writes them: token ids equal those of transformers' `apply_chat_template`. As with transformers, the
+    text of a control token in a user's message becomes that control token.
 
-    The encoding methods raise TextTooLong for a text that clearly has more than `max_tokens` tokens, at about the cost
-    of that many. A text with a few more may be encoded; None: any text is."""
+    The encoding methods raise TextTooLong for a text that clearly has more than `max_tokens` tokens, and take about the
+    time of encoding `max_tokens` tokens until then. A text with slightly more tokens may still be encoded. With
+    `max_tokens` None, every text is encoded."""
 
     def __init__(
         self,

@@ -17,9 +17,9 @@ class TextModels:
     """Load the text models of tokenizer bundles and keep them. `generation_config`: as for TextModel. `keep_bundles`:
     keep the bundles too, some megabytes each.
 
-    Each is loaded once, in a thread. That takes 0.5 s for 49,000 tokens, and stalls the event loop as long, because
-    `Tokenizer.from_buffer` of tokenizers 0.23 holds the interpreter lock; so do its other constructors. It happens when
-    the first worker of a model appears, which for most gateways is before they are ready."""
+    Each text model is loaded once, in a thread. Loading a tokenizer of 49,000 tokens takes 0.5 s and stalls the event
+    loop for that time, because all constructors of `Tokenizer` in tokenizers 0.23, such as `from_buffer`, hold the GIL.
+    It happens when the first worker of a model appears, which for most gateways is before they are ready."""
 
     def __init__(self, generation_config: Literal["auto", "none"] = "auto", *, keep_bundles: bool = False) -> None:
         self._generation_config = generation_config
@@ -29,8 +29,9 @@ class TextModels:
         self._lock = asyncio.Lock()
 
     async def load(self, digest: str, bundle: TokenizerBundle) -> TextModel:
-        """Return the text model of the bundle with this digest; waits while it is loaded, and a later call returns the
-        same one. Raises INTERNAL where the bundle cannot be read or does not match `digest`."""
+        """Return the text model of the bundle with this digest. The first call loads it, and other calls wait
+        meanwhile; later calls return the same object. Raises INTERNAL where the bundle cannot be read or does not match
+        `digest`."""
         async with self._lock:
             if digest not in self._loaded:
                 self._loaded[digest] = await asyncio.to_thread(self._read, digest, bundle)
@@ -39,7 +40,8 @@ class TextModels:
             return self._loaded[digest]
 
     def bundle(self, digest: str) -> TokenizerBundle:
-        """Return the bundle of a loaded text model. Raises KeyError unless bundles are kept."""
+        """Return the bundle of a loaded text model. Raises KeyError unless `keep_bundles` is set and a model with this
+        digest was loaded."""
         return self._bundles[digest]
 
     def _read(self, digest: str, bundle: TokenizerBundle) -> TextModel:

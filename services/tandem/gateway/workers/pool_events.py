@@ -13,7 +13,7 @@ from tandem.routing.worker_view import Pair, WorkerView
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """Report one update of a worker: the events of its jobs.
+    """Report the events of this gateway's jobs that one update of a worker contained.
 
     `freed`: the worker's view (what routing sees of it) where it may now accept a prompt that it would have rejected
     before, otherwise None."""
@@ -33,11 +33,11 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class PositionsRequested:
-    """Request the state of this gateway's jobs on a worker from the reader of `WorkerPool.events`.
+    """Ask the reader of `WorkerPool.events` how far it has received the output of this gateway's jobs on a worker.
 
-    The pool sends it before it opens the worker's Watch stream. After the reader has applied all earlier events, it
-    sets `reply` to the jobs whose tokens it expects from the worker, each with the index of its next token. The worker
-    resends from there.
+    The pool sends the event before it opens the worker's Watch stream. After the reader has applied all earlier events,
+    it sets `reply` to the jobs whose tokens it expects from the worker, each with the index of its next token. The
+    worker resends events from these positions on.
     """
 
     worker: WorkerRef
@@ -46,9 +46,10 @@ class PositionsRequested:
 
 @dataclass(frozen=True, slots=True)
 class ProbeDue:
-    """Request a test of a pair of workers (prefill, decode): one KV block of `model` must move between them.
+    """Ask the request driver to test a pair of workers (prefill, decode): one KV block of `model` must move between
+    them.
 
-    The result goes to `WorkerPool.record_probe`.
+    The driver passes the test to `WorkerPool.record_probe`, which records the result.
     """
 
     pair: Pair

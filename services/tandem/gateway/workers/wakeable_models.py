@@ -1,4 +1,4 @@
-"""Know the models for which a planner starts workers when requests wait, also while no worker serves them."""
+"""Find the models for which a planner starts workers when requests wait, also while no worker serves them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PUBLISH_PERIOD_S = 3600.0
 
 
 class _Publication(NamedTuple):
-    """What was published of a model at the time `at`."""
+    """Hold what was published of a model at the time `at`, in seconds of the clock. `digest`: that of its tokenizer
+    bundle."""
 
     digest: str
     max_model_len: int
@@ -31,11 +32,13 @@ class _Publication(NamedTuple):
 
 
 class WakeableModels:
-    """Publish the models of live workers in Redis, and know which models a planner can wake.
+    """Publish the models of live workers in Redis, and find out which models a planner can wake, that is, for which it
+    starts workers when requests wait.
 
-    A planner that acts publishes its target of a model every few seconds; the model can be woken as long as that target
-    is there. The tokenizer comes from a live worker or, for a model whose workers were gone before this gateway
-    started, from Redis. While Redis is unreachable the last answer stays. `texts` must keep its bundles.
+    A planner that acts publishes its target number of workers of a model every few seconds; the model can be woken as
+    long as Redis has that target. The tokenizer comes from a live worker or, for a model whose workers were gone before
+    this gateway started, from Redis. While Redis is unreachable the last result stays in force. `texts` must have been
+    made with `keep_bundles`, because the tokenizer bundles are published too.
     """
 
     def __init__(self, registry: ModelRegistry, targets: ReplicaTargets, texts: TextModels, clock: Clock) -> None:
@@ -57,12 +60,13 @@ class WakeableModels:
         return self._models
 
     def optional_roles(self) -> Mapping[str, Set[str]]:
-        """Return, by model, the roles for which the planner's minimum is 0 workers; a model without any has an empty
-        set."""
+        """Return, for each model that a planner can wake, the roles for which the planner's minimum is 0 workers. A
+        model without such a role has an empty set."""
         return self._optional_roles
 
     def start(self, live: Callable[[], Mapping[str, ServedModel]]) -> None:
-        """Begin the search. `live` returns the models of live workers, by name."""
+        """Begin to publish models and to search for models that a planner can wake, every PERIOD_S seconds. `live`:
+        function that returns the models of live workers, by name."""
         self._live = live
         self._loop.start()
 

@@ -1,9 +1,10 @@
 """Connect to one incarnation of one worker: receive its Watch stream, and send it jobs and other calls.
 
 The worker is live while its Watch stream carries a message at least every `worker_timeout_s` seconds. A broken stream
-is reopened, and the worker resends from the positions in the request. The jobs on the worker are lost at once where its
-process has ended, because its host refuses connections to its address or another worker answers there; otherwise if the
-stream is not open again within `RECONNECT_S`."""
+is opened again with a request that names the next expected token of each job, and the worker resends from there. The
+jobs on the worker are lost at once where its process has ended, that is, where its host refuses connections to its
+address or another worker answers there. Where it is not known whether the process has ended, the jobs are lost when the
+stream is not open again within `RECONNECT_S` seconds."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ from tandem.wire.worker_codec import (
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
 MEASURE_TIMEOUT_S = 60.0
-"""Seconds that the measurement of a link may take. Longer than one takes, because a worker measures its links one after
-the other."""
+"""Seconds that the measurement of a link may take. One measurement takes less, but a worker measures its links one
+after the other."""
 RECONNECT_S = 2.0
 """Seconds from the end of a worker's stream until the worker and its jobs count as lost, where it is not known whether
 its process has ended."""
@@ -62,10 +63,11 @@ FLUSH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LinkUpdated:
-    """Content of one message of a worker's Watch stream, for `WorkerLink.apply`.
+    """Hold the content of one message of a worker's Watch stream, for `WorkerLink.apply`.
 
-    `load` and `step_cost` are None where they have not changed. `events`: of the worker's jobs. `reports`: on the links
-    over which the worker reads other workers.
+    `link`: the connection on which the message arrived. `load`, `step_cost`: None where they have not changed since the
+    last message. `events`: events of the worker's jobs. `reports`: reports on the links over which the worker reads
+    other workers' memory.
     """
 
     link: WorkerLink
@@ -77,9 +79,11 @@ class LinkUpdated:
 
 @dataclass(frozen=True, slots=True)
 class LinkBroken:
-    """Report that the Watch stream of `link` has ended or could not be opened, for `WorkerLink.on_broken`.
+    """Report that the Watch stream of the connection `link` has ended or could not be opened, for
+    `WorkerLink.on_broken`.
 
-    `reason` is text for logs. `has_ended`: the worker's process has ended."""
+    `reason`: text for logs. `has_ended`: true where the worker's process is known to have ended; false where it may
+    still run."""
 
     link: WorkerLink
     reason: str
@@ -87,18 +91,22 @@ class LinkBroken:
 
 
 LinkEvent = LinkUpdated | LinkBroken | PoolEvent
-"""What a `WorkerPool` takes from its queue: what its links put there, and its own events for the request driver."""
+"""Entry of the queue from which a `WorkerPool` reads: an event of one of its links, or an event of the pool itself for
+the request driver."""
 
 
 class WorkerLink:
-    """Keep the connection to one incarnation of a worker, and what is known of the worker.
+    """Keep the connection to one incarnation of a worker, with the worker's latest load, role, model and link reports.
 
-    A task keeps the worker's Watch stream open and puts what arrives into the queue `events`; the queue's reader
-    applies each event to the link, in order (`apply`, `on_broken`). `is_live`: the stream is up. `is_gone`: the worker
-    and its jobs count as lost. `is_missing`: the stream has been down for longer than `RECONNECT_S`, in which a worker
-    that stops also leaves the registry. `model`: what the worker serves; None until it has described itself. `links`:
-    the worker's newest report on the link to each other worker, by the id of the worker that it reads. `trust`
-    authenticates the calls.
+    A task keeps the worker's Watch stream open and puts what arrives into the queue `events`. The queue's reader passes
+    each event to this object, in order (`apply`, `on_broken`). `is_live`: the stream is up. `is_gone`: the worker and
+    its jobs count as lost. `is_missing`: the stream has been down for at least `RECONNECT_S` seconds, after which a
+    worker that stops in an orderly manner has left the registry. `model`: the model that the worker serves; None until
+    the worker has described itself.
+
+    `links`: the worker's newest report on each link over which it reads another worker's memory, by the id of that
+    other worker. `inflight`: the load of jobs that were placed at the worker and that it has neither accepted nor
+    refused yet. `trust`: authenticates the calls.
     """
 
     def __init__(
@@ -138,8 +146,8 @@ class WorkerLink:
         self._task = asyncio.create_task(self._run(), name=f"watch-{ref.id}")
 
     async def close(self) -> None:
-        """Close the connection and wait until that is done. Calls in progress get `FLUSH_S` seconds to arrive, since a
-        worker that does not answer must not delay the shutdown."""
+        """Close the connection and wait until that is done. Calls in progress get at most `FLUSH_S` seconds to reach
+        the worker, because a worker that does not answer must not delay the shutdown."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         try:
@@ -193,8 +201,8 @@ class WorkerLink:
         """Set the role (`prefill`, `decode` or `mixed`) that the registry assigns to this worker, and return whether it
         changed.
 
-        With an empty or unknown role, the worker's own role or pool counts. After a change the caller must remove the
-        worker from the ranking and add it again."""
+        With an empty or unknown role, the role or pool that the worker itself reports counts. After a change the caller
+        must remove the worker from the ranking and add it again."""
         has_changed = role != self._assigned_role
         self._assigned_role = role
         if has_changed:
@@ -209,8 +217,8 @@ class WorkerLink:
     async def submit(self, job: Job) -> None:
         """Send a job to the worker and wait until it is accepted; its tokens arrive over the Watch stream.
 
-        Raises TandemError: the worker's refusal, or WORKER_LOST where the worker is gone or does not answer. Accepted
-        or not, the job no longer counts as in flight (`inflight`)."""
+        Raises TandemError: the worker's refusal, or WORKER_LOST where the worker is gone or does not answer. In all
+        cases the job is removed from `inflight`."""
         try:
             if self.is_gone:
                 raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id} is gone")
@@ -225,7 +233,7 @@ class WorkerLink:
             raise decode_refusal(reply.refusal)
 
     async def measure(self, source: WorkerRef) -> LinkReport:
-        """Let the worker measure the link over which it reads the worker `source`, and return its report.
+        """Let the worker measure the link over which it reads the memory of the worker `source`, and return its report.
 
         Raises TandemError: the worker's refusal, or WORKER_LOST where the worker does not answer."""
         try:
@@ -238,7 +246,8 @@ class WorkerLink:
         return decode_link(reply.report)
 
     def send_order(self, order: WorkerOrder) -> None:
-        """Send the worker an order; does not wait, and a failure is ignored."""
+        """Send the worker an order: to cancel jobs, to offer sequences for migration, or to release a lease. Does not
+        wait for the answer, and ignores a failure."""
         stub = self._stub
         match order:
             case CancelJob(_, keys):
@@ -280,8 +289,10 @@ class WorkerLink:
         return self._load.may_take_more_than(before)
 
     def on_broken(self, *, has_ended: bool) -> bool:
-        """Record that the stream is down. Returns True once, when the worker's process has ended or the stream has been
-        down for `RECONNECT_S`, so that the worker counts as gone."""
+        """Record that the stream is down, and return whether the worker counts as gone from this call on.
+
+        That is so when its process has ended (`has_ended`), or once the stream has been down for `RECONNECT_S` seconds.
+        Later calls return False until the worker has been live again."""
         now = self._clock.now()
         if self.is_live:
             self.is_live = False

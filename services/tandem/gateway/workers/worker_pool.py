@@ -1,6 +1,6 @@
-"""Discover workers, keep a link to each, and probe the links between prefill and decode workers.
+"""Discover workers, keep a connection to each, and test the links between prefill and decode workers.
 
-Redis lists workers but does not decide whether they live: a worker is live while its Watch stream is."""
+Redis lists workers but does not decide whether they live: a worker is live while its Watch stream is open."""
 
 from __future__ import annotations
 
@@ -32,22 +32,26 @@ log = logging.getLogger(__name__)
 SEARCH_PERIOD_S = 0.1
 """Seconds between two discoveries while no request can be served."""
 FIRST_PAIR_WAIT_S = 30.0
-"""Seconds for which a gateway that has never been ready, and could serve requests on one worker each, waits for a pair
-of workers before it becomes ready."""
+"""Seconds for which a gateway that has never been ready waits for a pair of a prefill and a decode worker, where single
+workers can already serve requests; then it becomes ready without a pair."""
 MODEL_MEMORY_S = 3600.0
-"""Seconds for which a model whose last worker is gone counts as missing."""
+"""Seconds for which a model whose last worker is gone is reported as missing."""
 _NO_REQUIREMENTS = TransferConfig()
 
 
 class WorkerPool(KnownWorkers[WorkerLink]):
-    """Discover the workers, hold a `WorkerLink` to each, and know between which pairs of them KV may move (`pairs`).
+    """Discover the workers, hold a connection (`WorkerLink`) to each, and record between which pairs of them KV may
+    move (`pairs`).
 
-    `discover` returns the registered workers, each with the role assigned to it or an empty one; where it raises
-    TandemError, the previous list stays in force. `requirements` are those that a link must meet. `routing` and
-    `candidates()` are for the placement of requests. What workers report takes effect while one reader iterates over
-    `events()`. `wakeable` returns, by name, the models for which a planner starts workers when requests wait, and
-    `optional_roles`, by model, the roles of which the planner may let no worker run; their owner may set both before
-    the start."""
+    `discover`: function that returns the registered workers, each with the role that the registry assigns to it; the
+    role is empty where none is assigned. Where the function raises TandemError, the previous list of workers stays in
+    force. `requirements`: the settings with the requirements that a link must meet before KV may move over it.
+    `routing` and `candidates()` are for the placement of requests. What workers report takes effect only while one
+    reader iterates over `events()`.
+
+    `wakeable`: function that returns, by model name, the models for which a planner starts workers when requests wait.
+    `optional_roles`: function that returns, by model name, the roles for which the planner's minimum is 0 workers. By
+    default both return an empty mapping; the owner of the pool may replace them before it calls `start`."""
 
     def __init__(
         self,
@@ -120,7 +124,7 @@ class WorkerPool(KnownWorkers[WorkerLink]):
     # ---- state
 
     def views(self) -> list[WorkerView]:
-        """Return what routing sees of each live worker."""
+        """Return the view of each live worker: what routing sees of it, such as its load, pool and model."""
         return [view for link in list(self._links.values()) if (view := link.view()) is not None]
 
     def num_live(self) -> Mapping[Pool, int]:
@@ -129,7 +133,8 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         return {pool: found[pool] for pool in POOLS}
 
     def kv_blocks(self) -> KVBlocks | None:
-        """Return the KV blocks of all live workers together; None while none has reported any."""
+        """Return how many KV blocks all live workers have together and how many of these are unused, with the block
+        size; None while no live worker has reported any blocks."""
         # Of 1,000 workers the views take 5 ms, the loads 0.3; an endpoint picker asks several times a second.
         live = [link for link in list(self._links.values()) if link.live_load.num_blocks]
         first = next((view for link in live if (view := link.view()) is not None), None)
@@ -140,20 +145,21 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         return KVBlocks(first.block_size, sum(load.num_blocks for load in loads), num_unused)
 
     def scrape_targets(self) -> list[ScrapeTarget]:
-        """Return where to read the metrics of each live worker; workers without metrics are left out."""
+        """Return the metrics endpoint of each live worker; workers without one are left out."""
         found = [(view, link.metrics_address) for link in self._links.values() if (view := link.view()) is not None]
         return [ScrapeTarget(address, view.ref.id, view.pool, view.model) for view, address in found if address]
 
     def workers(self) -> list[WorkerRef]:
-        """Return all workers that this pool has a link to, live or not."""
+        """Return all workers that this pool keeps a connection to, live or not."""
         return [link.ref for link in self._links.values()]
 
     def cache_root(self, model: str) -> tuple[str, int] | None:
-        """Return what the block hashes of a model depend on besides tokens: its fingerprint, and the block size in
-        tokens. None while no live worker serves the model.
+        """Return what the block hashes of a model depend on besides tokens and salt: its fingerprint, and the block
+        size in tokens. None while no live worker serves the model.
 
-        During a rollout workers of one model may differ. Then the values of the worker linked first count, and blocks
-        that workers of the other build cache are not found until the first build has left."""
+        During a rollout workers of one model may differ. Then the values of the worker to which this gateway connected
+        first count, and blocks that workers of the other build cache are not found until the workers of the first build
+        are gone."""
         for view in self.views():
             if view.model == model and view.block_size:
                 return view.fingerprint, view.block_size
@@ -165,8 +171,10 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         return {link.model.name: link.model for link in reversed(links) if link.model is not None and link.is_live}
 
     def models(self) -> Sequence[ServedModel]:
-        """Return the models of live workers, those that a planner can wake, and for `no_worker_wait_s` seconds also a
-        model whose last worker is gone, so that new requests for it wait like those in the queue."""
+        """Return the models that clients may request: those of live workers, and those that a planner can wake.
+
+        A model whose last worker is gone is included for `no_worker_wait_s` seconds more, so that new requests for it
+        wait like those that are queued already."""
         found = self.live_models()
         for name, model in self.wakeable().items():
             found.setdefault(name, model)
@@ -177,24 +185,26 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         return tuple(found.values())
 
     def shortages(self) -> list[Shortage]:
-        """Return what each model lacks that has a live worker, had one within `MODEL_MEMORY_S`, or can be woken by a
-        planner."""
+        """Return what each model lacks, such as a live prefill worker; models that lack nothing are left out. The
+        models considered have a live worker, had one within `MODEL_MEMORY_S` seconds, or can be woken by a planner."""
         views = self.views()
         models = dict.fromkeys([*(view.model for view in views), *self._known_models.copy(), *self.wakeable()])
         return find_shortages(models, views, self.pairs, self._config.disaggregation)
 
     def is_intended(self, shortage: Shortage) -> bool:
-        """Return whether a shortage is of workers that a planner may end, and starts again when requests wait.
+        """Return whether the planner may have ended the missing workers of a shortage on purpose: its minimum is 0
+        workers for each of their roles, and it starts such workers again when requests wait.
 
-        That is none of a link, and none of a model of which a registered worker cannot be reached."""
+        False for the lack of a link, and where this gateway cannot reach a registered worker of the model."""
         roles = {shortage.lacks} if shortage.lacks in ("prefill", "decode") else {"prefill", "decode"}
         is_optional = roles <= self.optional_roles().get(shortage.model, frozenset())
         return shortage.lacks != "link" and is_optional and not self._misses_registered(shortage.model)
 
     def num_wakeable(self) -> Mapping[Pool, int]:
-        """Return the number of models of which a planner may let the pool be empty, by pool; every pool has an entry.
+        """Return, by pool, the number of models for which a planner may end all workers of the pool; every pool has an
+        entry.
 
-        A model of which a registered worker cannot be reached does not count."""
+        A model does not count while this gateway cannot reach one of its registered workers."""
         models = self.optional_roles().items()
         found = Counter(role for model, roles in models if not self._misses_registered(model) for role in roles)
         return {pool: found[pool] for pool in POOLS}
@@ -202,11 +212,12 @@ class WorkerPool(KnownWorkers[WorkerLink]):
     def ready(self) -> str | None:
         """Return None where requests can be served, otherwise a sentence that describes what is missing.
 
-        A gateway is ready while a planner starts missing workers when requests wait, which the gateway holds until
-        then, unless it cannot reach a worker that is registered. One that has been ready stays so while a live worker
-        can serve a request of any model, if only as a fallback. One that has not waits until a model lacks nothing: for
-        at most `FIRST_PAIR_WAIT_S` seconds, and not for links that miss their requirements, because those are not
-        tested again."""
+        A gateway is ready while some model lacks nothing. It is also ready where a planner starts the missing workers
+        of a model once requests wait (these are held until then), unless this gateway cannot reach a registered worker
+        of the model. A gateway that has been ready stays so while a live worker can serve requests of any model, if
+        only as a fallback. One that has never been ready becomes ready with such a worker only after
+        `FIRST_PAIR_WAIT_S` seconds, or at once where a link misses its requirements, because such a link is not tested
+        again."""
         shortages = self.shortages()
         lacking = {shortage.model for shortage in shortages}
         if any(view.model not in lacking for view in self.views()) or any(map(self._is_awaited, shortages)):
@@ -217,8 +228,8 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         return "; ".join(self._missing(shortages) or ["no live worker"])
 
     def problem(self) -> str | None:
-        """Return a sentence on what is missing, though requests are served: workers that a model lacks, a registry that
-        cannot be read, a link that misses its requirements. None where nothing is."""
+        """Return a sentence on what is wrong although requests may be served: workers that a model lacks, a registry
+        that cannot be read, or a link that misses its requirements. None where nothing is wrong."""
         missing = self._missing(self.shortages())
         if (link := self.pairs.problem()) is not None and link not in missing:
             missing.append(link)
@@ -254,8 +265,8 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         return reasons + unlisted
 
     def suspect(self, workers: Set[WorkerRef]) -> None:
-        """Stop using the pairs of `workers` until a test block has moved between each pair, because KV may have been
-        lost."""
+        """Stop using each pair whose two workers are both in `workers`, because KV between them may have been lost.
+        Request a test of each such pair; it is used again once a test block has moved."""
         for pair in self.pairs.suspect(workers, self._clock.now()):
             message = "worker %s lost KV of worker %s; the gateway uses the pair again once a test block has moved"
             log.warning(message, pair[1].id, pair[0].id)
@@ -374,9 +385,10 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         return self._drop(link, broken.reason)
 
     def changed(self, link: WorkerLink) -> None:
-        """Update the ranking from a link's view, and probe the pairs of a worker that has become live.
+        """Update the ranking from the view of `link`. For a worker that has just become live, also request tests of its
+        pairs.
 
-        Calls of a dropped link are ignored, as from a submit that ends late."""
+        Does nothing for a connection that the pool has dropped, for example where a submit ends late."""
         if self.find(link.ref) is not link:
             return
         if link.view() is None:
@@ -408,7 +420,8 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         return WorkerLost(link.ref, reason)
 
     def _probe_pairs(self) -> None:
-        """Have test blocks moved between prefill and decode workers that are due for a probe by `PairRegistry`."""
+        """Request tests (`ProbeDue`) of the pairs of prefill and decode workers that are due for one by
+        `PairRegistry`."""
         for pair, model in self.pairs.due(self.views(), self._clock.now()):
             self._events.put_nowait(ProbeDue(pair, model))
 
@@ -416,9 +429,9 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         """Await `probe`, the test of a pair (prefill, decode) that was requested by `ProbeDue`, and record whether the
         pair may be used.
 
-        `probe` returns None where a block has moved, else why not. Where it has, the link is also measured if it must
-        meet requirements and was not measured yet. The first failure of a pair is logged as a warning, its repetitions
-        at DEBUG."""
+        `probe` returns None where a block has moved, otherwise a text that says why not. After a block has moved, the
+        link is also measured if it must meet requirements and was not measured yet. The first failure of a pair is
+        logged as a warning, its repetitions at DEBUG."""
         level = logging.DEBUG if pair in self.pairs.failed else logging.WARNING
         try:
             problem = await probe
@@ -438,8 +451,8 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         self._events.put_nowait(PlacementsChanged())
 
     async def _verify(self, pair: Pair, level: int) -> bool:
-        """Return whether the link of a pair is known to meet its requirements or not; the consumer probes it where
-        necessary.
+        """Return whether it is known if the link of a pair meets its requirements; the consumer measures the link first
+        where there is no report on it.
 
         A report with a problem that does not refuse the link means that the link could not be measured. A failure is
         logged at `level`."""

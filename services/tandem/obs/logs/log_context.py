@@ -10,8 +10,8 @@ from types import TracebackType
 
 
 class InRequest:
-    """Name one request in all log lines that are written within a `with` block, and in tasks started there, until it
-    ends.
+    """Name one request in all log lines that are written within a `with` block, or by tasks started in it, until the
+    block ends.
 
     `request_id` is the client's label of the request. `trace_id` and `span_id` are hexadecimal; empty until `traced`
     sets them.
@@ -41,17 +41,17 @@ _current: ContextVar[InRequest | None] = ContextVar("tandem_request", default=No
 
 
 def traced(traceparent: str) -> None:
-    """Add trace and span id of a valid traceparent header to the log lines of the running request.
+    """Add the trace id and span id in a traceparent header to all further log lines of the running request.
 
-    Does nothing where no request runs or `traceparent` is empty."""
+    `traceparent`: a valid value of the header. Does nothing where no request runs or `traceparent` is empty."""
     current = _current.get()
     if current is not None and current.request_id and traceparent:
         _, current.trace_id, current.span_id, *_ = traceparent.split("-")
 
 
 def request_fields() -> dict[str, str]:
-    """Return request id, trace id and span id of the running request, as fields of a log line; without those that are
-    unknown."""
+    """Return the `request_id`, `trace_id` and `span_id` of the running request, as fields of a log line; fields that
+    are not known are left out."""
     current = _current.get()
     if current is None:
         return {}

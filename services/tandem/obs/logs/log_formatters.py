@@ -27,10 +27,11 @@ _WORD = re.compile(r"[!#-<>-~]+")
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """Build the argument `extra` of a logging call, so that the log line has these fields; a JSON encoder must accept
-    the values.
+    """Build the argument `extra` of a logging call, so that the log line has the fields `values`, by name; a JSON
+    encoder must accept them.
 
-    A field such as `request_id` replaces that of the running request; None removes it.
+    A field of this call replaces a field of the running request with the same name, such as `request_id`; the value
+    None removes that field from the line.
     """
     return {"fields": values}
 
@@ -69,7 +70,8 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """Format a record as one line with a JSON object, in ASCII.
 
-    `origin`: fields of every line: `service` and `instance`, as in traces and metrics, and `pid`."""
+    `origin`: fields that every line has: `service` and `instance`, with the same values as in traces and metrics, and
+    `pid`."""
 
     def __init__(self, origin: Mapping[str, Any]) -> None:
         super().__init__()

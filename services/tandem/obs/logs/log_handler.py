@@ -25,8 +25,8 @@ class LineHandler(logging.StreamHandler):  # type: ignore[type-arg]  # it is gen
 
 
 def group_lines(text: str, num_bytes: int) -> Iterator[str]:
-    """Split `text` into pieces of whole lines, each at most `num_bytes` long; a line that is longer is a piece by
-    itself."""
+    """Split `text` into pieces of whole lines, each at most `num_bytes` bytes long including its last line end; a line
+    that is longer is a piece by itself."""
     if text.isascii() and len(text) < num_bytes:
         yield text + "\n"
         return

@@ -19,9 +19,9 @@ class Kind(Enum):
 class Instrument:
     """Describe one metric in OpenTelemetry's terms.
 
-    `name`: with dots. `unit`: in UCUM notation, such as `s`, `By` or `{token}`. `description`: the help text.
-    `attributes`: their names, in the order in which values are given. `bounds`: the upper bounds of a histogram's
-    buckets in `unit`, ascending; empty for other kinds."""
+    `name`: its name, with dots between the parts. `unit`: in UCUM notation, such as `s`, `By` or `{token}`.
+    `description`: the help text. `attributes`: the names of its attributes, in the order in which values are given.
+    `bounds`: the upper bounds of a histogram's buckets in `unit`, ascending; empty for other kinds."""
 
     name: str
     kind: Kind

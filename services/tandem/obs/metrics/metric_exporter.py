@@ -44,7 +44,7 @@ class MetricSender:
         self._is_stopping.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the last metrics were sent, at most `timeout_s` seconds, and shut the exporters down. Logs a
+        """Wait until the last metrics were sent, at most `timeout_s` seconds, and then shut the exporters down. Logs a
         warning where the time was too short."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():

@@ -35,7 +35,7 @@ class Exemplar(NamedTuple):
 
 
 class CounterSeries:
-    """Count one series of a counter: one combination of attribute values."""
+    """Hold the value of one series of a counter, that is of one combination of attribute values."""
 
     __slots__ = ("value",)
 
@@ -49,8 +49,8 @@ class CounterSeries:
 class HistogramSeries:
     """Count the values of one series of a histogram, that is of one combination of attribute values.
 
-    `counts`: values by bucket, with one more bucket than bounds for values above the last. `sum`: of all values.
-    `exemplars`: the last traced value of each bucket."""
+    `counts`: the number of values in each bucket; the last bucket is for values above the last bound. `sum`: the sum of
+    all values. `exemplars`: the last traced value of each bucket, by the index of the bucket."""
 
     __slots__ = ("_bounds", "counts", "exemplars", "sum")
 
@@ -106,8 +106,10 @@ class HistogramSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """Current values of all series of one metric, by attribute values: HistogramSnapshots for a histogram, else
-    numbers."""
+    """Hold the current values of all series of one metric.
+
+    `points`: the value of each series, by attribute values: a HistogramSnapshot for a histogram, else a number.
+    """
 
     instrument: Instrument
     points: Mapping[Values, float | HistogramSnapshot]
@@ -125,7 +127,8 @@ class _Metric(Generic[S]):
         self._series: dict[Values, S] = {}
 
     def of(self, *values: str) -> S:
-        """Return the series of these attribute values; frequent users keep it."""
+        """Return the series with these attribute values, which are given in the order of `Instrument.attributes`, and
+        create it if there is none. Code that counts often keeps the returned series."""
         series = self._series.get(values)
         if series is None:
             series = self._series.setdefault(self._bounded(self.instrument, values), self._new())
@@ -157,7 +160,7 @@ class Histogram(_Metric[HistogramSeries]):
 
 
 class Metrics:
-    """Create the metrics of one process and collect their values.
+    """Register the metrics of one process and collect their values.
 
     Clients and operators choose the values of some attributes (`OPEN_ATTRIBUTES`). The first `max_values` values of
     such an attribute have series of their own; later ones are counted together as `OTHER`, so that clients cannot
@@ -186,7 +189,7 @@ class Metrics:
         return metric
 
     def watch(self, instrument: Instrument, read: Callable[[], Mapping[Values, float]]) -> None:
-        """Register a gauge, or a counter that its owner counts, whose values are read at each collection.
+        """Register a gauge, or a counter that is counted elsewhere, whose values are read at each collection.
 
         `read` returns the values by attribute values, and may be called on any thread. Raises ValueError for a name
         that is registered already.
@@ -225,5 +228,6 @@ class Metrics:
 
 
 def total(points: Iterable[float | HistogramSnapshot]) -> float:
-    """Return the sum of the values of all series; for a histogram the number of its values."""
+    """Return the sum of `points`, the values of all series of one metric. A histogram counts with the number of its
+    values."""
     return sum(point.count if isinstance(point, HistogramSnapshot) else point for point in points)

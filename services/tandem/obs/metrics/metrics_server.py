@@ -53,7 +53,7 @@ class MetricsEndpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; a request that is being served still ends. A second call does nothing."""
+        """Stop listening; a request that is being served is still answered. A second call does nothing."""
         if self._server is not None:
             self._server.shutdown()
             self._thread.join()

@@ -33,8 +33,11 @@ id."""
 
 
 def metrics_data(resource: Resource, families: Iterable[MetricFamily], started_ns: int, now_ns: int) -> MetricsData:
-    """Return the metrics as one message of the SDK, for its exporters. Counters and histograms are sums since
-    `started_ns`; both times are nanoseconds since the epoch. `resource` describes this process."""
+    """Return the metrics `families` as one message of OpenTelemetry's SDK, for its exporters.
+
+    `resource` describes this process. Counters and histograms are sums from `started_ns` to `now_ns`, both in
+    nanoseconds since the epoch.
+    """
     metrics = [_metric(family, started_ns, now_ns) for family in families]
     return MetricsData([ResourceMetrics(resource, [ScopeMetrics(_SCOPE, metrics, "")], "")])
 

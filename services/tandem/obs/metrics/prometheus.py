@@ -30,13 +30,14 @@ _MAX_CACHED = 1024
 
 
 class PrometheusCollector(Collector):
-    """Convert the metrics of a process for Prometheus; some also appear under vLLM's names."""
+    """Convert the metrics of a process for Prometheus. Metrics that vLLM has as well are exposed twice, the second time
+    under vLLM's names."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics in the types of Prometheus's client library."""
+        """Yield all metrics, converted to the types of Prometheus's client library."""
         families = self._metrics.collect()
         yield from map(to_prometheus, [*families, *vllm_aliases(families)])
 

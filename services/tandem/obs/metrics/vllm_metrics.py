@@ -1,7 +1,7 @@
-"""Export the metrics that vLLM has too under vLLM's names as well, for autoscalers and ready-made dashboards.
+"""Export those metrics that vLLM has too a second time, under vLLM's names, for autoscalers and ready-made dashboards.
 
-OpenTelemetry allows no colon in a name, so these names exist in Prometheus only. No name is exported by gateways and by
-workers: sums over a cluster stay right. Names and meanings are those of vLLM 0.32
+OpenTelemetry allows no colon in a name, so these names exist in Prometheus only. No name is exported by both gateways
+and workers, so that sums over a cluster are right. Names and meanings are those of vLLM 0.32
 (https://docs.vllm.ai/en/stable/usage/metrics.html), where Tandem has the value. There is no
 `vllm:request_inference_time_seconds`: a request that is split has no such period.
 """
@@ -24,9 +24,10 @@ class Alias:
     """Define a metric under vLLM's name (`name`, without the prefix `vllm:`) that is computed from Tandem's metric
     `source`.
 
-    `where`: only series with these attribute values count. `labels`: vLLM's labels besides `model_name`, and the
-    attribute of `source` that each takes its value from. `is_complement`: the value is 1 minus that of `source`, a
-    ratio. `is_counted`: the value is a counter of the number of values in the histogram `source`."""
+    `where`: attribute values; only series of `source` that have them count. `labels`: for each of vLLM's labels besides
+    `model_name`, the attribute of `source` that gives its value. `is_complement`: whether the value is 1 minus that of
+    `source`, which is a ratio. `is_counted`: whether the metric is a counter of the number of values in the histogram
+    `source`."""
 
     name: str
     source: Instrument

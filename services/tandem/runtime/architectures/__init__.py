@@ -1,5 +1,6 @@
-"""Describe the architectures of models as data: what a decoder computes, and where a checkpoint has its weights.
+"""Describe the architectures of models as data: what a decoder computes, and the names of its weights in a checkpoint.
 
-`table` lists the families by `model_type`. Each family is one file that turns a config.json into a `DecoderSpec` and
-refuses, by its name, each field that is in use and not implemented. docs/models.md says how to add one.
+`table` lists the families by `model_type`. Each family is one file with a function that turns a config.json into a
+`DecoderSpec`, and raises an error that names the first field that is in use but not implemented. docs/models.md says
+how to add a family.
 """

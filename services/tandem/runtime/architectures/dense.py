@@ -1,4 +1,4 @@
-"""Build the specification that families share: a Llama, with what a family does differently."""
+"""Build the `DecoderSpec` of a model family as that of a Llama, with the fields in which the family differs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from tandem.runtime.architectures.spec import DecoderSpec, DenseMlp, ExpertsMlp,
 
 
 def llama_like(fields: Fields, **different: Any) -> DecoderSpec:
-    """Return the specification of a Llama of the sizes in config.json; `different` replaces fields of it.
+    """Return the `DecoderSpec` of a model that differs from a Llama only in the values given in `different`.
 
-    Raises TandemError for a size that is missing or does not fit."""
+    `fields`: the model's config.json, from which all other values are read. `different`: values of fields of
+    `DecoderSpec`, by field name. Raises TandemError for a size that is missing or does not fit the other sizes, and for
+    an activation other than SiLU."""
     fields.require_silu()
     heads = fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", heads)
@@ -45,7 +47,7 @@ def llama_like(fields: Fields, **different: Any) -> DecoderSpec:
 
 
 def _check(mlp: ExpertsMlp) -> None:
-    """Raise TandemError when a router cannot choose as it is asked to."""
+    """Raise TandemError if the numbers of experts and groups do not allow the choice that `mlp.routing` describes."""
     routing = mlp.routing
     if routing.num_chosen > mlp.count:
         raise unsupported(f"num_experts_per_tok={routing.num_chosen} of {mlp.count} experts")
@@ -58,7 +60,10 @@ def _check(mlp: ExpertsMlp) -> None:
 
 
 def head_dim_of(fields: Fields, default: int | None = None) -> int:
-    """Return the head size, by default the hidden size divided by the number of heads. Raises TandemError if odd."""
+    """Return the number of components of an attention head.
+
+    It is the field `head_dim` of the config.json in `fields`. If that is not set, it is `default`; if `default` is
+    None, it is the hidden size divided by the number of query heads. Raises TandemError if the result is odd."""
     by_heads = fields.size("hidden_size") // fields.size("num_attention_heads")
     head_dim = fields.size("head_dim", default or by_heads)
     if head_dim % 2:
@@ -67,13 +72,20 @@ def head_dim_of(fields: Fields, default: int | None = None) -> int:
 
 
 def max_length(rope: RopeConfig, length: int) -> int:
-    """Return the longest context in tokens. YaRN checkpoints often state `length` as it was before the extension."""
+    """Return the longest context of a model in tokens: `length`, or with YaRN at least the length after YaRN's
+    extension.
+
+    `rope`: parameters of the model's rotary embeddings. `length`: `max_position_embeddings` of config.json. In YaRN
+    checkpoints this field often states the length before the extension, which is shorter."""
     if rope.kind == "yarn" and rope.original_length is not None:
         return max(length, int(rope.original_length * rope.factor))
     return length
 
 
 def attention_biases(fields: Fields) -> dict[str, bool]:
-    """Return what `attention_bias` means where it adds biases to all four projections of attention."""
+    """Return the values of the fields `qkv_bias` and `output_bias` of `DecoderSpec`, by field name.
+
+    Both values are that of the field `attention_bias` of config.json. They are for families in which this field adds
+    biases to all four projections of attention (queries, keys, values and output)."""
     has_bias = fields.flag("attention_bias")
     return {"qkv_bias": has_bias, "output_bias": has_bias}

@@ -1,6 +1,6 @@
-"""Read the fields of a config.json, and refuse those that are set and that nothing has read.
+"""Read the fields of a config.json, and raise an error for a field that is set but was not read.
 
-A field that is silently ignored would give wrong tokens.
+If such a field were ignored, the model would compute wrong tokens.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def token_ids(value: Any) -> frozenset[int]:
 
 
 class Fields:
-    """Fields of one config.json. Each method that returns a field's value marks it as read."""
+    """Read the fields of one config.json, and record which fields were read.
+
+    Each method that returns a field's value marks the field as read. `finish` raises an error for a field that is set
+    and was not read."""
 
     def __init__(self, raw: Json) -> None:
         self._raw = raw
@@ -99,12 +102,14 @@ class Fields:
         self.model_type: str = raw["model_type"]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a field's value, or the default where it is missing; null counts as a value."""
+        """Return the value of the field `name`, or `default` if config.json lacks the field; null counts as a value."""
         self._read.add(name)
         return self._raw.get(name, default)
 
     def size(self, name: str, default: int | None = None) -> int:
-        """Return a positive number; null counts as missing. Raises TandemError for any other value."""
+        """Return the positive integer in the field `name`, or `default` if the field is missing or null.
+
+        Raises TandemError if the field has any other value, or if it is missing or null and `default` is None."""
         value = self.get(name)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -112,21 +117,25 @@ class Fields:
         return value
 
     def size_of_any(self, *names: str) -> int:
-        """Return the positive number of the first of these names that is set. Raises TandemError if none is."""
+        """Return the positive integer in the first of the fields `names` that is set. Raises TandemError if none is
+        set."""
         values = [self.size(name) for name in names if self.get(name) is not None]
         if not values:
             raise unsupported(f"neither {' nor '.join(names)} is set")
         return values[0]
 
     def num_layers(self, name: str = "num_hidden_layers", default: int | None = None) -> int:
-        """Return a number of layers. Raises TandemError where it is none of a model."""
+        """Return the number of layers in the field `name`, or `default` if the field is missing or null.
+
+        Raises TandemError if the number of layers is not an integer from 1 to 1,024."""
         number = self.size(name, default)
         if number > _MOST_LAYERS:
             raise unsupported(f"{name}={number} (at most {_MOST_LAYERS})")
         return number
 
     def expect(self, name: str, value: Any) -> None:
-        """Raise TandemError unless a field is missing, null, or has the one value that is implemented."""
+        """Raise TandemError unless the field `name` is missing, null or equal to `value`, the only value that is
+        implemented."""
         if (found := self.get(name)) not in (None, value):
             raise unsupported(f"{name}={found!r} in a {self.model_type} model")
 
@@ -144,25 +153,32 @@ class Fields:
             raise unsupported(f"hidden_act={name!r}")
 
     def refuse_window(self, default: int | None = None) -> None:
-        """Raise TandemError if attention has a window shorter than the longest sequence.
+        """Raise TandemError if attention has a sliding window shorter than the model's longest context.
 
-        `default`: the window of models without the field."""
+        `default`: window in tokens of a model whose config.json has no field `sliding_window`; None: it has no window.
+        """
         self.refuse_window_if_on()
         window = self.get("sliding_window", default)
         if window is not None and window < self.size("max_position_embeddings"):
             raise unsupported(f"sliding_window={window}")
 
     def refuse_window_if_on(self) -> None:
-        """Raise TandemError if a window is switched on; its other fields have no meaning otherwise."""
+        """Raise TandemError if the field `use_sliding_window` is set, or if `layer_types` lists a layer without full
+        attention.
+
+        The other fields that describe the window are marked as read, because they have no effect while
+        `use_sliding_window` is not set."""
         self._layer_types()
         for name in ("sliding_window", "max_window_layers"):
             self.get(name)
         self.expect("use_sliding_window", value=False)
 
     def refuse_window_of_last_layers(self) -> None:
-        """Raise TandemError if some layers of a Qwen have a window.
+        """Raise TandemError if some layers of a Qwen model have a sliding window.
 
-        Their first `max_window_layers` layers have full attention, and the others a window if that is switched on."""
+        In these models the first `max_window_layers` layers have full attention, and the others have a window if
+        `use_sliding_window` is set. If config.json lists the kind of attention of each layer, only this list decides.
+        """
         types = self._layer_types()
         self.get("sliding_window")
         is_on, num_full = self.get("use_sliding_window"), self.get("max_window_layers", 28)
@@ -170,7 +186,9 @@ class Fields:
             raise unsupported("use_sliding_window=True")
 
     def _layer_types(self) -> list[str]:
-        """Return the kinds of attention that config.json lists. Raises TandemError for one that is not implemented."""
+        """Return the kinds of attention that config.json lists, one for each layer; empty if it lists none.
+
+        Raises TandemError for a kind that is not implemented."""
         types = self.get("layer_types") or []
         for kind in types:
             if kind != "full_attention":
@@ -185,10 +203,13 @@ class Fields:
         is_interleaved: bool = False,
         theta: float = _DEFAULT_THETA,
     ) -> RopeConfig:
-        """Parse either spelling: `rope_parameters`, or the older `rope_theta` with `rope_scaling`.
+        """Return the parameters of rotary embeddings, from `rope_parameters` or the older `rope_theta` and
+        `rope_scaling`.
 
-        `partial`: fraction of a head that is rotated where no field says it; None: models of this family rotate whole
-        heads. `theta`: base of the frequencies where no field says it."""
+        `head_dim`: components of a head. `partial`: fraction of a head that is rotated if no field states it; None:
+        models of this family rotate whole heads, and a smaller fraction in a field is an error. `is_interleaved`: see
+        `RopeConfig`. `theta`: base of the frequencies if no field states it. Raises TandemError for a field that is
+        missing, unknown or not implemented."""
         length = self.size("max_position_embeddings")
         stated, scaling = self.get("rope_parameters"), self.get("rope_scaling")
         fields = dict(stated or scaling or {})
@@ -231,7 +252,8 @@ class Fields:
         return dim if dim < head_dim else None
 
     def finish(self) -> None:
-        """Raise TandemError for the first field that is set, not harmless, and was not read."""
+        """Raise TandemError for the first field that is set and was not read, unless it is known to have no effect on
+        logits."""
         for name, value in self._raw.items():
             if name in self._read or name in _HARMLESS or _is_unset(value):
                 continue
@@ -241,7 +263,9 @@ class Fields:
 
 
 def _factors(name: str, value: Any, count: int) -> tuple[float, ...]:
-    """Return what divides each frequency. Raises TandemError for another number of values."""
+    """Return the numbers in the list `value`, by which LongRoPE divides the `count` frequencies.
+
+    Raises TandemError if there are not `count` of them."""
     factors = tuple(float(each) for each in value)
     if len(factors) != count:
         raise unsupported(f"{name} of {len(factors)} numbers for {count} frequencies")

@@ -1,4 +1,5 @@
-"""GLM-4, with norms before and behind attention and MLP, and GLM-4-MoE (GLM-4.5). Both rotate half of a head."""
+"""Describe GLM-4, which has norms before and after attention and MLP, and GLM-4-MoE (GLM-4.5). Both rotate half of each
+head's components."""
 
 from __future__ import annotations
 

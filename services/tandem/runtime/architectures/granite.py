@@ -1,4 +1,4 @@
-"""Granite, a Llama with multipliers, and GraniteMoE."""
+"""Describe Granite, a Llama with constant factors on embeddings, residuals, attention and logits, and GraniteMoE."""
 
 from __future__ import annotations
 

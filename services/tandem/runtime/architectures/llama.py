@@ -1,4 +1,4 @@
-"""Llama, and Mistral without its window."""
+"""Describe Llama, and Mistral as far as its sliding window is not shorter than the longest context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral: a Mistral whose MLPs are all mixtures of experts."""
+"""Describe Mixtral: a Mistral in which the MLP of every layer is a mixture of experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""OLMo2, with norms behind attention and MLP only, and OLMoE. Both normalise all heads of a row together."""
+"""Describe OLMo2, which has norms only after attention and MLP, and OLMoE. Both normalise all query heads of a row
+together, and all its key heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Phi-3, whose projections of one input are one matrix in the checkpoint too."""
+"""Describe Phi-3, whose checkpoints store query, key and value projections as one matrix, and gate and up projections
+as another."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Read from config.json how a checkpoint stores its matrices; refuse by its name what is not implemented.
+"""Read from config.json in which formats a checkpoint stores its matrices; raise an error that names what is not
+implemented.
 
-`quant_method` "gguf" is our own, in directories that `runtime.gguf` writes."""
+The `quant_method` "gguf" is Tandem's own: directories that `runtime.gguf` writes have it."""
 
 from __future__ import annotations
 
@@ -54,8 +55,10 @@ _HARMLESS = frozenset(
 
 
 def read_stored_formats(config: Json | None) -> tuple[StoredFormat, ...]:
-    """Return the formats of matrices that a `quantization_config` describes; none without one. Raises TandemError,
-    which names what is not supported."""
+    """Return the formats of the matrices that a checkpoint does not store as floats.
+
+    `config`: the `quantization_config` of config.json; None: all matrices are floats, and the result is empty. Raises
+    TandemError, which names the field or value that is not supported."""
     if not config:
         return ()
     method = config.get("quant_method")
@@ -130,7 +133,7 @@ _READERS: dict[Any, tuple[Callable[[Json], Formats], frozenset[str]]] = {
     "awq": (_awq, frozenset({"bits", "group_size", "zero_point"})),
     "gguf": (_gguf, frozenset()),
 }
-"""For each `quant_method` its reader, and the fields that it reads."""
+"""For each `quant_method`: its reader, and the names of the fields that the reader uses."""
 
 
 def _expect(config: Json, name: str, *values: Any) -> None:
@@ -140,7 +143,9 @@ def _expect(config: Json, name: str, *values: Any) -> None:
 
 
 def _block(config: Json, name: str) -> tuple[int, int]:
-    """Return rows and columns that share a scale. Raises TandemError for anything else."""
+    """Return how many rows and columns share a scale, from the field `name`, a list of these two numbers.
+
+    Raises TandemError for any other value."""
     block = config.get(name)
     if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
         raise _refused(f"{name}={block!r}")

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3, dense and with experts."""
+"""Describe Qwen2 and Qwen3, with MLPs or with mixtures of experts."""
 
 from __future__ import annotations
 

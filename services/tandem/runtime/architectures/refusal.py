@@ -1,4 +1,4 @@
-"""Refuse a model by what of it is not supported."""
+"""Build the error for a model with a feature that is not supported."""
 
 from __future__ import annotations
 

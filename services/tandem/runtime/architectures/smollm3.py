@@ -1,4 +1,4 @@
-"""SmolLM3, of whose layers every fourth does not rotate queries and keys."""
+"""Describe SmolLM3, a Llama in which every fourth layer does not rotate queries and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the description of a decoder: `DecoderSpec`, and what belongs to it."""
+"""Define `DecoderSpec`, the description of a decoder as data, and the classes of its fields."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ class RopeConfig:
     """Parameters of rotary position embeddings, named and defined as in transformers' `rope_parameters`.
 
     `kind`: default, linear, llama3, yarn or longrope; a field that the kind does not use keeps its default. `theta`:
-    base of the frequencies. `factor`: by how much the context is extended. `original_length`: context length in tokens
-    before that extension. The fields up to `truncate` shape the extension of the kinds llama3 and yarn. `rotary_dim`:
-    number of leading components of a head that are rotated; None: all. `is_interleaved`: in the checkpoint a component
-    is rotated with its neighbour, not with the one half of `rotary_dim` away. `short_factor`, `long_factor`: by what
-    LongRoPE divides each frequency, for contexts of up to `original_length` tokens and for longer ones; `is_long`: it
-    is the latter."""
+    base of the frequencies. `factor`: factor by which the context is extended. `original_length`: context length in
+    tokens before the extension. The fields from `low_freq_factor` to `truncate` are parameters of the extension in the
+    kinds llama3, yarn and longrope. `rotary_dim`: number of leading components of a head that are rotated; None: all.
+    `is_interleaved`: whether the checkpoint pairs each rotated component with its neighbour instead of with the
+    component `rotary_dim / 2` away. `short_factor`, `long_factor`: numbers by which LongRoPE divides the frequencies,
+    for contexts of up to `original_length` tokens and for longer ones. `is_long`: whether contexts may be longer than
+    `original_length`, so that `long_factor` applies."""
 
     theta: float
     kind: str = "default"
@@ -42,7 +43,10 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """Gated MLP of width `inner`."""
+    """Description of a gated MLP.
+
+    `inner`: width of the MLP, the number of outputs of its gate projection and of its up projection. `has_bias`:
+    whether its three projections have biases."""
 
     inner: int
     has_bias: bool = False
@@ -54,12 +58,14 @@ class DenseMlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsMlp:
-    """Mixture of `count` gated MLPs of width `inner`, of which `routing` chooses some for each row.
+    """Description of a mixture of experts: gated MLPs, of which a router chooses some for each row.
 
-    `shared_inner`: width of an MLP that every row passes through as well; 0: there is none. `has_shared_gate`: its
-    result is multiplied by the sigmoid of a product with the row. `has_choice_bias`: a number per expert is added to
-    the scores for the choice alone. `routes_in_float32`: the router's product is computed in float32 whatever the rows'
-    dtype is."""
+    `count`: number of experts. `inner`: width of each expert. `routing`: how the experts of a row are chosen and
+    weighted. `shared_inner`: width of a shared MLP that every row passes through as well; 0: there is none.
+    `has_shared_gate`: whether the shared MLP's result is multiplied by a gate, the sigmoid of the row's product with a
+    weight vector. `has_choice_bias`: whether a bias per expert is added to the router's scores when experts are chosen,
+    but not when their results are weighted. `routes_in_float32`: whether the router's product is computed in float32
+    even if rows have another dtype."""
 
     count: int
     inner: int
@@ -71,13 +77,15 @@ class ExpertsMlp:
 
     @property
     def active_inner(self) -> int:
-        """Return the width that one row passes through."""
+        """Return the sum of the widths of the MLPs that a row passes through: its chosen experts and the shared MLP."""
         return self.routing.num_chosen * self.inner + self.shared_inner
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Differences between the layers of a decoder. `has_rope`: the layer rotates queries and keys."""
+    """Description of one decoder layer: the properties in which the layers of one decoder may differ.
+
+    `mlp`: the layer's MLP or mixture of experts. `has_rope`: whether the layer rotates queries and keys."""
 
     mlp: DenseMlp | ExpertsMlp
     has_rope: bool = True
@@ -85,12 +93,14 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightNames:
-    """Names of a layer's tensors in a checkpoint, below `model.layers.N.` and without `.weight`.
+    """Names of a layer's tensors in a checkpoint, without the prefix `model.layers.N.` and the suffix `.weight`.
 
-    A norm that is None does not exist. The `after_` norms are applied to what attention and MLP return, before it is
-    added. `qkv`, `gate_up` and their like are one name where the checkpoint has one matrix. A name with `{}` stands for
-    one tensor per expert; a name without it holds all experts.
-    """
+    `attention_norm`, `mlp_norm`: norms of the inputs of attention and of the MLP. `after_attention_norm`,
+    `after_mlp_norm`: norms of the results of attention and of the MLP, before these are added to the hidden rows. A
+    norm that is None does not exist. `qkv`, `gate_up`, `expert_gate_up` and `shared_gate_up` have one name per
+    projection, or a single name if the checkpoint stores these projections as one matrix. A name with `{}` stands for
+    one tensor per expert; the name of an expert's projection without `{}` stands for one tensor of all experts.
+    `choice_bias` is a tensor without the suffix `.weight`."""
 
     attention_norm: str | None = "input_layernorm"
     after_attention_norm: str | None = None
@@ -116,15 +126,20 @@ HeadNormKind = Literal["none", "head", "row"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Architecture of a decoder, as far as its results depend on it.
+    """Architecture of a decoder: its sizes, its layers and their features, and the names of its weights.
 
-    `hidden_size`: components of a hidden row. `heads`, `kv_heads`: numbers of query heads and of KV heads.
-    `max_length`: longest context in tokens. `tied_embeddings`: the output head is the embedding table. `qkv_bias`,
-    `output_bias`: whether these projections have biases. `query_key_norm`: queries and keys are normalised per head, or
-    all heads of a row together. `attention_scale`: factor of products of queries and keys. `embedding_multiplier`,
-    `residual_multiplier`: factors of embeddings, and of what attention and MLP add to a row. `logits_divisor`: logits
-    are divided by it. `num_extra_layers`: layers of the checkpoint behind the last one, which are not used. `stored`:
-    formats of the checkpoint's matrices that are not floats."""
+    - `hidden_size`: components of a hidden row. `heads`, `kv_heads`: numbers of query heads and of KV heads.
+      `head_dim`: components of a head. `max_length`: longest context in tokens. `rope`: parameters of rotary
+      embeddings. `layers`: one description per layer.
+    - `tied_embeddings`: whether the output head is the embedding table. `qkv_bias`: whether the projections to queries,
+      keys and values have biases. `output_bias`: whether the output projection of attention has a bias.
+    - `query_key_norm`: whether queries and keys are normalised not at all ("none"), each head by itself ("head"), or
+      all heads of a row together ("row").
+    - `attention_scale`: factor on products of queries and keys. `embedding_multiplier`: factor on embeddings.
+      `residual_multiplier`: factor on the results of attention and MLP when they are added to a row. `logits_divisor`:
+      number by which logits are divided.
+    - `names`: names of a layer's weights. `num_extra_layers`: number of layers after the last used one that the
+      checkpoint has and the decoder ignores. `stored`: formats of the checkpoint's matrices that are not floats."""
 
     model_type: str
     vocab_size: int
@@ -160,5 +175,7 @@ class DecoderSpec:
 
     @property
     def active_inner(self) -> int:
-        """Return the greatest width of an MLP that one row passes through."""
+        """Return the sum of the widths of the MLPs that one row passes through in the widest layer.
+
+        See `ExpertsMlp.active_inner`."""
         return max(layer.mlp.active_inner for layer in self.layers)

@@ -1,7 +1,8 @@
 """Read matrices that a checkpoint stores in few bits.
 
-Weights are float32 products of numbers and scales. Activations are not rounded, whatever a file asks for. Each format
-says which tensors hold a matrix, and what codes and scales they are.
+A matrix is stored as codes (small integers, each standing for a number) and scales; a weight is computed in float32
+from its number and the scale that a group of numbers shares. Each format says which tensors hold the codes and scales
+of a matrix. Activations are never rounded, even if the checkpoint asks for it.
 """
 
 from __future__ import annotations
@@ -21,43 +22,56 @@ AnyMatrix = torch.Tensor | CodedMatrix
 """A matrix as floats or as codes."""
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Column that each four bits of a word of AWQ hold, lowest bits first."""
+"""For each four bits of a 32-bit word of AWQ, lowest bits first: which of eight adjacent columns they hold."""
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
 _INT8_ZERO, _INT4_ZERO = 128, 8
 _LEAST_GROUP = 16
 _MOST_FLOAT8_STEP = 128.0
-"""Greatest step of float8 numbers that the compiled product takes."""
+"""Greatest scale of float8 numbers that the compiled kernels can multiply with."""
 
 
 class StoredFormat(Protocol):
-    """Format of matrices. A checkpoint has `base + suffix` for each of the suffixes of a matrix that it stores so."""
+    """Format in which a checkpoint stores matrices, as one or more tensors per matrix.
+
+    The tensors of a matrix have the names `base + suffix`, one for each of `suffixes`, where `base` is the name of the
+    matrix without `.weight`."""
 
     @property
     def name(self) -> str:
-        """Return the name of the format, for messages."""
+        """Return the name of the format, for error messages."""
         ...
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Return the suffixes of the tensors of each matrix, the one that marks it first."""
+        """Return the suffixes of the tensors that every matrix in this format has.
+
+        A matrix is in this format if the checkpoint has its tensor with the first of these suffixes."""
         ...
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Return the suffixes of tensors that a matrix may have, too."""
+        """Return the suffixes of tensors that a matrix may have in addition to those of `suffixes`.
+
+        Such tensors are not read.
+        """
         ...
 
     def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
-        """Return a matrix from its tensors by suffix: as codes, or as float32 where codes cannot hold it.
+        """Return the matrix that is stored in `parts`: as codes and scales (`CodedMatrix`), or as float32 if codes
+        cannot represent it.
 
-        Raises ValueError when a tensor does not fit the shape or has another dtype, or a scale is not finite."""
+        `parts`: the tensors of the matrix, by suffix. `shape`: its numbers of rows and columns. Raises ValueError when
+        a tensor does not fit the shape or has another dtype, or a scale is not finite."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Float8Format:
-    """Numbers of eight bits (e4m3) with float scales. `scale`: suffix of the scales. `block`: rows and columns that
-    share a scale; None: each row has one, or the whole matrix."""
+    """Format of matrices with float8 elements (e4m3), which are multiplied by float scales.
+
+    `name`: the format in error messages. `scale`: suffix of the tensor that holds a matrix's scales. `block`: numbers
+    of rows and of columns of the blocks that have one scale each; None: a matrix has one scale per row, or a single
+    one."""
 
     name: str
     scale: str
@@ -88,7 +102,8 @@ class Float8Format:
 
 @dataclass(frozen=True, slots=True)
 class Int8Format:
-    """Symmetric numbers of eight bits with a float scale per row or matrix, as compressed-tensors stores W8A8."""
+    """Format of the W8A8 matrices of compressed-tensors: 8-bit integers without zero points, with one float scale per
+    row or a single scale for the matrix."""
 
     name: str = "compressed-tensors int-quantized"
     suffixes: tuple[str, ...] = (".weight_scale", ".weight")
@@ -105,8 +120,10 @@ class Int8Format:
 
 @dataclass(frozen=True, slots=True)
 class PackedInt4Format:
-    """Symmetric numbers of four bits, eight to a word along a row, with a scale per `group` of them, as
-    compressed-tensors stores W4A16. A group of 0 is the whole row."""
+    """Format of the W4A16 matrices of compressed-tensors: 4-bit integers without zero points. Eight adjacent integers
+    of a row are packed into one 32-bit word.
+
+    `group`: how many adjacent integers of a row share a scale; 0: the whole row."""
 
     group: int
     name: str = "compressed-tensors pack-quantized"
@@ -129,7 +146,9 @@ class PackedInt4Format:
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4Format:
-    """Numbers of four bits (e2m1), two to a byte, with a float8 scale for each 16 and one of the whole matrix."""
+    """Format of the NVFP4 matrices of compressed-tensors: 4-bit floats (e2m1), two to a byte.
+
+    Every 16 adjacent numbers of a row have a float8 scale, and the whole matrix has one more scale."""
 
     name: str = "compressed-tensors nvfp4-pack-quantized"
     suffixes: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_global_scale")
@@ -149,7 +168,9 @@ class Nvfp4Format:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Format:
-    """Numbers of four bits (e2m1), two to a byte, with a power of two for each 32."""
+    """Format of the MXFP4 matrices of compressed-tensors: 4-bit floats (e2m1), two to a byte.
+
+    Every 32 adjacent numbers of a row have one scale, which is a power of two."""
 
     name: str = "compressed-tensors mxfp4-pack-quantized"
     suffixes: tuple[str, ...] = (".weight_packed", ".weight_scale")
@@ -166,8 +187,12 @@ class Mxfp4Format:
 
 @dataclass(frozen=True, slots=True)
 class GptqFormat:
-    """Numbers of four bits, eight to a word along a column of `[in, out]`, with zeros and scales per group of inputs;
-    `g_idx` names the group of each input. `zero_offset`: what is added to a stored zero, 1 but for version 2."""
+    """Format of GPTQ matrices `[in, out]`: 4-bit integers. Eight adjacent integers of a column are packed into one
+    32-bit word.
+
+    The inputs are divided into groups, and the tensor `g_idx` holds the number of each input's group. Each group has
+    one zero point and one scale per output. `zero_offset`: number added to each stored zero point, 0 for version 2 of
+    the format and otherwise 1."""
 
     zero_offset: int
     name: str = "gptq"
@@ -189,7 +214,11 @@ class GptqFormat:
 
 @dataclass(frozen=True, slots=True)
 class AwqFormat:
-    """Numbers of four bits, eight outputs to a word of `[in, out]`, with zeros and scales per `group` of inputs."""
+    """Format of AWQ matrices `[in, out]`: 4-bit integers. Eight adjacent integers of a row are packed into one 32-bit
+    word.
+
+    `group`: how many adjacent inputs share one zero point and one scale per output; 0 or less: all inputs share them.
+    """
 
     group: int
     name: str = "awq"
@@ -208,9 +237,10 @@ class AwqFormat:
 
 
 def _with_zeros(codes: torch.Tensor, zeros: torch.Tensor, scale: torch.Tensor, groups: torch.Tensor) -> AnyMatrix:
-    """Return the matrix `(code - zero) * scale`. `codes` `[outs, ins]`, `zeros` and `scale` `[outs, groups]`, `groups`
-    `[ins]`: the group of each input. Inputs of one group that are not adjacent, or scales that are not float16, make
-    floats of it."""
+    """Return the matrix `(code - zero) * scale`: as codes if they can represent it, else as float32.
+
+    `codes` is `[outs, ins]`, `zeros` and `scale` are `[outs, groups]`, and `groups` `[ins]` is the group of each input.
+    Codes need groups of adjacent inputs and float16 scales."""
     wide, ins = _finite(scale), codes.shape[1]
     size = ins // wide.shape[1] if ins % wide.shape[1] == 0 else ins + 1
     is_ordered = torch.equal(groups, torch.arange(ins) // size)
@@ -225,8 +255,10 @@ def _with_zeros(codes: torch.Tensor, zeros: torch.Tensor, scale: torch.Tensor, g
 
 @dataclass(frozen=True, slots=True)
 class GgufFormat:
-    """Blocks of one of ggml's types, `[n, bytes of a row]` as uint8. A name such as q4_k is the type's, in lower
-    case."""
+    """Format of a converted GGUF file's matrices: blocks of one of ggml's types, stored as uint8 `[rows, bytes of a
+    row]`.
+
+    `type`: name of the type in lower case, such as q4_k."""
 
     type: str
     optional: tuple[str, ...] = ()
@@ -249,31 +281,32 @@ class GgufFormat:
         return _BLOCKS[self.type].read(_Blocks(stored.view(rows, -1, num_bytes)))
 
     def columns_of(self, row_bytes: int) -> int:
-        """Return the length of rows of `row_bytes` bytes."""
+        """Return the number of elements of a row whose stored form has `row_bytes` bytes."""
         size, num_bytes = self._block
         return row_bytes // num_bytes * size
 
     @property
     def _block(self) -> tuple[int, int]:
-        """Return the numbers and the bytes of a block."""
+        """Return how many numbers a block holds, and how many bytes it has."""
         block = _BLOCKS[self.type]
         return block.size, block.num_bytes
 
 
 class _Blocks:
-    """Reads the fields of blocks `[n, blocks, bytes]` one after the other."""
+    """Reader of the fields of blocks, given as uint8 `[n, blocks, bytes]`: each call returns the next field of all
+    blocks."""
 
     def __init__(self, blocks: torch.Tensor) -> None:
         self._blocks = blocks
         self._place = 0
 
     def bytes(self, count: int) -> torch.Tensor:
-        """Return the next bytes of each block, `[n, blocks, count]`."""
+        """Return the next `count` bytes of each block, as uint8 `[n, blocks, count]`."""
         self._place += count
         return self._blocks[..., self._place - count : self._place]
 
     def half(self) -> torch.Tensor:
-        """Return the next number in half precision of each block, `[n, blocks]`."""
+        """Return the float16 number in the next two bytes of each block, `[n, blocks]`."""
         return self.bytes(2).contiguous().view(torch.float16)[..., 0]
 
 
@@ -375,7 +408,7 @@ def _mxfp4(blocks: _Blocks) -> CodedMatrix:
 
 
 class _BlockType(NamedTuple):
-    """A type of block: how it is read, its numbers and its bytes."""
+    """A type of block: the function that reads such blocks, and how many numbers and bytes a block has."""
 
     read: Callable[[_Blocks], CodedMatrix]
     size: int
@@ -396,7 +429,7 @@ _BLOCKS = {
     "mxfp4": _BlockType(_mxfp4, 32, 17),
 }
 GGUF_TYPES = tuple(_BLOCKS)
-"""Types of ggml whose blocks are kept."""
+"""Types of ggml whose blocks a converted model keeps; those of other types become floats."""
 
 
 # ---- what the formats share

@@ -19,8 +19,8 @@ from tandem.runtime.architectures.spec import DecoderSpec
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`architecture`: its name in config.json. `read` turns the fields of a config.json into a specification, and
-    raises TandemError for a field that is not supported."""
+    """Family of models. `architecture`: name of the family's class in config.json. `read`: function that turns the
+    fields of a config.json into a specification, and raises TandemError for a field that is not supported."""
 
     architecture: str
     read: Callable[[Fields], DecoderSpec]
@@ -43,4 +43,4 @@ FAMILIES = {
     "granitemoe": Family("GraniteMoeForCausalLM", granite_moe),
     "glm4_moe": Family("Glm4MoeForCausalLM", glm4_moe),
 }
-"""The families by `model_type`."""
+"""The families, by `model_type` of config.json."""

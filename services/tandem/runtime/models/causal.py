@@ -34,9 +34,9 @@ class CausalModel(Protocol):
         ...
 
     def expert_tokens(self) -> Mapping[int, Sequence[int]]:
-        """Return how many tokens each expert has computed so far, `[experts]` for each layer that has experts, by the
-        layer's number.
+        """Return how many tokens each expert has computed so far.
 
-        Experts have their numbers in the whole model, also on a rank that holds only some of them. May be called on any
-        thread, without waiting for a running step. Raises RuntimeError when the device has failed."""
+        The result maps the index of each layer with experts to a list `[experts]` of counts. Experts are numbered as in
+        the whole model, also on a rank that holds only some of them. May be called on any thread, without waiting for a
+        running step. Raises RuntimeError when the device has failed."""
         ...

@@ -1,8 +1,8 @@
-"""Run models on the compiled CPU kernels, with weights in the bits of the checkpoint or in int8.
+"""Run models on the compiled CPU kernels, with weights as precise as in the checkpoint or rounded to int8.
 
-`tandem.runtime.models.decoder` is the reference: rows agree with it up to the order of sums. Results are also
-batch-invariant: a row has the same bits whatever other rows share its step, because the kernels keep one order of
-operations per row.
+`tandem.runtime.models.decoder` is the reference: hidden rows and logits agree with it up to the order of sums. Results
+are also batch-invariant: a row has the same bits whatever other rows share its step, because the kernels keep one order
+of operations per row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FORMAT = 5
 class CompiledModel:
     """Model in float32 on the compiled CPU kernels; implements `runtime.models.causal.CausalModel`.
 
-    `packing`: storage format of the weights. `team`: the kernels' threads."""
+    `packing`: storage format of the weights. `team`: threads on which the kernels run."""
 
     def __init__(self, config: DecoderSpec, weights: Mapping[str, torch.Tensor], packing: Packing, team: Team) -> None:
         """Build the decoder. `weights` are those that `packed_weights` returns for `packing`."""

@@ -1,12 +1,12 @@
 """Run the forward pass of any `DecoderSpec` on any set of kernels, whole or as one tensor-parallel rank.
 
-Operations and casts are in the order of the checkpoints' reference implementation (transformers), so that rows agree
-up to the order of sums inside a matrix product; in half types, OLMo2's norms and Mixtral's router are rounded once
-more. Projections that read the same input are one matrix.
+Operations and casts are in the order of the checkpoints' reference implementation (transformers), so that hidden rows
+agree with it up to the order of sums inside a matrix product; in half types, OLMo2's norms and Mixtral's router are
+rounded once more. Projections that read the same input are one matrix.
 
 With tensor parallelism a rank holds a part of each matrix, see `runtime.parallel.shard`. The outputs of attention and
-MLP are summed over all ranks; only the first rank adds their biases. Embeddings are split by rows like the head: tied
-models have one table for both, and a full copy on each rank would take memory from the KV pool to save one of many
+MLP are summed over all ranks; only the first rank adds their biases. Embeddings are split by rows like the output head:
+tied models have one table for both, and a full copy on each rank would take memory from the KV pool to save one of many
 all-reduces per step.
 """
 
@@ -41,7 +41,8 @@ from tandem_kernels.reference.linear_int8 import GROUP
 class Linear:
     """Linear layer in floating point: called with rows `[T, in]`, it returns rows `[T, out]`.
 
-    `product` computes it. `weight` is `[out, in]`, floats or codes that stand for floats, `bias` `[out]` or None.
+    `product`: function that computes the result. `weight`: `[out, in]`, floats or codes that stand for floats. `bias`:
+    `[out]`, or None.
     """
 
     product: Product
@@ -66,7 +67,7 @@ class CodedLinear:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Linear layers of the same rows, whose results are side by side."""
+    """Linear layers that read the same rows `[T, in]`; their results are concatenated to rows `[T, sum of all out]`."""
 
     layers: tuple[Linear | CodedLinear, ...]
 
@@ -91,9 +92,14 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True)
 class MixtureMlp:
-    """Mixture of experts. `router`: in the rows' dtype or in float32. `gate_up`, `down`: of all experts, see
-    `contract.mix_experts`, or as integers one by one. `shared`: MLP of every row, or None; `shared_gate` `[1, hidden]`:
-    its result is multiplied by the sigmoid of a product with the row. `here`: the experts that this rank has."""
+    """Mixture of experts, called with rows `[T, hidden]`.
+
+    `routing`: how the experts of a row are chosen and weighted. `router` `[experts, hidden]`: weights of the scores, in
+    the rows' dtype or in float32. `choice_bias` `[experts]`: added to the scores for the choice of experts only; None:
+    no bias. `gate_up`, `down`: matrices of this rank's experts, as one weight for `contract.mix_experts`, or as a list
+    of integer matrices, one per expert. `shared`: MLP that every row passes through, or None. `shared_gate` `[1,
+    hidden]`: weights of a gate; the result of `shared` is multiplied by the sigmoid of their product with the row;
+    None: no gate. `here`: numbers of the experts that this rank holds."""
 
     routing: ExpertRouting
     router: torch.Tensor
@@ -104,11 +110,11 @@ class MixtureMlp:
     shared_gate: torch.Tensor | None
     here: range
     tokens: torch.Tensor
-    """int64 `[E, K]`: the tokens so far of each expert of the whole model, by the expert's place among the K of a
-    token, so that one kernel adds those of a step."""
+    """int64 `[experts, K]`, where K experts are chosen for each token: how many tokens chose each expert of the whole
+    model so far, as first to K-th choice. With a column per choice one kernel adds the counts of a step."""
 
     def __call__(self, rows: torch.Tensor, kernels: Kernels, counts: torch.Tensor) -> torch.Tensor:
-        """Return the mixture of each row. `counts`: int64 `[T, 1]`, 1 for a token and 0 for padding."""
+        """Return the mixture of each row. `counts`: int64 `[T, 1]`, 1 for a row of a token and 0 for padding."""
         logits = kernels.linear(rows.to(self.router.dtype), self.router, None)
         experts, weights = kernels.route(logits, self.choice_bias, self.routing)
         self.tokens.scatter_add_(0, experts, counts.expand_as(experts))
@@ -132,10 +138,11 @@ class MixtureMlp:
 class Layer:
     """Weights of one decoder layer.
 
-    `attention_norm`, `mlp_norm`: norms before attention and MLP, `after_attention_norm`, `after_mlp_norm`: those of
-    their results; None where there is none. `qkv` computes query, key and value heads side by side; `output` projects
-    attention back to hidden rows. `head_norms`: norms of each query and key head, `row_norms`: of all heads of a row
-    together; None if the model has none."""
+    `has_rope`: whether queries and keys are rotated. `attention_norm`, `mlp_norm`: norms before attention and MLP.
+    `after_attention_norm`, `after_mlp_norm`: norms of the results of attention and MLP. A norm that the layer lacks is
+    None. `qkv` computes query, key and value heads side by side; `output` projects the result of attention back to
+    hidden rows. `head_norms`: norms of each query and key head by itself; `row_norms`: norms of all query heads and of
+    all key heads of a row together; None if the model has no such norms."""
 
     has_rope: bool
     attention_norm: torch.Tensor | None
@@ -152,9 +159,9 @@ class Layer:
 class Decoder:
     """Decoder of any specification, in any floating-point type and on any set of kernels.
 
-    Implements `runtime.models.causal.CausalModel`. `config` is the whole model's. With tensor parallelism the decoder
-    holds the weights of its `shard`, the caches passed to it hold the shard's KV heads, and all ranks must call
-    `forward` and `logits` together, because each waits for the others."""
+    Implements `runtime.models.causal.CausalModel`. `config`: specification of the whole model. With tensor parallelism
+    the decoder holds the weights of its `shard`, and the caches passed to it hold the shard's KV heads. All ranks must
+    call `forward` and `logits` together, because each waits for the others."""
 
     def __init__(
         self,
@@ -243,8 +250,9 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return next-token logits `[rows, vocab]` of hidden rows that `forward` returned.
 
-        With tensor parallelism the first rank's `hidden` is broadcast to the others, whose own is overwritten; the
-        first rank returns the logits of the whole vocabulary, each other rank only those of its part."""
+        With tensor parallelism the first rank's `hidden` is broadcast to the other ranks and overwrites their `hidden`.
+        The first rank returns the logits of the whole vocabulary; each other rank returns those of its part of the
+        vocabulary."""
         hidden = self._communicator.broadcast(hidden)
         logits = self._head(self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps))
         if self.config.logits_divisor != 1:
@@ -255,20 +263,21 @@ class Decoder:
         return logits if parts is None else torch.cat(parts, 1)[:, : self.config.vocab_size]
 
     def expert_tokens(self) -> Mapping[int, Sequence[int]]:
-        """Return how many tokens each expert of the whole model has computed, by layer, on every rank.
+        """Return how many tokens each expert has computed so far, by the index of the layer.
 
-        Copies from the device and starts no kernel, which might wait for a running one. Raises RuntimeError when the
-        device has failed."""
+        On every rank, the counts cover all experts of the whole model. They are copied from the device without starting
+        a kernel, because a kernel might wait for a running step. Raises RuntimeError when the device has failed."""
         mixtures = {i: layer.mlp for i, layer in enumerate(self._layers) if isinstance(layer.mlp, MixtureMlp)}
         return {i: mlp.tokens.cpu().sum(1).tolist() for i, mlp in mixtures.items()}
 
     def _add(
         self, out: torch.Tensor, x: torch.Tensor, after: torch.Tensor | None, following: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add what attention or an MLP returned to the hidden rows; return the rows for what follows, and the sum.
+        """Add `out`, the result of attention or an MLP, to the hidden rows `x`; return the input of the next part, and
+        the sum.
 
-        `after`: norm of what is added. `following`: norm of the sum for what follows, which reads the sum itself where
-        that is None."""
+        `after`: norm that is applied to `out` before the addition. `following`: norm that is applied to the sum to get
+        the input of the next part, attention or MLP; None: that input is the sum itself."""
         config, kernels = self.config, self._kernels
         if after is not None:
             out = kernels.rms_norm(out, after, config.rms_norm_eps)
@@ -303,8 +312,8 @@ class Decoder:
         return table if len(table) == self._num_ids else F.pad(table, (0, 0, 0, self._num_ids - len(table)))
 
     def _take_head(self, checkpoint: WeightSource, name: str) -> Weight:
-        """Load the rows of this rank's token ids like `_take_table`, as codes if they are stored so and are as many as
-        other ranks'."""
+        """Load the rows of this rank's token ids like `_take_table`, but as codes if the checkpoint stores codes and
+        this rank has as many ids as the others."""
         if len(self._ids) < self._num_ids:
             return self._take_table(checkpoint, name)
         table = checkpoint.take_stored(name, (self.config.vocab_size, self.config.hidden_size), rows=self._ids)
@@ -323,7 +332,7 @@ class _FloatParts:
         return Linear(self.product, self.to_weight(matrix), bias)
 
     def experts(self, matrix: AnyMatrix, count: int) -> Weight:
-        """Return the matrices of `count` experts, which stand below each other in `matrix`."""
+        """Return the matrices of `count` experts, which `matrix` holds one below the other, as one weight."""
         whole = self.to_weight(matrix)
         return whole.split_rows(count) if isinstance(whole, DeviceCodes) else whole.view(count, -1, whole.shape[1])
 
@@ -336,15 +345,17 @@ class _RoundedParts:
         return CodedLinear(rounded(matrix, layer_group(matrix.shape[1])), bias)
 
     def experts(self, matrix: AnyMatrix, count: int) -> list[CodedMatrix]:
-        """Return the matrices of `count` experts, which stand below each other in `matrix`."""
+        """Return the matrices of `count` experts, which `matrix` holds one below the other, as a list."""
         whole = rounded(matrix, layer_group(matrix.shape[1]))
         size = whole.shape[0] // count
         return [whole.rows(slice(start, start + size)) for start in range(0, whole.shape[0], size)]
 
 
 def _to_weight(kernels: Kernels, like: torch.Tensor, matrix: AnyMatrix, *, rounds_rows: bool) -> Weight:
-    """Return a matrix as kernels take it, of the type and on the device of `like`. `rounds_rows`: its products round
-    rows to float8, and floats are rounded to float8 themselves."""
+    """Return a matrix in the form that `kernels` take, with the dtype and device of `like`.
+
+    `rounds_rows`: whether products with the matrix round their input rows to float8; a matrix of floats is then rounded
+    to float8 too."""
     if rounds_rows and isinstance(matrix, torch.Tensor) and matrix.shape[1] % GROUP == 0:
         matrix = round_to_float8(matrix)
     weight = kernels.to_weight(matrix, like.device, like.dtype) if isinstance(matrix, CodedMatrix) else matrix.to(like)

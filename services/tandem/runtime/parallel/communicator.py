@@ -34,7 +34,8 @@ class Communicator:
         return [x]
 
     def least(self, number: int) -> int:
-        """Return the smallest `number` of all ranks, on each rank; blocks until it is known."""
+        """Return the smallest `number` that any rank passed, on every rank; blocks until all ranks have called this
+        method."""
         return number
 
     def abort(self) -> None:

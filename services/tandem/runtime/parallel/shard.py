@@ -2,10 +2,10 @@
 
 The split is that of Megatron-LM (Shoeybi et al. 2019, section 3). Projections into attention and MLP are split by their
 outputs, by whole KV heads with the query heads that read them. Projections out of them are split by their inputs, so
-that attention and MLP cost one all-reduce each. Experts are split like an MLP, each over all ranks, or a rank holds
-whole experts: after attention every rank has all rows, so it computes those of its own experts, and the same all-reduce
-adds them up. The vocabulary is split by rows; the last ranks have fewer rows, or
-none, if it does not divide evenly.
+that attention and MLP cost one all-reduce each. Experts are either split like an MLP, each over all ranks, or each rank
+holds whole experts: after attention every rank has all rows, so it computes the rows of its own experts, and the
+all-reduce after the MLP adds up the results. The vocabulary is split by rows; if it does not divide evenly, the last
+ranks have fewer rows, or none.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Number of one tensor-parallel rank, from which its part of a model follows.
+    """Position of one tensor-parallel rank, which determines the rank's part of a model.
 
-    `rank` is in [0, `size`), where `size` is the number of ranks. `has_whole_experts`: an expert is on one rank. Raises
-    ValueError for another rank."""
+    `rank`: number of the rank, in [0, `size`). `size`: number of ranks. `has_whole_experts`: whether each expert is
+    held whole by one rank instead of being split over all ranks. Raises ValueError for a `rank` out of range."""
 
     rank: int = 0
     size: int = 1
@@ -52,12 +52,15 @@ class Shard:
         return range(self.rank * each, (self.rank + 1) * each)
 
     def experts(self, count: int) -> range:
-        """Return the numbers of the experts, of `count`, that this rank holds or has a part of."""
+        """Return the numbers of those experts, among `count` experts of a layer, of which this rank holds the whole or
+        a part."""
         return self.part(count) if self.has_whole_experts else range(count)
 
     @property
     def of_expert(self) -> Shard:
-        """Return what part of each of its experts this rank holds."""
+        """Return the shard by which the weights of a single expert are split.
+
+        It is `WHOLE` if ranks hold whole experts, else this shard."""
         return WHOLE if self.has_whole_experts else self
 
     def vocab(self, vocab_size: int) -> range:
@@ -72,9 +75,10 @@ WHOLE = Shard()
 
 
 def require_divisible(config: DecoderSpec, size: int, *, has_whole_experts: bool = False) -> None:
-    """Check that a model can be split over `size` ranks, with each expert on one of them or on all.
+    """Check that a model can be split over `size` ranks, and raise TandemError that names the obstacle if it cannot.
 
-    Raises TandemError that names the size in `config` that is no multiple of it."""
+    `has_whole_experts`: whether each expert is to be held whole by one rank instead of being split over all ranks. An
+    obstacle is a size in `config` that is no multiple of `size`, or a feature that does not admit a split."""
     if has_whole_experts and not config.has_experts:
         message = f"engine.enable_expert_parallel must be false for {config.model_type}, which has no experts"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="enable_expert_parallel")

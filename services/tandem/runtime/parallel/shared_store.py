@@ -1,4 +1,4 @@
-"""Share the entries by which ranks find each other, over channels that the caller has."""
+"""Let ranks exchange the addresses at which they connect, through channels that the caller has between them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Publish = Callable[[str, bytes], None]
 
 
 class SharedStore(Store):
-    """Store of one rank, with which it joins one process group: what a rank sets is published to the stores of the
-    others, so that all reads are local.
+    """Store of torch.distributed for one rank in one process group: every entry that a rank sets is copied to the
+    stores of all other ranks, so that all reads are local.
 
-    `publish` passes on what this rank sets; it must be assigned before the store is used. Entries of others come in by
-    `receive`, on any thread. Only `set` changes entries, since a change that depends on their state would need one
-    owner.
+    `publish`: function that sends an entry of this rank to the others; it must be assigned before the store is used.
+    The caller passes entries of other ranks to `receive`, on any thread. Methods of torch's store that change an entry
+    depending on its value, such as `add`, are not supported.
     """
 
     publish: Publish
@@ -29,7 +29,7 @@ class SharedStore(Store):
         self._entries: Any = dist.HashStore()  # type: ignore[attr-defined]  # its stubs know no bytes
 
     def receive(self, key: str, value: bytes) -> None:
-        """Take over an entry that another rank has set."""
+        """Store the entry `key` that another rank has set. May be called on any thread."""
         self._entries.set(key, value)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -38,7 +38,9 @@ class SharedStore(Store):
         self.publish(key, content)
 
     def get(self, key: str) -> bytes:
-        """Wait for an entry and return its value. Raises an error of torch when it is not set in time."""
+        """Block until any rank has set the entry `key`, and return its value.
+
+        Raises an error of torch if the store's timeout passes first."""
         found: bytes = self._entries.get(key)
         return found
 

@@ -1,8 +1,8 @@
 """Implement `Communicator` with torch.distributed: gloo for CPU tensors, NCCL for CUDA tensors.
 
 Process groups are created without torch's process-wide default group, so that one process can have several. Ranks
-exchange their addresses through a store that the caller gives. Neither library authenticates or encrypts the
-connections over which it then moves numbers. Only numbers are exchanged, nothing is unpickled.
+exchange their addresses through a store that the caller passes. Neither gloo nor NCCL authenticates or encrypts its
+connections. Only numbers are exchanged, nothing is unpickled.
 
 The NCCL path is untested: it needs as many GPUs as ranks.
 """
@@ -34,16 +34,17 @@ _GET_ADDRESS = 0x8915
 class TorchGroup(Communicator):
     """`Communicator` over a torch.distributed process group: gloo on a CPU, NCCL on GPUs.
 
-    On a CPU each collective blocks until it is done. On a GPU only `least` blocks: the other collectives run behind the
-    current stream's earlier work and before its later work."""
+    On a CPU each collective blocks until it is done. On a GPU only `least` blocks. The other collectives are queued:
+    they run after the work that the current CUDA stream has already, and before its later work."""
 
     def __init__(
         self, store: Store, shard: Shard, device: torch.device, timeout_s: float, host: str = LOOPBACK
     ) -> None:
         """Join the group and wait for the other ranks. Raises CollectiveFailed when they do not join in time.
 
-        `store`: of this group alone, where all ranks see each other's entries. `timeout_s`: also the longest that a
-        collective waits for a rank. `host`: address of this machine at which the other ranks reach this one."""
+        `store`: store that all ranks of this group share and no other group uses. `timeout_s`: seconds that joining,
+        and later each collective, waits for the other ranks. `host`: address of this machine at which the other ranks
+        reach this one."""
         self.rank = shard.rank
         self.size = shard.size
         self._device = device
@@ -82,7 +83,7 @@ class TorchGroup(Communicator):
         return int(x)
 
     def bound(self, timeout_s: float) -> None:
-        """Set how many seconds a later collective waits at most for a rank before it fails."""
+        """Set for how many seconds each later collective waits for the other ranks before it fails."""
         self._store.set_timeout(timedelta(seconds=timeout_s))  # NCCL connects at the first collective
         self._group.set_timeout(timedelta(seconds=timeout_s))
 
@@ -113,8 +114,10 @@ def _gloo(store: Store, shard: Shard, timeout_s: float, host: str) -> Any:
 
 
 def _nccl(store: Store, shard: Shard, timeout_s: float, host: str) -> Any:
-    """Join a group of NCCL, which finds its address by the name of an interface in the environment. A name that the
-    user has set stays; NCCL chooses where none has the address of `host`."""
+    """Join a group of NCCL, which finds its own address by the name of a network interface in the environment.
+
+    That is the interface with the address `host`, unless the user has set a name. If no interface has the address, NCCL
+    chooses one."""
     interface = interface_of(host)
     if interface is not None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)

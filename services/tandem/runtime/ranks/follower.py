@@ -35,9 +35,9 @@ class Follower:
         self._stream = stream or DeviceStream()
 
     def carry_out(self, command: RankCommand) -> None:
-        """Execute one command of the first rank, taking part in its collectives.
+        """Execute one command of the first rank, and take part in the command's collectives.
 
-        If it raises, the first rank must stop too, because the command may be half done."""
+        If it raises, the command may be half done, so the first rank must stop too."""
         with self._stream.running():
             self._carry_out(command)
 

@@ -1,7 +1,8 @@
 """Run the first rank's model and cache so that each call is executed on all ranks; an executor does not see the ranks.
 
-A call first sends its command to the other ranks and then takes part in it. Any failure after that leaves ranks in
-different states, which would give wrong tokens, so it is raised as RanksLost and ends all ranks.
+A call first sends its command to the other ranks and then executes the first rank's part. Any failure after the command
+was sent leaves ranks in different states, which would give wrong tokens; it is raised as RanksLost, which ends all
+ranks.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class FollowerCommands:
 
     @contextmanager
     def run_on_all(self, command: RankCommand) -> Iterator[None]:
-        """Send a command to the other ranks; the body of the `with` statement executes this rank's part of it.
+        """Return a context manager that sends `command` to the other ranks; its `with` block must execute this rank's
+        part of it.
 
-        Only collectives in the body wait for the other ranks. Raises RanksLost for any failure of sending or of the
-        body.
+        Only collectives in the block wait for the other ranks. Raises RanksLost if sending fails or the block raises.
         """
         try:
             self._send_command(command)
@@ -83,7 +84,9 @@ class RankedModel:
             return self._local.logits(hidden)
 
     def expert_tokens(self) -> Mapping[int, Sequence[int]]:
-        """Return the counts of this rank, which routes every token and so counts those of all ranks' experts."""
+        """Return how many tokens each expert of the whole model has computed, as the first rank counted them.
+
+        Every rank routes all tokens, so the other ranks need not be asked. See `CausalModel.expert_tokens`."""
         return self._local.expert_tokens()
 
     def __repr__(self) -> str:
@@ -91,9 +94,10 @@ class RankedModel:
 
 
 class RankedCache(KVCache):
-    """First rank's part of the KV pool; clears, copies and digests of blocks are executed on every rank's part of them.
+    """First rank's part of the KV pool, whose operations are executed on the parts of all ranks.
 
-    `digest` and `digest_on_device` cover the heads of all ranks. Methods raise RanksLost when any rank fails."""
+    These are `clear`, `copy`, `offload`, `onload`, `digest` and `digest_on_device`; the last two return digests of the
+    KV heads of all ranks. Methods raise RanksLost when any rank fails."""
 
     def __init__(self, followers: FollowerCommands, *pool: Any, **options: Any) -> None:
         """Allocate this rank's part; the arguments behind `followers` are those of `KVCache`."""

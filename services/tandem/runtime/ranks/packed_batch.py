@@ -13,7 +13,8 @@ from tandem_kernels.contract import AttentionBatch
 
 
 def shape_of(batch: Batch) -> Forward:
-    """Return the sizes that a rank needs to unpack `batch`, as the command that announces it.
+    """Return the sizes that another rank needs to unpack `batch`, as the `Forward` command that announces the batch to
+    it.
 
     They are read from tensor shapes, without waiting for the device."""
     attention = batch.attention

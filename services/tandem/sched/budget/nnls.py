@@ -11,8 +11,8 @@ Matrix = list[list[float]]
 class NormalEquations:
     """Accumulate what a weighted least-squares fit needs of each sample (`row`, `value`), without storing the samples.
 
-    These are the weighted sums of `row rowᵀ` and of `row * value`. The weight of a sample falls by the factor `1 -
-    1/memory` with each later one. `size`: length of a row.
+    These are the weighted sums of `row rowᵀ` and of `row * value`. Each new sample multiplies the weights of all
+    earlier ones by `1 - 1/memory`. `size`: length of a row.
     """
 
     def __init__(self, size: int, memory: float) -> None:
@@ -23,12 +23,13 @@ class NormalEquations:
         self._sums = [0.0] * len(self._pairs)
 
     def add(self, row: Sequence[float], value: float) -> None:
-        """Add a sample: the fit is to predict `value` from `row`."""
+        """Add a sample: `row` holds the features of the sample, from which the fit is to predict `value`."""
         whole, keep = (*row, value), self._keep
         self._sums = [keep * s + whole[i] * whole[j] for s, (i, j) in zip(self._sums, self._pairs, strict=True)]
 
     def read(self) -> tuple[Matrix, list[float]]:
-        """Return the sums of `row rowᵀ` and of `row * value`, for `solve_non_negative`."""
+        """Return the weighted sums of `row rowᵀ` (a square matrix) and of `row * value` (a vector), for
+        `solve_non_negative`."""
         size = self._size
         gram = [[0.0] * size for _ in range(size)]
         moment = [0.0] * size

@@ -1,6 +1,7 @@
 """Split the prefill budget of a step among prompts; decodes and KV blocks are decided elsewhere.
 
-Shortest remaining prompt first, with half of every step for the oldest prompt. With B prefill tokens per step:
+The prompt with the fewest remaining tokens is first, but half of every step is for the oldest prompt. With B prefill
+tokens per step:
 
 - The *oldest* prompt, by lane, priority and arrival, gets at least B/2 in every step. A prompt of n tokens with m
   tokens of older prompts ahead of it therefore has its first token within 2(m + n)/B steps plus one per older prompt,
@@ -12,9 +13,10 @@ Shortest remaining prompt first, with half of every step for the oldest prompt. 
 - What one half does not need goes to the other, so a step is full while there is work. Prompts of equal length are
   served one after the other, because interleaving would delay the first without speeding up the last.
 
-These bounds hold for prompts of one tenant. Where several tenants have prompts here, the oldest prompt is guaranteed an
-eighth only: the fair queues of the gateways have already decided which tenant is next, and a tenant with short prompts
-must not wait for half of another tenant's long prompt. The factor 2 in the bounds becomes 8, and 8/7.
+These bounds hold for prompts of one tenant. Where prompts of several tenants are queued, the oldest prompt is
+guaranteed only an eighth of a step: the fair queues of the gateways have already decided which tenant is next, and a
+tenant with short prompts must not wait for half of another tenant's long prompt. The factor 2 then becomes 8 in the
+first bound, and 8/7 in the second.
 
 Seats (`max_num_seqs`) and KV blocks are assigned in order of arrival, so the bounds count from the step in which both
 suffice. A lane, and within it a priority, is served before all below and may starve them, by design.
@@ -43,11 +45,14 @@ LATE_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPrefill:
-    """A prompt (or a preempted sequence) with `num_remaining` tokens to compute from position `start` on, for
-    `split_budget`.
+    """Describe the tokens of one sequence that a step may prefill, for `split_budget`: those of a prompt, or of a
+    preempted sequence that is computed again.
 
-    `is_late`: the fraction LATE_SHARE of its TTFT target has passed, or the client waits for the next token after a
-    preemption. `is_waiting`: the sequence holds no blocks yet.
+    - `order`: position in the order of service. `tenant`: the tenant of the request.
+    - `start`: position of the first token to compute; `num_remaining`: number of tokens to compute from it on.
+    - `is_late`: whether the fraction LATE_SHARE of its TTFT target has passed, or the sequence has output already, so
+      that its client waits for the next token.
+    - `is_waiting`: whether the sequence still has to start, and holds no blocks yet.
     """
 
     seq: SeqId
@@ -60,10 +65,11 @@ class PendingPrefill:
 
 
 def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> PendingPrefill:
-    """Return the description of a sequence for `split_budget`.
+    """Describe the tokens that a sequence still has to prefill, for `split_budget`.
 
-    `start`: the next position to compute; for a waiting sequence, the length of its prefix-cache hit. `now` is on the
-    clock of the sequence's arrival, in seconds.
+    `start`: the next position to compute; for a waiting sequence, the length of its prefix-cache hit. `targets`: the
+    latency targets, by which the prompt counts as late. `now`: the present time in seconds, on the clock of
+    `seq.arrived_at`.
     """
     due_s = LATE_SHARE * targets.lane(seq.lane).ttft_s
     is_overdue = 0 < due_s <= now - seq.arrived_at
@@ -79,11 +85,12 @@ def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> Pend
 
 
 def split_budget(prompts: Sequence[PendingPrefill], budget: PrefillBudget) -> dict[SeqId, int]:
-    """Split the prefill budget of a step; return the number of tokens of each prompt that gets some, in order of
-    service.
+    """Split the prefill budget of a step among prompts. Returns the number of tokens of each prompt that gets some, in
+    order of service.
 
-    A waiting prompt gets at least MIN_START tokens or none, so that it is not started for too little. If the time of
-    the budget allows fewer than LEAST_TOKENS in all, `PrefillBudget.floor` is split instead, which has no time limit.
+    A waiting prompt gets at least MIN_START tokens or none, so that it is not started for too little. If the time in
+    `budget` suffices for fewer than LEAST_TOKENS tokens in all, `budget.floor()` is split instead, which has no time
+    limit.
     """
     if not prompts or budget.num_tokens < 1:
         return {}
@@ -95,10 +102,11 @@ def split_budget(prompts: Sequence[PendingPrefill], budget: PrefillBudget) -> di
 def redistribute(
     prompts: Sequence[PendingPrefill], shares: Mapping[SeqId, int], budget: PrefillBudget
 ) -> dict[SeqId, int]:
-    """Divide the budget that prompts could not use, because they could not start, among `prompts`; return each one's
-    tokens.
+    """Split among running `prompts` what waiting prompts left of the prefill budget because they could not start.
+    Returns the number of tokens of each prompt that gets some.
 
-    No prompt gets less than its tokens in `shares`, the result of `split_budget`.
+    `shares`: the result of `split_budget`; no prompt gets fewer tokens than in it. `budget`: all that the step may
+    still spend on `prompts`, including the tokens that `shares` has for them.
     """
     ranked = sorted(prompts, key=_urgency)
     left = budget

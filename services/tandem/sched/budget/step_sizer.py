@@ -1,4 +1,4 @@
-"""Choose the prefill budget of each step, the prompt tokens it may compute, and learn from measured step times.
+"""Choose the prefill budget of each step (how many prompt tokens it may compute), and learn from measured step times.
 
 The caller passes the time; `prefill_sharing` decides which prompts use the budget.
 """
@@ -27,10 +27,10 @@ MARGIN = 1.1
 
 @dataclass(frozen=True, slots=True)
 class PrefillBudget:
-    """What one step may still spend on prompts: `num_tokens` tokens and, under a latency target, `seconds`.
+    """Hold what one step may still spend on prompts: `num_tokens` tokens and, under a latency target, `seconds`.
 
-    `cost` converts tokens to seconds; None: there is no target. Under a target time is the limit, so a chunk gets
-    shorter the further into its prompt it begins. Values are immutable: methods return new budgets.
+    `cost` converts tokens to seconds; None: there is no target. Under a target the time is limited, so a chunk has
+    fewer tokens, the further into its prompt it begins. Values are immutable: methods return new budgets.
     """
 
     num_tokens: int
@@ -65,8 +65,8 @@ class StepBudget:
     measurements.
 
     The number is one of a fixed list of sizes, `rungs`: LEAST_TOKENS times 1, 1.5, 2, 3, 4, 6, 8, ..., and
-    `max_tokens`. It falls as soon as a step affords less, because clients notice a step over its target, and rises only
-    after a larger size has fitted with a margin for PATIENCE steps.
+    `max_tokens`. It falls as soon as the target leaves time for fewer tokens, because clients notice a step over its
+    target. It rises only after a larger size has fitted with a margin for PATIENCE steps.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -77,12 +77,15 @@ class StepBudget:
 
     @property
     def num_tokens(self) -> int:
-        """Return the present number of prompt tokens."""
+        """Return the number of prompt tokens that `choose` chose last; the smallest of `rungs` at the start."""
         return self.rungs[self._rung]
 
     def choose(self, num_affordable: float) -> int:
-        """Return the number of prompt tokens of a step that affords `num_affordable` prompt tokens within its
-        target."""
+        """Choose the number of prompt tokens of the next step, one of `rungs`, and return it.
+
+        `num_affordable`: how many prompt tokens the step could compute within its latency target. The result exceeds it
+        only where even the smallest of `rungs` does.
+        """
         fits = self._highest(num_affordable)
         if fits < self._rung:
             self._move(fits)
@@ -129,9 +132,9 @@ class StepSizer:
     """Choose the prompt tokens of each step so that it meets its latency target, and learn step times from
     measurements.
 
-    Per step call `budget_for`, then `planned`, and when its time was measured `measured`. `model` predicts step times.
-    `num_steps_over_target` counts plans that could not be made to fit their latency target; `num_prefill_tokens` and
-    `num_decode_tokens` count the tokens of all plans.
+    For each step call `budget_for`, then `planned`, and `measured` when the time of the step is known. `model` predicts
+    step times. `num_steps_over_target` counts plans whose predicted time exceeds their latency target;
+    `num_prefill_tokens` and `num_decode_tokens` count the tokens of all plans.
     """
 
     def __init__(self, max_num_batched_tokens: int) -> None:
@@ -148,10 +151,11 @@ class StepSizer:
         self._num_yielded = 0
 
     def budget_for(self, decodes: StepFeatures, num_tokens: int, target_s: float) -> PrefillBudget:
-        """Return the tokens and seconds that the next step may spend on prompts, in addition to its `decodes`.
+        """Return the tokens and seconds that the next step may spend on prompts, in addition to its decodes.
 
-        These are at most `num_tokens` tokens and, under a latency target of `target_s` seconds (0: none), at most the
-        time that the decodes leave.
+        `decodes`: the work of these decodes. `num_tokens`: upper limit of the tokens. `target_s`: latency target of the
+        step in seconds; 0: no target. The seconds are what the decodes leave of the target. If fewer than LEAST_TOKENS
+        tokens fit into them, the result is `PrefillBudget.floor`.
         """
         self._target_s = target_s
         self._num_budget_tokens = num_tokens
@@ -170,12 +174,14 @@ class StepSizer:
         return prefill_budget
 
     def preempted(self, num_preempted: int, num_yielded: int) -> None:
-        """Count preemptions, as in `ScheduleResult`; the record of the next plan contains them."""
+        """Add the numbers of sequences that were preempted to the record of the next plan. `num_preempted` and
+        `num_yielded` are those of `ScheduleResult`."""
         self._num_preempted += num_preempted
         self._num_yielded += num_yielded
 
     def planned(self, plan: StepPlan) -> None:
-        """Record a plan made under the last result of `budget_for`, with its predicted time."""
+        """Record a plan, with its predicted time, until `measured` is called with its result. The plan must have been
+        made with the latest result of `budget_for`."""
         step = features(plan.slices)
         record = StepRecord(
             number=plan.number,
@@ -198,8 +204,8 @@ class StepSizer:
         self.num_decode_tokens += step.num_decode_seqs
 
     def measured(self, result: StepResult, seconds: float) -> StepRecord:
-        """Return the record of a plan that took `seconds`, from the start of planning to the delivery of its result,
-        and learn from it.
+        """Return the record of the plan with this `result`, and learn from its measured time. `seconds`: time from the
+        start of planning to the delivery of the result.
 
         The model does not learn from a plan that failed, nor from one that also copied blocks to or from host memory or
         digested blocks of prefix fetches, because it does not model that work. Raises KeyError for a plan that was

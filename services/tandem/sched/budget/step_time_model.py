@@ -53,9 +53,8 @@ _TYPICAL = (
 
 
 def features(slices: Iterable[ScheduledSlice]) -> StepFeatures:
-    """Return the `StepFeatures` of a plan with these slices: the counts from which the step-time model predicts its
-    time.
-    """
+    """Count the work of a plan with these slices, and return it as the `StepFeatures` from which step times are
+    predicted."""
     num_tokens = num_seqs = context = pairs = 0
     for piece in slices:
         start, length = piece.start, piece.num_tokens
@@ -71,10 +70,11 @@ def features(slices: Iterable[ScheduledSlice]) -> StepFeatures:
 class StepCostModel:
     """Predict step times, and improve the prediction with each measured step.
 
-    `cost` is the current fit. `published`, which gateways receive, follows `cost` only when predictions change by the
-    fraction PUBLISH_CHANGE; it is None until a step or a calibration was measured. `noise` is the standard deviation of
-    the last steps' relative errors (measured / predicted - 1), estimated from their median distance so that outliers
-    count little.
+    - `cost`: the current fit.
+    - `published`: the fit that gateways receive. It is replaced by `cost` only when predictions have changed by the
+      fraction PUBLISH_CHANGE. None until steps or a calibration were measured.
+    - `noise`: standard deviation of the last steps' relative errors (measured / predicted - 1), estimated from their
+      median distance so that outliers count little.
     """
 
     published: StepCost | None
@@ -84,8 +84,8 @@ class StepCostModel:
         self.published = None
 
     def restart(self, prior: StepCost) -> None:
-        """Forget all measured steps and begin again with the coefficients `prior`, such as those measured at start-up;
-        `prior` is published."""
+        """Forget all measured steps and begin again with the coefficients `prior`, such as those measured at start-up.
+        They become `cost` and `published`."""
         self.cost = prior
         self.published = prior
         self._prior = prior
@@ -103,7 +103,8 @@ class StepCostModel:
         return max(MIN_S, self.cost.predict(step))
 
     def observe(self, step: StepFeatures, seconds: float) -> None:
-        """Learn from a measured step. Raises ValueError unless `seconds` is positive and finite."""
+        """Learn that a step with the work `step` took `seconds`. Raises ValueError unless `seconds` is positive and
+        finite."""
         if not 0 < seconds < math.inf:
             raise ValueError(f"a step took {seconds} s")
         self._num_steps += 1
@@ -144,8 +145,9 @@ class StepCostModel:
 def fit(samples: Sequence[tuple[StepFeatures, float]], shape: StepCost, ridge: float) -> StepCost:
     """Return the coefficients with the least relative error over measured steps, given as pairs (step, seconds).
 
-    Where the steps do not determine a coefficient, it keeps the proportions of `shape`, which counts as much as `ridge`
-    steps. Raises ZeroDivisionError without samples.
+    `shape`: coefficients of which only the proportions matter. A coefficient that the samples do not determine keeps
+    its proportion to the others. `ridge`: weight of `shape` in the fit, as a number of steps. Raises ZeroDivisionError
+    without samples.
     """
     ratios = [shape.predict(step) / seconds for step, seconds in samples]
     speed = sum(ratios) / sum(ratio * ratio for ratio in ratios)

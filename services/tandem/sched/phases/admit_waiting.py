@@ -18,7 +18,8 @@ from tandem.sched.state.sequence import Sequence
 
 
 def admissible(state: SchedulerState) -> Iterator[Sequence]:
-    """Yield the waiting sequences that only seats, blocks or budget keep from starting now, in order.
+    """Yield, in order of service, the waiting sequences that could start now if seats, blocks and prefill budget
+    sufficed.
 
     Sequences that wait for another worker, prefills that wait for leases to end, and batch prompts that wait for the
     limit of their lane are left out.
@@ -36,24 +37,25 @@ def admissible(state: SchedulerState) -> Iterator[Sequence]:
 
 
 def startable(state: SchedulerState, builder: PlanBuilder) -> Iterator[Sequence]:
-    """Yield the waiting sequences that may get a part of this step's prefill budget, in order; at most as many as there
-    are free seats (places of `max_num_seqs`)."""
+    """Yield, in order of service, the waiting prompts that may get a part of this step's prefill budget, at most as
+    many as there are free seats (places of `max_num_seqs`)."""
     prompts = (seq for seq in admissible(state) if not seq.is_pull and seq.id not in builder.yielded)
     return islice(prompts, state.num_free_seats)
 
 
 def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
-    """Start waiting sequences that got a part of the prefill budget, in order, and allocate blocks to pulls.
+    """Start waiting sequences that got a part of the prefill budget, in order of service, and allocate blocks to pulls.
 
-    Adds all of them to `builder`. A sequence without room holds back all later ones, so that no sequence is overtaken
-    for ever, with these exceptions:
+    Adds the started sequences and the pulls to `builder`. A sequence without room holds back all later ones, so that no
+    sequence is overtaken for ever, with these exceptions:
 
     - A sequence that waits for another worker holds back no other. A batch prompt that waits for the limit of its lane
       holds back only other batch prompts.
-    - A sequence that has yielded in this plan does not start in it.
+    - A sequence that has yielded in this plan does not start in it, and holds back no other.
     - A prefill that may not lease its blocks yet holds back only other prefills.
-    - A sequence that needs more blocks than there are without leased ones holds back all but pulls: it waits for
-      leases, which end only when their consumers get room by pulls.
+    - A sequence that needs more blocks than the pool has without the leased ones holds back all later ones except
+      pulls. It waits for leases to end, and the workers that hold them may lack room until pulls of this worker are
+      done.
     """
     waiting = [seq for seq in state.waiting if seq.may_start and seq.id not in builder.yielded]
     index, cause = _admit(state, builder, waiting) if waiting else (0, None)
@@ -61,8 +63,9 @@ def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
 
 
 def _admit(state: SchedulerState, builder: PlanBuilder, waiting: list[Sequence]) -> tuple[int, WaitCause | None]:
-    """Start sequences of `waiting` in order, and allocate blocks to pulls, until one holds back all later ones. Returns
-    its index and what it lacks; None where there is no such sequence."""
+    """Start sequences of `waiting` in order, and allocate blocks to pulls, until one sequence holds back all later
+    ones. Returns the index of this sequence and what it lacks; the length of `waiting` and None if no sequence does
+    so."""
     checks = _StartChecks(state, builder)
     for index, seq in enumerate(waiting):
         if not state.num_free_seats:
@@ -79,7 +82,7 @@ def _admit(state: SchedulerState, builder: PlanBuilder, waiting: list[Sequence])
 
 
 class _StartChecks:
-    """Decide which waiting prompts do not start in this plan, though they hold back only sequences of their kind."""
+    """Decide which waiting prompts must not start in this plan, while some of the sequences after them may."""
 
     def __init__(self, state: SchedulerState, builder: PlanBuilder) -> None:
         self._state = state
@@ -89,14 +92,14 @@ class _StartChecks:
         self._may_prefill = True
 
     def keeps_back(self, seq: Sequence) -> bool:
-        """Return whether a prompt does not start in this plan, and record what it waits for if so."""
+        """Return whether a prompt must not start in this plan; if so, record what the prompt waits for."""
         cause = self._cause(seq) if self._builder.has_prefill_budget(seq) else self._cause_without_budget(seq)
         if cause is not None:
             seq.wait_for(cause, self._state.now)
         return cause is not None
 
     def wait_for_leases(self, seq: Sequence) -> None:
-        """Keep all later prompts back, because `seq` needs blocks that are leased."""
+        """Keep all prompts after `seq` from starting in this plan, because `seq` needs blocks that are leased."""
         self._may_compute = False
         seq.wait_for(WaitCause.LEASES, self._state.now)
 
@@ -111,7 +114,8 @@ class _StartChecks:
         return None if is_admitted else WaitCause.BATCH_SHARE
 
     def _cause_without_budget(self, seq: Sequence) -> WaitCause:
-        """Return what a prompt without a part of the prefill budget waits for; it counts for no limit of this plan."""
+        """Return what a prompt that got no part of the prefill budget waits for. The prompt is not counted towards any
+        limit."""
         is_prefill = isinstance(seq.job, PrefillJob)
         if not self._may_compute or (is_prefill and not (self._may_prefill and self._may_offer(seq))):
             return WaitCause.LEASES
@@ -123,8 +127,8 @@ class _StartChecks:
 
 
 def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> WaitCause | None:
-    """Start a sequence that is computed here, plan its first slice, and return None. Returns what it waits for, without
-    a change, where budget or blocks are missing."""
+    """Start a sequence that is computed on this worker, plan its first slice, and return None. If budget or blocks are
+    missing, change nothing and return what the sequence waits for."""
     pool = state.pool
     hashes = seq.reusable(pool.block_size)
     cached = pool.count_hits(hashes) * pool.block_size
@@ -155,18 +159,23 @@ def _grant_pull(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> b
 
 
 def waits_for_leases(state: SchedulerState, seq: Sequence) -> bool:
-    """Return whether a waiting prompt needs more blocks than there are without leased ones."""
+    """Return whether a waiting prompt needs more blocks than the pool has without the leased ones, so that it cannot
+    start before leases end. False for a pull."""
     return not seq.is_pull and _num_blocks(state, seq) > state.pool.num_blocks - state.pool.num_leased
 
 
 def num_first_blocks(state: SchedulerState, seq: Sequence) -> int:
-    """Return how many blocks a waiting sequence gets when it starts: for a pull those that are reserved for it."""
+    """Return how many blocks a waiting sequence gets when it starts: the reserved ones for a pull, else one for every
+    `block_size` known tokens, rounded up."""
     return state.reserved_blocks[seq.id] if seq.is_pull else _num_blocks(state, seq)
 
 
 def _take_blocks(state: SchedulerState, seq: Sequence) -> bool:
-    """Fill the empty table of a waiting sequence. Returns False, without a change, when too few blocks are free: unless
-    its KV is pulled, one is left into which each running sequence can grow."""
+    """Give a waiting sequence, whose table is empty, its first blocks. Returns False, without a change, when too few
+    are free.
+
+    Except for a pull, one free block must be left for each running sequence to grow into.
+    """
     pool, num_blocks = state.pool, num_first_blocks(state, seq)
     hashes = seq.reusable(pool.block_size)
     spare = 0 if seq.is_pull else len(state.running)

@@ -37,9 +37,10 @@ def fork_update(
     """Return the update of a job of several choices after its first tokens were sampled, and a new sequence for each
     choice that this worker continues.
 
-    Changes nothing. `seq` stands for all choices until now. `sampled` has one token per choice of the job, also for
-    choices that have ended; it is empty where the request samples nothing or a grammar allows no token. `digests` are
-    those of the finished slice. A choice of a `PrefillJob` is not continued here, because it is handed over.
+    Changes nothing. `seq`: the sequence that stands for all choices until now. `sampled`: one token per choice of the
+    job, also for choices that have ended; empty where the request samples nothing or a grammar allows no token.
+    `digests`: checksums from the finished slice, which are copied into the update. A choice of a `PrefillJob` is not
+    continued here, because it is handed over.
     """
     job, facts = seq.job, (seq.num_computed, seq.num_cached, seq.num_output)
     parts: list[SequenceUpdate] = []
@@ -74,11 +75,11 @@ def failure(seq: Sequence, error: str, kind: ErrorKind) -> SequenceUpdate:
 
 
 def fork_sequence(seq: Sequence, going_on: Many[Sequence], pool: BlockPool, num_seats: int) -> None:
-    """Turn a sequence that stands for several choices into the first sequence of `going_on`, and share its blocks with
-    the next `num_seats` of them.
+    """Turn `seq`, which stands for several choices, into the first sequence of `going_on`, and share its blocks with
+    the next `num_seats` sequences of `going_on`, which then run.
 
-    `going_on`: the sequences that `fork_update` returned. Those after the first `num_seats` + 1 wait without blocks, as
-    preempted sequences do.
+    `going_on`: the sequences that `fork_update` returned. `num_seats`: number of free seats. Sequences that get no seat
+    wait without blocks, as preempted sequences do.
     """
     pool.trim(seq.table, blocks_for(seq.num_computed, pool.block_size))
     for other in going_on[1 : 1 + num_seats]:
@@ -95,8 +96,8 @@ def apply_slice(
     piece: ScheduledSlice,
     outcome: SliceResult,
 ) -> SequenceUpdate:
-    """Apply the result `outcome` of the slice `piece` to its sequence and return the update; a slice that failed ends
-    the sequence."""
+    """Apply the result `outcome` of the slice `piece` to its sequence, and return the sequence's update. A slice that
+    failed ends the sequence."""
     seq.num_in_flight -= piece.num_certain
     seq.num_drafted -= piece.num_drafted
     seq.num_pending -= piece.sampling is not None
@@ -118,10 +119,11 @@ def append_sampled(
     digests: tuple[BlockDigest, ...] = (),
     is_complete: bool = False,
 ) -> SequenceUpdate:
-    """Append sampled tokens to a sequence and return the update; tokens after its end are dropped.
+    """Append sampled tokens to a sequence and return its update; tokens after the end of the sequence are dropped.
 
-    Publishes the blocks that became full, and ends the sequence or forks it into its choices where that is due.
-    `is_complete`: the grammar allows no further token.
+    Blocks that became full are published in the prefix cache. The sequence ends with its last token; a sequence of
+    several choices is forked after their first tokens. `digests`: checksums of blocks, which are copied into the
+    update. `is_complete`: the grammar allows no further token.
     """
     # With max_tokens=0 nothing is sampled after the prompt.
     is_last = seq.job.request.sampling.max_tokens == 0 and seq.num_computed == len(seq.tokens)

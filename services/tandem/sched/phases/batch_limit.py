@@ -10,9 +10,9 @@ from tandem.sched.state.sequence import Sequence
 class BatchLimit:
     """Decide which waiting batch prompts may start, by `batch_max_share`; sequences of other lanes always may.
 
-    The limit holds when a sequence starts; its further choices and blocks may exceed it. Seats and blocks that are
-    reserved for pulls do not count: a prompt that waits for them could close a cycle, see `job_admission`. So pulls and
-    prompts may exceed the limit together.
+    The limit is checked when a sequence starts; choices and blocks that it adds later may exceed the limit. Seats and
+    blocks that are reserved for pulls do not count. If prompts waited for them, two workers could wait for each other
+    for ever, see `job_admission`. Therefore pulls and prompts may exceed the limit together.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -21,10 +21,12 @@ class BatchLimit:
         self._is_reached = False
 
     def admits(self, seq: Sequence, num_blocks: int) -> bool:
-        """Return whether a waiting sequence, which will take `num_blocks` blocks, may start, and count it if so. A
-        promoted one always may.
+        """Return whether a waiting sequence, which will take `num_blocks` blocks, may start. If so, its seats and
+        blocks count towards the limit from now on. A promoted sequence always may start.
 
-        Once the limit refuses a prompt it refuses all later ones too, so that no smaller one overtakes it for ever."""
+        Once the limit has refused a prompt, it refuses all later ones too, so that no smaller one overtakes it for
+        ever.
+        """
         if self._use is None or seq.is_pull or seq.lane != Lane.BATCH:
             return True
         if self.refuses(seq, num_blocks):
@@ -34,8 +36,8 @@ class BatchLimit:
         return True
 
     def refuses(self, seq: Sequence, num_blocks: int) -> bool:
-        """Return whether the limit keeps a waiting sequence, which will take `num_blocks` blocks, from starting, and
-        count nothing."""
+        """Return whether the limit keeps a waiting sequence, which will take `num_blocks` blocks, from starting. Unlike
+        `admits`, count nothing towards the limit."""
         if self._use is None or seq.is_pull or seq.lane != Lane.BATCH or seq.is_promoted:
             return False
         use = self._use.plus(self._state.num_seats_of(seq), num_blocks)
@@ -43,8 +45,12 @@ class BatchLimit:
 
 
 def is_over_limit(state: SchedulerState, before: LaneUse, after: LaneUse) -> bool:
-    """Return whether batch sequences that take `after` are more than allowed. The first, where `before` is empty, is
-    always allowed, so that every request can run."""
+    """Return whether the batch sequences would take more seats or blocks than `batch_max_share` allows if one more
+    started.
+
+    `before`, `after`: what the batch sequences take without and with this one. The first batch sequence is always
+    allowed, so that every request can run.
+    """
     share = state.limits.batch_max_share + 1e-9
     num_seats, num_blocks = share * state.limits.max_num_seqs, share * state.pool.num_blocks
     return before.num_seats > 0 and (after.num_seats > num_seats or after.num_blocks > num_blocks)

@@ -24,13 +24,14 @@ from tandem.sched.state.step_plan import Sampling
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
-    """Consecutive plans, `[number, number + num_steps)`, each of which computes one token of each of the sequences
-    `seqs`.
+    """Describe consecutive plans with the numbers `[number, number + num_steps)`, each of which computes one token of
+    each of the sequences `seqs`.
 
-    - `samplings`: how the first plan samples, one entry per sequence; in each further plan `index` is one greater, and
-      the history has one more token where `needs_history`.
-    - `context`: tokens that the decodes of the first plan attend to, added up.
-    - `grown_at`: for each new block, the index of the plan (0 is the first) that allocates it, ascending.
+    - `samplings`: how the first plan samples, one entry per sequence. In each further plan `index` is one greater;
+      where `needs_history` is set, the history has one more token.
+    - `context`: number of tokens that the decodes of the first plan attend to, added up over all sequences.
+    - `grown_at`: one entry for each KV block that these plans allocate: the index of the plan (0 is the first) that
+      allocates it, ascending.
     """
 
     number: int
@@ -41,19 +42,19 @@ class DecodeRun:
     grown_at: tuple[int, ...]
 
     def features(self, index: int) -> StepFeatures:
-        """Return the step-time features of the plan at `index` (0 is the first)."""
+        """Return the work of the plan at `index` (0 is the first), from which its time is predicted."""
         return StepFeatures(num_decode_seqs=len(self.seqs), decode_context=self.context + index * len(self.seqs))
 
 
 def forecast(
     number: int, limit: int, seqs: Sequence[Seq], pool: BlockPool, limits: SchedulerLimits
 ) -> DecodeRun | None:
-    """Return the next decode-only plans, from number `number` on and at most `limit`, if they differ only in their
-    tokens.
+    """Return the next plans, as long as each decodes one token of every sequence in `seqs` and the plans differ only in
+    their tokens. Returns None if not even the next plan is of this kind.
 
-    The series also ends where a new block could be allocated only after a copy to host memory. It assumes that no other
-    sequence starts meanwhile. Returns None where the next plan is not decode-only, or samples the last token of a
-    sequence or one that might be the last.
+    `number`: number of the first plan. `limit`: most plans to return. The forecast assumes that no other sequence
+    starts meanwhile. It ends before a plan that samples the last token of a sequence, or one that may be the last, and
+    before a plan that could allocate a block only after a copy to host memory.
     """
     num_steps = min(limit, _num_alike(seqs, pool, limits))
     if num_steps < 1:
@@ -74,10 +75,11 @@ def forecast(
 
 
 def advance(run: DecodeRun, seqs: Sequence[Seq], sampled: Sequence[Sequence[int]], pool: BlockPool) -> list[TokenRun]:
-    """Apply the first plans of a run, as many as tokens were sampled of each sequence; return these tokens.
+    """Apply the first plans of a run to its sequences, and return the sampled tokens, one `TokenRun` per sequence.
 
-    `seqs` are the sequences of `run` and `sampled` the token ids of each, in the same order. Raises ValueError when the
-    lists have different lengths or more tokens than the run has plans.
+    `seqs`: the sequences of `run`. `sampled`: the ids of the sampled tokens, one list per sequence in the same order;
+    the length of the lists is the number of plans. Raises ValueError when the lists have different lengths or more
+    tokens than the run has plans.
     """
     num_steps = len(sampled[0])
     if not 0 < num_steps <= run.num_steps or any(len(ids) != num_steps for ids in sampled):
@@ -101,8 +103,8 @@ def advance(run: DecodeRun, seqs: Sequence[Seq], sampled: Sequence[Sequence[int]
 
 
 def _num_alike(seqs: Iterable[Seq], pool: BlockPool, limits: SchedulerLimits) -> int:
-    """Count the next plans that are identical if there are enough blocks; 0 when the next plan differs or copies
-    blocks."""
+    """Count the next plans that only decode one token of each of `seqs`, if there are enough blocks; 0 when the next
+    plan does anything else or copies blocks."""
     num_steps = num_seqs = 0
     for seq in seqs:
         sampling = seq.job.request.sampling

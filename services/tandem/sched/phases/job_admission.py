@@ -4,11 +4,11 @@ Two workers that hand over to each other must not deadlock. An accepted job may 
 finishes by itself: running sequences, and leases whose consumers hold a reservation that no lease can use up. A prefill
 that waits for a reservation to be used would close a cycle, because the reservation may belong to a pull that waits for
 a prefill in the same way; so a prefill and a reservation that do not fit beside each other are not both accepted.
-Remote prefix fetches close no cycle either, see `engine.kv_consumer.KVConsumer` and `engine.kv_producer.KVProducer`.
-A pull may be accepted to a seat that a running sequence of a less urgent lane yields; if that sequence may no longer
-yield, the pull waits until it ends.
-Once a pull has arrived, no other job waits for it: of its choices, those without seat or blocks wait for running
-sequences and leases, as a preempted sequence does.
+Remote prefix fetches close no cycle either, see `engine.kv_consumer.KVConsumer` and `engine.kv_producer.KVProducer`. A
+pull may be accepted for the seat of a running sequence in a less urgent lane, which yields it; if this sequence may no
+longer yield when the pull gets its blocks, the pull waits until it ends. Once the KV of a pull has arrived, no other
+job waits for the pull: its choices without a seat or blocks wait for running sequences and leases, as preempted
+sequences do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Name = tuple[RequestId, int]
 
 
 class Capacity(NamedTuple):
-    """KV blocks and sequence seats (places of `max_num_seqs`) of a worker."""
+    """Hold a number of KV blocks and a number of sequence seats (places of `max_num_seqs`) of a worker."""
 
     num_blocks: int
     num_seats: int
@@ -51,32 +51,36 @@ class _RejectedJob(NamedTuple):
 class RejectedJobs:
     """Keep capacity free for jobs that were rejected for lack of room, so that smaller jobs do not overtake them.
 
-    A sequence that ends frees room for one other. A job that needs the room of several would find none while smaller
-    jobs take whatever becomes free, above all where other gateways, which do not know about it, send them. Therefore
-    the capacity that a rejected job lacks is kept from smaller jobs while the job is submitted again at least every
-    PATIENCE_S seconds. Jobs are ordered by their first rejection. Times are seconds of the caller's clock.
+    A sequence that ends frees room for one other sequence. A job that needs the room of several sequences would never
+    find it while smaller jobs take whatever becomes free, above all where other gateways, which do not know about the
+    job, send them. Therefore the capacity that a rejected job lacks is kept from smaller jobs, as long as the job is
+    submitted again at least every PATIENCE_S seconds. Jobs are ordered by their first rejection. Times are seconds of
+    the caller's clock.
     """
 
     def __init__(self) -> None:
         self._jobs: dict[_Name, _RejectedJob] = {}
 
     def put(self, job: Job, lacks: Capacity, now: float) -> None:
-        """Record that `job` was rejected at `now`, and the capacity that it `lacks`.
+        """Record that `job` was rejected at the time `now`, and which capacity it `lacks`.
 
-        `lacks` has the job's whole need of each resource that was short, and 0 for a resource that was not.
+        `lacks`: of each resource that was short (blocks or seats), all that the job needs; 0 of a resource that was not
+        short.
         """
         self._jobs[_name(job)] = _RejectedJob(job.request.lane, lacks, now)
 
     def remove(self, job: Job) -> None:
-        """Forget the rejections of a job that is accepted now, in this attempt or another; nothing happens if there are
-        none."""
+        """Forget the rejections of a job that is accepted now, including those of earlier attempts at it. Does nothing
+        if it was never rejected."""
         self._jobs.pop(_name(job), None)
 
     def ahead(self, job: Job, need: Capacity, now: float) -> Capacity:
-        """Return the capacity that a job with this `need` must leave free for larger jobs that were rejected before it,
-        except those in less urgent lanes.
+        """Return the capacity that `job`, which needs `need`, must leave free for larger jobs that were rejected before
+        it.
 
-        Forgets jobs that were not submitted again within PATIENCE_S seconds.
+        A rejected job counts if its lane is not less urgent than that of `job`. Of each resource, only the jobs that
+        lack more than `need` count, with all that they lack. Forgets jobs that were not submitted again within
+        PATIENCE_S seconds before `now`.
         """
         self._jobs = {
             name: rejected for name, rejected in self._jobs.items() if now - rejected.rejected_at < PATIENCE_S
@@ -105,13 +109,14 @@ def _name(job: Job) -> _Name:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedCapacity:
-    """KV blocks and seats that the accepted jobs of a worker hold or have reserved.
+    """Hold what the accepted jobs of a worker take of its KV blocks and seats, for the check of a new job.
 
-    - `num_blocks`: blocks of the whole pool; `num_leased`: those that other workers may read.
-    - `reservations`: the blocks reserved for each accepted pull that holds none yet; `prefills`: the blocks that each
-      waiting prefill needs.
-    - `num_seqs`: seats (places of `max_num_seqs`) of all sequences that run and yield nothing to the new job, are
-      pulled or have a reservation.
+    - `num_blocks`: number of blocks of the whole pool, used or not.
+    - `num_leased`: number of blocks that other workers may read.
+    - `reservations`: for each accepted pull that holds no blocks yet, the number of blocks reserved for it.
+    - `prefills`: for each waiting prefill, the number of blocks that it needs.
+    - `num_seqs`: number of seats (places of `max_num_seqs`) that are taken or reserved. Three kinds of sequences count:
+      running ones that would not yield to the new job, ones whose KV is being pulled, and waiting pulls.
     """
 
     num_blocks: int
@@ -122,8 +127,8 @@ class ReservedCapacity:
 
 
 def reserved_capacity(state: SchedulerState, lane: Lane) -> ReservedCapacity:
-    """Return what the accepted jobs hold or have reserved, in addition to which a new job in `lane` must fit. Seats
-    that running sequences yield to that lane do not count."""
+    """Return what the accepted jobs hold or have reserved, beside which a new job in `lane` must fit. Seats of running
+    sequences that would be preempted for a job in `lane` do not count."""
     pulls = (seq for seq in state.waiting if seq.is_pull)
     staying = (seq for seq in state.running if not may_yield(seq, lane, state.limits))
     seated = chain(staying, state.pulling.values(), pulls)
@@ -138,9 +143,10 @@ def reserved_capacity(state: SchedulerState, lane: Lane) -> ReservedCapacity:
 
 
 def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: float) -> None:
-    """Check that a worker can accept a job in addition to its present ones; raise TandemError otherwise.
+    """Check that a worker can accept a job in addition to those that it has accepted; raise TandemError if it cannot.
 
-    A `ResumeJob` that is rejected for lack of capacity is recorded in `rejected`, at the time `now`.
+    A `ResumeJob` that is rejected because it lacks capacity is recorded in `rejected`, with the time `now`. Once it is
+    accepted, it is removed from `rejected`.
     """
     held = reserved_capacity(state, job.request.lane)
     limits = state.limits
@@ -166,8 +172,9 @@ def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: floa
 
 
 def _is_over_batch_limit(job: ResumeJob, need: Capacity, ahead: Capacity, state: SchedulerState) -> bool:
-    """Return whether a pull of the batch lane would exceed the limit of that lane, together with the pulls that run,
-    that have a reservation, or that were rejected before it (`ahead`)."""
+    """Return whether a pull of the batch lane would exceed the limit of this lane, together with the batch sequences
+    that run, are pulled or have a reservation, and with the capacity kept for jobs that were rejected before it
+    (`ahead`)."""
     if job.request.lane != Lane.BATCH or state.limits.batch_max_share == 1:
         return False
     before = state.lane_uses(with_reservations=True)[Lane.BATCH].plus(ahead.num_seats, ahead.num_blocks)
@@ -175,8 +182,8 @@ def _is_over_batch_limit(job: ResumeJob, need: Capacity, ahead: Capacity, state:
 
 
 def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> None:
-    """Raise TandemError if the job could not even run alone on a worker with `num_blocks` blocks, or is invalid for its
-    model."""
+    """Raise TandemError if the job could not even run alone on a worker with `num_blocks` blocks (CONTEXT_LENGTH), or
+    if it is invalid for the worker's model (INVALID_REQUEST)."""
     prompt, output = len(job.request.prompt_tokens), job.request.sampling.max_tokens
     if prompt + output > limits.max_model_len:
         raise TandemError(
@@ -200,10 +207,11 @@ def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: i
 
 
 def check_prefill(need: int, held: ReservedCapacity) -> None:
-    """Raise TandemError (OVERLOADED) if a prefill of `need` blocks might have to wait until a pull uses its
-    reservation.
+    """Raise TandemError (OVERLOADED) if a prefill of `need` blocks does not fit beside the largest reservation of a
+    pull.
 
-    Such a wait could deadlock two workers; a wait for leases to end is allowed. `held`: what the accepted jobs hold.
+    It might then have to wait until the pull has used its reservation, and two workers that wait so for each other
+    would deadlock. A wait for leases to end is allowed. `held`: what the accepted jobs hold.
     """
     largest = max(held.reservations, default=0)
     if need + largest > held.num_blocks:
@@ -214,9 +222,10 @@ def check_prefill(need: int, held: ReservedCapacity) -> None:
 
 
 def lacking(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> Capacity:
-    """Return the capacity that a new pull lacks beside all leases and reservations.
+    """Return what a new pull lacks to fit beside all leases and reservations.
 
-    A resource of `need` that does not fit is returned in full, one that fits as 0. `held`: what the accepted jobs hold.
+    For blocks and for seats, the result is the whole number in `need` if that number does not fit, and 0 if it fits.
+    `held`: what the accepted jobs hold.
     """
     is_short = held.num_leased + sum(held.reservations) + need.num_blocks > held.num_blocks
     has_no_seat = held.num_seqs + need.num_seats > limits.max_num_seqs
@@ -245,7 +254,7 @@ def check_reservation(need: Capacity, held: ReservedCapacity, limits: SchedulerL
 
 
 def _with(ahead: Capacity, held: ReservedCapacity) -> ReservedCapacity:
-    """Add the capacity that is kept for jobs rejected earlier to what is reserved."""
+    """Return `held` with the capacity `ahead`, which is kept for jobs that were rejected earlier, added to it."""
     return replace(held, num_leased=held.num_leased + ahead.num_blocks, num_seqs=held.num_seqs + ahead.num_seats)
 
 

@@ -1,10 +1,10 @@
 """Let waiting sequences take seats and KV blocks of running ones in less urgent lanes.
 
-A sequence that yields is preempted, to be computed again: it loses no token, and what is left of its blocks in the
-prefix cache, in device or host memory, is not computed twice. It yields at most `max_lane_preemptions` times.
-Whatever preempted a sequence, more urgent lanes go before it while it waits, but not for longer than
-`max_lane_pause_s`: then it is promoted. It is the next to start, others yield to it as to an interactive one, and it
-yields no more.
+A sequence that yields its seat and blocks is preempted, to be computed again. It loses no token, and the blocks that
+stay in the prefix cache, in device or host memory, are not computed twice. A sequence yields at most
+`max_lane_preemptions` times. While a preempted sequence waits, for whatever reason it was preempted, more urgent lanes
+are served before it. After `max_lane_pause_s` seconds it is promoted: it is the next to start, others yield to it as to
+an interactive one, and it yields no more.
 """
 
 from __future__ import annotations
@@ -24,17 +24,23 @@ from tandem.sched.state.sequence import MigrationState, Sequence
 
 
 def may_yield(seq: Sequence, lane: int, limits: SchedulerLimits) -> bool:
-    """Return whether a running sequence may yield to one in `lane`. Sequences whose blocks another worker may read
-    yield nothing."""
+    """Return whether a running sequence may be preempted so that a sequence in `lane` gets its seat and blocks.
+
+    The running sequence must be served in a less urgent lane than `lane`, and must have yielded fewer than
+    `max_lane_preemptions` times. A sequence whose blocks another worker may read is never preempted.
+    """
     is_read = isinstance(seq.job, PrefillJob) or seq.migration_state is not MigrationState.NONE
     return seq.served_lane > lane and seq.num_yields < limits.max_lane_preemptions and not is_read
 
 
 def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder) -> frozenset[SeqId]:
-    """Preempt the running sequences that yield to waiting ones, the least urgent and youngest first.
+    """Preempt running sequences so that waiting ones of more urgent lanes get their seats and blocks. The running
+    sequence that is last in the order of service is preempted first.
 
-    A sequence in an open plan cannot be preempted yet. Returns these: the next plan leaves them out, so that one of the
-    following ones can preempt them."""
+    Before this, waiting sequences that were paused for `max_lane_pause_s` seconds are promoted. Returns the ids of
+    running sequences that should yield but cannot be preempted yet, because an open plan contains them. The plan that
+    is being built must leave them out, so that a later one can preempt them.
+    """
     since = state.now - state.limits.max_lane_pause_s
     for seq_id, paused_at in state.paused_at.items():
         seq = state.by_id[seq_id]
@@ -51,7 +57,8 @@ def preempt_for_urgent(state: SchedulerState, builder: PlanBuilder) -> frozenset
 
 
 def may_preempt(state: SchedulerState) -> bool:
-    """Return whether a running sequence may yield to a waiting one, now or once more blocks are free."""
+    """Return whether the next plans may preempt a running sequence for a waiting one of a more urgent lane. Only lanes
+    and numbers of preemptions are compared, not whether the waiting sequence lacks a seat or blocks."""
     least_urgent = next(reversed(state.running), None)
     if not state.limits.max_lane_preemptions or least_urgent is None:
         return False
@@ -64,12 +71,12 @@ def may_preempt(state: SchedulerState) -> bool:
 
 
 def _yielding(state: SchedulerState) -> Iterator[tuple[Sequence, Sequence]]:
-    """Yield the running sequences that are to make room for waiting ones, each with the one that gets its room: for all
-    pulls, and for the first prompt.
+    """Yield pairs (running sequence to preempt, waiting sequence that gets its room). Room is made for all waiting
+    pulls, and for the first waiting prompt.
 
     Further prompts wait for the next plans, because a step may have prefill budget for no more than one. Waiting
-    sequences are served in order. The first for which room can not be made ends the search, because it holds back all
-    later ones.
+    sequences are considered in order of service. The first one for which no room can be made ends the search, because
+    it holds back all later ones.
     """
     if not may_preempt(state):
         return
@@ -103,5 +110,5 @@ def _yielding(state: SchedulerState) -> Iterator[tuple[Sequence, Sequence]]:
 
 
 def _grows(seq: Sequence, block_size: int) -> bool:
-    """Return whether the next token of a decoding sequence takes a block."""
+    """Return whether a sequence decodes and needs a new block for its next token."""
     return seq.num_remaining == 1 and seq.num_planned == len(seq.table) * block_size

@@ -22,12 +22,14 @@ parts."""
 class PlanBuilder:
     """Collect the parts of a plan while `Scheduler.plan` builds it, and return them with `build`.
 
-    - `budget`: tokens that the step may still have; `slices`: the slice of each sequence, in the order of planning.
-    - `starts`, `pulls`: sequences that begin to compute, and pulls that got blocks; `num_preempted`: sequences that
-      lost their blocks because none was free; `yielded`: those that yielded to more urgent lanes; `preempted`: the
-      choices of both that have output tokens.
-    - `copies`: blocks to copy before the step, (source, target).
-    - `has_prefill`: a prompt chunk is planned; `num_digests_left`: blocks that the step may still digest.
+    - `budget`: tokens that the step may still compute; `slices`: the slice of each sequence, in the order of planning.
+    - `starts`: sequences that begin to compute; `pulls`: pulls that got blocks.
+    - `num_preempted`: number of sequences that were preempted because no block was free; `yielded`: ids of the
+      sequences that were preempted for others of more urgent lanes; `preempted`: one entry for each sequence of both
+      kinds that has output tokens already.
+    - `copies`: pairs (source, target) of blocks to copy before the step.
+    - `has_prefill`: whether a prompt chunk is planned; `num_digests_left`: number of blocks that the step may still
+      digest.
     """
 
     def __init__(self, limits: SchedulerLimits) -> None:
@@ -48,7 +50,8 @@ class PlanBuilder:
         self._limits = limits
 
     def split_prefill_budget(self, prompts: Iterable[PendingPrefill], prefill_budget: PrefillBudget) -> None:
-        """Split a prefill budget among prompts; a prompt that gets nothing computes nothing in this plan."""
+        """Split a prefill budget among prompts. In this plan each prompt computes at most its part, and a prompt
+        without a part computes nothing."""
         self._prompts = {prompt.seq: prompt for prompt in prompts}
         self._prefill_budget = prefill_budget
         self._prefill_tokens = split_budget(list(self._prompts.values()), prefill_budget)
@@ -58,7 +61,7 @@ class PlanBuilder:
         return self._prefill_tokens is None or seq.id in self._prefill_tokens
 
     def redistribute_prefill_budget(self) -> None:
-        """Give the budget that waiting prompts did not use to prompts that run already; do nothing if the budget was
+        """Give the budget that waiting prompts did not use to prompts that run already. Does nothing if the budget was
         not split."""
         if self._prefill_tokens is None:
             return
@@ -70,8 +73,8 @@ class PlanBuilder:
         self._prefill_tokens = redistribute(running, self._prefill_tokens, left)
 
     def chunk_of(self, seq: Sequence, num_remaining: int) -> int:
-        """Return how many of a sequence's `num_remaining` tokens this step may compute; 0: none. A decode needs no part
-        of the prefill budget."""
+        """Return how many of a sequence's `num_remaining` tokens this step may compute; 0: none. Once the prefill
+        budget is split, a prompt is limited to its part of it; a decode is not."""
         size = chunk_size(num_remaining, self.budget, self.has_prefill, self._limits)
         return (
             size
@@ -98,7 +101,7 @@ class PlanBuilder:
         self._note_choice(seq)
 
     def build(self, step: StepPlan | None) -> ScheduleResult:
-        """Return everything that planning decided; `step` is the plan itself, None where there is nothing to
+        """Return everything that planning decided. `step`: the finished plan; None where there is nothing to
         compute."""
         return ScheduleResult(
             step,

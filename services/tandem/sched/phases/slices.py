@@ -1,7 +1,7 @@
-"""Plan the slices of running sequences, in order: one token of each decode, then chunks of prompts.
+"""Plan the slices of running sequences, in order of service: one token of each decode, then chunks of prompts.
 
-Where no block is free for a slice, sequences are preempted, to be recomputed. The victim is the youngest sequence that
-the plan has not reached, that no open plan names, and whose blocks no other worker may read.
+Where no block is free for a slice, a sequence is preempted, to be recomputed. It is the last one in this order that is
+not in the plan yet, that no open plan contains, and whose blocks no other worker may read.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from tandem.sched.state.step_plan import ScheduledSlice
 
 
 def plan_decodes(state: SchedulerState, builder: PlanBuilder, ready: Iterable[Sequence]) -> None:
-    """Add one token of each decoding sequence of `ready` to the plan; skip sequences that were preempted meanwhile."""
+    """Add one token of each decoding sequence of `ready` to the plan. Sequences that were preempted meanwhile are
+    skipped."""
     for seq in ready:
         if seq.num_remaining == 1 and seq.status is Status.RUNNING:
             plan_slice(state, builder, seq)
 
 
 def plan_prefills(state: SchedulerState, builder: PlanBuilder, started: Iterable[Sequence]) -> None:
-    """Add chunks of the prompts that run already to the plan, with the budget that waiting prompts did not use."""
+    """Add the next chunk of each prompt in `started` to the plan. These prompts run already, and may use the budget
+    that waiting prompts did not use."""
     builder.redistribute_prefill_budget()
     for seq in started:
         plan_slice(state, builder, seq)
@@ -72,7 +74,8 @@ def _to_digest(
 ) -> tuple[BlockId, ...]:
     """Return the blocks to digest because another worker may read them after this slice.
 
-    The partly filled last block counts when a prompt ends, or with the last token of a sequence that migrates.
+    The last block, which may be partly filled, is among them when a prompt ends, or with the last token of a sequence
+    that migrates.
     """
     is_prefill = isinstance(seq.job, PrefillJob)
     if not is_prefill and seq.migration_state is MigrationState.NONE:
@@ -95,8 +98,10 @@ def _to_digest(
 
 
 def _freeze(seq: Sequence, num_left: int, num_digests_left: int) -> bool:
-    """Freeze a migrating sequence if the token of this slice can be its last one here: the `num_left` blocks without a
-    digest can be digested with it."""
+    """Freeze a migrating sequence if the token of this slice can be its last one on this worker; return whether it can.
+
+    It can if the step may digest all `num_left` blocks that have no digest yet.
+    """
     if seq.migration_state is not MigrationState.FINALIZING or num_left > num_digests_left:
         return False
     seq.migration_state = MigrationState.FROZEN
@@ -104,11 +109,12 @@ def _freeze(seq: Sequence, num_left: int, num_digests_left: int) -> bool:
 
 
 def make_room(state: SchedulerState, builder: PlanBuilder, seq: Sequence, num_blocks: int) -> bool:
-    """Give a sequence `num_blocks` blocks, and a copy of its last block if that is shared; return whether there was
-    room.
+    """Grow the table of a sequence to `num_blocks` blocks, and copy the block that it writes next if others share it.
+    Returns whether there was room.
 
-    Preempts other sequences for it, the youngest first, none older than `seq`. If that is not enough it preempts `seq`
-    itself and returns False.
+    Where blocks are missing, other running sequences are preempted, the last in the order of service first, but none
+    that is before `seq`. If this is not enough, `seq` itself is preempted, unless an open plan contains it or another
+    worker may read its blocks, and the result is False.
     """
     while not (state.pool.grow(seq.table, num_blocks) and _own_tail(state, builder, seq)):
         victim = _victim(state, builder, seq)
@@ -150,10 +156,11 @@ def assign_prefill_budget(
     startable: Iterable[Sequence],
     now: float,
 ) -> None:
-    """Split the prefill budget of a plan, which holds its decodes already, among the prompts.
+    """Compute the prefill budget of a plan, to which the decodes were added already, and split it among the prompts.
 
-    `started`: prompts that run; `startable`: waiting ones that may start. Without chunked prefill nothing is split,
-    because prompts are computed whole, in order.
+    `pacer` computes the budget. `started`: prompts that run; `startable`: waiting prompts that may start. `now`: the
+    present time, in seconds of the caller's clock. Without chunked prefill nothing is split, because prompts are
+    computed whole, in order.
     """
     targets = state.limits.targets
     itls = [targets.lane(seq.lane).itl_s for seq in state.running if seq.id in builder.slices]
@@ -168,7 +175,7 @@ def assign_prefill_budget(
 
 
 def _num_hits(seq: Sequence, pool: BlockPool) -> int:
-    """Return the length of the prefix-cache hit in tokens; the lookup continues where the last one of this sequence
-    ended."""
+    """Return the length of a sequence's prefix-cache hit in tokens. The lookup continues where the last one of this
+    sequence ended."""
     seq.num_hits_seen += pool.count_hits(seq.reusable(pool.block_size)[seq.num_hits_seen :])
     return seq.num_hits_seen * pool.block_size

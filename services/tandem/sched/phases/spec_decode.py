@@ -23,10 +23,14 @@ from tandem.sched.state.sequence import MigrationState, Sequence
 class Speculation:
     """Add guessed (draft) tokens to the decodes of a plan, and adapt their number to how many turn out right.
 
-    `new_proposer` makes the source of guesses for a sequence. `num_tokens` limits the guesses of one sequence in a
-    step, `max_batch_tokens` the decodes and guesses of all sequences. Guesses are free only while a step is bound by
-    reading the weights: `max_batch_tokens` is where each further token makes it longer. `num_drafted` and
-    `num_accepted` count all guesses, and those that were right, since the start. Raises ValueError for limits below 1.
+    - `new_proposer`: makes the source of guesses for a sequence.
+    - `num_tokens`: most guesses of one sequence in a step.
+    - `max_batch_tokens`: most decodes and guesses of all sequences together in a step. Set it to the number of tokens
+      from which on each further one makes a step longer. Up to this number a step takes the time of reading the
+      weights, and guesses are free.
+    - `num_drafted`, `num_accepted`: number of all guesses, and of the right ones, since the start.
+
+    Raises ValueError for limits below 1.
     """
 
     def __init__(self, new_proposer: Callable[[], Proposer], *, num_tokens: int, max_batch_tokens: int) -> None:
@@ -39,10 +43,11 @@ class Speculation:
         self._max_batch_tokens = max_batch_tokens
 
     def extend(self, state: SchedulerState, builder: PlanBuilder) -> None:
-        """Append guesses to the decodes of an otherwise complete plan, oldest sequence first, in about equal numbers.
+        """Append guesses to the decodes of a plan that is complete but for them, oldest sequence first, in about equal
+        numbers.
 
-        The guesses are stored in the sequences' own blocks and in free ones that no other sequence needs; nothing is
-        preempted.
+        The KV of guesses is stored in the sequences' own blocks and in free ones that no other sequence needs; nothing
+        is preempted.
         """
         num_spare = _num_spare_blocks(state)
         num_decodes = sum(1 for piece in builder.slices.values() if piece.num_tokens == 1)
@@ -57,8 +62,10 @@ class Speculation:
                 num_spare -= _append(builder, state.pool, seq, guesses)
 
     def learn(self, seq: Sequence, num_drafted: int, num_sampled: int) -> None:
-        """Adapt to the result of a slice with `num_drafted` guesses: `num_sampled` tokens, one more than guesses were
-        right.
+        """Adapt the number of guesses of a sequence to the result of a slice that had `num_drafted` guesses; do nothing
+        if it had none.
+
+        `num_sampled`: number of tokens that the slice sampled, which is one more than the number of right guesses.
         """
         if num_drafted:
             num_accepted = min(num_drafted, max(0, num_sampled - 1))

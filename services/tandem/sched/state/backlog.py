@@ -1,7 +1,7 @@
 """Compute the prompt tokens that a worker has accepted and still has to prefill, and check whether it may accept
 another prompt.
 
-Functions of sequences and limits; the caller keeps the sequences.
+The functions keep no state: their caller passes the sequences and limits.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ NO_SIZES = (0,) * (len(Lane) * len(PROMPT_SIZES))
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Prompt tokens that one worker has accepted and not computed yet.
+    """Hold the number of prompt tokens that one worker has accepted and not computed yet, by lane and by size class.
 
-    `tokens` and `longest` have one entry per lane, as `lane_tokens` and `lane_longest` of
-    `core.worker_load.WorkerLoad`; `size_tokens` and `size_longest` have one entry per lane and size class, as the
-    fields of the same names there. `num_horizon_tokens`: tokens of prompts that are accepted in addition to the longest
-    prompt of a size class; 0: any number.
+    - `tokens`: for each lane, the tokens of all prompts in this lane and more urgent ones. `longest`: for each lane,
+      the tokens of the longest of these prompts. `core.worker_load.WorkerLoad` has them as `lane_tokens` and
+      `lane_longest`.
+    - `size_tokens`, `size_longest`: the same by lane and size class, in the flat form of the `WorkerLoad` fields of the
+      same names.
+    - `num_horizon_tokens`: the most tokens of prompts that the worker accepts in addition to the longest prompt of
+      their size class; 0: no limit.
     """
 
     tokens: tuple[int, ...]
@@ -47,8 +50,8 @@ class Backlog:
 def num_queued(seq: Sequence, block_size: int) -> int:
     """Count the known tokens of a sequence that still need prefill on this worker; 0 for a decode.
 
-    Not counted are tokens whose KV is computed, planned or probably in the prefix cache, and those of a prefix that
-    is being fetched. A `ResumeJob` whose producer has not begun to offer KV counts as 0.
+    The count leaves out tokens whose KV is computed, planned or probably in the prefix cache, and tokens of a prefix
+    that is being fetched. It is 0 for a `ResumeJob` whose producer has not begun to offer KV.
     """
     if not (seq.may_start or seq.num_awaited_blocks) or seq.num_remaining <= 1:
         return 0
@@ -59,8 +62,8 @@ def num_queued(seq: Sequence, block_size: int) -> int:
 def backlog(seqs: Iterable[Sequence], block_size: int, num_horizon_tokens: int) -> Backlog:
     """Return the queued prefill tokens of all sequences, added up by lane and by size class.
 
-    `num_horizon_tokens` is copied into the result. The function runs after every step, most often with nothing queued:
-    that case returns constants.
+    `num_horizon_tokens` is copied into the result. The function runs after every step, most often with nothing queued,
+    and returns constants in this case.
     """
     queued = [(seq.lane, num) for seq in seqs if (num := num_queued(seq, block_size))]
     if not queued:
@@ -78,7 +81,7 @@ def backlog(seqs: Iterable[Sequence], block_size: int, num_horizon_tokens: int) 
 def _cumulative_totals(
     rows: list[list[int]], join: Callable[[int, int], int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Accumulate `rows[lane][size]` over all lanes up to each and all sizes up to each.
+    """Add up `rows[lane][size]` with `join`, each time over all lanes and all sizes up to the given one.
 
     Returns the totals for every lane and size but the last (flattened, lane by lane), and those over all sizes, by
     lane.
@@ -96,8 +99,9 @@ def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
     """Raise TandemError (OVERLOADED) if the worker has too many queued prompt tokens to accept the prompt of a new
     sequence.
 
-    The prompt then waits at its gateway. `held`: the backlog without the sequence, with the limit `num_horizon_tokens`.
-    Prefix-cache hits are not counted, since they need no prefill.
+    A rejected prompt waits at its gateway. `held`: the worker's backlog without the new sequence, and its limit
+    `num_horizon_tokens`. Prefix-cache hits are not counted, since they need no prefill; `seq.num_hits_seen` is set to
+    them.
     """
     seq.num_hits_seen = pool.count_hits(seq.reusable(pool.block_size))
     num_tokens = num_queued(seq, pool.block_size)
@@ -113,8 +117,11 @@ def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
 
 
 def horizon_tokens(limits: SchedulerLimits, cost: StepCost) -> int:
-    """Return `limits.queue_horizon_s` as a number of prefill tokens, by the predicted time `cost` of a full step; 0: no
-    limit."""
+    """Convert `limits.queue_horizon_s` to a number of prefill tokens, at the speed that `cost` predicts for a full
+    step.
+
+    Returns 0 if the limit is None, which means no limit, and the tokens of HORIZON_STEPS full steps if it is 0 seconds.
+    """
     horizon_s, step_tokens = limits.queue_horizon_s, limits.max_num_batched_tokens
     if horizon_s is None:
         return 0

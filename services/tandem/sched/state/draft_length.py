@@ -1,4 +1,4 @@
-"""Adapt the number of speculated tokens of one sequence to how many of its earlier guesses were accepted.
+"""Adapt the number of draft tokens (guesses) of one sequence to how many of its earlier guesses were accepted.
 
 The draft length changes the speed of a sequence only: which tokens are sampled does not depend on it.
 """
@@ -16,11 +16,12 @@ MAX_PAUSE = 32
 
 
 class AdaptiveDraft:
-    """Return guessed tokens for one sequence, as many as its earlier guesses justify.
+    """Choose how many tokens to draft for one sequence in each step, by how many of its earlier guesses were right.
 
-    The number doubles when all guesses were right and halves when most were wrong. After guesses of which none was
-    right, drafting pauses; each further failure in a row doubles the pause. Text without repetition thus costs next to
-    nothing. `max_length`: most guesses per step.
+    The number doubles when all guesses of a step were right, and halves when fewer than half were. From the second step
+    in a row without a right guess on, drafting pauses for some steps; each further such step about doubles the pause.
+    Text without repetition thus costs next to nothing. `proposer`: source of the guesses. `max_length`: most guesses
+    per step.
     """
 
     def __init__(self, proposer: Proposer, max_length: int) -> None:
@@ -31,8 +32,8 @@ class AdaptiveDraft:
         self._pause = 0
 
     def draft(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """Return at most `max_tokens` guesses of the tokens that follow `tokens`; empty during a pause or where there
-        is no guess."""
+        """Return at most `max_tokens` guesses of the token ids that follow `tokens`, which are all known tokens of the
+        sequence. The result is empty during a pause or where there is no guess."""
         max_tokens = min(max_tokens, self.length)
         if self._pause or max_tokens <= 0:
             self._pause = max(0, self._pause - 1)
@@ -40,8 +41,8 @@ class AdaptiveDraft:
         return self._proposer.propose(tokens, max_tokens)[:max_tokens]
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Record that `num_accepted` of the last `num_drafted` guesses (at least 1) were right, and adapt the number of
-        guesses."""
+        """Record that `num_accepted` of the last `num_drafted` guesses were right, and adapt the number of guesses.
+        `num_drafted` is at least 1."""
         if num_accepted == num_drafted:
             self.length = min(2 * self.length, self._max_length)
         elif 2 * num_accepted < num_drafted:

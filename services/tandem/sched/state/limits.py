@@ -13,19 +13,23 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """Fixed limits of one scheduler; ValueError is raised for a limit below 1.
+    """Hold the fixed limits of one scheduler.
 
-    - `max_num_batched_tokens`: token budget of a step, which `targets` may reduce for a single step; `max_num_seqs`:
-      sequences that run at a time; `max_model_len`: most prompt and output tokens of a request.
-    - Without `enable_chunked_prefill` a prompt is computed in one step even where it exceeds the budget, with at most
-      one such prompt per step.
-    - `digest_handoffs`: compute checksums of blocks that other workers read.
-    - `vocab_size`: token ids are below it.
-    - `batch_max_share`: fraction of seats and blocks up to which batch sequences start.
-    - `max_lane_preemptions`: most times that a running sequence yields its seat to one of a more urgent lane.
+    Raises ValueError if `max_num_batched_tokens`, `max_num_seqs` or `max_model_len` is below 1.
+
+    - `max_num_batched_tokens`: token budget of a step, which may be less in a single step because of `targets`.
+      `max_num_seqs`: most sequences that run at a time. `max_model_len`: most prompt and output tokens of a request
+      together.
+    - `enable_chunked_prefill`: if False, a prompt is computed in one step even where it exceeds the budget, with at
+      most one such prompt per step.
+    - `digest_handoffs`: whether to compute checksums of blocks that other workers read.
+    - `targets`: latency targets of each lane. `vocab_size`: number of token ids of the model, which are all below it.
+    - `batch_max_share`: largest fraction of the seats, and of the KV blocks, that batch sequences may take; checked
+      when one of them starts.
+    - `max_lane_preemptions`: how many times one sequence may be preempted in favour of sequences of more urgent lanes.
     - `max_lane_pause_s`: seconds after which a preempted sequence that still waits is the next to start.
-    - `queue_horizon_s`: predicted seconds of prefill that are accepted in addition to the longest prompt of its size
-      class; 0: two full steps, None: no limit.
+    - `queue_horizon_s`: limit on the prompts that are accepted in addition to the longest one of their size class, in
+      predicted seconds of prefill; 0: as many tokens as two full steps have, None: no limit.
     """
 
     max_num_batched_tokens: int
@@ -47,10 +51,10 @@ class SchedulerLimits:
 
 
 class BlockDemand(NamedTuple):
-    """Free blocks that the scheduler may need soon.
+    """Hold how many free blocks the scheduler may need soon.
 
-    `num_running`: one block for each running sequence; `num_reserved`: blocks reserved for all pulls that have none
-    yet; `largest_reservation`: those of the largest such pull.
+    `num_running`: one block for each running sequence. `num_reserved`: blocks reserved for all pulls that hold no
+    blocks yet. `largest_reservation`: blocks reserved for the largest of these pulls.
     """
 
     num_running: int = 0
@@ -64,7 +68,8 @@ NO_DEMAND = BlockDemand()
 def chunk_size(remaining: int, budget: int, has_prefill: bool, limits: SchedulerLimits) -> int:
     """Return how many of its `remaining` tokens a sequence computes in a step that has `budget` tokens left; 0: none.
 
-    `has_prefill`: the step already computes another prompt.
+    `has_prefill`: the step already computes another prompt. Without chunked prefill the result is `remaining` or 0, and
+    a prompt that exceeds the budget is computed only where `has_prefill` is False.
     """
     if remaining <= 1 or limits.enable_chunked_prefill:
         return min(remaining, budget)
@@ -74,12 +79,12 @@ def chunk_size(remaining: int, budget: int, has_prefill: bool, limits: Scheduler
 
 
 def may_offer(need: int, num_leased: int, num_blocks: int, largest_reservation: int) -> bool:
-    """Return whether a prefill that will lease `need` blocks may start, in a pool of `num_blocks` of which `num_leased`
-    are leased.
+    """Return whether a prefill that will lease `need` blocks may start, in a pool of `num_blocks` blocks, `num_leased`
+    of which are leased.
 
-    Leases must leave room for `largest_reservation`, the blocks of the largest pull that has none yet. So the oldest
-    pull always gets its blocks from sequences that end or are preempted, and two workers that prefill for each other
-    cannot deadlock.
+    Leases must leave room for `largest_reservation`, the number of blocks reserved for the largest pull that holds none
+    yet. So the oldest pull always gets its blocks from sequences that end or are preempted, and two workers that
+    prefill for each other cannot deadlock.
     """
     return num_leased + need + largest_reservation <= num_blocks
 
@@ -94,25 +99,25 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def prefill_need(job: Job, block_size: int) -> int:
-    """Return the number of blocks of a prefill, all of which it gets when it starts."""
+    """Return the number of blocks that a prefill job needs for its known tokens. It gets all of them when it starts."""
     return blocks_for(job.num_known_tokens, block_size)
 
 
 def num_seats(job: Job, limits: SchedulerLimits) -> int:
-    """Return how many sequences of a job must fit at a time (seats of `max_num_seqs`): one per choice, up to half of
-    all seats.
+    """Return how many seats (places of `max_num_seqs`) a job needs at once: one per choice, at most half of all seats.
 
-    Further choices may wait, since otherwise the job would wait for an idle worker.
+    Choices beyond this number wait for free seats. A job that needed seats for all of many choices would wait until the
+    worker is idle.
     """
     return min(job.num_choices, max(1, limits.max_num_seqs // 2))
 
 
 def pull_need(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> int:
-    """Return the number of blocks to reserve for a pull, at most `num_blocks`, the size of the pool.
+    """Return the number of blocks to reserve for a job whose KV is to be pulled; at most `num_blocks`, the size of the
+    pool.
 
-    These are the blocks of the known tokens and one more per choice with a seat, so that decoding can begin. A job
-    whose KV another attempt has computed may continue a sequence that still runs elsewhere, so GROWTH_BLOCKS are added
-    for it.
+    These are the blocks of the known tokens, and one more per choice with a seat, so that decoding can begin. For a job
+    with `offer_attempt`, GROWTH_BLOCKS are added, because it may continue a sequence that still runs at its source.
     """
     num_choices, known = num_seats(job, limits), job.num_known_tokens
     limit = blocks_for(len(job.request.prompt_tokens) + job.request.sampling.max_tokens, block_size)

@@ -15,9 +15,9 @@ class Proposer(Protocol):
     """Interface of a source of guessed (draft) tokens for one sequence; an implementation may keep state between calls.
 
     Implementations must be cheap, need only tokens, and do no I/O. A draft model does not fit: its guesses come from a
-    batched call on the executor's thread and from KV of its own. For one, the plan would leave the guesses of a slice
-    open (`num_drafted` of them without ids, as a chained slice leaves its token) and the executor would fill them in
-    before verification; the scheduler's part (how many guesses, which blocks, which are accepted) would stay the same.
+    batched call on the executor's thread and from KV of its own. To support one, a plan would contain the number of
+    guesses of each slice (`num_drafted`) without their ids, and the executor would fill in the ids before verification.
+    The scheduler's part (how many guesses, which blocks, which are accepted) would stay the same.
     """
 
     def propose(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:

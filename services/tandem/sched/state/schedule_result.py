@@ -17,9 +17,10 @@ from tandem.sched.state.step_plan import StepPlan
 
 
 class WaitSpan(NamedTuple):
-    """Time, in seconds of the caller's clock, for which a sequence waited for one cause.
+    """Hold the time from `since` to `until`, in seconds of the caller's clock, for which a sequence waited for `cause`.
 
-    `num_tokens_ahead` is as in `Wait`.
+    `num_tokens_ahead`: if `cause` is PROMPTS_AHEAD, the number of prompt tokens that were to be computed before the
+    sequence when it arrived; else 0.
     """
 
     cause: WaitCause
@@ -30,14 +31,18 @@ class WaitSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PullAllocated:
-    """Report that the pull of a `ResumeJob` got blocks, those of `table`, which nothing but the pull changes until its
-    KV has arrived.
+    """Report that a `ResumeJob` got the KV blocks into which its KV is to be pulled.
 
-    The first `num_hit_blocks` hold their content already (prefix-cache hits), or will once the open plans have copied
-    it from host memory. Blocks `[num_hit_blocks, num_known_blocks)` are to be read from the producer, and the rest is
-    for tokens still to be sampled. The open plans may still copy the old content of blocks to host memory; until then
-    nothing may be written to these blocks, see `BlockPool.is_copied`. `key`: the first choice of the job. `waits`: what
-    it waited for since its producer was ready, as far as known.
+    - `key`: the first choice of the job.
+    - `table`: these blocks. Until the KV has arrived, only the pull changes the table.
+    - `num_hit_blocks`: number of leading blocks that hold their content already (prefix-cache hits), or will hold it
+      once the open plans have copied it from host memory.
+    - `num_known_blocks`: number of leading blocks for tokens that are known. Of these, all after the first
+      `num_hit_blocks` are to be read from the producer. The blocks after them are for tokens still to be sampled.
+    - `waits`: what the pull has waited for since its producer was ready, as far as known.
+
+    The open plans may still copy the old content of some of these blocks to host memory. Until then nothing may be
+    written to such a block, see `BlockPool.is_copied`.
     """
 
     key: JobKey
@@ -48,7 +53,7 @@ class PullAllocated:
 
 
 class PreemptedChoice(NamedTuple):
-    """Report that the sequence of a choice that has `num_output` tokens was preempted."""
+    """Report that the choice `key`, which had `num_output` output tokens at this time, was preempted."""
 
     key: JobKey
     num_output: int
@@ -57,11 +62,12 @@ class PreemptedChoice(NamedTuple):
 class SequenceStarted(NamedTuple):
     """Report that a waiting sequence got its first blocks, and that this worker computes it from now on.
 
-    - `key`: the first choice of its job.
-    - `num_cached`: its tokens that were prefix-cache hits when it was first started; a preempted sequence is started
-      again.
-    - `leased`: for a `PrefillJob`, all its blocks, which the pool now also holds for the lease; empty for other jobs.
-    - `waits`: what it waited for since its arrival, as far as known; empty where it is started again.
+    - `key`: the first choice of the job.
+    - `num_cached`: number of tokens that were prefix-cache hits when the sequence was started for the first time. When
+      a preempted sequence is started again, the number is the same as before.
+    - `leased`: for a `PrefillJob`, the ids of all blocks of the sequence, which the pool also holds for the lease from
+      now on; empty for other jobs.
+    - `waits`: what the sequence has waited for since its arrival, as far as known; empty where it is started again.
     """
 
     key: JobKey
@@ -72,14 +78,15 @@ class SequenceStarted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleResult:
-    """What one call of `Scheduler.plan` decided.
+    """Hold what one call of `Scheduler.plan` decided.
 
     - `step`: the plan to compute; None when there is nothing to compute.
     - `pulls`: the pulls that got blocks; `starts`: the sequences that this worker begins to compute.
-    - `num_preempted`: sequences that lost their blocks because none was free, and `num_yielded`: those that yielded to
-      more urgent lanes; both wait to be computed again. `preempted`: the choices among them that have output tokens.
-    - `chunks`: (sequence, number of known tokens that the step computes). A single known token from which a new one is
-      sampled counts as a decode and is not listed.
+    - `num_preempted`: number of sequences that were preempted because no block was free; `num_yielded`: number of
+      sequences that were preempted so that sequences of more urgent lanes get their seats and blocks. Both wait to be
+      computed again. `preempted`: one entry for each sequence of both kinds that has output tokens already.
+    - `chunks`: pairs (first choice of a sequence, number of its known tokens that the step computes). A single known
+      token from which a new one is sampled counts as a decode and is not listed.
     """
 
     step: StepPlan | None
@@ -93,14 +100,15 @@ class ScheduleResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """Prediction and measurement of one executed step.
+    """Hold the predicted and the measured time of one executed step, and what determined them.
 
-    - `number`: that of the step's plan; `features`: the work from which its time was predicted.
-    - `predicted_s`, `measured_s`: seconds from the start of planning to the delivery of the results.
-    - `target_s`: the strictest ITL target, in seconds, of the sequences that decoded; 0: none.
-    - `num_budget_tokens`: the prompt tokens that the step was allowed to compute.
-    - `num_preempted`, `num_yielded`: as in `ScheduleResult`, with those of plans since the step before it that had no
-      step; `has_failed`: a slice of it failed.
+    - `number`: number of the step's plan; `features`: the work from which the time of the step was predicted.
+    - `predicted_s`, `measured_s`: predicted and measured seconds from the start of planning to the delivery of the
+      results.
+    - `target_s`: the strictest ITL target, in seconds, of the sequences that decoded; 0: no target.
+    - `num_budget_tokens`: the most prompt tokens that the step was allowed to compute.
+    - `num_preempted`, `num_yielded`: as in `ScheduleResult`, added up over the calls of `Scheduler.plan` after the call
+      that made the previous step, up to the call that made this one. `has_failed`: whether a slice of the step failed.
     - `num_drafted`: draft tokens of speculative decoding in the step, which `features` counts as prefill tokens.
     """
 
@@ -117,28 +125,28 @@ class StepRecord:
 
     @property
     def is_planned_over_target(self) -> bool:
-        """Return whether the step was predicted to exceed its latency target, because even the smallest step would
-        have.
-        """
+        """Return whether the step was predicted to exceed its latency target. Such a step is planned only where even
+        the smallest step would exceed it."""
         return 0 < self.target_s < self.predicted_s
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """What a committed step changed for one sequence, and the state of the sequence after it.
+    """Report what a committed step changed for one sequence, and the state of the sequence after it.
 
-    - `num_computed`: tokens with complete KV; `num_cached`: tokens found in the prefix cache when the prompt was
-      started, on the worker that computed it.
+    - `job`: the job of the sequence. `num_computed`: number of tokens with complete KV. `num_cached`: number of tokens
+      found in the prefix cache when the prompt was started, on the worker that computed it.
     - `tokens`: newly sampled tokens, from output position `first_index` on; `scores`: log probabilities of prompt
       tokens, from prompt position `first_scored` on; `digests`: checksums of blocks that became complete.
     - The sequence has ended on this worker if one of these is set: `finish` (it is complete), `handed_over` (another
       worker continues it), `error` (it failed, with kind `error_kind`).
-    - `first_tokens`: the tokens that a prefill hands over, one per choice of its job.
-    - `preemption`: what it did to the sequence since its last update with tokens; None where that is nothing.
-    - `branches`: one update per choice of a job of several choices, in the step that samples their first tokens or in
-      which they end without any; empty in all other steps. Until then one sequence stands for all choices. A branch has
-      the token and the end of its choice; `tokens` of the update itself is then empty, and its `finish` is set only if
-      all choices have finished.
+    - `first_tokens`: the tokens that a prefill hands over, one per choice of its job; empty in all other updates.
+    - `preemption`: pauses of the sequence since its last update with tokens, and other sequences that were preempted in
+      this time to make room for it; None where there were none.
+    - `branches`: for a job of several choices, one update per choice. It is set only for the step that samples the
+      first tokens of the choices, or in which they end without any; it has the token and the end of each choice. This
+      update itself then has no `tokens`, and has `finish` only if all choices have finished. In all other updates
+      `branches` is empty: before this step one sequence stands for all choices, and after it each choice has its own.
     """
 
     job: Job

@@ -23,7 +23,7 @@ from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 
 
 class LaneUse(NamedTuple):
-    """Seats and KV blocks that sequences of one lane take, or have reserved."""
+    """Hold the number of seats and of KV blocks that sequences of one lane take or have reserved."""
 
     num_seats: int
     num_blocks: int
@@ -35,14 +35,15 @@ class LaneUse(NamedTuple):
 class OrderedQueue:
     """Keep sequences sorted by service order: lane, priority, arrival.
 
-    A preempted sequence that is added again returns to its old position, ahead of all that arrived after it.
+    A preempted sequence keeps its arrival number. When it is added again, it is therefore ahead of all sequences of its
+    lane and priority that arrived after it.
     """
 
     def __init__(self) -> None:
         self._items: list[Sequence] = []
 
     def add(self, seq: Sequence) -> None:
-        """Insert a sequence at its place in the order."""
+        """Insert a sequence into the queue at the position that follows from its lane, priority and arrival."""
         insort(self._items, seq, key=_order)
 
     def remove(self, seq: Sequence) -> None:
@@ -70,16 +71,20 @@ class SchedulerState:
 
     A sequence is in exactly one of `waiting`, `running`, `pulling` and `closing`, according to its `status`.
 
-    - `by_id`: every sequence; `by_key`: the sequence of each choice that has not ended.
-    - `paused_at`: since when each waiting sequence that has begun is paused: preempted ones, and choices that wait for
-      a seat.
-    - `reserved_blocks`: number of blocks reserved for each pull that has none yet.
-    - `open_plans`: plans without a result, by number, oldest first; the next plan gets the number `num_plans`.
-    - `filled_pulls`: for each open plan, the pulled sequences into whose blocks it copies content from host memory. It
-      counts as an open plan of these sequences, which must keep the blocks until they are copied.
+    - `by_id`: all sequences, by id. `by_key`: by the key of each choice that has not ended, the sequence that computes
+      it.
+    - `paused_at`: by id, the sequences that had begun and now wait to go on, each with the time at which this wait
+      began, in seconds of the caller's clock. Each was preempted, or is a choice that got no seat when its job was
+      forked.
+    - `reserved_blocks`: by sequence id, the number of blocks reserved for each pull that holds no blocks yet.
+    - `open_plans`: the plans whose results have not been applied, by number, oldest first. `num_plans`: the number of
+      the next plan.
+    - `filled_pulls`: by the number of each open plan, the pulled sequences into whose blocks the plan copies content
+      from host memory. Each of these sequences counts the plan in `num_open_plans` and keeps its blocks until the
+      copies are made.
     - `now`: time of the latest plan, in seconds of the caller's clock.
-    - `held_back_by`: what the first sequence lacked that kept all after it from starting in the latest plan; None where
-      there was none.
+    - `held_back_by`: what is missing where a waiting sequence keeps all later ones from starting (a seat, blocks or
+      prefill budget); None if no sequence does so. It is determined by each plan that may start waiting sequences.
     """
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
@@ -106,23 +111,25 @@ class SchedulerState:
 
     @property
     def num_free_seats(self) -> int:
-        """Count the sequences that may still be started, by `max_num_seqs`."""
+        """Count the free seats: `max_num_seqs`, less the sequences that run or whose KV is being pulled."""
         return self.limits.max_num_seqs - len(self.running) - len(self.pulling)
 
     @property
     def num_reserved(self) -> int:
-        """Count the blocks reserved for all pulls that have none yet."""
+        """Count the blocks that are reserved for all pulls that hold no blocks yet."""
         return sum(self.reserved_blocks.values())
 
     @property
     def largest_reservation(self) -> int:
-        """Return the number of blocks of the largest reservation; 0: there is none."""
+        """Return the number of blocks of the largest reservation for a pull; 0 if no blocks are reserved."""
         return max(self.reserved_blocks.values(), default=0)
 
     def lane_uses(self, *, with_reservations: bool = False) -> list[LaneUse]:
-        """Return the seats and blocks that the running and pulled sequences of each lane take, by the number of the
-        lane; `with_reservations`: and those that are reserved for waiting pulls. A sequence that stands for several
-        choices counts with the seats that they will take. Leased blocks do not count."""
+        """Return the seats and blocks of all sequences that run or whose KV is being pulled, as a list indexed by lane.
+
+        `with_reservations` adds the seats and blocks that are reserved for waiting pulls. A sequence that stands for
+        several choices counts with the seats that its choices will take. Blocks that only a lease holds do not count.
+        """
         seats, blocks = [0] * len(Lane), [0] * len(Lane)
         for seq in chain(self.running, self.pulling.values()):
             seats[seq.lane] += self.num_seats_of(seq)
@@ -134,22 +141,28 @@ class SchedulerState:
         return [LaneUse(*use) for use in zip(seats, blocks, strict=True)]
 
     def lane_paused(self) -> tuple[int, ...]:
-        """Count the waiting sequences of each lane that have begun: preempted ones, and choices without a seat."""
+        """Count, for each lane in the order of `Lane`, the sequences that had begun and now wait to go on: preempted
+        ones, and choices that got no seat when their job was forked."""
         counts = [0] * len(Lane)
         for seq_id in self.paused_at:
             counts[self.by_id[seq_id].lane] += 1
         return tuple(counts)
 
     def num_seats_of(self, seq: Sequence) -> int:
-        """Return the seats that a sequence takes here, or that its choices will: one for a prefill, whose choices go on
-        elsewhere."""
+        """Return the number of seats that a sequence takes on this worker. A sequence that stands for several choices
+        counts with the seats that these will take once it is forked. The number is 1 for a prefill, whose choices
+        continue on another worker."""
         return 1 if isinstance(seq.job, PrefillJob) else min(len(seq.choices), num_seats(seq.job, self.limits))
 
     # ---- sequences
 
     def hold_back(self, seqs: Iterable[Sequence], cause: WaitCause | None) -> None:
-        """Record that waiting sequences wait in the latest plan because the first of them lacks something; None: no
-        sequence holds back others."""
+        """Record that the first of the waiting sequences `seqs` could not start in the latest plan because it lacks
+        `cause`, and that all others of `seqs` wait for the same cause. `cause` is None if no sequence keeps later ones
+        from starting.
+
+        Does nothing where `cause` is the same as at the last call.
+        """
         if cause is self.held_back_by:
             return
         self.held_back_by = cause
@@ -166,9 +179,8 @@ class SchedulerState:
         self.waiting.add(seq)
 
     def start(self, seq: Sequence, num_computed: int) -> None:
-        """Move a waiting sequence to the running ones; its table already holds blocks with the KV of `num_computed`
-        tokens.
-        """
+        """Move a waiting sequence to the running ones. Its table already holds blocks with the KV of `num_computed`
+        tokens. If it had begun before, record how long it was paused."""
         self.waiting.remove(seq)
         paused_at = self.paused_at.pop(seq.id, None)
         if paused_at is not None:
@@ -179,8 +191,8 @@ class SchedulerState:
         self.running.add(seq)
 
     def park_for_pull(self, seq: Sequence) -> None:
-        """Move a waiting sequence to those whose KV is being pulled, and end its reservation, because its table holds
-        the blocks now."""
+        """Move a waiting sequence to those whose KV is being pulled. Its reservation ends, because its table holds the
+        reserved blocks now."""
         self.waiting.remove(seq)
         del self.reserved_blocks[seq.id]
         seq.was_started = True
@@ -205,16 +217,20 @@ class SchedulerState:
         self.waiting.add(seq)
 
     def promote(self, seq: Sequence) -> None:
-        """Serve a waiting sequence before all that are not promoted, from now on."""
+        """Promote a waiting sequence: from now on it is served before all sequences that are not promoted, whatever
+        their lanes."""
         self.waiting.remove(seq)
         seq.order = (Lane.INTERACTIVE, FIRST_PRIORITY, seq.order[-1])
         self.waiting.add(seq)
 
     def replace_by_branches(self, seq: Sequence, ended: Iterable[JobKey], others: Iterable[Sequence]) -> None:
-        """Record that a running sequence of several choices was forked into one sequence per choice.
+        """Record that a running sequence of several choices was forked into one sequence for each choice that goes on.
 
-        `seq` now stands for one choice; `others` are the new sequences of the other choices, each RUNNING or WAITING.
-        `ended`: the keys of all choices that were open before the fork.
+        - `seq`: the forked sequence, which now stands for the first choice that goes on.
+        - `ended`: the keys of all choices for which `seq` stood before the fork, also of those that go on. They are
+          removed from `by_key`, and the keys of the choices that go on are added again.
+        - `others`: the new sequences of the other choices that go on, each RUNNING or WAITING. Those that wait count as
+          paused since the latest plan (`now` of this state).
         """
         for key in ended:
             del self.by_key[key]
@@ -316,8 +332,8 @@ class SchedulerState:
 
 
 def _check_sequence(seq: Sequence, named: list[ScheduledSlice], num_held: int, pool: BlockPool) -> None:
-    """Compare a sequence with the slices of open plans that name it, and with the `num_held` plans that its pull waits
-    for."""
+    """Check the counters of a sequence. `named`: the slices of open plans that compute it. `num_held`: number of open
+    plans that copy content into the blocks of its pull."""
     assert seq.num_open_plans == len(named) + num_held, f"{seq!r}: open plans"
     if seq.status is Status.CLOSING:
         assert seq.num_open_plans, f"{seq!r} is closing without an open plan"

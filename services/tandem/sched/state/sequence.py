@@ -1,6 +1,6 @@
-"""Represent one choice of a request inside the engine, or several choices until their first tokens are sampled.
+"""Represent one choice of a request inside the engine, or all choices of a job until their first tokens are sampled.
 
-Only the scheduler, its phases and the trackers of its transfers change a sequence.
+Only the scheduler, its phases and `engine.migration` change a sequence.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ Order = tuple[int, int, int]
 
 
 FIRST_PRIORITY = -(1 << 62)
-"""Priority before all that requests may have."""
+"""Priority of promoted sequences, which is before all priorities that requests may have."""
 
 
 MAX_WAITS = 16
-"""Changes of what a sequence waits for that are recorded; from the last one on it counts as waiting for the same."""
+"""Most waits that are recorded of a sequence; the last recorded one counts until the sequence starts."""
 
 
 class Status(Enum):
     """State of a sequence.
 
-    - WAITING: in the queue; holds no blocks.
+    - WAITING: waits in the queue and holds no blocks.
     - PULLING: holds blocks that only the KV transfer writes.
-    - RUNNING: holds blocks and is computed here.
-    - CLOSING: has ended, but a plan whose result is not applied yet contains it, so its blocks are not released yet.
+    - RUNNING: holds blocks and is computed on this worker.
+    - CLOSING: has ended, but its blocks are not released yet, because they are in a plan whose result is not applied
+      yet.
     """
 
     WAITING = "waiting"
@@ -48,10 +49,12 @@ class Status(Enum):
 class MigrationState(Enum):
     """Progress of the migration of a sequence to another worker.
 
-    - NONE: no migration.
-    - STREAMING: the other worker reads the blocks while the sequence runs on.
-    - FINALIZING: the next sampled token is to be the last one here.
-    - FROZEN: that last token is planned or sampled, or the sequence was preempted and does not start here any more.
+    - NONE: there is no migration, or the sequence is offered and no other worker has taken up the offer yet.
+    - STREAMING: the other worker reads the blocks while the sequence goes on here.
+    - FINALIZING: the sequence stops here after its next token, or after a later one if too many of its blocks have no
+      digest (checksum) yet.
+    - FROZEN: the sequence does not go on here, because its last token is planned or sampled, or because it was
+      preempted and is not started again.
     """
 
     NONE = "none"
@@ -61,19 +64,23 @@ class MigrationState(Enum):
 
 
 class Sequence:
-    """Prompt and output of a job as one list of tokens, with the progress of its computation on this worker.
+    """Hold prompt and output of a job as one list of tokens, with the progress of its computation on this worker.
 
-    - `tokens`: prompt and output, `num_prompt` of them prompt. `choices`: the choices of the job that have not ended;
-      until their first tokens are sampled one sequence stands for all, then it is forked into one per choice.
-    - KV is complete for positions `[0, num_computed)`, and planned for the next `num_in_flight`.
-    - `num_pending`: tokens that open plans sample for certain; `num_drafted`: guesses in open plans, whose KV is
-      planned in addition and which count only if they are right.
-    - `num_cached`: tokens that were prefix-cache hits; `num_digested`: leading blocks whose checksums are computed or
-      planned.
+    Until their first tokens are sampled, one sequence stands for all choices of a job; then it is forked into one
+    sequence per choice. A plan is open until its result is applied.
+
+    - `tokens`: ids of the prompt and output tokens, the first `num_prompt` of which are the prompt. `choices`: indices
+      of the choices that the sequence stands for and that have not ended.
+    - `num_computed`: number of leading tokens whose KV is complete. `num_in_flight`: number of further tokens whose KV
+      open plans compute, not counting draft tokens.
+    - `num_pending`: number of tokens that open plans sample for certain. `num_drafted`: number of draft tokens
+      (guesses) in open plans. Their KV is computed too, but they count only if they turn out right.
+    - `num_cached`: number of tokens that were prefix-cache hits when the sequence first started. `num_digested`: number
+      of leading blocks whose checksums are computed or planned.
     - `order`: position in the queues; a promoted sequence is before all others, whatever its `lane`.
-    - `table`: its KV blocks. `num_open_plans`: open plans that contain it.
-    - `may_start`: False while a `ResumeJob` waits for its producer, any other job for a prefix, and a preempted
-      sequence for the worker that takes it over.
+    - `table`: the KV blocks of the sequence. `num_open_plans`: number of open plans that contain the sequence.
+    - `may_start`: False while the sequence has to stay in the queue: a `ResumeJob` until its producer offers KV, any
+      other job while a prefix is fetched for it, and a preempted sequence that another worker takes over.
     """
 
     def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int, arrived_at: float = 0.0) -> None:
@@ -123,17 +130,20 @@ class Sequence:
 
     @property
     def served_lane(self) -> int:
-        """Return the lane as part of which it is served."""
+        """Return the lane in whose place the sequence is served: INTERACTIVE for a promoted sequence, else its own
+        `lane`."""
         return self.order[0]
 
     @property
     def is_promoted(self) -> bool:
-        """Return whether it is served before all others, because it was preempted and waited long."""
+        """Return whether the sequence is served before all that are not promoted. It is promoted when it has waited for
+        `max_lane_pause_s` seconds after a preemption, or after a fork that left it without a seat."""
         return self.order[1] == FIRST_PRIORITY
 
     @property
     def is_pull(self) -> bool:
-        """Return whether the KV of this sequence is still to be pulled from a producer.
+        """Return whether the KV of this sequence is still to be pulled from a producer, and no blocks are allocated for
+        it yet.
 
         A `ResumeJob` that was preempted after its start recomputes its KV here instead.
         """
@@ -150,8 +160,8 @@ class Sequence:
 
     @property
     def is_unforked(self) -> bool:
-        """Return whether the sequence stands for all choices of a job of several, because none of them has a sampled
-        token yet."""
+        """Return whether the sequence still stands for all choices of a job with several choices, because their first
+        tokens have not been sampled yet."""
         return self.job.num_choices > 1
 
     @property
@@ -161,9 +171,8 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Count the tokens whose KV is neither computed nor planned, including tokens that open plans sample; 1 for a
-        decode.
-        """
+        """Count the tokens whose KV is neither computed nor planned, including tokens that open plans will sample. The
+        number is 1 for a sequence that decodes."""
         return len(self.tokens) + self.num_pending - self.num_computed - self.num_in_flight
 
     @property
@@ -175,9 +184,9 @@ class Sequence:
     def is_schedulable(self) -> bool:
         """Return whether the next plan may contain this sequence.
 
-        It may if tokens are left to sample or, for `max_tokens=0`, to compute. It may not while guesses are in open
-        plans (the position of its next token is unknown), while an open plan samples a token that the host chooses from
-        its logits (its id does not exist on the device), or after its last token before a migration.
+        True if tokens are left to sample or, with `max_tokens=0`, to compute. False while guesses are in open plans
+        (the position of the next token is unknown), while an open plan samples a token that the host chooses from the
+        logits (its id does not exist on the device), and after the last token before a migration.
         """
         sampling = self.job.request.sampling
         is_host_sampling = self.num_pending > 0 and not sampling.is_plain_at(self.num_output + self.num_pending - 1)
@@ -193,7 +202,7 @@ class Sequence:
     def sampling_at(self, stop: int) -> Sampling | None:
         """Return how to sample the token at position `stop` of the sequence; None where it must not be sampled.
 
-        That is so where the token is known already, an open plan samples it, or the sequence ends before.
+        It must not be sampled if it is known already, if an open plan samples it, or if the request has `max_tokens=0`.
         """
         sampling = self.job.request.sampling
         if stop < len(self.tokens) + self.num_pending or sampling.max_tokens == 0:
@@ -205,31 +214,39 @@ class Sequence:
         return Sampling(sampling, job.choice, len(output), job.request.prompt_tokens, output, job.num_choices)
 
     def add_pause(self, seconds: float) -> None:
-        """Count a pause that has ended, for the next update."""
+        """Record that the sequence was paused for `seconds` seconds and goes on now. Its next update reports it."""
         before = self.preemption or Preemption()
         self.preemption = before._replace(pauses=Pauses.sum((before.pauses, Pauses(1, seconds))))
 
     def add_yield(self, victim: Sequence) -> None:
-        """Count a running sequence that yields its seat and its blocks to this one, for the next update."""
+        """Record that the running sequence `victim` is preempted so that this sequence gets its seat and blocks. The
+        next update of this sequence reports it."""
         before = self.preemption or Preemption()
         given_up = LaneYield(victim.lane, 1, victim.num_computed, len(victim.table))
         self.preemption = before._replace(yields=merged_yields((*before.yields, given_up)))
 
     def take_preemption(self) -> Preemption | None:
-        """Return the pauses and yields since the last call; None where there were none."""
+        """Return and forget what `add_pause` and `add_yield` have recorded since the last call; None if they recorded
+        nothing."""
         preemption, self.preemption = self.preemption, None
         return preemption
 
     def wait_for(self, cause: WaitCause, now: float) -> None:
-        """Record what the sequence waits for from `now` on; a sequence that was started before waits for nothing that
-        counts here."""
+        """Record that the sequence waits for `cause` from `now` on, in seconds of the caller's clock.
+
+        Does nothing for a sequence that was started before, for the cause that was recorded last, and after MAX_WAITS
+        records.
+        """
         waits = self._waits
         if not self.was_started and not (waits and waits[-1][0] is cause) and len(waits) < MAX_WAITS:
             waits.append((cause, now))
 
     def take_waits(self, now: float) -> tuple[WaitSpan, ...]:
-        """Return what the sequence has waited for until `now`, in order; empty where this is not known, and after the
-        first call."""
+        """Return and forget the recorded waits, in order: each ends when the next one begins, the last one at `now`.
+
+        Empty where nothing was recorded, and after the first call, because only waits before the first start are
+        recorded.
+        """
         if not self._waits:
             return ()
         waits, self._waits = self._waits, []
@@ -245,16 +262,15 @@ class Sequence:
             self.sampled.append(token)
 
     def output_from(self, index: int) -> tuple[SampledToken, ...]:
-        """Return the output tokens from output position `index` on, with log probabilities where the request has
+        """Return the output tokens from output position `index` on, with log probabilities where the request asks for
         them."""
         if self.sampled:
             return tuple(self.sampled[index - self.num_output :])
         return tuple(SampledToken(token) for token in self.tokens[self.num_prompt + index :])
 
     def finish_reason(self) -> FinishReason | None:
-        """Return why the choice ends with its last token; None if it has not ended. For `max_tokens=0` the prompt is
-        the end.
-        """
+        """Return why the choice ends with its last token; None if it has not ended. With `max_tokens=0` it ends with
+        the prompt."""
         sampling = self.job.request.sampling
         if self.num_output and self.tokens[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
@@ -262,25 +278,25 @@ class Sequence:
 
     @property
     def num_to_score(self) -> int:
-        """Count the prompt tokens whose log probabilities this job has to compute: all but the first token of the
-        prompt. A `ResumeJob` computes none, because its producer does."""
+        """Count the prompt tokens whose log probabilities this job has to compute: all but the first one, or 0 where
+        the request has no `prompt_logprobs`. It is 0 for a `ResumeJob` too, because its producer computes them."""
         if self.job.request.prompt_logprobs is None or isinstance(self.job, ResumeJob):
             return 0
         return self.num_prompt - 1
 
     def scored_in(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return the prompt tokens whose log probabilities follow from computing positions `[start, stop)`.
+        """Return the ids of the prompt tokens whose log probabilities follow from computing positions `[start, stop)`.
 
-        These are the tokens one position later. Empty where none are requested or all are known.
+        These are the tokens at positions `[start + 1, stop + 1)`, because the logits of a position predict the next
+        token. The result is empty if the request asks for no log probabilities of its prompt, or if all are known.
         """
         if self.num_scored >= self.num_to_score:
             return ()
         return self.job.request.prompt_tokens[start + 1 : stop + 1]
 
     def narrow_to(self, branch: Sequence) -> None:
-        """Reduce this sequence, which stands for several choices, to the one choice of `branch`, keeping its blocks and
-        progress.
-        """
+        """Reduce this sequence, which stands for several choices, to the choice of the sequence `branch`, with the
+        tokens of `branch`. The blocks and the progress of this sequence stay."""
         self.job = branch.job
         self.key = branch.key
         self.choices = branch.choices
@@ -290,7 +306,8 @@ class Sequence:
     def fork_choice(self, choice: int, sampled: Iterable[SampledToken]) -> Sequence:
         """Return a new sequence for one choice of this sequence, with `sampled` as its first output tokens.
 
-        The new sequence is WAITING, holds no blocks, and is ordered directly after the choices before it.
+        The new sequence is WAITING and holds no blocks. In the order of service it comes directly after the choices
+        with smaller indices.
         """
         offset = choice - self.job.choice
         arrival = self.order[-1] + offset
@@ -308,8 +325,8 @@ class Sequence:
         return seq
 
     def hashes(self, num_blocks: int, block_size: int) -> list[BlockHash]:
-        """Return the hashes of the first `num_blocks` full blocks of its tokens; each hash covers all tokens up to its
-        block's end."""
+        """Return the hashes of the first `num_blocks` full blocks of the sequence; each hash covers all tokens up to
+        the end of its block."""
         if num_blocks and not self._hashes:
             self._hashes += prompt_hashes(self._root, self.job.request, block_size)
         num_hashed = len(self._hashes)

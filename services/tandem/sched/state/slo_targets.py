@@ -11,22 +11,21 @@ from tandem.core.slo import Slo
 
 @dataclass(frozen=True, slots=True)
 class LaneSlo:
-    """Latency targets of one lane (priority class), in seconds: to the first token and between two tokens; 0: no
-    target.
-    """
+    """Hold the latency targets of one lane (priority class), in seconds: `ttft_s` until the first token, `itl_s`
+    between two tokens. 0 means no target."""
 
     ttft_s: float = 0.0
     itl_s: float = 0.0
 
     @property
     def slo(self) -> Slo:
-        """Return the targets as an `Slo`, in which None is no target."""
+        """Return the targets as an `Slo`, in which None instead of 0 means no target."""
         return Slo(self.ttft_s or None, self.itl_s or None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyTargets:
-    """Latency targets of all lanes (priority classes)."""
+    """Hold the latency targets of each lane (priority class)."""
 
     interactive: LaneSlo = LaneSlo()
     standard: LaneSlo = LaneSlo()
@@ -34,7 +33,7 @@ class LatencyTargets:
 
     @classmethod
     def of(cls, slo: SloConfig) -> LatencyTargets:
-        """Return the targets of the settings, converted from milliseconds to seconds."""
+        """Return the targets in the settings `slo`, converted from milliseconds to seconds."""
         return cls(
             interactive=LaneSlo(slo.ttft_ms / 1e3, slo.itl_ms / 1e3),
             standard=LaneSlo(slo.standard_ttft_ms / 1e3, slo.standard_itl_ms / 1e3),

@@ -20,8 +20,8 @@ PrefixBlock = tuple[BlockId, int]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample the next token of a choice from the logits of a slice's last known token, and further tokens from
-    the guesses (draft tokens of speculative decoding) after it.
+    """Define how a slice samples. The next token of a choice is sampled from the logits of the slice's last known
+    token, further tokens from the logits of the guesses (draft tokens of speculative decoding) after it.
 
     - A guess whose token equals the token just sampled is right, and one more token is sampled after it; sampling ends
       at the first wrong guess.
@@ -49,13 +49,14 @@ class Sampling:
 class ScheduledSlice:
     """The part of one sequence in a step: compute KV for its positions `[start, start + num_tokens)`.
 
-    - `tokens`: the ids at these positions. Where `chained`, `tokens` is empty, `num_tokens` is 1, and the id is the one
-      that the most recent earlier plan with this sequence samples.
-    - `blocks`: the KV blocks of positions `[0, start + num_tokens)`; `digest_blocks`: those of them that are complete
-      after this slice and of which a checksum is to be computed, because another worker reads them.
+    - `tokens`: the ids at these positions. `chained`: the id at `start` is not known yet, because the most recent
+      earlier plan with this sequence samples it; `tokens` is then empty and `num_tokens` is 1.
+    - `blocks`: the KV blocks of positions `[0, start + num_tokens)`. `digest_blocks`: the blocks among them whose
+      checksums are to be computed, because other workers read them and their content is final after this slice.
     - `sampling`: how to sample from the result; None: no token is sampled.
-    - `num_drafted`: the last `num_drafted` tokens are guesses (draft tokens of speculative decoding). One more token is
-      sampled than guesses are right; the KV of wrong guesses is stale until later slices overwrite it.
+    - `num_drafted`: the last `num_drafted` tokens are guesses (draft tokens of speculative decoding). The number of
+      sampled tokens is one more than the number of right guesses. The KV of wrong guesses is stale until later slices
+      overwrite it.
     - `scored`: the prompt tokens at positions `[start + 1, start + 1 + len(scored))`, whose log probabilities are to be
       returned with `num_top` alternatives each.
     """
@@ -85,15 +86,18 @@ class ScheduledSlice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything that one step of the executor does: copies of blocks, a forward pass, and digests.
+    """Define everything that one step of the executor does: copies of blocks, a forward pass, and digests.
 
-    - `number` rises by one per plan. `slices` has a sequence at most once, decodes first.
-    - Before anything is computed, whole blocks are copied in this order: `spills`, pairs (block, host slot), from the
-      pool to host memory; `fills`, pairs (host slot, block), back; `copies`, pairs (source, target), within the pool.
-      No slot is in two spills and no block in two fills of a plan, but a spill and a fill may name the same block or
-      slot.
-    - `digests`: pairs (block, its index in the prompt) of which checksums are computed after the copies; no slice
-      writes these blocks. A plan may consist of copies and digests only.
+    - `number`: rises by one per plan. `slices`: the tokens to compute, decodes first, with at most one slice per
+      sequence.
+    - Before anything is computed, whole blocks are copied in this order: `spills` from the pool to host memory, as
+      pairs (block, host slot); `fills` from host memory back to the pool, as pairs (host slot, block); `copies` within
+      the pool, as pairs (source, target). No slot is in two spills and no block in two fills of a plan, but a spill and
+      a fill may name the same block or slot.
+    - `digests`: pairs (block, its index in the prompt). The checksums of these blocks are computed after the copies; no
+      slice writes to them.
+
+    A plan may consist of copies and digests only.
     """
 
     number: int
@@ -132,11 +136,12 @@ class StepPlan:
 class SliceResult:
     """Outcome of one slice.
 
-    - `tokens`: the sampled tokens in order: at most `1 + num_drafted`, all but the last of which equal the slice's
-      draft tokens; or one per choice where `Sampling.num_choices` is above 1.
+    - `tokens`: the sampled tokens in order. There are at most `1 + num_drafted` of them, and all but the last equal the
+      slice's draft tokens. Where `Sampling.num_choices` is above 1, there is one per choice instead.
     - `digests`: checksums of the slice's `digest_blocks`; `scores`: log probabilities of its `scored` tokens.
-    - `error`: why the slice could not be computed, None where it was; `error_kind` is its kind.
-    - `is_complete`: the grammar allows no further token after these; no end-of-sequence token was sampled.
+    - `error`: why the slice could not be computed; None if it was computed. `error_kind`: kind of this error.
+    - `is_complete`: whether the output ends with these tokens because the request's grammar allows no further token. No
+      end-of-sequence token was sampled then.
     """
 
     seq: SeqId
@@ -150,8 +155,11 @@ class SliceResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Outcome of the plan with this number: one result per slice in the plan's order, and the checksums of
-    `StepPlan.digests` (empty if the step failed)."""
+    """Outcome of the plan with number `number`.
+
+    `slices`: one result per slice, in the order of the plan. `digests`: the checksums of the blocks in
+    `StepPlan.digests`; empty if the step failed.
+    """
 
     number: int
     slices: tuple[SliceResult, ...] = field(default=())

@@ -19,11 +19,13 @@ from tandem.workload import seeded_random
 
 
 class Delivery:
-    """Choose for each token the seconds that it takes to its client; all values of `seconds_s` are equally likely.
+    """Choose for each token how many seconds it takes from the gateway to its client; all values of `seconds_s` are
+    equally likely.
 
-    Raises ValueError when a value is negative or there is none. On a machine with busy cores, a client receives a token
-    when its process is scheduled: up to several milliseconds later, which widens the gaps between tokens that it sees.
-    Arrival times may be out of order here; `ClientTrace` restores the order.
+    `seed` and the token determine the choice. Raises ValueError when `seconds_s` is empty or has a negative value. On a
+    machine with busy cores, a client receives a token when its process is scheduled: up to several milliseconds later,
+    which widens the gaps between tokens that it sees. A later token of a request may get an earlier arrival time;
+    `ClientTrace` corrects that.
     """
 
     def __init__(self, seconds_s: Sequence[float], seed: int) -> None:
@@ -33,13 +35,18 @@ class Delivery:
         self._seed = seed
 
     def times(self, request: RequestId, first_index: int, sent: Sequence[float]) -> Sequence[float]:
-        """Return the arrival times of consecutive tokens; `sent` are the times at which they were sent."""
+        """Return the times at which consecutive tokens of a request reach its client.
+
+        `first_index`: the index of the first of these tokens in the output. `sent`: the time at which each of them
+        leaves the gateway.
+        """
         if len(self._seconds) == 1:
             return sent if self._seconds[0] == 0 else [time + self._seconds[0] for time in sent]
         return [time + self.seconds(request, index) for index, time in enumerate(sent, first_index)]
 
     def seconds(self, request: RequestId, index: int) -> float:
-        """Return the delivery seconds of one token, a function of its request and index."""
+        """Return how many seconds the token at `index` of a request's output takes to its client; always the same for
+        this token."""
         if len(self._seconds) == 1:
             return self._seconds[0]
         return self._seconds[seeded_random.integer(0, len(self._seconds) - 1, self._seed, "delivery", request, index)]
@@ -63,8 +70,9 @@ class _Stream:
 class ClientStreams:
     """Record what each client of one gateway receives until its request ends.
 
-    `delivered` is called with every token that is sent by itself; `computed` with each request whose prompt was
-    computed and the number of its prompt tokens that came from a prefix cache.
+    `delivered`: called with each token that `deliver` sends to a client; tokens that `deliver_run` sends and tokens of
+    probes are left out. `computed`: called with each request whose prompt was computed, and the number of its prompt
+    tokens that came from a prefix cache.
     """
 
     def __init__(self, agenda: SimEventQueue, party: Actor, delivery: Delivery) -> None:
@@ -81,8 +89,8 @@ class ClientStreams:
     def open(self, open_request: OpenRequest, trace: ClientTrace, ended: Ended, quota: QuotaReservation | None) -> None:
         """Open the stream of an admitted request.
 
-        `trace` records the times at which its client receives tokens. `ended` is called once, at its end, when `quota`
-        is settled."""
+        `trace` records the times at which its client receives tokens. `ended` is called with `trace` once, at the end
+        of the request, after `quota` has been settled."""
         if quota is not None:
             quota.watch(open_request.usage)
         self._streams[trace.id] = _Stream(open_request, trace, ended, quota)
@@ -110,9 +118,10 @@ class ClientStreams:
         self._streams[run.key.request].trace.deliver_all(run.ids, reached)
 
     def end(self, end: EndRequest) -> None:
-        """End the stream of a request.
+        """End the stream of a request as `end` says.
 
-        When the outcome has a `__cause__`, because this program itself failed at the request, that exception is raised.
+        If the outcome is an error with a `__cause__`, which means that this program itself failed at the request, that
+        exception is raised.
         """
         if isinstance(end.outcome, TandemError) and end.outcome.__cause__ is not None:
             raise end.outcome.__cause__
@@ -123,7 +132,8 @@ class ClientStreams:
     def close(
         self, trace: ClientTrace, ended: Ended, outcome: Finished | TandemError, quota: QuotaReservation | None
     ) -> None:
-        """Settle `quota`, record how a request has ended in its trace, and call `ended` with the trace."""
+        """Settle `quota`, record in `trace` that the request has ended now with `outcome`, and call `ended` with the
+        trace."""
         now = self._agenda.now
         if quota is not None:
             quota.close()

@@ -12,10 +12,11 @@ from tandem.workload.scheduled_request import ScheduledRequest
 
 
 class ClientTrace:
-    """Token times and outcome of one simulated request, as its client sees them.
+    """Record when the client of one simulated request receives its tokens, and how the request ends.
 
-    Times are virtual seconds. `path`: as `RequestState.path`. The trace does not keep the request, because prompts are
-    most of a simulation's memory, and keeps token ids only where a follow-up turn needs them.
+    Times are virtual seconds. `token_times`: when each token arrived. `tokens`: the ids of the tokens, kept only where
+    the client's next turn needs them; None otherwise. `path`: how the request was served, as in `RequestState.path`.
+    The request itself is not kept, because prompts are most of a simulation's memory.
     """
 
     __slots__ = (

@@ -53,8 +53,8 @@ class SimCluster:
         self.gone: list[SimWorker] = []
         """Workers that were drained, in the order of their ends."""
         self.on_preempted: Callable[[RequestId], None] | None = None
-        """Called with each request that a worker has preempted after its first output token, when its gateway knows
-        it. To be set before `run`."""
+        """Called with each request that a worker has preempted after its first output token, at the time at which the
+        report reaches the request's gateway. Set it before `run`."""
         self.retry: Callable[[ScheduledRequest, ClientTrace], ScheduledRequest | None] = ignore
         """Returns what the client of a request that has failed or was closed sends in its place; None: nothing."""
         self._num_named = len(kinds)
@@ -93,8 +93,8 @@ class SimCluster:
         return sum(len(gateway.director.queue) for gateway in self._gateways)
 
     def num_kv_tokens(self) -> Counter[TenantId]:
-        """Return, by tenant, the tokens whose KV the requests at workers need; a prefix that several of them share
-        counts for each."""
+        """Return, by tenant, how many tokens of KV the requests at workers need: their prompts, and the output so far
+        of choices that have not ended. A prefix that several requests share counts for each of them."""
         found: Counter[TenantId] = Counter()
         for open_request in (one for gateway in self._gateways for one in gateway.director.requests()):
             if open_request.fixed_placement is None and not open_request.is_queued:
@@ -102,11 +102,11 @@ class SimCluster:
         return found
 
     def backlog(self) -> QueueBacklog:
-        """Return the requests that wait at the gateways for a place."""
+        """Return how many requests wait at the gateways for a placement, and how many tokens their prompts have."""
         return sum_backlogs(gateway.director.backlog().get(MODEL, QueueBacklog()) for gateway in self._gateways)
 
     def open_traces(self) -> list[ClientTrace]:
-        """Return the traces of the requests that are open, with all that their clients have received by now."""
+        """Return the traces of the open requests, with all tokens that their clients have received by now."""
         found: list[ClientTrace] = []
         for gateway in self._gateways:
             traces = gateway.streams.traces()
@@ -128,12 +128,14 @@ class SimCluster:
         sent: Callable[[ScheduledRequest], None] = ignore,
         computed: Callable[[Request, int], None] = ignore,
     ) -> None:
-        """Send the requests, in the order of their due times, and their follow-up turns, until no event is left.
+        """Send the requests and their follow-up turns at their due times, and return when no event is left.
 
-        - `closed_at`: (virtual time, request) pairs at which a client disconnects. `faults`: faults to inject.
-        - `sent` is called with each request when it is sent; `computed` with it and the number of its cached tokens
-          when its prompt was computed; `ended` with each trace at its end.
-        - `delivered` is called with each token that is delivered by itself (with all of them where `max_run` is 1).
+        - `requests`: in the order of their due times. `closed_at`: pairs of a virtual time and a request whose client
+          disconnects at that time. `faults`: faults to inject.
+        - `sent`: called with each request when it is sent. `computed`: called with a request and the number of its
+          cached tokens when its prompt was computed. `ended`: called with the trace of each request at its end.
+        - `delivered`: called with each token that a worker reports alone. Tokens of steps that a worker computed ahead
+          of the clock are reported together and left out; there are none of these where `WorkerSpec.max_run` is 1.
         """
         upcoming = iter(requests)
 
@@ -172,8 +174,8 @@ class SimCluster:
     # ---- changes of the set of workers
 
     def repeat(self, action: Callable[[], float]) -> None:
-        """Call `action` as the next event of the run, and again after the seconds that it returned, as long as a
-        request is open or due."""
+        """Call `action` as the next event of the run, and call it again each time after the number of seconds that it
+        returned, as long as a request is open or due."""
 
         def look() -> None:
             seconds = action()
@@ -186,7 +188,7 @@ class SimCluster:
         self._agenda.after(seconds, "", action, by=self._clients)
 
     def start(self, kind: WorkerSpec) -> SimWorker:
-        """Start a worker, which gets requests as soon as gateways have found it."""
+        """Start a worker with the spec `kind` and return it; it gets requests as soon as gateways have found it."""
         self._num_lives += 1
         name = f"{kind.pool}-{self._num_named}"
         self._num_named += 1

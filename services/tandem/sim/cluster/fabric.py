@@ -52,8 +52,8 @@ class Fabric:
         self.num_bytes = 0
 
     def add(self, worker: WorkerRef, bandwidth: float, party: Actor) -> None:
-        """Add a worker whose link carries `bandwidth` bytes per second in each direction. Raises ValueError unless it
-        is above 0."""
+        """Add a worker whose link carries `bandwidth` bytes per second in each direction. Raises ValueError unless
+        `bandwidth` is above 0."""
         if bandwidth <= 0:
             raise ValueError(f"{worker} has a link of {bandwidth} bytes per second")
         self._links[worker] = _Link(bandwidth, party)
@@ -64,7 +64,7 @@ class Fabric:
         """Start a read of `num_bytes` bytes; call `on_done` when they have arrived, or `on_lost` when the source is
         gone.
 
-        Both calls are events of the consumer.
+        Both functions are called in an event of the consumer.
         """
 
         def done() -> None:
@@ -87,7 +87,8 @@ class Fabric:
             self._remove(read)
 
     def lose(self, worker: WorkerRef) -> None:
-        """Cancel all reads of and from a worker that is gone; workers that read from it are notified by `on_lost`."""
+        """Cancel all reads by a worker that is gone, and all reads from it; `on_lost` is called for each read from it
+        by another worker."""
         for read in [r for r in self._reads if worker in (r.source, r.consumer)]:
             if read.next is not None:
                 self._agenda.cancel(read.next)
@@ -112,7 +113,8 @@ class Fabric:
 
     @property
     def busiest_s(self) -> float:
-        """The least seconds in which the busiest link could have carried its bytes in one direction."""
+        """Return the least seconds in which the busiest link could have carried the bytes of all ended reads, in the
+        direction that carried more."""
         return max(
             (max(link.num_bytes_out, link.num_bytes_in) / link.bandwidth for link in self._links.values()), default=0.0
         )

@@ -1,7 +1,9 @@
-"""Inject scheduled faults into workers and links of a simulated cluster, and notify gateways and other workers of them.
+"""Inject scheduled faults into workers, connections and links of a simulated cluster, and notify gateways and other
+workers of them.
 
-They are notified when the real ones would notice. A gateway counts a silent worker as lost after
-`gateway.worker_timeout_s`. When such a worker returns, it cancels the jobs that its gateway no longer waits for.
+Each gateway or worker is notified with the delay with which a real one would notice the fault. A gateway counts a
+silent worker as lost after `gateway.worker_timeout_s`. When such a worker returns, it cancels the jobs that its gateway
+no longer waits for.
 """
 
 from __future__ import annotations
@@ -26,10 +28,15 @@ FaultKind = Literal["kill", "drain", "stall", "cut gateways", "cut gateway", "cu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault of worker number `worker` of the cluster, from `at_s` for `lasts_s` virtual seconds.
+    """A fault of the worker with index `worker` in the cluster, from `at_s` for `lasts_s` virtual seconds.
 
-    When it is over, a new incarnation of the worker begins, the worker resumes, or its link is mended. `other`: index
-    of the gateway or worker at the other end of a link.
+    `kind`: "kill" ends the worker at once, "drain" drains it, "stall" halts it, and "cut gateways" and "cut gateway"
+    hold its messages to and from all gateways or one of them. "cut peer" stops messages and KV reads between it and
+    another worker, "slow" divides the bandwidth of its link by 100, and "lose registry" makes the registry unavailable.
+    `other`: index of that gateway or other worker.
+
+    When the fault is over, a new incarnation of the worker begins (after "kill" and "drain"), the worker resumes (after
+    "stall"), or the connection, link or registry works again.
     """
 
     at_s: float
@@ -42,7 +49,8 @@ class Fault:
 class Faults:
     """Schedule and inject the faults of one run.
 
-    `owner` returns the gateway of a request; `revive` returns a new incarnation of a worker that has ended."""
+    `owner`: function that returns the gateway of a request. `revive`: function that returns a new incarnation of a
+    worker that has ended."""
 
     def __init__(
         self,

@@ -19,10 +19,13 @@ SCAN_S = 30.0
 
 
 class SimFiles:
-    """Carry out the workers' reads and writes of block files: one after the other at each worker, with the
-    `file_bandwidth` of its spec. The files used least recently are deleted beyond `engine.file_cache_size`.
+    """Carry out the workers' reads and writes of block files, and notify workers of new and deleted files.
 
-    `workers`: those that notice each other's files; they change while the simulation runs.
+    The reads of a worker are carried out one after the other, as are its writes, each at the `file_bandwidth` of its
+    spec. When all files together exceed `engine.file_cache_size`, the least recently used are deleted.
+
+    `workers`: the workers that are notified of each other's files; the caller changes this mapping while the simulation
+    runs.
     """
 
     def __init__(self, agenda: SimEventQueue, workers: Mapping[WorkerRef, SimWorker]) -> None:
@@ -35,7 +38,7 @@ class SimFiles:
         self._removed: dict[BlockHash, None] = {}
 
     def add(self, worker: SimWorker) -> None:
-        """Let a new worker know the files that are there."""
+        """Report the files that exist already to the engine of a new worker."""
         if self._held:
             worker.engine.files_changed(self._held, ())
 
@@ -53,7 +56,7 @@ class SimFiles:
         return free_at[worker.ref]
 
     def _read(self, worker: SimWorker, order: ReadFiles, first: int) -> None:
-        """Let the next batch of an order arrive, and then those after it."""
+        """Schedule the arrival of the batch of blocks that begins at `first`, and then of the batches after it."""
         batch, began = order.hashes[first : first + BATCH_BLOCKS], self._agenda.now
         at = self._transfer(self._reads_free_at, worker, len(batch))
 

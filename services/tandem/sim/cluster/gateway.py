@@ -27,8 +27,10 @@ from tandem.workload.scheduled_request import ScheduledRequest
 
 
 class SimGateway:
-    """One simulated gateway: a director, the workers that it knows, and the streams of its open requests. Every pair of
-    `workers`, those at the start of the run, counts as tested, as in a real cluster some seconds after its start."""
+    """One simulated gateway: a director, the workers that it knows, and the streams of its open requests.
+
+    `workers`: the workers at the start of the run. KV may move between every pair of them from the start, without a
+    probe, as in a real cluster some seconds after its start."""
 
     def __init__(
         self, agenda: SimEventQueue, network: Network, workers: Iterable[SimWorker], spec: ClusterSpec,
@@ -52,7 +54,10 @@ class SimGateway:
         assert not self.director.requests(), "a request without a stream is open"
 
     def open(self, scheduled: ScheduledRequest, ended: Ended) -> None:
-        """Admit a request now; `ended` is called once, at its end, which is now if the request is refused."""
+        """Admit a request now.
+
+        `ended`: called once with the trace of the request, when the request ends; this is at once if it is refused.
+        """
         trace = ClientTrace(scheduled)
         quota: QuotaReservation | None = None
         try:

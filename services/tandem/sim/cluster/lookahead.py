@@ -13,11 +13,12 @@ from tandem.sched.phases.decode_run import DecodeRun
 
 @dataclass(eq=False, slots=True)
 class Lookahead:
-    """Predicted decode steps of one worker, valid if the worker receives no command before they end.
+    """Decode steps of one worker that were computed ahead of the clock; they are valid if the worker receives no
+    command before they end.
 
-    `run`: the engine's forecast of identical steps, to which they belong. `ends`: virtual time at which each step ends.
-    `seconds`: its duration. `num_free`: free blocks after it. `num_before`: steps of the same series that were applied
-    to the engine before these.
+    `run`: the engine's forecast of a series of decode steps of the same sequences; the predicted steps are the first of
+    it. `ends`: virtual time at which each step ends. `seconds`: duration of each step. `num_free`: free blocks after
+    each step. `num_before`: steps of the same series that the engine has applied already.
     """
 
     run: DecodeRun
@@ -32,9 +33,11 @@ class Lookahead:
             del values[num_steps:]
 
     def rest(self, run: DecodeRun, num_done: int) -> Lookahead:
-        """Return the predicted steps after the first `num_done`, which the engine has applied.
+        """Return a lookahead with the predicted steps that remain after the engine has applied the first `num_done`
+        steps.
 
-        `run`: the engine's new forecast, whose first step is the first of those returned."""
+        `run`: a new forecast of the engine, made after it applied these steps. It replaces the old one, because a
+        forecast must begin with the engine's next step."""
         num_before = self.num_before + num_done
         return Lookahead(run, self.ends[num_done:], self.seconds[num_done:], self.num_free[num_done:], num_before)
 
@@ -43,8 +46,8 @@ class Lookahead:
 class StepRun:
     """Report of a worker about consecutive steps, which ended at the virtual times `ends`.
 
-    `tokens`: one token of each sequence in each step. `load`: the worker's load, which differs between the steps only
-    in the free blocks. `num_free`: free blocks after each step.
+    `tokens`: for each sequence, the tokens that these steps sampled, one in each step. `load`: the worker's load, which
+    differs between the steps only in the free blocks. `num_free`: free blocks after each step.
     """
 
     ends: Sequence[float]

@@ -1,7 +1,7 @@
 """Carry messages between workers and to the gateways, each after a latency, and start KV reads.
 
-A link between two actors may be cut: its messages wait until the link is mended, or are lost when one of the two gives
-the connection up.
+A connection between two actors may be cut: its messages wait until the connection is mended, or are lost when one of
+the two gives the connection up.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from tandem.sim.kernel.event_queue import Action, Actor, SimEventQueue
 class Listener(Protocol):
     """Interface through which a gateway receives workers' reports.
 
-    `on_worker_events` receives events and loads when they arrive. `streamed` is called ahead of time: the report of a
-    step arrives at the end of the step plus the latency.
+    `on_worker_events` receives events and loads when they arrive. `streamed` receives reports of steps before they
+    arrive: each step counts as reported when the latency has passed since the end of the step.
     """
 
     @property
@@ -55,7 +55,7 @@ class Listener(Protocol):
 
 
 Link = frozenset[int]
-"""The ranks of the two actors of a link."""
+"""The ranks of the two actors of a connection."""
 UNREACHABLE_S = 0.4
 """Seconds after which a consumer gives up connecting to a source that is gone."""
 
@@ -65,10 +65,11 @@ def _link(one: Actor, other: Actor) -> Link:
 
 
 class Network:
-    """Carry messages between gateways and workers over links that may be cut; an `Outlet` for the workers.
+    """Carry messages between gateways and workers over connections that may be cut; implements `Outlet` for the
+    workers.
 
-    `latency_s`: seconds of a message in one direction, the same between all actors, so messages of one sender keep
-    their order. `index`: the prefix index of all gateways.
+    `latency_s`: seconds of a message in one direction. It is the same between all actors, so that messages of one
+    sender keep their order. `index`: the prefix index of all gateways.
     """
 
     def __init__(self, agenda: SimEventQueue, fabric: Fabric, latency_s: float, index: SimIndex) -> None:
@@ -98,11 +99,12 @@ class Network:
         return self._latency_s
 
     def send(self, label: str, action: Action, by: Actor, to: Actor) -> None:
-        """Run `action` at the actor `to` after the latency."""
+        """Run `action` at the actor `to` after the latency. If the connection from the actor `by` is cut at that time,
+        `action` runs when the connection is mended."""
         self._agenda.after(self._latency_s, label, lambda: self._arrive(action, by, to), by=by, to=to)
 
     def cut(self, one: Actor, other: Actor) -> None:
-        """Hold all messages between two actors from now on; neither of them is notified."""
+        """Hold all messages between two actors from now until `mend`; neither of the actors is notified."""
         self._cut.setdefault(_link(one, other), deque())
 
     def is_cut(self, one: Actor, other: Actor) -> bool:
@@ -113,19 +115,21 @@ class Network:
         self._cut[_link(one, other)].clear()
 
     def mend(self, one: Actor, other: Actor) -> None:
-        """Mend a cut link: its waiting messages arrive now, in their order; those to an actor that is gone are lost."""
+        """Mend a cut connection: its waiting messages arrive now, in their order; messages to an actor that is gone are
+        lost."""
         for action, by, to in self._cut.pop(_link(one, other), ()):
             self._agenda.after(0.0, "", action, by=by, to=to)
 
     def post(self, worker: WorkerRef, label: str, command: Command, by: Actor) -> None:
-        """Run a command at a worker's engine, between two of the worker's steps."""
+        """Send a command from the actor `by` to a worker, which runs it at its engine between two steps."""
         consumer = self._workers[worker]
         self.send(label, lambda: consumer.post(command), by, consumer.party)
 
     def submit(
         self, worker: SimWorker, job: Job, answered: Callable[[TandemError | None, WorkerLoad], None], by: Actor
     ) -> None:
-        """Submit a job to a worker; `answered` is called with the error or None, and with the worker's load."""
+        """Submit a job to a worker; `answered` is called with the error, or None where the worker accepts the job, and
+        with the worker's load."""
 
         def answer(refusal: TandemError | None, load: WorkerLoad) -> None:
             self.send(f"answer {job.key}", lambda: answered(refusal, load), worker.party, by)
@@ -154,7 +158,8 @@ class Network:
                 self._carry(worker, effect)
 
     def stream(self, worker: SimWorker, steps: StepRun) -> None:
-        """Pass a worker's report of steps that ended to all listeners, ahead of its arrival time."""
+        """Pass a worker's report of steps that were computed ahead of the clock to all listeners, before the time at
+        which it arrives."""
         for listener in self._listeners:
             listener.streamed(worker.ref, steps)
 
@@ -236,7 +241,8 @@ class Network:
             self._fabric.read(read.source, worker.ref, num_bytes, done, lost)
 
     def _tear_down(self, worker: SimWorker, source: WorkerRef) -> None:
-        """Cut all reads from a peer, as the transport does when it forgets it: no read writes to a block any more."""
+        """Cut all reads from a peer, as the transport does when it forgets the peer: no read writes to a block of the
+        worker any more."""
         self._fabric.cut(source, worker.ref)
         text = "torn down"
         self.post(worker.ref, text, lambda e, now: e.peer_lost(source, text, proven=True, now=now), worker.party)

@@ -40,8 +40,8 @@ class SimIndex:
         return self._table.match(hashes)
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
-        """Compare the number of prompt tokens that were cached with the prediction, and count the difference in
-        `accuracy`."""
+        """Compare a prediction with `num_cached`, the number of prompt tokens that the worker found in its cache, and
+        count the difference in `accuracy`."""
         self.accuracy.reported(predicted, num_cached)
 
     def __repr__(self) -> str:

@@ -32,9 +32,9 @@ class SimQuotas:
     def enter(self, request: Request) -> tuple[Tenant, Request, QuotaReservation | None]:
         """Reserve the estimated use of a request.
 
-        Returns its tenant, the request under its tenant's policy, and the reservation; None where the tenant has no
-        limits. Raises TandemError for a refused request, for which nothing is reserved: UNAUTHENTICATED when its tenant
-        has no key.
+        Returns the request's tenant, the request under the policy of this tenant, and the reservation, which is None
+        where the tenant has no limits. Raises TandemError for a refused request, for which nothing is reserved; it is
+        UNAUTHENTICATED when the tenant is not known.
         """
         tenant = self._tenant(request.tenant)
         request = apply_tenant_policy(request, tenant)

@@ -36,8 +36,8 @@ from tandem.sim.cost.roofline import Roofline
 from tandem.sim.kernel.event_queue import Actor, SimEvent, SimEventQueue
 
 LEAST_REACH = 4
-"""The fewest steps to look ahead, if so many are alike. The number is twice that of the steps that were used last
-time."""
+"""The fewest steps that a worker tries to compute ahead. It tries twice as many as were used last time if that is
+more."""
 FINGERPRINT = "simulated"
 """Fingerprint of the one model that all workers serve."""
 
@@ -54,13 +54,14 @@ class WorkerSpec:
 
     - `pool`: the pool that its workers belong to; `layout`, `num_blocks`: the layout and the number of its KV blocks.
     - `step_time`: function from the features of a step to its seconds.
-    - `bandwidth`: of its link, in bytes per second in each direction.
+    - `bandwidth`: bytes per second of its link to other workers, in each direction.
+    - `config`: the settings of the worker, among them the size of its host memory.
     - `calibration`: the step cost that its scheduler assumes before it has measured any step.
     - `residuals`: random factors on `step_time`, picked by seed.
-    - `price_per_hour`: of one worker; 0 when it is not set.
-    - `host_bandwidth`: bytes per second between its memory and the host's; the settings give the host memory's size.
+    - `price_per_hour`: price of one worker; 0 when it is not set.
+    - `host_bandwidth`: bytes per second between the worker's memory and its host's memory.
     - `file_bandwidth`: bytes per second of reads, and of writes, of engine.file_cache_path.
-    - `lanes`: whose requests are placed on it.
+    - `lanes`: the lanes whose requests are placed on it.
     - `max_run`: the most steps to compute ahead of the clock, which does not change the result; 1: each step is planned
       by itself.
     """
@@ -83,7 +84,7 @@ class WorkerSpec:
     def of(cls, pool: Pool, roofline: Roofline, config: Config) -> WorkerSpec:
         """Return the spec of a worker whose size and speed are those of a roofline.
 
-        Its KV goes to other machines over the network.
+        Its `bandwidth` is that of its accelerators' network, because it exchanges KV with other machines.
         """
         block_size = with_device_defaults(config).engine.block_size
         return cls(
@@ -100,13 +101,13 @@ class WorkerSpec:
 
 
 class Outlet(Protocol):
-    """Carry out the effects of an engine and report its load to the gateways; `load` is None when it has not
-    changed."""
+    """Interface to which a worker passes its engine's effects, to be carried out, and its load, to be reported to the
+    gateways; `load` is None when it has not changed."""
 
     def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: WorkerLoad | None) -> None: ...
 
     def stream(self, worker: SimWorker, steps: StepRun) -> None:
-        """Report steps that ended some time ago, at the times `ends` of the report."""
+        """Report steps that were computed ahead of the clock and have ended, at the virtual times `steps.ends`."""
         ...
 
 
@@ -115,11 +116,12 @@ class SimWorker:
 
     `busy_s` and the counters count steps that have ended. `step_cost`: the published step cost, updated at the end of
     each step with prompt tokens, so that it does not depend on how far the worker computed ahead. `num_loaded_blocks`:
-    KV blocks that came back from host memory. `on_preempted`: called with the requests of which a plan has preempted a
-    choice with output; None: nothing is called.
+    KV blocks that came back from host memory. `on_preempted`: called with the worker and the requests of which a choice
+    was preempted after its first token; None: nothing is called.
 
     Where the engine's next steps are all alike (`Engine.run`), they are computed ahead of the clock. They are applied
-    to the engine when the last of them ends, when the step ends during which a command arrives, or on `settle`.
+    to the engine when the last of them ends, or earlier: when `settle` is called, and, if a command arrives, at the end
+    of the step that is running then.
     """
 
     def __init__(
@@ -189,7 +191,7 @@ class SimWorker:
         self.post(run)
 
     def settle(self) -> None:
-        """Apply all steps that were computed ahead and have ended by now to the engine."""
+        """Apply to the engine all steps that were computed ahead of the clock and have ended by now."""
         ahead = self._ahead
         num_ended = 0 if ahead is None else bisect_right(ahead.ends, self._agenda.now)
         if ahead is None or num_ended == 0:
@@ -200,8 +202,8 @@ class SimWorker:
         self._ahead = ahead.rest(run, num_ended)
 
     def num_free_seen(self, delay_s: float) -> int | None:
-        """Return the free blocks after the last step computed ahead that ended at least `delay_s` seconds ago; None
-        without one."""
+        """Return how many blocks were free after the latest step that was computed ahead and ended at least `delay_s`
+        seconds ago; None when there is no such step."""
         ends = () if self._ahead is None else self._ahead.ends
         agenda, party = self._agenda, self.party
         num_seen = bisect_left(ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
@@ -331,7 +333,8 @@ class SimWorker:
         return TICK_S * max(math.ceil(max(0.0, due) / TICK_S), self._num_looks)
 
     def _rest(self) -> None:
-        """Schedule the next look at the deadlines; an idle engine has none, one that waits for other workers has."""
+        """Schedule the next look at the engine's deadlines. An idle engine has no deadline; one that waits for other
+        workers has."""
         look_at = math.inf if self.engine.is_idle else self._next_look()
         if look_at == self._wakes_at:
             return

@@ -30,8 +30,8 @@ DRAIN_LOOK_S = 0.1
 class WorkerLifecycle:
     """Start, drain and end the workers of one cluster.
 
-    `workers` is the cluster's own list, in which a new incarnation takes the place of the one before. Arguments `by`
-    name the actor whose event causes a change.
+    `workers` is the cluster's own list, in which a new incarnation takes the place of the one before. The argument `by`
+    of the methods is the actor whose event causes the change.
     """
 
     agenda: SimEventQueue
@@ -42,11 +42,12 @@ class WorkerLifecycle:
     _registry_back_at: float = 0.0
 
     def lose_registry(self, lasts_s: float) -> None:
-        """Make the registry unavailable for `lasts_s` seconds: gateways find no worker meanwhile."""
+        """Make the registry unavailable for `lasts_s` seconds: gateways discover no new worker meanwhile."""
         self._registry_back_at = max(self._registry_back_at, self.agenda.now + lasts_s)
 
     def begin(self, worker: SimWorker, by: Actor) -> None:
-        """Make a worker reachable now; gateways find it after `DISCOVERY_S` seconds."""
+        """Make a worker reachable now. Gateways find it `DISCOVERY_PERIOD_S` seconds later, or that long after the
+        return of the registry if it is unavailable now."""
         self.network.add(worker)
         seen_s = max(0.0, self._registry_back_at - self.agenda.now) + DISCOVERY_PERIOD_S
         for gateway in self.gateways:

@@ -28,12 +28,12 @@ PROBE = "probe-"
 
 @dataclass(slots=True)
 class GatewayLink:
-    """What a simulated gateway knows of one worker.
+    """Hold what a simulated gateway knows of one worker.
 
-    - `placed`: prompt tokens to compute, by request that was placed there and not accepted yet.
-    - `decoding`: requests that were sent there to decode and not answered yet.
-    - `coming`: ended steps whose reports may not have reached the gateway yet.
-    - `is_live`: whether the worker's stream is up.
+    - `load`: the load that the worker reported last.
+    - `inflight`: prompts and decodes of jobs that were placed at the worker and that it has not accepted yet.
+    - `coming`: reports of steps that have ended; some of them may not have reached the gateway yet.
+    - `is_live`: whether the worker's stream of reports is up.
     """
 
     worker: SimWorker
@@ -44,10 +44,11 @@ class GatewayLink:
 
 
 class SimWorkerPool(KnownWorkers[GatewayLink]):
-    """Own one simulated gateway's links to workers and the state of its pairs of workers.
+    """Track the workers that one simulated gateway knows, and between which pairs of them KV may move.
 
-    `party`: the gateway's actor. `probe`: sends a probe request through a pair of workers, which ends with `probed`.
-    `goes_on`: returns whether clients' requests are open or due; otherwise nothing is probed, so that a run ends.
+    `party`: the gateway's actor. `probe`: function that sends a probe request through a pair of workers; `probed` must
+    be called when the probe has ended. `goes_on`: function that returns whether requests of clients are open or due;
+    while it returns False, no pair is probed, so that a run ends.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class SimWorkerPool(KnownWorkers[GatewayLink]):
     # ---- discovery and loss of workers
 
     def begin(self, workers: Iterable[SimWorker]) -> None:
-        """Add the workers that a cluster starts with; their pairs count as tested."""
+        """Add the workers that a cluster starts with. KV may move between every pair of them without a probe."""
         for worker in workers:
             self._add(worker)
         for pair, _ in self._due_pairs():
@@ -100,13 +101,15 @@ class SimWorkerPool(KnownWorkers[GatewayLink]):
             self._probe_pairs()
 
     def missed(self, worker: WorkerRef) -> None:
-        """Stop using a worker whose stream ended; do nothing when it was not discovered yet."""
+        """Stop using a worker whose stream to the gateway has ended; do nothing when the gateway has not discovered the
+        worker yet."""
         if worker in self._links:
             self._links[worker].is_live = False
             self._ranking.remove(worker)
 
     def lost(self, worker: WorkerRef) -> GatewayLink | None:
-        """Remove a lost worker and return its link; None when it was not discovered yet."""
+        """Remove a lost worker, and return what the gateway knew of it; None when the gateway had not discovered the
+        worker yet."""
         self.missed(worker)
         self.pairs.drop(worker)
         self.routing.links.forget(worker)
@@ -119,12 +122,13 @@ class SimWorkerPool(KnownWorkers[GatewayLink]):
     # ---- pairs of workers
 
     def suspect(self, workers: Set[WorkerRef]) -> None:
-        """Stop using the pairs among these workers, between which KV may have been lost, until a probe passes."""
+        """Stop using the pairs among these workers, because KV between them may have been lost; a pair is used again
+        once a probe of it succeeds."""
         self.pairs.suspect(workers, self._agenda.now)
         self._probe_pairs()
 
     def probed(self, pair: Pair, *, moved: bool) -> None:
-        """Record the end of a pair's probe; `moved`: KV has moved between the two.
+        """Record that the probe of a pair has ended. `moved`: whether it moved KV between the two workers.
 
         After a failure other pairs are probed now, and this pair again after `PROBE_RETRY_S` seconds.
         """
@@ -152,14 +156,14 @@ class SimWorkerPool(KnownWorkers[GatewayLink]):
     # ---- what is known
 
     def changed(self, link: GatewayLink) -> None:
-        """Update the ranking after a worker's report or a submission; a change of only the free blocks needs no
-        call."""
+        """Update the ranking of a worker after its report or a submission to it; a change of only its free blocks needs
+        no call."""
         if link.is_live:
             self._ranking.put(partial(self.view, link))
 
     def take_reported(self, link: GatewayLink) -> Iterator[StepRun]:
-        """Yield and remove the steps of a worker whose reports have arrived by now, and store the last load among
-        them."""
+        """Yield and remove those steps of a worker whose reports have arrived by now, and store the latest load in
+        these reports."""
         while link.coming and (num_reported := self._num_reported(link, link.coming[0])):
             steps = link.coming.popleft()
             if num_reported < len(steps.ends):
@@ -171,7 +175,7 @@ class SimWorkerPool(KnownWorkers[GatewayLink]):
     def view(self, link: GatewayLink) -> WorkerView:
         """Return what routing sees of a worker now, with the free blocks after the last step whose report has arrived.
 
-        Pending reports stay pending.
+        Does not remove reports from `coming`, unlike `take_reported`.
         """
         worker, layout = link.worker, link.worker.spec.layout
         num_free = worker.num_free_seen(self._latency_s)
@@ -190,8 +194,10 @@ class SimWorkerPool(KnownWorkers[GatewayLink]):
         )  # fmt: skip
 
     def names(self, request: Request) -> Sequence[BlockHash]:
-        """Return the hashes of a prompt's blocks, of which all simulated workers have one size; empty without
-        workers."""
+        """Return the hashes of the blocks of a request's prompt; empty while the gateway knows no worker.
+
+        All simulated workers have the same block size.
+        """
         link = next(iter(self._links.values()), None)
         if link is None:
             return ()

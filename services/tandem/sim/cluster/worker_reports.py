@@ -23,10 +23,10 @@ from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 class WorkerReports:
     """Receive workers' reports for one gateway, as its `Listener`, and pass them to its director.
 
-    `party`: the gateway's actor. `execute`: carries out the director's commands as of a virtual time. Workers report
-    series of decode steps ahead of the clock. The reports of each worker are applied in order, as far as they have
-    reached the gateway by now; before an event that may end a request, the reports of all its workers are applied
-    (`catch_up`).
+    `party`: the gateway's actor. `execute`: function that carries out commands of the director at a virtual time.
+    Workers report series of decode steps ahead of the clock. The reports of each worker are applied in order, as far as
+    they have reached the gateway by now. Before an event that may end a request, the reports of all workers of that
+    request are applied (`catch_up`).
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class WorkerReports:
     def submit(self, ref: WorkerRef, job: Job) -> Sequence[Command]:
         """Send a job to a worker, whose answer arrives later as an event.
 
-        Returns nothing, or the director's commands when the worker is already lost.
+        Returns no commands, or the director's commands when the worker is already lost.
         """
         link = self._workers.find(ref)
         if link is None or not link.is_live:
@@ -96,8 +96,8 @@ class WorkerReports:
     # ---- discovery and loss of workers
 
     def met(self, worker: SimWorker) -> None:
-        """Add a worker that the gateway has discovered: a new worker, a new incarnation, or one that was out of
-        reach."""
+        """Add a worker that the gateway has discovered: a new worker, a new incarnation, or one that was out of reach.
+        Requests that wait are placed if possible."""
         self._workers.met(worker)
         self._execute(self._director.place_queued(self._agenda.now), self._agenda.now)
 
@@ -106,8 +106,8 @@ class WorkerReports:
         self._workers.missed(worker)
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
-        """Report the loss of a worker with all its jobs to the director, after the worker's reports that have arrived
-        by now."""
+        """Remove a lost worker, apply the reports of it that have arrived by now, and then report the loss of the
+        worker and its jobs to the director. `reason`: a text for errors."""
         link = self._workers.lost(worker)
         if link is None:
             return
@@ -119,7 +119,7 @@ class WorkerReports:
     # ---- steps that workers took ahead of the clock
 
     def catch_up(self, requests: Iterable[RequestId], but: WorkerRef | None = None) -> None:
-        """Apply what the workers of these requests have reported by now.
+        """Apply the reports that have reached the gateway by now from the workers of these requests.
 
         `but`: a worker whose reports have already been applied.
         """
@@ -130,7 +130,8 @@ class WorkerReports:
                 self._take_in(link)
 
     def _take_in(self, link: GatewayLink) -> None:
-        """Take in what one worker's steps have reported by now."""
+        """Pass the tokens of one worker's steps, as far as their reports have arrived by now, to the director and the
+        clients."""
         for steps in self._workers.take_reported(link):
             times = array("d", [end + self._network.latency_s for end in steps.ends])
             for run in steps.tokens:

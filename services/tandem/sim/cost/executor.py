@@ -47,8 +47,8 @@ class SimExecutor:
     A sampled token depends on the request's seed, the choice and the token's index alone, so every worker samples the
     same tokens. Requests end by length unless a sampled token is one of their stop tokens.
 
-    `residuals` are factors on the time of a step; `seed`, `worker` and the number of the step pick one of the factors
-    of its kind. Copies to and from host memory are added to that time.
+    `residuals`: factors on the time of a step; `seed`, `worker` and the number of the step pick one of the factors for
+    the step's kind. Copies to and from host memory are added to that time.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class SimExecutor:
         return seconds + plan.num_host_copies * self._host_copy_s
 
     def step_seconds(self, number: int, step: StepFeatures) -> float:
-        """Return the seconds that the step with this number takes, without copies between the pool and host memory."""
+        """Return the seconds that the step with this number and these features takes, without copies between the pool
+        and host memory."""
         factors = self._residuals.of(step)
         if len(factors) == 1:
             return self._step_time(step) * factors[0]
@@ -91,8 +92,8 @@ class SimExecutor:
         return StepResult(plan.number, tuple(_result(piece) for piece in plan.slices), digests)
 
     def sample_run(self, run: DecodeRun, num_steps: int) -> list[array[int]]:
-        """Return the tokens that each sequence of `run`, a series of decode steps, samples in the first `num_steps`
-        steps."""
+        """Return the tokens that the first `num_steps` decode steps of `run` sample: one array for each sequence, with
+        one token of each step."""
         return [_stream(sampling, num_steps) for sampling in run.samplings]
 
 

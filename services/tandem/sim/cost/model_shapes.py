@@ -18,10 +18,11 @@ DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 class ModelShape:
     """Sizes of a decoder with gated feed-forward layers, dense or mixtures of experts, and grouped-query attention.
 
-    `feed_forward`: width of a dense layer. `expert_layers` layers have `experts` experts of width `expert_inner`, of
-    which each token passes through `chosen`, and one of width `shared_inner` that all pass through. `is_tied`:
-    embedding and head are one matrix; both stay in bf16 where the layers are in fp8. `provenance`: the source of the
-    sizes. Weights of norms and biases are left out: they are under 0.01 % of all weights.
+    `feed_forward`: width of a dense layer. `expert_layers`: number of layers with experts. Each of them has `experts`
+    experts of width `expert_inner`, of which a token passes through `chosen`, and one shared expert of width
+    `shared_inner`, which all tokens pass through. `is_tied`: embedding and head are one matrix; both stay in bf16 where
+    the layers are in fp8. `provenance`: the source of the sizes. Weights of norms and biases are left out: they are
+    under 0.01 % of all weights.
     """
 
     name: str
@@ -42,7 +43,7 @@ class ModelShape:
 
     @property
     def common_weights(self) -> int:
-        """Count the weights of all layers that every token passes through."""
+        """Return the number of weights, in all layers together, that every token passes through."""
         attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
         dense = (self.layers - self.expert_layers) * self.feed_forward
         router = self.expert_layers * self.hidden * self.experts if self.expert_layers else 0
@@ -50,21 +51,22 @@ class ModelShape:
 
     @property
     def expert_weights(self) -> int:
-        """Count the weights of all experts of all layers, of which a token passes through some."""
+        """Return the number of weights of all experts, in all layers together; a token passes through some of them."""
         return 3 * self.hidden * self.expert_layers * self.experts * self.expert_inner
 
     @property
     def layer_weights(self) -> int:
-        """Count the weights of all layers."""
+        """Return the number of weights of all layers, experts included."""
         return self.common_weights + self.expert_weights
 
     @property
     def active_weights(self) -> int:
-        """Count the weights of all layers that one token passes through."""
+        """Return the number of weights, in all layers together, that one token passes through."""
         return self.common_weights + self.expert_weights * self.chosen // self.experts
 
     def touched(self, num_tokens: int) -> float:
-        """Return the expected share of experts that some of `num_tokens` tokens pass through, if all are as likely."""
+        """Return the expected share of a layer's experts that at least one of `num_tokens` tokens passes through, if
+        tokens choose all experts with equal probability."""
         return 1 - (1 - self.chosen / self.experts) ** num_tokens
 
     @property
@@ -72,11 +74,11 @@ class ModelShape:
         return self.hidden * self.vocabulary
 
     def step_bytes(self, weights: Precision = "bf16") -> int:
-        """Return the bytes of weights that a large step reads: all layers and the head."""
+        """Return the bytes of weights that a large step reads: all layers, in the precision `weights`, and the head."""
         return BYTES[weights] * self.layer_weights + BYTES["bf16"] * self.head_weights
 
     def weight_bytes(self, weights: Precision = "bf16") -> int:
-        """Return the bytes of the whole model in memory."""
+        """Return the bytes that the whole model takes in memory, with layers in the precision `weights`."""
         return self.step_bytes(weights) + (0 if self.is_tied else BYTES["bf16"] * self.head_weights)
 
     @property

@@ -46,7 +46,7 @@ class Residuals:
 
 
 def always(*factors: float) -> Residuals:
-    """Return residuals with the same factors for steps of every kind."""
+    """Return residuals in which steps of every kind have the same `factors`, all equally likely."""
     return Residuals({(0, 0): factors})
 
 
@@ -55,8 +55,12 @@ NONE = always(1.0)
 
 
 def residuals_of(samples: Iterable[tuple[StepFeatures, float]]) -> Residuals:
-    """Return the residuals of samples, each a pair of a step and its measured time divided by its predicted time.
-    Raises ValueError without samples."""
+    """Return the residuals of `samples`, pairs of a step's features and its measured time divided by its predicted
+    time.
+
+    A kind with fewer than `LEAST_COUNT` samples also gets those of the nearest kinds. Raises ValueError without
+    samples.
+    """
     by_kind: dict[Kind, list[float]] = {}
     for step, ratio in samples:
         by_kind.setdefault(kind_of(step), []).append(ratio)

@@ -2,8 +2,9 @@
 
 Matrix products take the larger of the time to read their weights and the time to multiply. Attention is added to that:
 decodes read the KV of their context, prompts multiply. Left out are activations, norms, the earlier KV that a prompt
-chunk reads, and the head's product for the last token of each prompt. Of a mixture of experts a step reads those that
-its tokens are expected to touch, if all are as likely; real routers are less even and touch fewer.
+chunk reads, and the head's product for the last token of each prompt. A step of a mixture of experts reads the experts
+that its tokens are expected to pass through if they choose all experts with equal probability; real routers are less
+even, so that their tokens pass through fewer.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from tandem.sim.cost.model_shapes import BYTES, LLAMA_8B, LLAMA_70B, ModelShape,
 class Efficiency:
     """Shares of the data sheet's figures that a program reaches, each in (0, 1], and seconds added to each step.
 
-    `overhead_s`: seconds added to every step. `sum_s`: seconds added for each all-reduce between accelerators.
-    The defaults of `memory` and `compute` were measured on an H200: copies at 4.3 of 4.8 TB/s and products at 788 of
-    989 TFLOP/s. On other hardware they are an assumption, and the default of `link` is one everywhere. Without
-    overheads the result is a lower bound. Raises ValueError for a share outside (0, 1] or negative seconds.
+    `memory`, `compute`, `link`: shares of the memory bandwidth, of the compute rate and of the bandwidth of links.
+    `overhead_s`: seconds added to every step. `sum_s`: seconds added for each all-reduce between accelerators. The
+    defaults of `memory` and `compute` were measured on an H200: copies at 4.3 of 4.8 TB/s and products at 788 of 989
+    TFLOP/s. On other hardware they are an assumption, and the default of `link` is an assumption on all hardware.
+    Without overheads the result is a lower bound. Raises ValueError for a share outside (0, 1] or negative seconds.
     """
 
     memory: float = 4.3 / 4.8
@@ -78,7 +80,8 @@ class Roofline:
         return self.timer()(step)
 
     def timer(self) -> Callable[[StepFeatures], float]:
-        """Return a function equal to `seconds` in which everything that does not depend on the step is precomputed."""
+        """Return a function that computes the same as `seconds`; what does not depend on the step is computed in
+        advance."""
         return partial(_seconds, self.cost(), self._sum_s, self._extra_s, self._experts_s, self.shape)
 
     @property
@@ -92,10 +95,11 @@ class Roofline:
         return 1 / (self.degree * self.hardware.memory_bandwidth * self.efficiency.memory)
 
     def cost(self) -> StepCost:
-        """Return a linear step cost as the initial calibration of a scheduler.
+        """Return a linear step cost, for schedulers to assume before they have measured any step.
 
-        Its prediction lies between `seconds` and, for a dense model, twice `seconds`, and is close to it where either
-        reading or multiplying is negligible. Of a mixture of experts it reads all experts in each step."""
+        For a dense model its prediction lies between `seconds` and twice `seconds`, and is close to `seconds` where
+        either reading or multiplying is negligible. For a mixture of experts it assumes that each step reads all
+        experts."""
         shape, compute_units = self.shape, self.degree * self.efficiency.compute
         bf16 = 1 / (compute_units * self.hardware.flops)
         layers = bf16 if self.weights == "bf16" else 1 / (compute_units * self.hardware.fp8_flops)
@@ -113,7 +117,7 @@ class Roofline:
 
     def num_blocks(self, block_size: int, memory_share: float = 0.9) -> int:
         """Return how many KV blocks fit beside the weights into `memory_share` of the memory. Raises ValueError when no
-        block fits, which says how many accelerators would hold the model."""
+        block fits; its message says how many accelerators would hold the model."""
         number = self._num_blocks(self.degree, block_size, memory_share)
         if number < 1:
             shape, name = self.shape, self.hardware.name

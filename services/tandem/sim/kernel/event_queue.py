@@ -47,7 +47,7 @@ class EventDigest:
 
 
 def combined(logs: Iterable[EventDigest]) -> str:
-    """Return the hex digest over the digests of all logs, in this order."""
+    """Return one hash, in hexadecimal digits, over the digests of all logs in their order."""
     whole = hashlib.blake2b(digest_size=16)
     for log in logs:
         whole.update(log.digest())
@@ -85,8 +85,8 @@ class Actor:
 class SimEvent:
     """An event that happens at the actor `to`.
 
-    `action`: None once the event has run or was cancelled. `label`: the entry in the log of `to`; an empty label makes
-    no entry.
+    `action`: the function to call; None once the event has run or was cancelled. `label`: the entry that the event
+    makes in the log of `to` when it runs; an empty label makes no entry.
     """
 
     label: str
@@ -111,10 +111,12 @@ class SimEventQueue:
     def at(
         self, time: float, label: str, action: Action, *, by: Actor, to: Actor | None = None, is_end: bool = False
     ) -> SimEvent:
-        """Schedule an event by the actor `by` that happens at the actor `to` (`by` itself when `to` is None).
+        """Schedule an event by the actor `by` that happens at the actor `to` (`by` itself when `to` is None), and
+        return it.
 
-        `is_end`: the event ends something that took time; such events run before all others at their time. Raises
-        ValueError when the time has passed or is NaN."""
+        `action` is called at the virtual time `time`. `label`: as in `SimEvent`. `is_end`: the event ends something
+        that took time; such events run before all others at their time. Raises ValueError when the time has passed or
+        is NaN."""
         if not time >= self.now:
             raise ValueError(f"{label} at {time}, but it is {self.now} already")
         event = SimEvent(label, action, by if to is None else to)
@@ -126,11 +128,11 @@ class SimEventQueue:
         return self.at(self.now + seconds, label, action, by=by, to=to)
 
     def cancel(self, event: SimEvent) -> None:
-        """Cancel an event without an entry in a log; do nothing when the event has already run."""
+        """Cancel an event, which then makes no entry in a log; do nothing when the event has already run."""
         event.action = None
 
     def halt(self, party: Actor) -> None:
-        """Hold all events that happen at an actor until `go_on`."""
+        """Halt an actor: hold all events that happen at it until `go_on`."""
         party.held = deque()
 
     def go_on(self, party: Actor) -> None:

@@ -104,10 +104,11 @@ class Deployment:
 
 
 def parse_pools(sizes: str, degrees: str = "") -> tuple[PoolSize, ...]:
-    """Parse `--pools` (`prefill=4,decode=8`, or `decode=6,decode=2:batch` with the lanes of a pool's workers) and
-    `--tp` (`decode=2`, or `2` for all pools) into pool sizes.
+    """Parse the flags `--pools` and `--tp` into pool sizes.
 
-    Raises TandemError(INVALID_REQUEST) for text of another form."""
+    `sizes`: the value of `--pools`, such as `prefill=4,decode=8`, or `decode=6,decode=2:batch`, where the lanes of a
+    pool's workers follow their number. `degrees`: the value of `--tp`, such as `decode=2`, or `2` for all pools. Raises
+    TandemError(INVALID_REQUEST) for text of another form."""
     numbers = _numbers("--pools", sizes)
     named = {pool for pool, _ in numbers}
     one = degrees.strip()

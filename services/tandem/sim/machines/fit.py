@@ -32,7 +32,8 @@ class FitQuality:
 
 
 def fit_worker(logs: Sequence[StepLog]) -> tuple[WorkerProfile, FitQuality]:
-    """Fit one kind of worker to the logs of one or several workers of this kind.
+    """Fit the step times of one kind of worker to the step logs of one or several such workers; return the profile and
+    the quality of the fit.
 
     The first `LEAST_STEPS // 5` steps of each log are left out, because caches and estimates were cold. Raises
     TandemError when the logs are too short or come from workers with different models or settings."""

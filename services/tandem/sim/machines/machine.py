@@ -17,7 +17,8 @@ class Machine:
 
     - `price_per_hour`: of one accelerator; 0 when it is not set.
     - `about`: (heading, text) pairs for reports: the profile, the sources of its figures, and its prediction errors.
-    - `worker`: returns the spec of one worker of a number of accelerators; raises ValueError when it cannot be built.
+    - `worker`: function that returns the spec of one worker, from the pool, the number of its accelerators and the
+      settings; raises ValueError when the worker cannot be built.
     - `latency_s`, `delivery_s`: as in `ClusterSpec`.
     """
 
@@ -32,7 +33,7 @@ class Machine:
 def roofline_machine(roofline: Roofline) -> Machine:
     """Return the machine of a model on an accelerator of which only the data sheet is known.
 
-    Each worker replaces `roofline.degree` by its own tensor-parallel degree.
+    Each worker has a tensor-parallel degree of its own, which replaces `roofline.degree`.
     """
     hardware, shape, reached = roofline.hardware, roofline.shape, roofline.efficiency
     share = f"{reached.memory:.0%} of memory, {reached.compute:.0%} of compute, {reached.link:.0%} of links"

@@ -1,6 +1,6 @@
 """Store the measured sizes and step times of a deployment's workers as a profile, and build simulated workers from it.
 
-A pool, link or step that was not measured is not estimated.
+Sizes and step times that were not measured are not estimated: a pool without measurements uses those of the mixed pool.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ UNKNOWN = "unknown: no other run was predicted with it yet"
 class WorkerProfile:
     """Measured profile of one kind of worker.
 
-    `settings`: the sections of `Config` that it ran with. `num_steps`: the steps that its step times were fitted
-    to."""
+    `layout`, `num_blocks`: layout and number of its KV blocks. `cost`, `residuals`: its step times, fitted to
+    `num_steps` measured steps. `settings`: the sections of `Config` with which it ran."""
 
     layout: KVLayout
     num_blocks: int
@@ -95,7 +95,8 @@ def encode_profile(profile: Profile) -> str:
 
 
 def decode_profile(text: str, name: str) -> Profile:
-    """Parse a profile from JSON. Raises TandemError naming `name` when the text is not a profile."""
+    """Parse a profile from JSON. Raises TandemError when the text is not a profile; `name` is how its message calls the
+    text, such as a file name."""
     try:
         document = json.loads(text)
         if document.get("format") != FORMAT:

@@ -22,9 +22,10 @@ NUM_HALVINGS = 2
 
 @dataclass(frozen=True, slots=True)
 class BreakEvenPoint:
-    """Costs per hour of a mixed and of a split deployment, with the property scaled by `factor`.
+    """Costs of the cheapest mixed and the cheapest split deployment when one property of the workload or link is scaled
+    by `factor`.
 
-    A cost is None where no number of workers meets the targets.
+    `costs`: cost by kind, in the unit of `DeploymentKind.cost`; None where no number of workers meets the targets.
     """
 
     factor: float
@@ -44,10 +45,16 @@ class BreakEvenPoint:
 def along(
     axis: str, slo_target: SloTarget, found: Mapping[Kind, Found], max_gpus: int, on_progress: Callable[[str], None]
 ) -> list[BreakEvenPoint]:
-    """Return break-even points along one axis (a property that is scaled), in order of their factors.
+    """Return the costs of both kinds of deployment at several factors of one property, in ascending order of the
+    factors.
 
-    There are three points, and `NUM_HALVINGS` bisections wherever the cheaper kind changes between two of them. Each
-    kind keeps its recipe; only its numbers of workers are searched again. Raises KeyError unless both kinds were found.
+    The first factors are `FACTORS`. Then, `NUM_HALVINGS` times, a factor is inserted between every two neighbours
+    between which the cheaper kind changes.
+
+    `axis`: the property to scale, one of `AXES`. `slo_target`: the workload and the targets with factor 1. `found`: the
+    best deployment of each kind with factor 1; each kind keeps its recipe, and only its numbers of workers are searched
+    again, with at most `max_gpus` accelerators. `on_progress`: called with a text before each simulation. Raises
+    KeyError unless `found` has both kinds.
     """
     points = {factor: _point(axis, factor, slo_target, found, max_gpus, on_progress) for factor in FACTORS}
     for _ in range(NUM_HALVINGS):

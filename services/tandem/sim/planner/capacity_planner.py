@@ -20,11 +20,12 @@ because the answer would not change a decision."""
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The cheapest deployment of one kind that meets the targets, found in a simulation and tested in a second one.
+    """The cheapest deployment of one kind, found in a simulation and tested in a second one.
 
-    `recipe`: the deployment without its `numbers` of workers, which has one number per pool. `first`: result with the
-    first seed. `second`: result with another seed and more requests. `fewer`: results of the deployments to which
-    workers were added, because they met the targets with one of the seeds only."""
+    `recipe`: the deployment without its numbers of workers. `numbers`: the number of workers of each pool. `first`:
+    result with the first seed. `second`: result with another seed and more requests. `fewer`: results of smaller
+    deployments that missed a target with one of the two seeds; after each of them, one worker was added. `is_confirmed`
+    is False if up to `MOST_REPAIRS` added workers were not enough."""
 
     recipe: DeploymentKind
     numbers: tuple[int, ...]
@@ -46,14 +47,15 @@ class Found:
 
     @property
     def num_added(self) -> int:
-        """Return the number of workers that were added after the search."""
+        """Return the number of workers that were added after the search, because one of the two simulations missed a
+        target."""
         return len(self.fewer)
 
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """A recipe (`DeploymentKind`) that no number of workers, or none with the allowed accelerators, makes meet the
-    targets."""
+    """A recipe (`DeploymentKind`) that was ruled out without simulation: no number of workers, or none with the allowed
+    accelerators, meets the targets. `reason` is a text for people."""
 
     recipe: DeploymentKind
     reason: str
@@ -64,8 +66,8 @@ class Plan:
     """Result of a search for the cheapest deployments.
 
     `best`: for each kind, "mixed" or "split", its cheapest deployment that meets the targets; a kind without one is
-    left out. `tried`: all simulations with the first seed, in order. `never`: the recipes that were ruled out without
-    simulation.
+    left out. `tried`: (recipe, numbers of workers, result) of each simulation with the first seed, in order. `never`:
+    the recipes that were ruled out without simulation.
     """
 
     best: dict[Kind, Found] = field(default_factory=dict)
@@ -76,8 +78,8 @@ class Plan:
     def winner(self) -> Found | None:
         """Return the cheaper deployment in `best`; None when `best` is empty.
 
-        A deployment that met the targets also in its second simulation precedes one that did not; at equal costs the
-        mixed one is chosen.
+        A deployment that met the targets in both of its simulations precedes one that did not, even if it costs more.
+        At equal costs the mixed one is chosen.
         """
         return min(
             self.best.values(), key=lambda f: (not f.is_confirmed, f.cost, KINDS.index(f.recipe.kind)), default=None
@@ -94,17 +96,17 @@ class Plan:
 
     @property
     def nearest(self) -> SloResult | None:
-        """Return the simulation result that is closest to meeting the targets, or meets them best.
+        """Return the simulation result that is closest to meeting the targets, or that meets them best.
 
-        It is the result whose worst ratio of a percentile to its target is least, among the simulations that ran to
-        their end; None when none did.
+        For each simulation that ran to its end, the largest ratio of a percentile to its target is taken; the result
+        with the least of these is returned. None when no simulation ran to its end.
         """
         whole = [verdict for *_, verdict in self.tried if verdict.margin is not None]
         return min(whole, key=lambda verdict: verdict.margin or 0.0, default=None)
 
 
 class CapacityPlanner:
-    """Search the cheapest numbers of workers by simulation and keep every result in `plan`.
+    """Search for the cheapest numbers of workers by simulation and keep every result in `plan`.
 
     `slo_target`: the workload and the targets. `found`: the demand of that workload. `confirmation`: the same targets
     with another seed and more requests. `max_gpus`: the most accelerators of a deployment. `on_progress`: called with a
@@ -149,10 +151,11 @@ class CapacityPlanner:
     def cheapest(
         self, recipe: DeploymentKind, low: tuple[int, ...], below: float = math.inf
     ) -> tuple[DeploymentKind, tuple[int, ...]] | None:
-        """Return the recipe with the numbers of workers that meet the targets at the least cost.
+        """Return the recipe, and the numbers of workers with which it meets the targets at the least cost.
 
-        None when no numbers do with at most `max_gpus` accelerators and for less than `below`. `low`: lower bound of
-        each pool's number of workers. `below`: a cost, in the unit of `DeploymentKind.cost`.
+        Returns None when no numbers of workers with at most `max_gpus` accelerators and a cost less than `below` meet
+        the targets. `low`: lower bound of each pool's number of workers. `below`: a cost, in the unit of
+        `DeploymentKind.cost`.
         """
         limit = min(self._max_gpus * recipe.prices[0] / recipe.degrees[0], below * (1 - 1e-9))
         if recipe.cost(low) > limit:
@@ -216,7 +219,8 @@ def _one_more(recipe: DeploymentKind, numbers: Sequence[int], verdict: SloResult
 def least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
     """Return the least number in [low, high] for which `holds` is true; None when it is false for `high`.
 
-    The search begins at `low` with growing strides, because a good lower bound is close to the result."""
+    `holds` is assumed to stay true as the number grows. The search begins at `low` with growing strides, because a good
+    lower bound is close to the result."""
     failed, stride, number = low - 1, 1, low
     while number <= high:
         if holds(number):
@@ -230,10 +234,10 @@ def least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
 def cheapest_pair(
     low: tuple[int, int], price: tuple[float, float], limit: float, holds: Callable[[int, int], bool]
 ) -> tuple[int, int] | None:
-    """Return the cheapest pair of numbers for which `holds` is true, at or above `low` and at a cost of at most
-    `limit`.
+    """Return the cheapest pair of numbers for which `holds` is true; None when there is none.
 
-    None when there is none. `price`: cost of each unit of the first and of the second number. At equal costs, the pair
+    `low`: the least value of each number. `price`: the cost per unit of the first and of the second number. `limit`:
+    the most that a pair may cost. `holds` is assumed to stay true as the second number grows. At equal costs, the pair
     with the smaller first number is returned.
     """
     best: tuple[int, int] | None = None

@@ -19,10 +19,11 @@ Kind = Literal["mixed", "split"]
 
 @dataclass(frozen=True, slots=True)
 class DeploymentKind:
-    """Recipe of a deployment without its numbers of workers.
+    """Describe a deployment except for its numbers of workers: a recipe.
 
-    `degrees`: tensor parallel degree of a mixed worker, or those of a prefill and a decode worker. `budget`: the most
-    tokens of a step. `itl_ms`: the target by which schedulers limit their steps; 0 for no limit."""
+    `degrees`: the tensor-parallel degree of a mixed worker, or the degrees of a prefill and of a decode worker.
+    `budget`: the most tokens of a step. `itl_ms`: the inter-token latency by which schedulers limit their steps; 0 for
+    no limit. `link_bandwidth`: as in `Deployment`."""
 
     machine: Machine
     degrees: tuple[int, ...]
@@ -55,7 +56,10 @@ class DeploymentKind:
         return Deployment(machine=self.machine, pools=sizes, config=self._config(), link_bandwidth=self.link_bandwidth)
 
     def least(self, found: WorkloadDemand, slo: Slo, percentile: float) -> tuple[int, ...] | str:
-        """Return a lower bound of the numbers of workers that meet the targets, or the reason why no number can."""
+        """Return a lower bound of each pool's number of workers, or a text that says why no numbers meet the targets.
+
+        `found`: the demand of the workload. `slo`: the targets, which `percentile` percent of each class must meet.
+        """
         try:
             specs = [self._spec(degree) for degree in self.degrees]
         except ValueError as error:
@@ -91,10 +95,16 @@ def recipes(
     slo: Slo,
     link_bandwidth: float | None = None,
 ) -> Iterator[DeploymentKind]:
-    """Yield all recipes worth a search: combinations of degrees, token budgets and ITL limit on one machine.
+    """Yield all recipes (`DeploymentKind`) for one kind of machine that are worth a search: mixed ones, whose workers
+    prefill and decode, and split ones, with prefill workers and decode workers.
 
-    Mixed workers are combined with every budget, and with the largest budget limited by the ITL target. Split workers
-    are combined with all budgets but the least, which would slow prompts down without protecting any decode.
+    - `degrees`: tensor-parallel degrees of a worker to try. `budgets`: token budgets of a step to try.
+    - `config`: all other settings of the recipes. `link_bandwidth`: as in `Deployment`.
+
+    For each degree there is a mixed recipe with every budget. If `slo` has an ITL target, there is one more with the
+    largest budget, whose schedulers limit the duration of their steps by that target. For each degree of the prefill
+    workers and each degree of the decode workers there is a split recipe with every budget but the smallest, unless it
+    is the only one: it would slow prompts down without protecting any decode.
     """
     paced = 1e3 * slo.itl_s if slo.itl_s is not None else 0.0
     ordered = sorted(budgets)

@@ -21,8 +21,9 @@ _GIVEN_UP = 2.0
 def render_plan(path: Path, workload: str, plan: Plan, curves: Mapping[str, Sequence[BreakEvenPoint]]) -> None:
     """Write a figure of a plan to `path`.
 
-    It shows cost against worst percentile of all tried deployments, and the costs of mixed and split deployments along
-    each axis of `curves`.
+    The first chart shows all tried deployments, by their cost and their largest ratio of a percentile to its target.
+    One more chart for each axis in `curves` shows the costs of mixed and of split deployments along that axis.
+    `workload`: name of the workload for the title.
     """
     figure = Figure(figsize=(5.5 * (1 + len(curves)), 4.6), layout="constrained")
     axes = figure.subplots(1, 1 + len(curves), squeeze=False)[0]

@@ -17,14 +17,15 @@ _NAMES: dict[Kind, str] = {"mixed": "mixed workers", "split": "prefill and decod
 
 
 def format_plan(plan: Plan, slo_target: SloTarget) -> str:
-    """Return a plan as paragraphs: the answer, the finalists, the cheaper deployments that failed, and the impossible
-    ones."""
+    """Return a plan as paragraphs of text: the cheapest deployment, the figures of the best deployment of each kind,
+    the deployments that missed a target, and the recipes that were ruled out without simulation."""
     parts = [_answer(plan, slo_target), _finalists(plan), _fewer(plan), _impossible(plan)]
     return "\n\n".join(part for part in parts if part)
 
 
 def break_even(axis: str, points: Sequence[BreakEvenPoint]) -> str:
-    """Return a table with a line for each break-even point, and the factors between which the cheaper kind changes."""
+    """Return a text for one scaled property, `axis`: a table with a line for each of `points`, and the factors between
+    which the cheaper kind of deployment changes."""
     rows = [(axis, "mixed", "split", "cheaper")]
     rows += [(f"x {p.factor:.3g}", _cost(p.costs["mixed"]), _cost(p.costs["split"]), p.cheaper or "-") for p in points]
     found = [

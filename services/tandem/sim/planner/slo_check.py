@@ -18,10 +18,11 @@ from tandem.workload.scheduled_request import ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A missed target: in a class of requests, the percentile of `measure` is above `target_s`.
+    """A missed target: more requests or gaps of the class `group` than allowed are later than `target_s`.
 
-    `value_s`: the percentile; None when the run was aborted before it was known or requests were not served. `share`:
-    the share of the class's requests or gaps above the target.
+    `measure`: "TTFT" or "ITL". `value_s`: the percentile in seconds; None when the run was aborted before it was known
+    or requests were not served. `target_s`: the target in seconds; None when requests were not served and there is no
+    TTFT target. `share`: the share of the class's requests or gaps above the target.
     """
 
     group: str
@@ -36,8 +37,8 @@ class SloResult:
     """Result of one simulated deployment, compared with its latency targets.
 
     `report`: None when the run was aborted because a target could no longer be met. `margin`: the largest ratio of a
-    percentile to its target, 1 when it is met exactly; None when unknown. `ttft_s`, `itl_s`: percentiles of the worst
-    class.
+    percentile to its target, 1 when it is met exactly; None when unknown. `ttft_s`, `itl_s`: the percentile of the
+    worst class, in seconds; None when unknown.
     """
 
     deployment: Deployment
@@ -58,7 +59,11 @@ class _GivenUpError(Exception):
 
 @dataclass(frozen=True)
 class SloTarget:
-    """A workload and the targets that `percentile` percent of each class must meet, in (0, 100)."""
+    """A workload and the latency targets that a deployment must meet under it.
+
+    `percentile`: percentage of each class's requests, and of its gaps between tokens, that must meet `slo`; in (0,
+    100). `seed`: seed of every simulation.
+    """
 
     requests: Sequence[ScheduledRequest]
     slo: Slo

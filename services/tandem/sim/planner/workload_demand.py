@@ -18,6 +18,7 @@ class Need:
     """Tokens of one request, which belongs to the class `group`.
 
     `num_fresh`: the prompt tokens that must be computed, because they are in no prefix shared with an earlier request.
+    `num_prompt`: all prompt tokens. `num_output`: the most output tokens that the request allows.
     """
 
     group: str
@@ -66,8 +67,9 @@ class WorkloadDemand:
 def demand(requests: Sequence[ScheduledRequest], block_size: int, *, has_cache: bool) -> WorkloadDemand:
     """Return the demand of a workload: the tokens of each request, and the seconds over which the requests arrive.
 
-    `has_cache`: prompt blocks of `block_size` tokens that an earlier request has as well need not be computed again;
-    without it every prompt token counts as fresh. Raises ValueError when `requests` is empty."""
+    `has_cache`: whether workers cache prefixes of whole blocks of `block_size` tokens. If so, the leading blocks of a
+    prompt that an earlier prompt has as well do not count as fresh; otherwise every prompt token does. Raises
+    ValueError when `requests` is empty."""
     if not requests:
         raise ValueError("the workload has no request")
     seen: set[bytes] = set()
@@ -78,12 +80,14 @@ def demand(requests: Sequence[ScheduledRequest], block_size: int, *, has_cache: 
 
 
 def least_workers(prefill: WorkerSpec | None, decode: WorkerSpec | None, found: WorkloadDemand, slo: Slo) -> int:
-    """Return a lower bound, at least 1, of the workers that compute the workload `found` within the targets `slo`.
+    """Return a lower bound, at least 1, of the workers of one pool that compute the workload `found` within the targets
+    `slo`.
 
-    With `prefill` they compute the prompts, with `decode` the output tokens, with both everything; None leaves that
-    work to other workers. The work must be done between the first arrival and the latest time that the targets allow
-    after the last arrival; work without a target gives no bound. Its time is that of one step with everything, which is
-    a lower bound because each further step reads the weights again.
+    `prefill`: the kind of worker if the pool computes the prompts, else None. `decode`: the kind of worker if the pool
+    computes the output tokens, else None; a pool of mixed workers has both. All work must be done between the first
+    arrival and the latest time that the targets allow after the last arrival. Work without a target is ignored. The
+    work is assumed to take as long as one step that computes all of it; in several steps it takes longer, because each
+    of them reads the weights again. Decode workers must also have enough KV blocks.
     """
     bounds = [1]
     if prefill is not None and slo.ttft_s is not None:
@@ -99,11 +103,12 @@ def least_workers(prefill: WorkerSpec | None, decode: WorkerSpec | None, found: 
 def why_never(
     prefill: WorkerSpec, decode: WorkerSpec, found: WorkloadDemand, slo: Slo, percentile: float
 ) -> str | None:
-    """Return why no number of workers of these kinds meets the targets `slo` for the workload `found`; None if unknown.
+    """Return why no number of workers of these kinds meets the targets `slo` for the workload `found`; None if no
+    reason is known.
 
-    A reason is a group of requests of which more than (100 - `percentile`) % of the prompts take longer than the TTFT
-    target, or of the output tokens longer than the ITL target, even on a worker with no other load. `prefill`,
-    `decode`: the worker that computes prompts, and the one that decodes.
+    The reason is a class of requests that fails even on workers with no other load: more than (100 - `percentile`) % of
+    its prompts take longer than the TTFT target, or more than (100 - `percentile`) % of its token gaps are longer than
+    the ITL target. `prefill`, `decode`: the kind of worker that computes prompts, and the kind that decodes.
     """
     for group in sorted({need.group for need in found.needs}):
         needs = [need for need in found.needs if need.group == group]

@@ -20,16 +20,19 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 
 def require_drawable(path: Path) -> Path:
-    """Return the path of a chart. Raises TandemError(INVALID_REQUEST) for an unknown file type, so that the error comes
-    before a long run rather than after it."""
+    """Return `path` if a chart can be written to it, by the ending of its name.
+
+    Raises TandemError(INVALID_REQUEST) for another ending, so that the error comes before a long run rather than after
+    it.
+    """
     if path.suffix not in ENDINGS:
         raise TandemError(ErrorKind.INVALID_REQUEST, f"--chart {path}: the name must end in {', '.join(ENDINGS)}")
     return path
 
 
 def render_run(path: Path, title: str, tally: LatencyStats, series: Series) -> None:
-    """Write a figure with TTFT and ITL by class, the utilisation of each pool, waiting requests, throughput and the
-    worst token gaps."""
+    """Write a figure to `path` with TTFT and ITL by class (`tally`), and, over time (`series`), the utilisation of each
+    pool, waiting requests, throughput and the worst token gaps."""
     figure = Figure(figsize=(11, 9.5), layout="constrained")
     figure.suptitle(title, fontsize=12)
     axes = figure.subplots(3, 2)

@@ -18,10 +18,11 @@ class GroupTally:
     """Counts and latency distributions of one class of requests.
 
     - `ttft`, `itl`, `tpot`, `e2e`: seconds of complete requests; `ttft` and `e2e` count from the due time.
-    - `num_late`: requests that failed or whose first token missed its target. `num_late_gaps`: token gaps above the ITL
-      target.
+    - `num_good`: requests that met the SLO. `num_late`: requests that failed or whose first token missed its target.
+      `num_late_gaps`: token gaps above the ITL target.
     - `num_cached`: prompt tokens served from prefix caches, out of `num_prompt`; both of complete requests only.
     - `num_output`: tokens that clients received, including those of failed requests.
+    - `errors`: failed requests by the kind of their error.
     """
 
     num_requests: int = 0

@@ -19,8 +19,8 @@ ALL = "all"
 class GroupReport:
     """Report of one class of requests.
 
-    - `ttft`, `e2e`: seconds of complete requests from their due time; `itl`: the gaps between the tokens of all
-      requests; `tpot`: the mean gap of each request. Each is None without samples.
+    - `ttft`, `e2e`: seconds from the due time of a request to its first and to its last token; `itl`: the gaps between
+      tokens; `tpot`: the mean gap of each request. All are of complete requests, and None without samples.
     - `num_good`: requests that met the SLO. `num_prompt`: prompt tokens of complete requests. `num_output`: tokens that
       clients received, including those of failed requests.
     - `errors`: requests by kind of error and, for refused ones, its reason.
@@ -43,11 +43,12 @@ class GroupReport:
 class PoolReport:
     """Report of the workers of one pool that serve the same lanes.
 
-    - `lanes`: their labels; empty for all lanes.
+    - `lanes`: labels of these lanes; empty for all lanes.
     - `utilisation`: mean share of the run during which a worker of the pool computed.
-    - `prefill_rate`, `decode_rate`: tokens per second of all its workers, counted by their steps; `worker_rate`: both
-      together, per worker.
+    - `prefill_rate`, `decode_rate`: prompt tokens and decoded tokens per second that the steps of all workers computed;
+      `worker_rate`: the sum of both, per worker.
     - `mean_batch`: mean number of decoding sequences in a step.
+    - `num_preempted`: preemptions of sequences.
     """
 
     pool: Pool
@@ -66,6 +67,7 @@ class SimulationReport:
     """Report of a whole simulated run; rates are per second of `wall_s`.
 
     - `wall_s`: virtual seconds from the first request's due time to the last end.
+    - `request_rate`, `prompt_rate`: complete requests, and their prompt tokens.
     - `good_rate`: goodput, the requests per second that met the SLO; `good_share`: their share of all requests.
     - `output_rate`: tokens that clients received. `errors`: requests by kind of error.
     - `cached_share`: share of prompt tokens that prefix caches served.

@@ -70,7 +70,8 @@ def totals(report: SimulationReport, slo: Slo) -> str:
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a line with heading and text for each of `pairs`; long texts wrap with a hanging indent."""
+    """Return a text with one line for each of `pairs`, a heading and its text; long texts wrap with a hanging
+    indent."""
     return "\n".join(
         textwrap.fill(f"{name:<19}{text}", 116, subsequent_indent=" " * 19, break_long_words=False)
         for name, text in pairs

@@ -19,8 +19,11 @@ _EXACT = 256
 
 @dataclass(frozen=True, slots=True)
 class SimWindow:
-    """One time window from `begin_s`: output tokens per second, and the 99th percentile of the token gaps that ended in
-    the window (None without gaps)."""
+    """One time window, which begins at the virtual time `begin_s`.
+
+    `output_rate`: output tokens per second. `itl_p99_s`: 99th percentile, in seconds, of the token gaps that ended in
+    the window; None without gaps.
+    """
 
     begin_s: float
     output_rate: float
@@ -52,10 +55,12 @@ class _Count:
 
 
 class Series:
-    """Record the windows and the pool samples of a run, for charts.
+    """Record a run over time for charts: what clients received in each time window, and samples of pools and queues.
 
-    Windows are `width_s` seconds wide at first; when there would be more than `MAX_POINTS`, every two are merged into
-    one. Samples are taken only on calls of `look`, so an idle cluster has fewer.
+    A window is `width_s` seconds wide at first. It holds the number of output tokens that clients received in it, and
+    the gaps between tokens that ended in it. When there would be more than `MAX_POINTS` windows, the width doubles and
+    every two neighbours are merged into one. A sample is taken only when `look` is called, which happens when a request
+    arrives or ends, so there are few samples of an idle cluster.
     """
 
     def __init__(self, width_s: float = 0.25) -> None:
@@ -79,7 +84,8 @@ class Series:
             before = time
 
     def look(self, cluster: SimCluster) -> None:
-        """Sample the cluster as it is now, unless the last sample is more recent than the sampling interval."""
+        """Sample the cluster as it is now; do nothing if less than one sampling interval has passed since the last
+        sample."""
         if cluster.now < self._next_s:
             return
         self._next_s = cluster.now + self._sample_s

@@ -58,8 +58,9 @@ def simulate_elastic(
 ) -> ElasticRun:
     """Run a workload to its end on a new cluster whose size `autoscaler` sets, and return the result.
 
-    `on_ended` is called with the trace of each request at its end. Raises ValueError when there is no request, and
-    AssertionError when requests, reads or KV blocks are left over.
+    `spec`: the cluster at the start. `elastic`: the workers to start, and the delays. `on_ended`: called with the trace
+    of each request at its end. Raises ValueError when there is no request, and AssertionError when requests, reads or
+    KV blocks are left over.
     """
     cluster, tally, meter = SimCluster(spec), LatencyStats(slo), Meter(slo)
     operator = AutoscaledCluster(cluster, elastic, autoscaler, meter)

@@ -25,8 +25,8 @@ ROLES: tuple[Role, Role] = ("prefill", "decode")
 class Autoscaler(Protocol):
     """Interface of a policy that returns the target number of workers of each role.
 
-    `observed`: the cluster's demand, workers and queues; `ongoing`: the number of requests at the workers of each role,
-    where prefill includes the requests that wait at the gateways.
+    `observed`: the cluster's demand, workers and queues. `ongoing`: the number of requests at the workers of each role;
+    the number for prefill includes the requests that wait at the gateways.
     """
 
     def target(self, observed: ClusterState, ongoing: ReplicaTarget) -> ReplicaTarget: ...
@@ -37,7 +37,8 @@ class ElasticSpec:
     """Workers and delays of an autoscaled cluster.
 
     - `kinds`, `degrees`: the spec and the number of accelerators of a worker of each role.
-    - `interval_s`: seconds between two decisions of the autoscaler; fewer while there is no worker, as in the planner.
+    - `interval_s`: seconds between two decisions of the autoscaler; while no worker serves or starts, fewer
+      (`tandem.scaling.scaler.pause_s`).
     - `start_s`: seconds from the decision to start a worker until gateways have found it.
     - `drain_s`: the most seconds that a worker may drain before it ends.
     """
@@ -73,8 +74,12 @@ class Moment:
 
 @dataclass(eq=False)
 class AutoscaledCluster:
-    """Observe a cluster after each `interval_s` virtual seconds, or sooner while there is no worker, and start or drain
-    workers to meet the autoscaler's target."""
+    """Start and drain workers of a simulated cluster so that their numbers meet the target of an autoscaler.
+
+    Every `interval_s` virtual seconds, or sooner while there is no worker, the cluster is observed and the autoscaler
+    sets the target. `meter`: counts the demand between two observations. `moments`: what was observed and decided, in
+    order of time.
+    """
 
     cluster: SimCluster
     spec: ElasticSpec

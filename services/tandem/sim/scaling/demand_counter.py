@@ -39,7 +39,7 @@ class Meter:
         )
 
     def take(self, now: float) -> Demand:
-        """Return the demand since the last call, or since time 0."""
+        """Return the demand from the last call, or from time 0, until `now`, the present virtual time in seconds."""
         demand = demand_between([(self._totals, self._taken)], now - self._taken_at)
         self._taken, self._taken_at = replace(self._totals), now
         return demand

@@ -19,8 +19,9 @@ from tandem.scaling.decision import ReplicaTarget
 class QueuePolicy:
     """Settings of a `QueueScaler`.
 
-    `ongoing_per_worker`: target number of ongoing requests at each worker of the prefill and of the decode role. The
-    delays are Ray Serve's defaults."""
+    `ongoing_per_worker`: target number of ongoing requests at each worker of the prefill and of the decode role.
+    `look_back_s`: seconds over which ongoing requests are averaged. `up_s`, `down_s`: seconds for which more or fewer
+    workers must have been needed before the number changes. The defaults are those of Ray Serve."""
 
     ongoing_per_worker: tuple[float, float]
     look_back_s: float = 30.0
@@ -44,8 +45,10 @@ class QueueScaler:
 
 
 class _Size:
-    """Size of one role. `_direction`: 1, -1 or 0, whether more, fewer or as many workers are needed; `_since`: the time
-    from which it has been the same."""
+    """Compute the size of one role from its ongoing requests.
+
+    `_direction`: 1, -1 or 0, when more, fewer or as many workers are needed; `_since`: the time from which `_direction`
+    has been the same."""
 
     def __init__(self, policy: QueuePolicy, ongoing_per_worker: float) -> None:
         self._policy = policy

@@ -1,8 +1,8 @@
 """Time a few steps at start-up, so that the step-time model begins with values of this machine.
 
-The steps compute a made-up prompt in the first blocks of the KV memory and decode behind it, before an engine runs. No
-block pool knows about the writes: these blocks count as empty afterwards, and every slot is written again before it is
-read. The steps also warm the executor up, which the first request would otherwise do.
+The steps compute a made-up prompt in the first blocks of the KV memory and decode after it, before an engine uses the
+memory. No block pool knows about these writes: the blocks count as empty afterwards, and every slot is written again
+before it is read. The steps also warm the executor up, which the first requests would otherwise have to wait for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.sched.state.limits import SchedulerLimits, blocks_for
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
 
 CALIBRATION_S = 1.0
-"""Time limit in seconds: no step begins after half of it. On large models a single step may take longer."""
+"""Intended duration in seconds: no step begins after half of it. On large models a single step may take longer."""
 NUM_TOKENS = 256
 """Prompt length of the calibration, in tokens."""
 CHUNK = 64
@@ -29,18 +29,20 @@ NUM_SEQS = 8
 NUM_TRIES = 2
 """Times that each step is run; the shorter time counts, since disturbances only make a step longer."""
 WARM_UP_S = 60.0
-"""Seconds by which first runs may be longer than second ones, in total. On a GPU about ten kinds of kernels are
-compiled in them, which would otherwise happen during requests."""
+"""Seconds by which the first runs of steps, together, may take longer than their second runs without ending the
+calibration earlier. On a GPU about ten kinds of kernels are compiled in first runs, which would otherwise happen during
+requests."""
 RIDGE = 0.02
-"""Weight of the generic step cost in the fit, in steps."""
+"""Weight of the generic step cost in the fit: it counts as much as this many measured steps."""
 _GREEDY = Sampling(SamplingParams(max_tokens=1, temperature=0.0), choice=0, index=0)
 
 
 def calibrate(executor: Executor, clock: Clock, limits: SchedulerLimits) -> StepCost | None:
-    """Time a few steps on `executor` and return the fitted cost of steps on this machine.
+    """Time a few steps on `executor`, and return the coefficients that predict the duration of steps on this machine.
 
-    Overwrites the executor's first KV blocks, so it must be called before an engine uses the executor. Returns None
-    when the executor reports an error for one of the steps.
+    `clock` measures the steps; `limits` bounds their prompts and batches. Overwrites the executor's first KV blocks, so
+    it must be called before an engine uses the executor. Returns None when the executor reports an error for one of the
+    steps.
     """
     block_size = executor.layout.block_size
     num_tokens = min(NUM_TOKENS, limits.max_model_len, executor.num_blocks * block_size)

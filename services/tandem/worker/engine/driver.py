@@ -41,11 +41,12 @@ must not raise."""
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """State of the engine between two steps, for other threads to read.
+    """Hold the state of the engine between two steps, for other threads to read.
 
-    `num_live`: number of choices of jobs that have not ended, plus leases that this worker has given to consumers; a
-    drain waits until it is 0. `is_transferring`: whether KV is offered to other workers or read from them. `step_cost`:
-    model of step times; None until measured. `num_generated`: tokens sampled since the start.
+    `load`: the load report that gateways receive. `num_live`: number of choices of jobs that have not ended, plus
+    leases that this worker has given to consumers; a drain waits until it is 0. `is_transferring`: whether KV is
+    offered to other workers or read from them. `step_cost`: model of step times; None until measured. `num_generated`:
+    tokens sampled since the start.
     """
 
     load: WorkerLoad = WorkerLoad()
@@ -60,18 +61,19 @@ class EffectSink(Protocol):
     must not block or raise."""
 
     def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
-        """Carry the effects out in order; `snapshot` is the state after them. Called when there are effects, or when
-        the snapshot has changed."""
+        """Carry out `effects` in the order given. Called when there are effects, or when the engine's snapshot has
+        changed. `snapshot`: the engine's state after the changes that caused the effects."""
         ...
 
     def on_kv_events(self, facts: Sequence[KVFact]) -> None:
-        """Receive the KV events (blocks cached, offloaded or evicted), oldest first; called only if the engine records
-        them."""
+        """Receive events of blocks that were cached, offloaded or evicted, oldest first. Called only if the engine
+        records such events."""
         ...
 
     def ended(self, error: str | None) -> None:
-        """Receive the end of the engine, after which no other method is called. `error` is None after
-        `EngineDriver.stop`; otherwise it is the reason, and the engine's state cannot be trusted any more."""
+        """Receive the notice that the engine has ended; no other method is called after it. `error`: None if
+        `EngineDriver.stop` ended the engine. Otherwise it is the reason as text, and the engine's state cannot be
+        trusted any more."""
         ...
 
 
@@ -92,7 +94,7 @@ class _LaunchedPlan:
 
 
 class EngineDriver:
-    """Run an engine step by step on a thread of its own, and commands of other threads between the steps.
+    """Run an engine step by step on a thread of its own, and run the commands of other threads between the steps.
 
     `start`, `post`, `call`, `fail_device`, `stop` and `stalled` may be called from any thread.
     """
@@ -109,10 +111,10 @@ class EngineDriver:
     ) -> None:
         """Create the driver; `start` starts its thread.
 
-        `pipeline`: executes step plans. `sink`: receives the engine's effects. `stall_s`: seconds without progress
-        after which `stalled` may report a problem. `observers`: receive a record of each step. `calibrate`: called once
-        on the thread, before the first command; it may run steps on the pipeline's executor. The engine decides how
-        many plans are open at the same time.
+        `engine`: plans the steps, and decides how many plans are open at the same time. `pipeline`: executes step
+        plans. `sink`: receives the engine's effects. `clock`: gives the times that the engine gets. `stall_s`: seconds
+        without progress after which `stalled` may report a problem. `observers`: receive a record of each step.
+        `calibrate`: called once on the thread, before the first command; it may run steps on the pipeline's executor.
         """
         self._engine = engine
         self._observers = tuple(observers)
@@ -138,15 +140,16 @@ class EngineDriver:
         self._thread.start()
 
     def post(self, command: Command) -> None:
-        """Queue a command to run between two steps, and return without waiting; does nothing when the engine has
+        """Queue a command to run between two steps, and return without waiting. Does nothing when the engine has
         ended."""
         self._put(command)
 
     def call(self, run: Callable[[Engine, float], tuple[_T, list[Effect]]]) -> Future[_T]:
         """Queue a command to run between two steps, and return a future of the command's value.
 
-        `run(engine, now)` returns the value and the effects. The future completes once the effects are with the sink.
-        It raises TandemError when `run` does, or when the engine ends first; it cannot be cancelled.
+        `run(engine, now)` returns the value, and the effects to carry out. The future completes once the sink has
+        received the effects. The future fails with a TandemError if `run` raises one, or if the engine ends first; it
+        cannot be cancelled.
         """
         future: Future[_T] = Future()
         # Mark the future as running, so that a caller that stops waiting cannot cancel the command half-way.
@@ -156,8 +159,8 @@ class EngineDriver:
         return future
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread after the running step and wait for that; live jobs fail. Returns False when the thread has
-        not ended after `timeout_s` seconds."""
+        """End the thread after the running step, fail the live jobs, and wait up to `timeout_s` seconds until the
+        thread has ended. Returns whether it has ended."""
         with self._wake:
             self._is_open = False
             self._wake.notify()
@@ -166,8 +169,8 @@ class EngineDriver:
         return not self._thread.is_alive()
 
     def fail_device(self, reason: str) -> None:
-        """End the thread after the running step, because the device has failed for `reason`; live jobs fail. Does not
-        wait."""
+        """End the engine's thread after the running step, because its device has failed, and return without waiting.
+        Live jobs fail. `reason`: the failure as text."""
 
         def end(_engine: Engine, _now: float) -> list[Effect]:
             raise DeviceLost(reason)
@@ -175,10 +178,8 @@ class EngineDriver:
         self._put(end)
 
     def stalled(self) -> str | None:
-        """Return None while the engine's loop makes progress, otherwise the problem as text.
-
-        A problem is that the thread has ended, or that one iteration takes too long.
-        """
+        """Return None while the engine's loop makes progress. Otherwise return the problem as text: the thread has
+        ended, or one iteration of the loop takes too long."""
         if not self._thread.is_alive():
             return "the engine has ended"
         return self._watchdog.stalled()
@@ -220,7 +221,8 @@ class EngineDriver:
             self._engine.pacer.model.restart(cost)
 
     def _run_once(self) -> bool:
-        """Run one iteration: inbox, deadlines, next plan. Returns False when the driver was stopped."""
+        """Run one iteration: commands that have arrived, the engine's deadlines if they are due, and the next plan.
+        Returns False when the driver was stopped."""
         self._watchdog.beat()
         self._take_inbox()
         if not self._is_open:
@@ -241,7 +243,8 @@ class EngineDriver:
         return True
 
     def _step(self, plan: StepPlan | None, began: float) -> None:
-        """Launch a plan, and collect the oldest running one unless another plan may begin behind it."""
+        """Launch `plan`, if there is one, and collect the result of the oldest launched plan unless the engine may
+        begin another plan first. `began`: time at which the planning of `plan` began."""
         self._watchdog.step_begins()
         if plan is not None:
             self._launch(plan, began)
@@ -338,7 +341,7 @@ class EngineDriver:
             self._sink.dispatch(effects, snapshot)
 
     def _abandon(self) -> None:
-        """Wait for the launched plans: their memory is about to be freed."""
+        """Wait until the launched plans have ended, because their memory is about to be freed."""
         try:
             while self._running:
                 if self._running.popleft().error is None:
@@ -362,7 +365,8 @@ class EngineDriver:
 
 
 def _lifetime_counters(load: WorkerLoad) -> WorkerLoad:
-    """Keep only the counters since the start."""
+    """Return a load that is draining and empty, with only those counters of `load` that count since the worker's
+    start."""
     return WorkerLoad(
         draining=True,
         num_drafted_tokens=load.num_drafted_tokens,

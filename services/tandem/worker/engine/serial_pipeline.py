@@ -1,4 +1,4 @@
-"""Adapt an executor that computes a plan during the call to the `Pipeline` interface."""
+"""Provide the `Pipeline` interface for an executor that computes each plan within one call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.sched.state.step_plan import StepPlan, StepResult
 
 
 class SerialPipeline:
-    """Adapt an executor that computes during the call to `engine.ports.Pipeline`.
+    """Implement `engine.ports.Pipeline` by an executor that computes each plan within one call.
 
     `launch` only queues a plan, and `collect` executes the oldest queued plan and returns its result. A plan that needs
     the tokens of an earlier plan therefore finds them, however many plans are queued.

@@ -1,7 +1,7 @@
 """Write a worker's steps to a file on a separate thread, without delaying the engine.
 
-A full disk must not end a worker: after the first failed write a warning is logged and no more steps are written, so
-that the log has no gap and no torn line.
+A full disk must not end a worker: the first failed write is logged and no more steps are written after it, so that the
+log has no gap and no torn line.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ _log = logging.getLogger(__name__)
 class StepWriter:
     """Write a record of each step to a file, as a `StepObserver` of the engine.
 
-    `observe` is called on the engine's thread and does not wait for the disk; the other methods are called by the
-    owner.
+    `observe` is called on the engine's thread and does not wait for the disk. The other methods are called by the
+    owner, on any other thread.
     """
 
     def __init__(self, directory: Path, head: StepLogHead) -> None:
-        """Create `directory/WORKER.jsonl`, where WORKER is the name in `head`, a new file for each incarnation, and
-        start the writing thread. Raises TandemError when the file cannot be created."""
+        """Create the file `directory/WORKER.jsonl` and start the writing thread. WORKER is `head.worker`, which differs
+        for each incarnation, so each incarnation has a file of its own. Raises TandemError when the file cannot be
+        created."""
         self.path = directory / f"{head.worker}.jsonl"
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -55,9 +56,10 @@ class StepWriter:
             self._waiting.append(LoggedStep(wall_ns() / 1e9, record))
 
     def close(self, timeout_s: float) -> bool:
-        """Write the waiting records and end the thread; a second call writes nothing.
+        """Write the waiting records, end the writing thread, and wait up to `timeout_s` seconds for that. A second call
+        writes nothing.
 
-        Returns False when the disk has not accepted the records within `timeout_s` seconds.
+        Returns False when the disk has not accepted the records in that time.
         """
         self._has_stopped.set()
         self._thread.join(timeout_s)

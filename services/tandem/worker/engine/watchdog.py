@@ -15,8 +15,8 @@ NUM_RECENT = 64
 class Watchdog:
     """Notice when the engine's loop makes no progress.
 
-    The loop reports its iterations and steps, and any thread calls `stalled`. `stall_s`: seconds without progress that
-    are always acceptable.
+    The loop reports its iterations and steps; any other thread may call `stalled`. `stall_s`: a time without progress
+    counts as a stall only if it is longer than this many seconds.
     """
 
     def __init__(self, clock: Clock, stall_s: float) -> None:
@@ -46,8 +46,8 @@ class Watchdog:
     def stalled(self) -> str | None:
         """Return a text that names what hangs and for how long; None while the engine's loop makes progress.
 
-        The loop hangs when its last progress is longer ago than `stall_s` seconds and than `STALL_FACTOR` times the
-        longest recent step.
+        The loop hangs if it has made no progress for more than `stall_s` seconds, and also for more than `STALL_FACTOR`
+        times the duration of the longest recent step.
         """
         silent_s = self._clock.now() - self._last_beat
         if silent_s <= max(self._stall_s, STALL_FACTOR * self._longest_s):

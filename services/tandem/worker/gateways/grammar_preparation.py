@@ -11,11 +11,11 @@ from tandem.core.thread_priority import lower_priority
 
 
 class GrammarPreparation:
-    """Compile grammars before their jobs start. However many arrive at once, running steps share the processors with
-    one compilation.
+    """Compile the grammars of jobs before the jobs start, one at a time on a low-priority thread, so that running steps
+    share the processors with at most one compilation.
 
-    `prepare`: compiles and caches a grammar without raising. `is_prepared`: returns whether it is cached. Both may be
-    called from any thread."""
+    `prepare`: compiles and caches a grammar without raising. `is_prepared`: returns whether a grammar is cached. Both
+    may be called from any thread."""
 
     def __init__(self, prepare: Callable[[Grammar], None], is_prepared: Callable[[Grammar], bool]) -> None:
         self._prepare = prepare
@@ -23,11 +23,12 @@ class GrammarPreparation:
         self._thread = ThreadPoolExecutor(1, "tandem-grammar", lower_priority)
 
     async def prepare(self, grammar: Grammar) -> None:
-        """Return once the grammar is compiled, at once where it is cached. A caller that is cancelled before its turn
-        leaves the queue."""
+        """Compile a grammar and return when that is done; return immediately if the grammar is cached. If the caller is
+        cancelled while the grammar waits for its turn, the grammar is not compiled."""
         if not self._is_prepared(grammar):
             await asyncio.get_running_loop().run_in_executor(self._thread, self._prepare, grammar)
 
     def close(self) -> None:
-        """Drop what waits. The thread ends after the running compilation."""
+        """Cancel the compilations that have not begun, and return without waiting. The thread ends after the running
+        compilation."""
         self._thread.shutdown(wait=False, cancel_futures=True)

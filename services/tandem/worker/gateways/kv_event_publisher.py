@@ -24,12 +24,12 @@ from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.redis_health import RedisHealth
 
 BATCH_S = 0.02
-"""Seconds over which events are batched; gateways see them by so much later."""
+"""Seconds for which events are collected into one batch. Gateways learn of an event up to this much later."""
 RENEW_S = 0.25
 """Seconds between two checks whether the snapshot exists and whether a gateway has requested a new one."""
 BEACON_S = 2.0
-"""Seconds between two entries that only carry the number of the last event. If the last events were lost in Redis, or
-trimmed before a slow gateway read them, and no more follow, such an entry reveals the gap."""
+"""Seconds between two stream entries that only carry the number of the last event. When the last events were lost in
+Redis, or trimmed before a slow gateway read them, and no more events follow, such an entry reveals the gap."""
 RETRY_S = 0.5
 """Seconds between two attempts while Redis is unreachable."""
 MAX_ENTRIES_AT_ONCE = 64
@@ -39,19 +39,21 @@ MAX_WAITING = 1 << 17
 MIN_BETWEEN_SNAPSHOTS = 256
 """Fewest events between two snapshots, so that a worker with few blocks does not write snapshots all the time."""
 SLICE_SLOTS = 1 << 16
-"""Table slots copied to a snapshot at once: about a millisecond of the event loop."""
+"""Slots of the table of cached blocks that are copied to a snapshot at once; this takes about a millisecond of the
+event loop."""
 
 
 class KVEventPublisher:
-    """Write the KV events of one worker to the prefix index in Redis in batches, so that gateways know which blocks it
-    has cached.
+    """Write the KV events of one worker to the prefix index in Redis in batches, so that gateways know which blocks the
+    worker has cached.
 
-    The caller passes events to `on_kv_events` and runs `run` as a task. Owns `writer` and closes it at the end of
-    `run`."""
+    The caller passes events to `on_kv_events` and runs `run` as a task. The publisher owns `writer`, which `run` closes
+    at its end."""
 
     def __init__(self, writer: IndexWriter, worker: WorkerRef, log: KVEventLog, capacity: int, clock: Clock) -> None:
-        """Create the publisher; `run` publishes. `log`: numbers the events and keeps those that wait. `capacity`:
-        number of indexed blocks that the worker can hold."""
+        """Create the publisher, which publishes nothing until `run` is called. `writer`: writes to the prefix index.
+        `worker`: the worker that has the blocks. `log`: numbers the events and keeps those that wait. `capacity`: most
+        blocks of this worker that the index lists at once."""
         self._writer = writer
         self._worker = worker
         self._facts = log
@@ -75,7 +77,8 @@ class KVEventPublisher:
         self._inbox.append(facts)
 
     async def run(self) -> None:
-        """Publish queued events every `BATCH_S` seconds until cancelled (`RETRY_S` while Redis is unreachable).
+        """Publish queued events until cancelled: every `BATCH_S` seconds, or every `RETRY_S` seconds while Redis is
+        unreachable.
 
         At the end the worker is removed from the prefix index, if Redis is reachable, and the writer is closed.
         """
@@ -126,8 +129,8 @@ class KVEventPublisher:
             await self._write()
 
     def _is_missed(self) -> bool:
-        """Return whether a gateway still requests a snapshot long after one was written: Redis has lost that
-        snapshot."""
+        """Return whether the last snapshot was written longer ago than a gateway's request for a snapshot lasts. A
+        request that exists then is newer than the snapshot, so Redis has lost the snapshot."""
         return self._clock.now() - self._written_at > REQUEST_TTL_S
 
     def _is_behind(self, covered: int) -> bool:
@@ -164,8 +167,9 @@ class KVEventPublisher:
 def compose_publisher(
     config: RedisConfig, worker: WorkerRef, num_blocks: int, clock: Clock, health: RedisHealth
 ) -> KVEventPublisher | None:
-    """Create the publisher of a worker that can hold `num_blocks` blocks in device and host memory; return None when no
-    Redis is configured."""
+    """Create and return the publisher of the cached blocks of `worker`; return None when `config` names no Redis.
+    `num_blocks`: number of blocks that the worker can hold in device and host memory together. `health`: records
+    whether Redis executes the publisher's commands."""
     if not config.url:
         return None
     writer = IndexWriter(config.url, config.namespace, worker, health=health)

@@ -30,8 +30,9 @@ MAX_SCORES = 4096
 @dataclass(slots=True)
 class _ChoiceLog:
     """Events of one choice of a job. `tokens[i]` has output index `first_index + i`; tokens below `next_index` are not
-    to be sent. `notices` has the newest event of each kind that is sent before tokens, and `due_notices` those that are
-    not sent yet."""
+    to be sent. `scores`: the prompt's log probabilities, of which the first `num_scores_sent` events were sent.
+    `notices`: the newest event of each kind that is sent before tokens. `due_notices`: those of them that are not sent
+    yet."""
 
     first_index: int
     next_index: int
@@ -45,12 +46,12 @@ class _ChoiceLog:
 
     @property
     def stop(self) -> int:
-        """Return the output index of the next token."""
+        """Return the output index that the next token will have."""
         return self.first_index + len(self.tokens)
 
     @property
     def has_scores(self) -> bool:
-        """Return whether scores are left to send."""
+        """Return whether prompt scores are left to send."""
         return self.num_scores_sent < len(self.scores)
 
     def push(self, event: JobEvent) -> None:
@@ -67,10 +68,11 @@ class _ChoiceLog:
                 self.end = event
 
     def take(self, now: float, max_scores: int) -> list[JobEvent]:
-        """Return the events to send: scores, then tokens in order, then the end.
+        """Return the events to send now, and count them as sent at the time `now`. Their order is: notices, then prompt
+        scores, then tokens by index, then the end.
 
-        At most as many whole score events are returned as begin within `max_scores`; nothing else follows until all
-        scores are sent.
+        Score events are taken whole, until they have `max_scores` scores or more together. Tokens and end follow only
+        when no score event is left.
         """
         events = list(self.due_notices.values())
         self.due_notices.clear()
@@ -89,9 +91,11 @@ class _ChoiceLog:
         return events
 
     def rewind(self, next_index: int) -> bool:
-        """Send again from `next_index` on. Returns False when the index lies before the first token of this job.
+        """Let `take` send all events again, of the tokens those from the index `next_index` on. Returns False, with
+        nothing changed, when the index is below that of the first token of this job.
 
-        The index may be ahead of the tokens here, since another worker of the same attempt may have sent more.
+        The index may be above that of the last token here, since another worker of the same attempt may have sent more
+        tokens.
         """
         if next_index < self.first_index:
             return False
@@ -102,17 +106,17 @@ class _ChoiceLog:
         return True
 
     def mute(self) -> None:
-        """Skip all events so far; an end that comes later is still sent."""
+        """Let `take` skip all events so far. If the job ends later, its end is still sent."""
         self.next_index = self.stop
         self.num_scores_sent = len(self.scores)
         self.due_notices.clear()
 
 
 class GatewayStream:
-    """One Watch stream, over which a gateway receives the events of its outbox, `box`.
+    """Hold the state of one Watch stream, over which a gateway receives the events of its outbox (`box`).
 
-    `wake`: set when there may be something to send. `is_over`: a newer stream of the gateway replaced this one.
-    `is_closing`: the stream ends once everything was sent.
+    `wake`: set when there may be something to send. `is_over`: True once a newer stream of the gateway has replaced
+    this one. `is_closing`: True if the stream is to end as soon as everything was sent.
     """
 
     def __init__(self, box: Outbox) -> None:
@@ -131,8 +135,8 @@ class Outbox:
     stream broke can receive them again.
 
     `keep_s`: seconds for which the events of an ended job are kept after the job's end was sent. `stream`: the
-    gateway's newest Watch stream, or None. `absent_since`: if there is none, the time when the last one ended or the
-    outbox was made.
+    gateway's newest Watch stream; None if that has ended or there was none. `absent_since`: while `stream` is None, the
+    time when the last stream ended, or `now` (when the outbox was made) if there was none.
     """
 
     def __init__(self, keep_s: float, now: float = 0.0) -> None:
@@ -154,8 +158,8 @@ class Outbox:
         return key in self._logs
 
     def register(self, key: JobKey, first_index: int) -> None:
-        """Start to keep the events of a job that is about to be submitted; its first token will have output index
-        `first_index`."""
+        """Start to keep the events of the job `key`, which is about to be submitted. `first_index`: output index that
+        its first token will have."""
         self._logs[key] = _ChoiceLog(first_index, first_index)
 
     def discard(self, key: JobKey) -> None:
@@ -165,10 +169,11 @@ class Outbox:
         self._fresh.pop(key, None)
 
     def push(self, event: JobEvent) -> None:
-        """Append an event of a registered job; drop an event that comes after the job's end.
+        """Append an event to the events of its job, which must be registered; drop an event that comes after the job's
+        end.
 
-        Raises KeyError for an unknown job, and AssertionError when a token's index is not the one after the last
-        token's.
+        Raises KeyError if the job is not registered, and AssertionError if the index of a token is not one above that
+        of the token before.
         """
         log = self._logs[event.key]
         if log.end is None:
@@ -176,9 +181,10 @@ class Outbox:
             self._fresh[event.key] = None
 
     def take(self, now: float) -> list[JobEvent]:
-        """Return the events to send now, and count them as sent.
+        """Return the events to send now, and count them as sent at the time `now`.
 
-        At most about `MAX_SCORES` prompt scores are returned; `has_more` tells whether others are left.
+        At most about `MAX_SCORES` prompt scores (log probabilities of prompt tokens) are returned; `has_more` tells
+        whether events are left.
         """
         events: list[JobEvent] = [*self._unknown]
         room = MAX_SCORES
@@ -192,20 +198,20 @@ class Outbox:
 
     @property
     def has_more(self) -> bool:
-        """Return whether the stream should call `take` again without waiting.
+        """Return whether there are events to send, so that the stream should call `take` again without waiting.
 
-        It should when the last `take` left events behind because of the limit on prompt scores, or new events have
+        There are if the last `take` left events behind because of the limit on prompt scores, or if new events have
         arrived.
         """
         return bool(self._fresh or self._unknown)
 
     def resume(self, positions: Mapping[JobKey, int]) -> list[JobKey]:
-        """Prepare the events for a new stream of the gateway. `positions`: each job that the gateway knows, with the
-        output index of the first token that it lacks.
+        """Prepare the outbox for a new stream of the gateway, so that `take` returns what the gateway lacks.
 
-        Each listed job is sent again from its position, and `take` reports listed jobs that are not here as failed.
-        Returns the live jobs that the gateway did not list, which the caller may cancel. Their ends are still sent,
-        because a job may have been submitted after the gateway made its list.
+        `positions`: for each job that the gateway knows, the output index of the first token that it has not received.
+        `take` then returns the events of each of these jobs from that index on, or a `Failed` event if this outbox does
+        not have the job. Returns the live jobs that are not in `positions`, which the caller may cancel. The end of
+        such a job is still sent, because the job may have been submitted after the gateway made `positions`.
         """
         self._fresh.clear()
         unlisted: list[JobKey] = []
@@ -225,7 +231,7 @@ class Outbox:
         return unlisted
 
     def live(self) -> list[JobKey]:
-        """Return the jobs whose end was not pushed yet."""
+        """Return the jobs that have not ended, which are those for which no end event was pushed."""
         return [key for key, log in self._logs.items() if log.end is None]
 
     def forget(self, now: float) -> None:
@@ -256,10 +262,10 @@ class WatchSessions:
         return len(self._boxes)
 
     def register(self, gateway: GatewayId, keys: Sequence[JobKey], first_index: int, now: float) -> bool:
-        """Start to keep events of a job of `gateway` that is about to be submitted.
+        """Start to keep the events of a job of `gateway` that is about to be submitted at the time `now`.
 
-        `keys`: one key for each choice of the job. `first_index`: output index of its first token. Returns False, with
-        nothing changed, when one of the choices is registered already.
+        `keys`: one key for each choice of the job. `first_index`: output index of the first token of each choice.
+        Returns True; or False, with nothing changed, when one of the choices is registered already.
         """
         if any(key in self._box_of and key in self._box_of[key] for key in keys):
             return False
@@ -290,15 +296,17 @@ class WatchSessions:
             stream.wake.set()
 
     def wake(self) -> None:
-        """Wake every stream, so that each sends a message to its gateway, at least an empty one as heartbeat."""
+        """Wake every stream, so that each sends a message to its gateway: the events that wait, or an empty message as
+        a heartbeat."""
         for stream in self._streams():
             stream.wake.set()
 
     def attach(
         self, gateway: GatewayId, positions: Mapping[JobKey, int], now: float
     ) -> tuple[GatewayStream, list[JobKey]]:
-        """Open a new Watch stream of `gateway`, which ends an older one. `positions`: as in `Outbox.resume`. Returns
-        the stream, and the live jobs that the gateway did not list and that the caller should cancel."""
+        """Open a new Watch stream of `gateway` at the time `now`; an older stream of this gateway ends. `positions`:
+        for each job that the gateway knows, the output index of the first token that it has not received. Returns the
+        new stream, and the live jobs that are not in `positions`, which the caller should cancel."""
         box = self._open(gateway, now)
         unlisted = box.resume(positions)
         if box.stream is not None:
@@ -310,17 +318,17 @@ class WatchSessions:
         return stream, unlisted
 
     def detach(self, stream: GatewayStream, now: float) -> None:
-        """Record that a stream has ended at `now`: from then on its gateway counts as absent, unless a newer stream has
-        replaced this one."""
+        """Record that a stream has ended at the time `now`. From then on its gateway counts as absent, unless the
+        gateway has opened a newer stream."""
         if stream.box.stream is stream:
             stream.box.stream = None
             stream.box.absent_since = now
 
     def sweep(self, now: float) -> list[JobKey]:
-        """Drop the events of jobs that ended long ago, and the outboxes of gateways that have been absent for `grace_s`
-        seconds.
+        """Drop the events of jobs whose end was sent `grace_s` seconds or more before `now`, and the outboxes of
+        gateways that have had no stream for that long.
 
-        Returns the live jobs of those gateways, which the caller should cancel.
+        Returns the live jobs of the dropped gateways, which the caller should cancel.
         """
         lost: list[JobKey] = []
         for gateway, box in list(self._boxes.items()):
@@ -331,7 +339,8 @@ class WatchSessions:
         return lost
 
     def close(self) -> None:
-        """Have every stream send what waits in its outbox and then end; a stream that is opened later does the same."""
+        """Make every stream end as soon as it has sent the events in its outbox. This also holds for streams that are
+        opened later."""
         self._is_closing = True
         for stream in self._streams():
             stream.close()

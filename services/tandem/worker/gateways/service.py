@@ -43,8 +43,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class WorkerService(WorkerServicer):
     """Serve the rpcs of worker.proto for one worker; all methods run on the event loop.
 
-    `prepare`: compiles a grammar before its job starts. `snapshot`: the newest state of the engine that the event loop
-    has received.
+    `prepare`: compiles the grammar of a job before the job starts. `snapshot`: the newest state of the engine that
+    `on_snapshot` has received.
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class WorkerService(WorkerServicer):
     # ---- the worker itself
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: _Context) -> worker_pb2.DescribeReply:
-        """Return description, engine statistics, link reports and load of this worker.
+        """Return the description, the engine statistics, the link reports and the load of this worker.
 
-        Statistics are left out when a step takes longer than `BOOKS_S`: a caller that opens a stream to this worker
-        must not wait for the step.
+        Statistics are left out when the engine has not answered after `BOOKS_S` seconds because a step is running. A
+        caller that opens a stream to this worker calls Describe first and must not wait for a long step.
         """
         metadata = context.invocation_metadata()
         reply = self._descriptor.describe(with_bundle=request.with_bundle, metadata=metadata)
@@ -152,8 +152,9 @@ class WorkerService(WorkerServicer):
         return reply
 
     async def ProbeLink(self, request: worker_pb2.ProbeLinkRequest, context: _Context) -> worker_pb2.ProbeLinkReply:
-        """Probe the link to the worker `source` and return the report, or a refusal. A probe that was started is
-        finished even if the caller's connection ends."""
+        """Measure the link over which this worker reads the memory of the worker `request.source`, and return the
+        report, or a refusal where the link cannot be measured. A probe that has begun is finished even if the caller's
+        connection ends."""
         reply = worker_pb2.ProbeLinkReply()
         try:
             report = await self._link_monitor.measure(decode_worker(request.source), request.num_bytes)
@@ -169,8 +170,9 @@ class WorkerService(WorkerServicer):
         )
 
     async def drain(self, timeout_s: float) -> DrainResult:
-        """Refuse new jobs, let running ones migrate or finish, and return the result once no job and no lease is left
-        or `timeout_s` seconds have passed. Does not raise; an engine that has ended leaves no job."""
+        """Refuse new jobs, let running ones migrate or finish, and wait up to `timeout_s` seconds until no job and no
+        lease (offer of KV to another worker) is left. Returns how many jobs and leases are left, and how many sequences
+        migrated or went back to gateways; all numbers are 0 where the engine has ended. Does not raise."""
         try:
             await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.start_drain(now))))
             # Wake every stream, so that gateways without a job here learn of the drain at once.

@@ -1,9 +1,9 @@
 """Keep KV blocks in files of one directory, each in a file of its own, and delete those that were used least recently.
 
-A file is written under another name and renamed, so that a process that is killed leaves no half of one. It begins with
-a header that names its block and holds the digests of its content, which the reader compares with what it read: a file
-that a crash of the machine or a full disk cut short is found and deleted. Several processes may use one directory; each
-looks at it again from time to time.
+A file is written under a temporary name and renamed, so that a process that is killed leaves no incomplete file under a
+block's name. A file begins with a header that names its block and holds the digests of its content, which the reader
+compares with what it read; so a file that a crash of the machine or a full disk cut short is found and deleted. Several
+processes may use one directory; each scans it from time to time for changes by the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEADER_BYTES = 4096
 """Size of a header: a page, so that the block behind it is aligned."""
 SUFFIX = ".kv"
 STALE_S = 600.0
-"""Seconds after which a file that is still being written was left behind by a process that was killed."""
+"""Age in seconds from which a file with a temporary name is deleted, because the process that wrote it was killed."""
 FORMAT = "v1"
 """Version of the format, a part of the directory's name."""
 _MAGIC = b"TANDEMKV"
@@ -34,17 +34,24 @@ _MAX_DIGESTS = (HEADER_BYTES - _HEAD.size) // 8
 
 
 class FileChanges(NamedTuple):
-    """Blocks that files hold now and did not hold before, and blocks that they hold no more."""
+    """Hold the changes that one call of `BlockFiles` makes to the set of blocks that have a file, as far as this
+    process knows that set.
+
+    `added`: hashes of the blocks of which the call has written or found a file. `removed`: hashes of the blocks whose
+    files the call has deleted, has not found any more, or has put out of use.
+    """
 
     added: Sequence[BlockHash] = ()
     removed: Sequence[BlockHash] = ()
 
 
 class BlockFiles:
-    """Write, read, list and delete the files of one model's blocks in `directory`, which is created when needed.
+    """Write, read, list and delete the files that hold one model's KV blocks in `directory`, which is created when
+    needed.
 
-    `block_bytes`, `num_digests`: size and number of digests of a block. `max_bytes`: limit on the size of all files.
-    Any thread may read; one thread at a time writes and scans. Raises ValueError for a limit below one file.
+    `block_bytes`: size of a block in bytes. `num_digests`: number of digests of a block, one per KV head. `max_bytes`:
+    limit on the size of all files together, in bytes. Any thread may read at any time; only one thread at a time may
+    write and scan. Raises ValueError if `max_bytes` is smaller than one file.
     """
 
     def __init__(self, directory: Path, block_bytes: int, num_digests: int, max_bytes: int) -> None:
@@ -65,8 +72,9 @@ class BlockFiles:
         return f"<{len(self)} of at most {self._max_files} block files in {self.directory}>"
 
     def read(self, block_hash: BlockHash, into: memoryview) -> tuple[int, ...] | None:
-        """Read a block into `into` and return the digests that its content must have; None where there is no complete
-        file. Raises OSError where the file system fails."""
+        """Read a block from its file into `into`, and return the digests in the file's header, which the caller
+        compares with the content. Returns None if there is no file, or if the file has a wrong size or header; a wrong
+        file is deleted. Raises OSError where the file system fails."""
         try:
             file = os.open(self._path(block_hash), os.O_RDONLY)
         except FileNotFoundError:
@@ -83,8 +91,9 @@ class BlockFiles:
             os.close(file)
 
     def write(self, block_hash: BlockHash, content: memoryview, digests: Sequence[int]) -> FileChanges:
-        """Write a block, delete the files beyond the limit, and return what has changed. Raises OSError, and leaves no
-        file, where it cannot be written."""
+        """Write a block with its digests to its file, and delete the least recently used files beyond the limit.
+        Returns the changes: the written block as added, and the blocks of deleted files as removed. Raises OSError, and
+        leaves no incomplete file, where the block cannot be written."""
         header = bytearray(HEADER_BYTES)
         _HEAD.pack_into(header, 0, *self._head(block_hash))
         struct.pack_into(f"<{self._num_digests}Q", header, _HEAD.size, *digests)
@@ -110,7 +119,8 @@ class BlockFiles:
         return FileChanges([block_hash], self._trim())
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:
-        """Record the use of a prefix, whose last blocks are deleted before its first ones."""
+        """Record that the blocks of a prefix are used now, in the modification times of their files. The first blocks
+        of the prefix count as used last, so that they are deleted last."""
         for block_hash in reversed(hashes):
             path = self._path(block_hash)
             with contextlib.suppress(OSError):  # deleted meanwhile, or a read-only file system
@@ -122,25 +132,28 @@ class BlockFiles:
                         self._used_ns.move_to_end(block_hash)
 
     def discard(self, block_hash: BlockHash) -> FileChanges:
-        """Delete the file of a block, if there is one, and return what has changed."""
+        """Delete the file of a block, if there is one, and return the change: the block as removed."""
         with contextlib.suppress(OSError):
             self._path(block_hash).unlink()
         return self.forget([block_hash])
 
     def forget(self, hashes: Sequence[BlockHash]) -> FileChanges:
-        """Expect no files of `hashes` until the next scan finds some, and return what has changed."""
+        """Treat the blocks `hashes` as blocks without a file until they are written again or a scan finds their files,
+        and return the change: these blocks as removed. Deletes no file."""
         with self._lock:
             for block_hash in hashes:
                 self._used_ns.pop(block_hash, None)
         return FileChanges(removed=hashes)
 
     def forget_missing(self, hashes: Iterable[BlockHash]) -> FileChanges:
-        """Look which of `hashes` have no file any more, and return what has changed."""
+        """Check which of the blocks `hashes` have no file any more, and return the change: the blocks without a file as
+        removed."""
         return self.forget([block_hash for block_hash in hashes if self._is_missing(block_hash)])
 
     def scan(self) -> FileChanges:
-        """Look at the directory, delete the files beyond the limit and those that a killed process left behind, and
-        return what has changed since the last time. Raises OSError where the file system fails."""
+        """Read the directory, delete the files beyond the limit and those that a killed process left behind, and return
+        the changes: which blocks have gained or lost a file compared with what this process knew before. Raises OSError
+        where the file system fails."""
         found = sorted((used_ns, block_hash) for block_hash, used_ns in self._scan_files())
         fresh = OrderedDict((block_hash, used_ns) for used_ns, block_hash in found)
         with self._lock:
@@ -191,8 +204,8 @@ class BlockFiles:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
     def _file_system_ns(self) -> int:
-        """Return the time of the file system's own clock, which another machine's may differ from; 0 where nothing can
-        be written."""
+        """Return the present time by the file system's clock, in nanoseconds. It may differ from this machine's clock,
+        for example on a network file system. Returns 0 where nothing can be written."""
         marker = self.directory / ".clock"
         try:
             self._make_directory()

@@ -1,5 +1,5 @@
-"""Carry out the engine's reads and writes of block files on threads of their own, and look at the directory from time
-to time."""
+"""Carry out the engine's reads and writes of block files on threads of their own, and scan the directory of the files
+from time to time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from tandem.worker.engine.driver import Command
 from tandem.worker.kv.block_files import BlockFiles, FileChanges
 
 BATCH_BLOCKS = 32
-"""Blocks that are read and checked together; a job that stops waiting gets the batches that have arrived."""
+"""Blocks that are read, checked and reported together. A job that stops waiting for its files uses the batches that
+were reported."""
 NUM_READERS = 4
 """Blocks read at the same time, for disks and file systems that answer late."""
 SCAN_S = 30.0
-"""Seconds between two looks at the directory, which other workers may write too."""
+"""Least seconds between two scans of the directory, in which other workers may write and delete files too."""
 SCAN_SHARE = 0.02
-"""Largest share of its time that the thread spends on looking."""
+"""Largest share of the writing thread's time that scans may take; where they take long, they become rarer."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,10 +34,12 @@ _Digests = tuple[int, ...]
 
 
 class FileCache:
-    """Read and write the block files of one worker, on one thread each and `NUM_READERS` further ones.
+    """Read and write the block files of one worker on threads of its own. One thread takes the engine's read orders and
+    has `NUM_READERS` further threads read the single blocks; another thread writes files and scans the directory.
 
-    `post`: queues a command for the engine. `submit` may be called on any thread and does not block. All threads are
-    daemons: a file system that does not answer does not keep the process from ending.
+    `files`: the directory of block files. `host`: the host memory that blocks are read into and written from. `post`:
+    queues a command for the engine, by which results are reported. `submit` may be called on any thread and does not
+    block. All threads are daemons: a file system that does not answer does not keep the process from ending.
     """
 
     def __init__(self, files: BlockFiles, host: HostBlocks, post: Callable[[Command], None], clock: Clock) -> None:
@@ -73,8 +76,8 @@ class FileCache:
             self._writes.put(effect)
 
     def stop(self, timeout_s: float) -> bool:
-        """End the threads after the blocks that they are reading or writing. Returns False when one has not ended after
-        `timeout_s` seconds, as on a file system that does not answer."""
+        """End each thread after the block that it is reading or writing, and wait up to `timeout_s` seconds for each.
+        Returns False when one of them has not ended by then, as on a file system that does not answer."""
         self._has_stopped.set()
         self._reads.put(None)
         self._writes.put(None)
@@ -107,7 +110,8 @@ class FileCache:
                 self._changed(self._files.forget_missing(order.hashes[num_read:]))
 
     def _read_batch(self, batch: Sequence[tuple[BlockHash, HostSlot]]) -> int:
-        """Read blocks, and return how many leading ones have arrived and passed their check."""
+        """Read the blocks of a batch into their host slots. Return how many of them, counted from the first up to the
+        first failure, have arrived and match their digests."""
         for index, (block_hash, slot) in enumerate(batch):
             self._to_read.put((index, block_hash, slot))
         # All have ended before any slot is given back.
@@ -165,7 +169,7 @@ class FileCache:
         return True
 
     def _scan(self) -> float:
-        """Look at the directory, and return when to look again."""
+        """Scan the directory, report what has changed to the engine, and return the time of the next scan."""
         began = self._clock.now()
         try:
             self._changed(self._files.scan())
@@ -175,7 +179,7 @@ class FileCache:
         return now + max(SCAN_S, (now - began) / SCAN_SHARE)
 
     def _complain(self, what: str, error: OSError) -> None:
-        """Log the first error after a write that succeeded."""
+        """Log a warning for an error, unless another error was logged since the last successful write."""
         if not self._has_complained:
             self._has_complained = True
             _log.warning("cannot %s %s, and goes on without: %s", what, self._files.directory, error)

@@ -25,18 +25,19 @@ from tandem.worker.engine.driver import EngineDriver
 from tandem.worker.grpc_status import abort_on_error
 
 MAX_UNANSWERED = 256
-"""Messages of one consumer that may wait for the engine; further ones stay in the stream."""
+"""Most messages of one consumer that may wait for the engine; further ones are not read from the stream until then."""
 
 _Context = grpc.aio.ServicerContext[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate]
 
 
 class ConsumerStream:
-    """One StreamHandoff stream of `consumer`, and the next message that will be sent on it (`pending`).
+    """Hold the state of one StreamHandoff stream of `consumer`, with the next message that will be sent on it
+    (`pending`).
 
     `wake`: set when there may be something to send. `is_over`: the consumer has ended the stream, or a newer stream
-    replaced this one. `failure`: the error that a message of the consumer caused. `pending.renewed_sequence`: number of
-    the consumer's last message whose effects are in `pending` or were sent before; 0 when no message was applied since
-    the last update.
+    replaced this one. `failure`: the error that a message of the consumer caused, or None. `pending.renewed_sequence`:
+    number of the consumer's newest message that the engine has applied since the last update was sent; 0 when it has
+    applied none. All effects of that message are in `pending` or were sent before.
     """
 
     def __init__(self, consumer: WorkerRef) -> None:
@@ -53,15 +54,15 @@ class ConsumerStream:
 
 
 class HandoffService:
-    """Serve StreamHandoff as a producer: pass consumers' requests to the engine, and send the announcements of their
-    blocks.
+    """Serve StreamHandoff as a producer: pass the requests of consumers to the engine, and send announcements of KV
+    blocks to the consumers.
 
     Each consumer has one stream, the newest. All calls must be on the event loop. `fingerprint`: hexadecimal
     fingerprint of this worker's model and KV format, which a consumer must share. `lease_s`: duration of a lease in
     seconds, and also how long a consumer may take to read a message.
 
-    Nothing is kept for a consumer without a stream: when it requests its hand-offs again over a new stream, the engine
-    repeats every announcement.
+    Nothing is kept for a consumer without a stream. When the consumer opens a new stream and requests its hand-offs
+    again, the engine repeats every announcement.
     """
 
     def __init__(self, driver: EngineDriver, fingerprint: str, lease_s: float) -> None:
@@ -74,8 +75,8 @@ class HandoffService:
         return f"<consumers {[str(consumer) for consumer in self._streams]}>"
 
     def send(self, effect: SendAnnouncement | SendHandoffEnded) -> None:
-        """Add an announcement, or the end of a hand-off, to the next message for its consumer; it is dropped when the
-        consumer has no stream."""
+        """Add an announcement, or the end of a hand-off, to the next message for the consumer `effect.consumer`. The
+        effect is dropped when that consumer has no stream."""
         stream = self._streams.get(effect.consumer)
         if stream is None:
             return
@@ -87,13 +88,14 @@ class HandoffService:
         stream.wake.set()
 
     def close(self) -> None:
-        """End the streams of all consumers, after what is pending was sent."""
+        """End the stream of each consumer after the message that is pending for the consumer was sent."""
         for stream in self._streams.values():
             stream.end()
 
     async def serve(self, requests: AsyncIterator[kv_pb2.StreamHandoffRequest], context: _Context) -> None:
-        """Serve a stream until the consumer ends it, opens another one, or does not read a message within the lease
-        time.
+        """Serve the stream of one consumer until the consumer ends it, opens another one, or does not read a message
+        within the lease time. `requests`: the messages of the consumer. `context`: the gRPC call, on which updates are
+        sent.
 
         Aborts the call with FAILED_PRECONDITION when the fingerprints differ, and with the status of a TandemError when
         a message of the consumer is malformed or the engine has ended.
@@ -129,7 +131,7 @@ class HandoffService:
         requests: AsyncIterator[kv_pb2.StreamHandoffRequest],
         stream: ConsumerStream,
     ) -> None:
-        """Receive the consumer's messages and apply them without waiting for each other's effects.
+        """Receive the consumer's messages and pass each to the engine without waiting for the answer to the one before.
 
         The engine runs commands between two steps, so waiting for each answer would cost one step per message.
         """
@@ -145,7 +147,8 @@ class HandoffService:
             stream.end()
 
     def _apply(self, message: kv_pb2.StreamHandoffRequest, stream: ConsumerStream) -> asyncio.Future[None]:
-        """Post a message's commands to the engine. The answer follows the updates that the commands cause."""
+        """Post a message's commands to the engine, and return a future that completes once they are applied. The
+        updates that they cause are in `stream.pending` before that."""
 
         def settle(done: asyncio.Future[None]) -> None:
             error = None if done.cancelled() else done.exception()

@@ -29,10 +29,10 @@ class SourceGone(Exception):
 
 
 class Source(NamedTuple):
-    """A worker that was verified and may be read.
+    """Hold what is needed to read from a worker that was verified.
 
-    `stub`: for calls to it. `peer`: for the transport to connect to it. `machine`: the identity of its machine from
-    `DescribeReply`.
+    `stub`: makes gRPC calls to the worker. `peer`: description by which the transport connects to it. `machine`:
+    identity of the machine on which it runs, from `DescribeReply`.
     """
 
     stub: WorkerStub
@@ -42,12 +42,13 @@ class Source(NamedTuple):
 
 @asynccontextmanager
 async def open_source(trust: PeerAuth, source: WorkerRef, me: WorkerInfo) -> AsyncIterator[Source]:
-    """Open a channel to the worker `source`, verify its description, and yield it as a `Source`; the channel is closed
-    after the block. `me`: this worker, whose model and KV format must match.
+    """Open a channel to the worker `source`, verify its description, and yield it as a `Source`. The channel is closed
+    at the end of the `async with` block. `trust`: authentication within the cluster. `me`: this worker, whose model and
+    KV format the source must have too.
 
     Raises SourceGone when the source's host refuses connections to its address, another worker or incarnation answers,
-    or model, KV format or transport differ; TandemError when the answer is not authenticated, and then nothing of it is
-    used; grpc.aio.AioRpcError when the source does not answer.
+    or model, KV format or transport differ. Raises TandemError when the answer is not authenticated; nothing of the
+    answer is used then. Raises grpc.aio.AioRpcError when the source does not answer.
     """
     async with trust.open_channel(source.address) as channel:
         stub = trust.stub(channel, source.incarnation)

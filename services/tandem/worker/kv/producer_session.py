@@ -1,9 +1,9 @@
 """Run the consumer's end of StreamHandoff with one source: connect, follow hand-offs, renew and release leases.
 
 A connection attempt verifies the source, makes it readable, opens the stream, and follows every active hand-off. When a
-connection breaks, another attempt follows as long as a hand-off is active; meanwhile the engine's leases run. A source
-whose process has ended is reported as lost at the first attempt. One that cannot be reached for as long as a lease
-lasts has expired its offers by then, and is reported as lost too.
+connection breaks, another attempt follows as long as a hand-off is active; leases that the source has given may expire
+meanwhile. A source whose process has ended is reported as lost at the first attempt. A source that cannot be reached
+for as long as a lease lasts is reported as lost too, because its offers have expired by then.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NUM_FIRST_TRIES = 4
 BACKOFF_S = 0.05
 """First delay in seconds after a failure; doubles each time."""
 MAX_BACKOFF_S = 1.0
-"""Upper bound of that delay, in seconds."""
+"""Upper bound, in seconds, of the delay that begins with `BACKOFF_S`."""
 IDLE_S = 60.0
 """Seconds without an active hand-off after which a session ends."""
 
@@ -57,10 +57,11 @@ SourceEffect = FollowHandoff | RenewLeases | SendRemainderRequest | ReleaseHando
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """What all sessions of a worker with its sources share.
+    """Hold what all sessions of a worker with its sources share.
 
-    `me`: this worker. `trust`: authentication within the cluster. `post`: queues a command for the engine's thread.
-    `transfer`: connects sources for reads. `lease_s`: seconds that a lease lasts without renewal.
+    `me`: this worker. `trust`: authentication within the cluster. `clock`: the clock that the engine uses too. `post`:
+    queues a command for the engine's thread. `transfer`: connects sources for reads. `lease_s`: seconds that a lease
+    lasts without renewal.
     """
 
     me: WorkerInfo
@@ -82,10 +83,12 @@ _Call = grpc.aio.StreamStreamCall[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHand
 
 
 class ProducerSession:
-    """Keep a StreamHandoff stream to one source, a producer that this worker reads from: send it the engine's requests,
-    and pass its announcements and lease renewals to the engine. All calls on the event loop.
+    """Keep a StreamHandoff stream to one source, a producer that this worker reads from: send the engine's requests to
+    the source, and pass the source's announcements and lease renewals to the engine. All calls must be on the event
+    loop.
 
-    `_active` has the hand-offs that are followed now; for a prefix fetch with the request, else with None.
+    `_active`: the hand-offs that are followed now, each with its request if it is a remote prefix fetch, else with
+    None.
     """
 
     def __init__(self, source: WorkerRef, context: SessionContext) -> None:
@@ -109,7 +112,7 @@ class ProducerSession:
         return f"<session with {self.source}, {len(self._active)} followed, {self._num_failures} failures in a row>"
 
     def carry_out(self, effect: SourceEffect) -> None:
-        """Queue an effect of the engine for this session's source; it is sent with the next message. Returns without
+        """Queue an effect of the engine, to be sent to this session's source with the next message. Returns without
         waiting."""
         match effect:
             case FollowHandoff(_, key, prefix_request):
@@ -128,22 +131,22 @@ class ProducerSession:
         self._wake.set()
 
     def reconnect(self) -> None:
-        """End the present stream to `source` and connect again, because the transport has lost its connection to
-        `source`.
+        """End the current stream to `source`, because the transport has lost its connection to `source`, and return
+        without waiting.
 
-        Returns without waiting; `run` reconnects, or ends the session where no hand-off is active.
+        `run` then opens a new stream, or ends the session where no hand-off is active.
         """
         self._is_lost = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Connect to the source and exchange messages, with new attempts after failures, until the session is not
-        needed.
+        """Connect to the source and exchange messages until the session is not needed any more; connect again after
+        failures.
 
-        Returns when no hand-off was active for `IDLE_S` seconds, or none is active when the connection breaks. Also
-        returns when the source is gone, does not answer `NUM_FIRST_TRIES` first attempts, or stays unreachable for as
-        long as a lease lasts; the source is then reported to the engine as lost. There is no await between the last
-        check for active hand-offs and the return, so that no request is lost.
+        Returns when no hand-off was active for `IDLE_S` seconds, or when the connection breaks while none is active.
+        Also returns when the source is gone, has not answered the first `NUM_FIRST_TRIES` attempts, or stays
+        unreachable for as long as a lease lasts; the source is then reported to the engine as lost. There is no await
+        between the last check for active hand-offs and the return, so that no request is lost.
         """
         while True:
             is_broken = True
@@ -316,7 +319,7 @@ class ProducerSession:
 
 
 class ProducerSessions:
-    """Own a session for each source, from the first hand-off of that source until some idle time after the last one.
+    """Own a session with each source: from the first hand-off of the source until no hand-off was active for some time.
 
     All calls must be on the event loop.
     """
@@ -335,7 +338,8 @@ class ProducerSessions:
         return frozenset(self._sessions)
 
     def carry_out(self, effect: SourceEffect) -> None:
-        """Pass an effect of the engine to the session with the effect's source; start the session if there is none.
+        """Pass an effect of the engine to the session with the source that the effect names; start a session if there
+        is none.
 
         A lease renewal starts no session, and nothing is done after `close`.
         """
@@ -349,13 +353,14 @@ class ProducerSessions:
         session.carry_out(effect)
 
     def peer_lost(self, source: WorkerRef) -> None:
-        """Reconnect the session with a source that the transport has lost; nothing can be read from the source until
-        then. Does nothing without a session."""
+        """Make the session with `source` connect again, because the transport has lost its connection to `source`.
+        Until it has connected, nothing can be read from `source`. Does nothing if there is no session with `source`."""
         if source in self._sessions:
             self._sessions[source].reconnect()
 
     async def close(self) -> None:
-        """End all sessions and wait for that; leases that the sources hold for this worker expire by themselves."""
+        """End all sessions and wait until they have ended. Leases that sources have given to this worker are not
+        released; they expire by themselves."""
         self._is_open = False
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -373,7 +378,8 @@ class ProducerSessions:
 
 
 def _is_cancelled() -> bool:
-    """Return whether this task was cancelled: a call that its server cancels raises CancelledError too."""
+    """Return whether this task itself was cancelled. CancelledError alone does not show that: a gRPC call that its
+    server cancels raises it too."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -44,22 +44,23 @@ transfer."""
 SELF_TEST_S = 10.0
 """Seconds after which a self-test without an answer has failed."""
 MIN_SAMPLE_BYTES = 1 << 20
-"""Smallest read that counts for the throughput of its source, in bytes; smaller ones measure the cost of an order, not
-the link."""
+"""Smallest read that counts for the throughput of its source, in bytes; smaller ones measure the fixed cost of a read,
+not the link."""
 _MAX_SOURCES = 4096
 """Sources whose throughput is kept; beyond that the oldest is dropped."""
 
 
 class SourceThroughput(NamedTuple):
-    """Bytes read from a source, and the sum of the reads' durations in seconds: time in which two reads overlap counts
-    twice."""
+    """Hold how much was read from a source: the bytes, and the sum of the reads' durations in seconds. A time in which
+    two reads overlap counts twice."""
 
     num_bytes: int = 0
     seconds: float = 0.0
 
 
 class _OpenRead(NamedTuple):
-    """Source of an open read. `result` completes with the end of a probe read; None: the engine's own read."""
+    """Source of an open read. `result`: future that completes with the end of a probe read; None for a read of the
+    engine."""
 
     source: WorkerRef
     result: Future[ReadDone] | None
@@ -68,14 +69,15 @@ class _OpenRead(NamedTuple):
 class TransferClient:
     """Own the KV transfer of one worker, its connections to sources (workers that it reads from) and its open reads.
 
-    `open_transfer(on_event)` opens the transfer. `post` queues a command for the engine's thread. `report` receives the
-    loss of a source and the end of the transfer, on the transfer thread; a lost source before the engine does, so that
-    the streams to the source are reset before the engine reacts. `digests`: whether reads are checked against the
-    source's digests. `problem`: None after a self-test that has succeeded, else what is wrong.
+    `open_transfer(on_event)` opens the transfer, which passes its events to `on_event`. `post` queues a command for the
+    engine's thread. `report` is called on the transfer thread when a source was lost, and when the transfer has ended.
+    It is called before the engine learns of a lost source, so that the streams to the source are reset before the
+    engine reacts. `digests`: whether reads are checked against the source's digests. `problem`: None after a self-test
+    that has succeeded, else what is wrong.
 
     Called by the engine's thread (reads), the event loop (connections, probe reads) and the transfer thread (events).
-    All probe reads write the same blocks, and a failed one may go on writing until the transport
-    has ended all reads from its source.
+    All probe reads write to the same blocks, and a failed one may go on writing until the transport has ended all reads
+    from its source (`undrained_probe`).
     """
 
     def __init__(
@@ -106,8 +108,8 @@ class TransferClient:
         return f"TransferClient({len(self._peers)} peers, {len(self._lingering)} lingering)"
 
     async def test(self) -> str | None:
-        """Read a few bytes of this worker's own memory through the transfer, and return `problem`: None, or what is
-        wrong.
+        """Read a few bytes of this worker's own memory through the transfer, and return the new value of `problem`:
+        None if the bytes have arrived intact, else what is wrong.
 
         Must be called on the event loop, one call at a time.
         """
@@ -126,8 +128,8 @@ class TransferClient:
         return self.problem
 
     def connect(self, peer: TransportPeer) -> Future[None]:
-        """Make a source readable; returns without waiting. The future completes once the source is connected, and
-        raises PeerError when that fails."""
+        """Begin to connect to the source that `peer` describes, so that it can be read, and return without waiting. The
+        future completes once the source is connected, and raises PeerError when that fails."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
@@ -142,20 +144,21 @@ class TransferClient:
         return future
 
     def canonical_peer(self, peer: TransportPeer) -> TransportPeer:
-        """Return the connected source that is the same worker as `peer`, if there is one, else `peer`.
+        """Return the description under which the worker of `peer` is connected already, or `peer` itself if it is not
+        connected.
 
-        The two may differ in the spelling of the address. Connecting the same source under another address would abort
-        its open reads.
+        The two descriptions may differ in the spelling of the worker's address. Connecting the worker again under
+        another spelling would abort the open reads from it.
         """
         with self._lock:
             others = [known for known in self._peers.values() if known.life == peer.life]
         return next((known for known in others if replace(peer, worker=known.worker) == known), peer)
 
     def start_read(self, read: StartRead) -> None:
-        """Start a read of the engine and return without waiting; its end is reported to the engine.
+        """Start a read of the engine and return without waiting; the end of the read is reported to the engine.
 
         If the source is not connected or has offered no digests although they are required, the read is reported as
-        failed, with no write under way.
+        failed, and nothing writes to its local blocks.
         """
         with self._lock:
             peer = self._peers.get(read.source)
@@ -172,9 +175,9 @@ class TransferClient:
             self._refuse(read, problem)
 
     def try_read(self, trial: StartRead) -> Future[ReadDone]:
-        """Start a read that the engine does not know, for a link probe, under a new id instead of the one in `trial`.
-        The future completes only with the end of the read; it raises PeerError when the read fails or cannot be
-        started."""
+        """Start a read for a link probe, of which the engine does not know, and return without waiting. `trial`: the
+        read to start; its id is replaced by a new one. The future completes only when the read has ended, and raises
+        PeerError when the read has failed or cannot be started."""
         result: Future[ReadDone] = Future()
         result.set_running_or_notify_cancel()
         with self._lock:
@@ -187,14 +190,16 @@ class TransferClient:
         return result
 
     def undrained_probe(self) -> WorkerRef | None:
-        """Return a source of which a failed probe read may still write to local memory; None if there is none."""
+        """Return a source from which a failed probe read may still write to local memory; None if there is none."""
         with self._lock:
             return next(iter(self._undrained_probes), None)
 
     def take_throughput(self, num_bytes: int) -> dict[WorkerRef, SourceThroughput]:
-        """Return the throughput of the engine's reads by source, and reset it for the returned sources.
+        """Return, by source, the throughput of the engine's reads since the source was last returned, and begin to
+        count anew.
 
-        Sources of which fewer than `num_bytes` bytes were read are left out, and keep their counts.
+        Sources from which fewer than `num_bytes` bytes were read are left out, and their counts are kept. Reads of
+        fewer than `MIN_SAMPLE_BYTES` bytes do not count.
         """
         with self._lock:
             taken = {source: found for source, found in self._throughput.items() if found.num_bytes >= num_bytes}
@@ -203,8 +208,9 @@ class TransferClient:
         return taken
 
     def tear_down(self, source: WorkerRef, reason: str) -> None:
-        """Tear down the connection to a source with all its reads; returns without waiting. Does nothing when the
-        source is not connected, because its loss was reported to the engine before."""
+        """Begin to tear down the connection to a source with all its reads, and return without waiting. `reason`: the
+        reason for reports and logs. Does nothing when the source is not connected, because its loss was reported to the
+        engine before."""
         with self._lock:
             is_connected = source in self._peers
         problem = self._send(TearDownPeer(source, reason)) if is_connected else None
@@ -212,8 +218,8 @@ class TransferClient:
             _log.warning("the KV connection to worker %s cannot be closed: %s", source, problem)
 
     def disconnect_when_idle(self, source: WorkerRef) -> None:
-        """Disconnect a source that is gone once no read of it is open; a later `connect` cancels this. Returns without
-        waiting.
+        """Disconnect a source that is gone as soon as no read of it is open, and return without waiting. A later
+        `connect` cancels this.
 
         Until the source is disconnected, its memory stays mapped here, and GPU memory that is mapped cannot be freed.
         """
@@ -224,8 +230,8 @@ class TransferClient:
         self._leave(source)
 
     def keep(self, sources: Set[WorkerRef]) -> None:
-        """Disconnect every connected source that is not in `sources`, compared by id and incarnation, once no read of
-        it is open."""
+        """Disconnect all connected sources except `sources`, each as soon as no read of it is open. Sources are
+        compared by id and incarnation."""
         lives = {(source.id, source.incarnation) for source in sources}
         with self._lock:
             others = [source for source, peer in self._peers.items() if peer.life not in lives]
@@ -233,8 +239,8 @@ class TransferClient:
             self.disconnect_when_idle(source)
 
     def on_event(self, event: Event) -> None:
-        """Handle an event of the transfer, on the transfer thread: update connections and open reads, and report to the
-        engine or to the caller that waits."""
+        """Handle an event of the transfer: update connections and open reads, and report to the engine or to the caller
+        that waits. Called on the transfer thread."""
         match event:
             case ReadDone() | ReadFailed():
                 self._end_read(event)
@@ -262,7 +268,7 @@ class TransferClient:
                 self._stop(event)
 
     def _send(self, command: TransferCommand) -> str | None:
-        """Send a command to the transfer. Returns None, or why no event will answer."""
+        """Send a command to the transfer. Returns None if it was sent, else the reason why no event will answer it."""
         try:
             self.transfer.send(command)
         except RuntimeError as error:
@@ -270,7 +276,7 @@ class TransferClient:
         return None
 
     def _start(self, read: StartRead, result: Future[ReadDone] | None) -> str | None:
-        """Order a read. Returns None, or why it was not started."""
+        """Send a read to the transfer and record it as open. Returns None, or why it was not started."""
         with self._lock:
             self._reads[read.read] = _OpenRead(read.source, result)
         problem = self._send(read)

@@ -1,10 +1,11 @@
 """Decide when the links to other workers are probed, and report the results.
 
-A source is probed when it is chosen from the registry, when its first transfers are suspicious, and again after errors.
-At most NUM_PEERS sources of each zone are probed without a cause, in registry order. For other sources the throughput
-of their first transfers is reported; if it is below the required bandwidth, or a link type is required, the link is
-probed too, because a transfer may be slow only because of other traffic. For the same reason a link counts as too slow
-only after two slow probes in a row, and a source is not refused because its answer was late.
+A source (a worker that this one may read from) is probed when it is chosen among the registered workers, when its first
+transfers look slow, and again after errors. At most NUM_PEERS sources of each zone are chosen, by a hash of the two
+workers' names. For other sources the throughput of their first transfers is reported; if it is below the required
+bandwidth, or a link type is required, the link is probed too, because a transfer may be slow only because of other
+traffic. For the same reason a link counts as too slow only after two slow probes in a row, and a late answer alone does
+not make this worker refuse a source.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FRESH_S = 5.0
 RETRY_S = 15.0
 """First delay in seconds before a link with a problem, or without a measurement, is probed again; doubles each time."""
 MAX_RETRY_S = 600.0
-"""Upper bound of that delay, in seconds."""
+"""Upper bound, in seconds, of the delay that begins with `RETRY_S`."""
 GONE_S = 60.0
 """Seconds after which a source that is no longer registered is forgotten; longer than a registry takes to be
 refilled."""
@@ -55,8 +56,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Entry:
-    """A report and its schedule. `due_at` is the time of the next probe; None: only after an event. `met_at` is when
-    the source was last registered, or first seen."""
+    """A report with its schedule. `num_problems`: reports in a row with a problem or without a measurement. `due_at`:
+    time of the next probe; None: none is scheduled until an event requires one. `met_at`: time when the source was last
+    found in the registry, or was first reported."""
 
     report: LinkReport
     number: int
@@ -67,11 +69,11 @@ class _Entry:
 
 
 class LinkReports:
-    """Keep the newest link report of each source (a worker that this one may read from), and when to probe the source
-    again.
+    """Keep the newest link report of each source (a worker that this one may read from), and the time at which to probe
+    the source again.
 
-    Reports are numbered in order of arrival from 1; `number` is the newest. Only the newest incarnation of a source is
-    kept. Times are seconds of the caller's clock.
+    Reports are numbered in order of arrival from 1; `number` is the number of the newest report. Only the newest
+    incarnation of a source is kept. Times are seconds of the caller's clock.
     """
 
     def __init__(self) -> None:
@@ -82,11 +84,12 @@ class LinkReports:
         return f"<links to {len(self._entries)} sources, {self.number} reports>"
 
     def put(self, report: LinkReport, now: float) -> bool:
-        """Store a report; return whether it tells something new about the source.
+        """Store a report, and return whether it says something new about its source.
 
-        It does if it is the first report of the source's incarnation, or differs from the report before it in link type
-        or in having a problem. A report of an older incarnation is dropped, and False is returned. A report with a
-        problem, or without a measurement, schedules another probe after a delay that doubles each time.
+        The result is True for the first report of the source's incarnation, and for a report that differs from the one
+        before it in the link type or in having a problem. A report of an older incarnation is dropped, and the result
+        is False. A report with a problem, or without a measurement, schedules another probe after a delay, which
+        doubles with each such report in a row.
         """
         source = report.source
         known = self._entries.get(source.id)
@@ -107,7 +110,7 @@ class LinkReports:
         return known is None or not same or _gist(known.report) != _gist(report)
 
     def find(self, source: WorkerRef) -> LinkReport | None:
-        """Return the newest report of a source; None for an unknown source or another incarnation."""
+        """Return the newest report of a source; None if there is no report of this incarnation of the source."""
         entry = self._entries.get(source.id)
         return entry.report if entry is not None and entry.report.source == source else None
 
@@ -117,24 +120,21 @@ class LinkReports:
         return report if report is not None and now - self._entries[source.id].measured_at < FRESH_S else None
 
     def suspect(self, source: WorkerRef, now: float) -> None:
-        """Schedule a probe of a source after a failed read, unless one is scheduled already. Does nothing for a source
-        without a report."""
+        """Schedule a probe of a source because a read from it has failed. Does nothing if a probe of the source is
+        scheduled already, or if there is no report of it."""
         entry = self._entries.get(source.id)
         if entry is not None and entry.report.source == source and entry.due_at is None:
             entry.due_at = max(now, entry.measured_at + FRESH_S)
 
     def forget(self, source: WorkerRef) -> None:
-        """Drop the report of a source that no longer exists, and its next probe; does nothing for another
-        incarnation."""
+        """Drop the report of a source that no longer exists, and with it the source's next probe. Does nothing if the
+        report is of another incarnation of the source."""
         if self.find(source) is not None:
             del self._entries[source.id]
 
     def listed(self, sources: Set[WorkerRef], now: float) -> None:
-        """Record that `sources` are registered now, and drop the reports of sources that have not been registered for
-        `GONE_S` seconds.
-
-        Without that, sources that are gone would be probed for ever.
-        """
+        """Record that `sources` are registered at the time `now`, and drop the reports of sources that have not been
+        registered for `GONE_S` seconds, so that they are not probed any more."""
         for entry in list(self._entries.values()):
             if entry.report.source in sources:
                 entry.met_at = now
@@ -142,8 +142,8 @@ class LinkReports:
                 self.forget(entry.report.source)
 
     def due(self, chosen: Iterable[WorkerRef], now: float) -> list[WorkerRef]:
-        """Return the sources to probe at `now`: those of `chosen` without a report, and any whose scheduled probe is
-        due."""
+        """Return the sources to probe at the time `now`: the sources in `chosen` that have no report, and all sources
+        whose scheduled probe is due."""
         new = [source for source in chosen if self.find(source) is None]
         again = (entry for entry in self._entries.values() if entry.due_at is not None and now >= entry.due_at)
         return [*new, *(entry.report.source for entry in again)]
@@ -158,10 +158,11 @@ def _gist(report: LinkReport) -> tuple[str, bool]:
 
 
 class LinkMonitor:
-    """Probe the links to other workers when that is due, and keep the reports. All calls on the event loop.
+    """Probe the links to other workers when a probe is due, and keep the results in `reports`. All calls must be on the
+    event loop.
 
-    `required`: the bandwidth and link type that links must have. `probe`: measures one link. `reads`: reports the
-    throughput of ordinary transfers. `on_change`: called after each new report.
+    `me`: this worker. `required`: the bandwidth and link type that links must have. `probe`: measures one link.
+    `reads`: knows the throughput of ordinary transfers. `on_change`: called after each new report.
     """
 
     def __init__(
@@ -187,9 +188,9 @@ class LinkMonitor:
         return f"<link monitor of {self._me.me.id}: {self.reports}, {len(self._running)} probes running>"
 
     async def run(self, list_workers: Callable[[], Awaitable[Sequence[WorkerRecord]]] | None) -> None:
-        """Probe links until cancelled. `list_workers` returns the registered workers, among which the sources to probe
-        are chosen, and may raise StoreUnavailable. With None no source is chosen; the throughput of transfers is still
-        reported, and a link that looks slow or has failed is still probed."""
+        """Probe links until cancelled. `list_workers`: returns the registered workers, among which the sources to probe
+        are chosen, and may raise StoreUnavailable. If it is None, no source is chosen: the throughput of transfers is
+        still reported, and a link whose transfers look slow, or over which a read has failed, is still probed."""
         list_at, pause_s = self._clock.now(), BEAT_S
         while True:
             now = self._clock.now()
@@ -203,22 +204,25 @@ class LinkMonitor:
     def cancel(self) -> None:
         """Cancel the running probes and return without waiting.
 
-        Each probe ends with its open reads, at the latest with the transfer thread.
+        A cancelled probe ends as soon as all reads that it has started have ended. If they do not end by themselves,
+        they end together with the transfer thread.
         """
         for task in self._running.values():
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel all probes and wait until they have ended; called after the transfer thread has ended."""
+        """Cancel all probes and wait until they have ended. Must be called after the transfer thread has ended, because
+        a probe waits for its reads."""
         self.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> LinkReport:
-        """Probe the link to a source and return the report. Raises TandemError when the source is this worker itself,
-        is gone or cannot be read, or when too many probes are open.
+        """Probe the link to a source and return the report. `num_bytes`: bytes to read. If it is 0, enough bytes for a
+        meaningful result are read, or a measurement that is less than `FRESH_S` seconds old is returned without a new
+        probe.
 
-        With `num_bytes` 0 enough bytes for a meaningful result are read, and a recent report is returned instead of a
-        new probe. A probe that was started is finished even if its callers are cancelled.
+        Raises TandemError when the source is this worker itself, is gone or cannot be read, or when too many probes are
+        open. A probe that was started is finished even if its callers are cancelled.
         """
         if source.id == self._me.me.id:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"{source} is this worker itself", param="source")

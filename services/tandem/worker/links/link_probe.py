@@ -1,10 +1,10 @@
 """Measure the link to another worker by reading its probe blocks (`kv.layout.KVRegion`) into this worker's own, over
 and over.
 
-Probe blocks belong to no block pool: those that are read have the same constant content in every worker, those that are
-written hold nothing. The timed passes skip digests and measure what the link carries. The first pass also establishes
-connections. It and the last pass are verified against digests, with different content each, which proves that the data
-was read now.
+Probe blocks belong to no block pool: the blocks that probes read have the same constant content in every worker, and
+the blocks that probes write hold nothing else. The timed passes skip digests, so that they measure what the link
+carries. The first pass also establishes connections. The first and the last pass are verified against digests; they
+read different content into the same blocks, which proves that the data was read now.
 """
 
 from __future__ import annotations
@@ -33,35 +33,38 @@ from tandem.worker.model.worker_info import WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
 
 ENOUGH_BYTES = 64 << 20
-"""Bytes of an ordinary probe, which ends after these bytes or `ENOUGH_S`."""
+"""Bytes of a probe for which the caller names no number of bytes; it ends after these bytes or `ENOUGH_S`."""
 ENOUGH_S = 0.2
-"""Seconds of an ordinary probe, which ends after this time or `ENOUGH_BYTES`."""
+"""Seconds of a probe for which the caller names no number of bytes; it ends after this time or `ENOUGH_BYTES`."""
 MOST_BYTES = 64 << 30
-"""Most bytes of a probe that names a number of bytes."""
+"""Most bytes of a probe for which the caller names a number of bytes."""
 MOST_S = 10.0
-"""Most seconds per pass of a probe that names a number of bytes."""
+"""Most seconds per pass of a probe for which the caller names a number of bytes."""
 TICK_S = 1e-6
 """Shortest duration of a read, in seconds, in case the clock is coarse."""
 IDLE_S = 0.05
 """Seconds for which other traffic is counted before the timed passes."""
 MAX_OPEN = 2
-"""Read orders open at once. The transfer thread alternates between their parts and reads for requests."""
+"""Most reads of a probe that are open at once. The transfer thread reads parts of them and of reads for requests in
+turn."""
 NUM_ALONE = 3
-"""Orders that are timed one after the other by the transfer thread's clock, which a busy event loop does not delay."""
+"""Reads of the pass that runs them one after the other. Each is timed by the transfer thread, which a busy event loop
+does not delay."""
 
 
 class ProbeResult(NamedTuple):
-    """Report of a probe, and the two ends of the measured link."""
+    """Hold the report of a probe (`report`), and the two ends of the measured link (`ends`)."""
 
     report: LinkReport
     ends: LinkEndpoints
 
 
 class LinkProbe:
-    """Measure the link to one other worker at a time, by timed reads of its probe blocks. All calls on the event loop.
+    """Measure the link to one other worker at a time, by timed reads of that worker's probe blocks. All calls must be
+    on the event loop.
 
-    `digests`: for each of this worker's probe blocks, one number per KV head of the model; None when reads are not
-    verified. `patience_s`: seconds after which a read that has not ended has the connection to its source torn down.
+    `digests`: for each of this worker's probe blocks, one digest per KV head of the model; None when reads are not
+    verified. `patience_s`: seconds that a read may take; after that the connection to its source is torn down.
     """
 
     def __init__(
@@ -83,9 +86,12 @@ class LinkProbe:
         self._turn = asyncio.Lock()
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> ProbeResult:
-        """Read about `num_bytes` bytes from a source (0: enough for a meaningful result) and return the result; waits
-        for a running probe first. Raises SourceGone when the source has ended, restarted or can never be read, and
-        TandemError when the link could not be measured."""
+        """Read about `num_bytes` bytes from the worker `source`, and return the result. With `num_bytes` 0 the probe
+        reads as much as a meaningful result needs. If another probe is running, waits for its end first.
+
+        Raises SourceGone when the source has ended, restarted or can never be read, and TandemError when the link could
+        not be measured.
+        """
         async with self._turn:
             try:
                 return await self._measure(source, num_bytes)
@@ -133,8 +139,8 @@ class LinkProbe:
 
 
 class _Run(NamedTuple):
-    """Result of one pass. `bytes_per_s` is the best throughput in bytes per second: that of the pass, or of a single
-    order where the event loop delayed the others."""
+    """Result of one pass. `bytes_per_s`: best throughput in bytes per second, that of the whole pass or of its fastest
+    read. The latter is better where the event loop delayed the pass."""
 
     num_bytes: int
     bytes_per_s: float
@@ -159,9 +165,11 @@ class _ProbePasses:
     async def run(
         self, shift: int, num_rounds: int, limit_s: float, *, checked: bool = True, most_open: int = MAX_OPEN
     ) -> _Run:
-        """Read probe blocks with an offset of `shift`, `num_rounds` times or until `limit_s` seconds are over.
+        """Read probe blocks `num_rounds` times, or until `limit_s` seconds are over, with at most `most_open` reads at
+        once. `shift`: number of blocks by which the source's blocks are rotated; passes with different shifts write
+        different content to the same local block. `checked`: whether to verify digests, if there are any.
 
-        No order is open afterwards, whatever happens, unless the transfer thread hangs.
+        No read is open afterwards, also after an error, unless the transfer thread hangs.
         """
         reads, clock = self._probe.reads, self._probe.clock
         trial, started = self._trial(shift, checked=checked), clock.now()
@@ -191,7 +199,8 @@ class _ProbePasses:
         return _Run(num_bytes, max(bytes_per_s, num_bytes / max(clock.now() - started, TICK_S)))
 
     async def _wait(self, order: asyncio.Future[ReadDone]) -> None:
-        """Wait for an order. Raises TimeoutError when the order does not end even after its peer was torn down."""
+        """Wait until a read has ended; after `patience_s` seconds tear its peer down and wait as long again. Raises
+        TimeoutError when the read does not end even then."""
         patience_s = self._probe.patience_s
         done, _ = await asyncio.wait([order], timeout=patience_s)
         if not done:

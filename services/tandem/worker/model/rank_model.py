@@ -1,5 +1,5 @@
-"""Load a model over several ranks: the part of the first rank together with its rank group, or the part of another
-rank."""
+"""Load one rank's part of a model that several ranks share: on the first rank, which also starts the others, or on
+another rank."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ REASON_S = 2.0
 
 
 def load_ranked_model(config: Config, launch: Launch) -> tuple[LoadedModel, RankGroup]:
-    """Start the other ranks with `launch` and load the model on all ranks; return the first rank's part and the group
-    of the other ranks, which the caller must close.
+    """Start the other ranks, and load the model on all ranks. Returns the first rank's part of the model, and the group
+    of the other ranks, which the caller must close. `launch`: starts the process of one rank.
 
     Raises TandemError when a rank fails, after all ranks have ended.
     """
@@ -66,9 +66,10 @@ def load_ranked_model(config: Config, launch: Launch) -> tuple[LoadedModel, Rank
 
 
 def load_rank_model(config: Config, store: SharedStore, rank: int) -> Follower:
-    """Load the model part of `rank`, one other than the first, with all of its memory allocated; `store` is the one by
-    which it joins the others. Raises TandemError when it cannot be loaded and CollectiveFailed when another rank has
-    ended."""
+    """Load the part of the model that this rank computes, allocate all of its memory, and return it as a Follower,
+    which executes the first rank's commands. `store`: key-value store by which the ranks find each other. `rank`:
+    number of this rank, from 1. Raises TandemError when the part cannot be loaded and CollectiveFailed when another
+    rank has ended."""
     shard = Shard(rank, config.engine.tensor_parallel, config.engine.enable_expert_parallel)
     group = _join(config, store, shard)
     follower = load_follower(config.model, config.engine, RankContext(shard, group))
@@ -81,8 +82,9 @@ def load_rank_model(config: Config, store: SharedStore, rank: int) -> Follower:
 
 
 def own_files_digest(config: Config, rank: int) -> str:
-    """Return the digest of the model's files that `rank` has loaded, for a comparison with the first rank's; empty
-    where another rank of its machine reports it. Raises TandemError where a file is gone."""
+    """Return the digest of the model's files on this machine, which the first rank compares with its own. `rank`:
+    number of this rank. Returns "" where this rank need not report the digest, which is so on a worker of one machine,
+    and on all ranks but the first of each machine. Raises TandemError where a file is gone."""
     engine = config.engine
     return files_digest(config.model) if engine.nnodes > 1 and rank % engine.ranks_per_node == 0 else ""
 
@@ -98,8 +100,8 @@ def _load_first(config: Config, rank_group: RankGroup, store: SharedStore) -> Lo
 
 
 def _join(config: Config, store: SharedStore, shard: Shard) -> TorchGroup:
-    """Join the process group of the ranks with a timeout long enough for loading. The caller sets a shorter one after
-    loading; a rank that ends is noticed at once either way."""
+    """Join the process group of the ranks, with a timeout long enough for loading; the caller sets a shorter one after
+    loading. A rank that ends is noticed at once, whatever the timeout."""
     engine = config.engine
     device = rank_device(config.model.device, shard.rank % engine.ranks_per_node)
     host = LOOPBACK if engine.nnodes == 1 else own_host(config.worker)

@@ -33,16 +33,18 @@ from tandem.worker.ranks.remote_transfer import RemoteTransfer
 
 _log = logging.getLogger(__name__)
 SELF_TEST_S, SELF_TEST_POLL_S = 10.0, 0.001
-"""Longest time for which a transport reads its own memory before it is used, and the time between two looks at it."""
+"""Time limit in seconds of the self-test, in which a transport reads its own memory before it is used, and seconds
+between two polls of the self-test."""
 OnEvent = Callable[[Event], None]
 OpenTransport = Callable[[Config, MemoryPool, str], Transport]
-"""Signature of a transport factory: `open(config, pool, agent)` opens the transport that the settings name for the
-pool, under the agent's name."""
+"""Signature of a transport factory: `open(config, pool, agent)` opens the transport that `transfer.backend` names, for
+the memory `pool` and under the name `agent`."""
 
 
 def open_transport(config: Config, pool: MemoryPool, agent: str) -> Transport:
-    """Open the transport that `transfer.backend` names for `pool`, under the name `agent`. Raises TandemError when this
-    machine does not support it."""
+    """Open and return the transport that `transfer.backend` names. It reads into `pool`, and lets other workers read
+    `pool` under the agent name `agent`. With `auto` it uses TCP alone where NIXL does not work. Raises TandemError when
+    this machine does not support the transport."""
     backend = config.transfer.backend
     if backend == "local":
         return ProcessVmTransport(pool, agent)
@@ -61,7 +63,7 @@ def open_transport(config: Config, pool: MemoryPool, agent: str) -> Transport:
 
 
 def _working(nixl: NixlTransport) -> NixlTransport:
-    """Return the transport if it can move bytes, else close it. Raises TandemError where it cannot."""
+    """Return `nixl` if its self-test succeeds, which reads its own memory; otherwise close it and raise TandemError."""
     clock, pause = SystemClock(), threading.Event()
     began = clock.now()
     problem = "the bytes did not arrive intact"
@@ -83,11 +85,12 @@ def _working(nixl: NixlTransport) -> NixlTransport:
 def open_rank_transfer(
     config: Config, cache: KVCache, rank: int, on_event: OnEvent, worker: WorkerRef
 ) -> tuple[KVTransfer, TransportPeer]:
-    """Open the KV transfer of a rank other than the first, for the memory in `cache`.
+    """Open and start the KV transfer of a rank other than the first. Returns the transfer, which executes the first
+    rank's commands, and the description by which other workers read this rank.
 
-    Returns the transfer, already started, which executes the first rank's commands, and the description by which other
-    workers read this rank, at the address of this machine. `on_event`: receives the transfer's events. `worker`: the
-    worker of the rank. Raises TandemError when this machine does not support the transport.
+    `cache`: the rank's KV memory. `rank`: number of the rank. `on_event`: receives the transfer's events. `worker`: the
+    worker to which the rank belongs. The description names the address of this machine, because the worker's own
+    address may be on another machine. Raises TandemError when this machine does not support the transport.
     """
     pool = MemoryPool(cache.region, cache.layout, keepalive=cache)
     transport = open_transport(config, pool, agent_name(worker.id, worker.incarnation, rank))
@@ -98,9 +101,10 @@ def open_rank_transfer(
 
 
 def open_transfer(transport: Transport, model: WorkerModel, on_event: OnEvent, clock: Clock) -> KVTransfer:
-    """Create the KV transfer of a worker from the first rank's `transport`; the caller starts it.
+    """Create the KV transfer of a worker, which drives the transfers of all its ranks as one; the caller starts it.
 
-    It is merged with the transfers of the other ranks if there are any. `on_event` receives its events.
+    `transport`: transport of the first rank. `model`: the loaded model, with the group of the other ranks, if any.
+    `on_event`: receives the events of the transfer. `clock`: measures the duration of reads.
     """
 
     def own(handler: OnEvent) -> TransferThread:

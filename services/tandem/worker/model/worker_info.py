@@ -24,13 +24,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """Properties that stay the same for one incarnation of a worker and that it reports to others.
+    """Hold the properties that a worker reports to others and that stay the same for one incarnation.
 
-    `pool`: label by which routers choose jobs, see `WorkerDescriptor.role`. `fingerprint`, `bundle_digest`:
-    hexadecimal; the bundle has the tokenizer's files. `max_model_len`: most tokens of a sequence. `transport`: how
-    other workers read this one's KV. `transport_kind`: the value of transfer.backend. `aliases`: further names of
-    the model. `machine`: from `transfer.process_identity.machine_identity`; empty for a worker over several. `lanes`:
-    whose requests gateways place here; the worker runs any job, because a gateway may not know them yet.
+    `me`: identity. `pool`: name of the worker's pool, which is also its role at first (`WorkerDescriptor.role`).
+    `model`, `aliases`: name of the model, and further names by which requests may name it. `fingerprint`: hexadecimal
+    digest of model and KV format. `max_model_len`: most tokens of a sequence. `bundle`, `bundle_digest`: the
+    tokenizer's files and their hexadecimal digest. `transport`: what other workers need to read this one's KV.
+    `transport_kind`: value of transfer.backend. `max_num_seqs`: most sequences that run at once. `topology`: host, rack
+    and zone. `machine`: identity of the machine (`transfer.process_identity.machine_identity`); empty for a worker that
+    spans several. `lanes`: lanes whose requests gateways place on this worker. The worker accepts jobs of other lanes
+    too, because a gateway may not have learned the worker's lanes yet.
     """
 
     me: WorkerRef
@@ -52,8 +55,8 @@ class WorkerInfo:
 class WorkerDescriptor:
     """Build the worker's answer to the rpc Describe, except for load, statistics and link reports.
 
-    `role`: label by which routers choose jobs for the worker (`prefill`, `decode` or `mixed`), at first its pool; the
-    worker itself runs any job. `metrics_address`: host:port of its /metrics, empty where there is none.
+    `role`: what routers use the worker for (`prefill`, `decode` or `mixed`), at first the name of its pool; the worker
+    itself runs any job. `metrics_address`: host:port of the worker's /metrics endpoint; empty where there is none.
     """
 
     def __init__(self, identity: WorkerInfo, trust: PeerAuth, redis: RedisHealth) -> None:
@@ -73,8 +76,9 @@ class WorkerDescriptor:
             self.role = role
 
     def describe(self, *, with_bundle: bool, metadata: Any) -> worker_pb2.DescribeReply:
-        """Return the description, signed for the caller that sent this gRPC `metadata`. `with_bundle`: include the
-        tokenizer's files. The caller of this method adds load, statistics and link reports."""
+        """Return the reply to the rpc Describe, to which the caller adds load, statistics and link reports.
+        `with_bundle`: whether to include the tokenizer's files. `metadata`: gRPC metadata of the call, for which the
+        reply carries a proof that this worker knows the cluster's secret."""
         me = self.identity
         reply = worker_pb2.DescribeReply(
             worker=encode_worker(me.me),

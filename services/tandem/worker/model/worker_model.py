@@ -38,16 +38,18 @@ def _has_no_experts() -> Mapping[int, Sequence[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerModel:
-    """Loaded model of a worker, with everything that the worker needs to run and describe it.
+    """Hold the loaded model of a worker, with everything that the worker needs to run and describe it.
 
-    `executor`: computes steps. `pipeline`: runs the executor's step plans while the next is planned; None when the
-    executor computes each plan during the call. `pool`: KV memory of the first rank as transports see it. `digest`:
-    computes digests of the pool's blocks, on the transfer thread while the executor runs. `fingerprint`: hexadecimal.
-    `max_model_len`: most tokens of a sequence. `bundle`: tokenizer files. `aliases`: further names of the model.
-    `prepare`: compiles a grammar before its job starts, on any thread, without raising. `is_prepared`: returns whether
-    it is compiled. `rank_group`: the other ranks, if any. `trial_digests`: for each of the pool's probe blocks, one
-    number per KV head of the model. `host`: the host memory for evicted blocks, for files. `expert_tokens`: returns the
-    tokens of each expert by layer, see `CausalModel.expert_tokens`.
+    `executor`: computes steps. `pipeline`: computes a step while the engine plans the next one; None where `executor`
+    computes each step during the call. `pool`: KV memory of the first rank as transports see it. `digest`: computes
+    digests of the pool's blocks, on the transfer thread while the executor runs. `fingerprint`: hexadecimal digest of
+    model and KV format. `max_model_len`: most tokens of a sequence. `bundle`: tokenizer files. `name`, `aliases`: name
+    of the model and its further names. `prepare`: compiles a grammar before its job starts, on any thread, without
+    raising. `is_prepared`: returns whether a grammar is compiled. `rank_group`: the other ranks; None if there are
+    none. `trial_digests`: for each of the pool's probe blocks (which link probes read), one digest per KV head of the
+    model. `host`: access to the host memory that holds evicted blocks, by which the file cache reads and writes them;
+    None without such memory. `expert_tokens`: returns by layer how many tokens each expert has computed, see
+    `CausalModel.expert_tokens`.
     """
 
     name: str
@@ -68,10 +70,11 @@ class WorkerModel:
 
 
 def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerModel:
-    """Load the model, downloading and converting it as needed, and allocate all memory; blocks, for minutes with a
-    large model. Raises TandemError when the model or the settings cannot be used or a rank fails.
+    """Load the model on all ranks, download and convert its files as needed, and allocate all memory. Blocks the
+    calling thread, for minutes with a large model. Raises TandemError when the model or the settings cannot be used or
+    a rank fails.
 
-    `launch` starts each further rank; None starts the ranks as child processes.
+    `launch`: starts the process of each rank other than the first; None starts child processes.
     """
     config = with_device_defaults(config)
     _log.info("loading %s", config.model.id)

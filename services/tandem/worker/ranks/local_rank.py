@@ -16,10 +16,11 @@ _EXCLUDED_SETTINGS = frozenset({"redis.url"})
 
 
 class RankChild:
-    """Child process of rank number `rank`, started by the constructor.
+    """Run rank number `rank` as a child process, which the constructor starts. Implements
+    `worker.ranks.rank_group.RankProcess`.
 
-    The child gets all settings by environment variables and logs where the parent logs. It connects to the first rank
-    at `address`, and ends when its standard input does, which is a pipe of its parent.
+    The child gets the settings by environment variables and logs where the parent logs. It connects to the first rank
+    at `address`. Its standard input is a pipe from the parent, and it ends when this pipe is closed.
     """
 
     def __init__(self, config: Config, address: str, rank: int) -> None:
@@ -42,7 +43,8 @@ class RankChild:
         return None if code is None else f"its process ended with {code}"
 
     def end(self) -> None:
-        """Let the process end; does not wait for it."""
+        """Close the standard input of the rank's process, which makes the process end. Returns without waiting for
+        that."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
@@ -56,7 +58,8 @@ class RankChild:
 
 
 class RemoteRank:
-    """Rank that the program on another machine starts: it is lost when its connection is."""
+    """Represent a rank whose process is started by the program on another machine. The loss of such a rank shows only
+    by the end of its connection, so `ended` always returns None."""
 
     def ended(self) -> str | None:
         return None
@@ -66,8 +69,9 @@ class RemoteRank:
 
 
 def launch_children(config: Config) -> Callable[[str, int], RankProcess]:
-    """Return a `worker.ranks.rank_group.Launch` that starts each rank of this machine as a child process, and leaves
-    those of other machines to the programs there."""
+    """Return a function that starts the process of a rank, of the type `worker.ranks.rank_group.Launch`. It starts each
+    rank of this machine as a child process. It starts nothing for ranks of other machines, which the programs there
+    start."""
 
     def launch(address: str, rank: int) -> RankProcess:
         return RankChild(config, address, rank) if rank in config.engine.node_ranks else RemoteRank()

@@ -1,7 +1,7 @@
 """Exchange messages between two ranks of one worker over a connected socket.
 
-Sending needs no other thread and no event loop, since every step waits for it. Messages are not signed: the connection
-is that of a process which was accepted, see `worker.ranks.rank_listener`.
+A message is sent on the calling thread, without another thread or an event loop, because every step waits for it.
+Messages are not signed, because only accepted processes have a connection (`worker.ranks.rank_listener`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class RankChannel:
     thread receives."""
 
     def __init__(self, connection: socket.socket, send_timeout_s: float) -> None:
-        """Own `connection`. `send_timeout_s`: seconds that a send waits for a peer that does not read."""
+        """Take over `connection`, which `close` closes. `send_timeout_s`: seconds that a send waits for a peer that
+        does not read."""
         whole, part = divmod(send_timeout_s, 1)
         timeout = _TIMEVAL.pack(int(whole), int(part * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
@@ -75,7 +76,8 @@ class RankChannel:
 
 
 class _TlsStream:
-    """Receive from a TLS connection on one thread while another sends, of which OpenSSL itself allows one at a time."""
+    """Let one thread receive from a TLS connection while another one sends. OpenSSL itself allows one call at a
+    time."""
 
     def __init__(self, connection: ssl.SSLSocket, send_timeout_s: float) -> None:
         connection.setblocking(False)
@@ -114,7 +116,8 @@ class _TlsStream:
             self._connection.close()
 
     def _wait(self, event: int, timeout_ms: int | None) -> bool:
-        """Return whether the connection can go on, or has ended, within the timeout."""
+        """Wait until the connection is ready for `event` (a mask of poll(2)) or has ended. Returns False when neither
+        happened within `timeout_ms` milliseconds (None: no limit)."""
         poll = select.poll()
         poll.register(self._number, event)
         return bool(poll.poll(timeout_ms))

@@ -1,8 +1,8 @@
 """Own the other ranks of a worker, each a process of its own, on behalf of the first rank.
 
 If one rank ends, reports a failure, or sends an invalid message, the whole group counts as lost, since the state of the
-remaining ranks is unknown. The end of a process closes its socket, so no call waits for a rank that has ended; that of
-a machine is noticed by TCP within `transfer.connection_server.SILENT_S`.
+remaining ranks is unknown. The end of a process closes its connection, so no call waits for a rank that has ended. TCP
+notices the failure of another machine within `transfer.connection_server.SILENT_S` seconds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _log = logging.getLogger(__name__)
 
 
 class RankProcess(Protocol):
-    """The process of one rank; it ends by itself when its channel is closed."""
+    """Interface of an object that controls the process of one rank. The process ends by itself when the channel to it
+    is closed."""
 
     def ended(self) -> str | None:
         """Return None while the process runs, else a text with the cause of its end."""
@@ -70,8 +71,9 @@ class RankGroup:
     """Start the ranks 1 to `size - 1` of a worker, send them the first rank's commands, and report when one of them is
     lost.
 
-    `send_command` is called by one thread, everything else by any. `num_blocks`: KV blocks of each rank that has loaded
-    its part of the model.
+    `send_command` must be called by one thread only; the other methods may be called by any thread. `num_blocks`: the
+    number of KV blocks of each rank that has loaded its part of the model, in the order in which the ranks have
+    reported it.
     """
 
     def __init__(
@@ -86,11 +88,12 @@ class RankGroup:
         start_s: float = START_S,
     ) -> None:
         """Start the ranks with `launch`, wait until all are ready, and let them join the process group. Raises
-        TandemError when one does not start, after all have ended.
+        TandemError when a rank does not start or has other settings; all ranks have ended then.
 
-        `listen`: opens the listener to which the ranks connect. `send_timeout_s`: seconds that a send waits for a rank
-        that does not read. `on_entry`: receives what other ranks publish, on one thread per rank. `settings`: what
-        every rank must have too. `start_s`: seconds for all ranks to start.
+        `listen`: opens the listener to which the ranks connect. `size`: number of ranks with the first.
+        `send_timeout_s`: seconds that a send waits for a rank that does not read. `on_entry`: receives the store
+        entries that other ranks publish, on one thread per rank. `settings`: settings by key that must have the same
+        values on every rank. `start_s`: seconds for all ranks to start.
         """
         self.num_blocks: list[int] = []
         self._size = size
@@ -129,8 +132,9 @@ class RankGroup:
                 raise self._lost
 
     def require_weights(self, digest: str) -> None:
-        """Check that the ranks of other machines have loaded the files with this digest. Raises TandemError, after such
-        a rank was refused, when one has not."""
+        """Check that the other ranks have loaded the same model files as the first rank. `digest`: digest of the first
+        rank's files. If a rank has reported another digest, sends it a refusal and raises TandemError. A rank that has
+        reported no digest is not checked."""
         for rank, weights in self._weights.items():
             if weights not in ("", digest):
                 message = f"rank {rank} has loaded another model than the first rank: compare the files of model.id"
@@ -138,23 +142,22 @@ class RankGroup:
                 raise TandemError(ErrorKind.INVALID_REQUEST, message, param="model.id")
 
     def publish(self, key: str, value: bytes) -> None:
-        """Pass an entry of the first rank's store on to all other ranks. Does not raise: a lost rank is reported to the
-        functions passed to `watch`."""
+        """Send an entry of the first rank's key-value store to all other ranks. Does not raise: the loss of a rank is
+        reported to the functions passed to `watch`."""
         self._send_to_all(StoreEntry(key, value))
 
     def reason(self, wait_s: float) -> TandemError | None:
-        """Return the error for which a rank was lost; None if no rank was lost.
-
-        Waits up to `wait_s` seconds for an error.
-        """
+        """Return the error for which a rank was lost. If no rank is lost yet, waits up to `wait_s` seconds for that;
+        returns None if still no rank is lost then."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None, wait_s)
             return self._lost
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Call `on_lost` once with the reason as soon as any rank of the group is lost, on any thread.
+        """Call `on_lost` once, on any thread, as soon as a rank of the group is lost. Its argument is the reason as
+        text.
 
-        If a rank is lost already, it is called immediately.
+        If a rank is lost already, `on_lost` is called before this method returns.
         """
         with self._changed:
             self._watchers.append(on_lost)
@@ -163,7 +166,8 @@ class RankGroup:
             on_lost(lost.message)
 
     def send_command(self, command: RankCommand) -> None:
-        """Send a command to every rank, as `runtime.ranks.leader.SendCommand`. Raises RanksLost when a rank is lost."""
+        """Send a command of the first rank to all other ranks, which execute commands in the order sent. Does not wait
+        for the execution. Raises RanksLost when a rank is lost."""
         if self._lost is not None:
             raise RanksLost(self._lost.message)
         data = RANK_COMMANDS.encode(command)
@@ -172,14 +176,14 @@ class RankGroup:
 
     @property
     def ranks(self) -> range:
-        """Return the numbers of all ranks but the first."""
+        """Return the range of the numbers of all ranks but the first, from 1."""
         return range(1, len(self._channels) + 1)
 
     def open_transfers(self, worker: WorkerRef) -> list[TransportPeer]:
-        """Open the KV transfer of every rank, and return the descriptions by which other workers read the ranks, in
-        rank order.
+        """Open the KV transfer of every rank but the first, and return the descriptions by which other workers read
+        these ranks, in rank order.
 
-        `worker`: this worker. May be called once. Raises TandemError when a rank fails.
+        `worker`: the worker to which the ranks belong. May be called once. Raises TandemError when a rank fails.
         """
         self._send_to_all(StartTransfer(worker))
         with self._changed:
@@ -189,8 +193,8 @@ class RankGroup:
             return [self._peers[rank] for rank in self.ranks]
 
     def on_transfer_event(self, handler: Callable[[int, Event], None]) -> None:
-        """Set the function that receives the events of the ranks' KV transfers: `handler(rank, event)` is called in
-        order per rank, on one thread per rank."""
+        """Set the function that receives the events of the ranks' KV transfers. `handler(rank, event)` is called for
+        the events of each rank in their order, on a thread of that rank."""
         self._on_transfer_event = handler
 
     def send_to_transfer(self, rank: int, command: Command | StopTransfer) -> None:
@@ -200,8 +204,8 @@ class RankGroup:
             self._send(rank, RANK_COMMANDS.encode(command))
 
     def close(self) -> None:
-        """End the ranks and wait for their ends, killing those that do not end in time; a second call does nothing.
-        Does not raise."""
+        """End the ranks and wait until they have ended; a rank that does not end in time is killed. A second call does
+        nothing. Does not raise."""
         with self._changed:
             if self._is_closed:
                 return
@@ -246,8 +250,9 @@ class RankGroup:
             channel.close()
 
     def _admit(self, channel: RankChannel) -> int | None:
-        """Accept a connection whose first message is a fitting RankReady, and return the rank. Any other message ends
-        the group, since its ranks cannot all start; None is returned then, and for a connection that has ended."""
+        """Receive the first message of a connection, and return the rank if the message is a RankReady that fits this
+        group. Any other message ends the group, since not all ranks can start then. Returns None in that case, and when
+        the connection has ended."""
         try:
             message = channel.receive()
             if message is None:

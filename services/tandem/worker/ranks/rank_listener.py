@@ -1,7 +1,8 @@
 """Let the other ranks of a worker connect to its first rank: over a Unix socket on one machine, else over TCP.
 
-The Unix socket is in a directory that only its user can enter; a process that can connect could control either rank
-anyway. Over TCP both sides prove that they know the cluster's secret, with TLS where the cluster has certificates.
+The Unix socket is in a directory that only its user can enter. It needs no authentication, since any process of that
+user could control the ranks anyway. Over TCP both sides prove that they know the cluster's secret, with TLS where the
+cluster has certificates.
 """
 
 from __future__ import annotations
@@ -36,35 +37,39 @@ _PREFIX = "tandem-ranks-"
 _MAX_SOCKET_PATH = 100
 """Longest socket path, in bytes; the kernel allows 107, some systems 103."""
 _NONCE = b"tandem ranks of one worker"
-"""Separates the keys of these connections from those of KV, whose nonces are random and of another length."""
+"""Nonce from which the keys of connections between ranks are derived. Connections that move KV never have the same
+keys: their nonces are random and of another length."""
 
 Serve = Callable[[socket.socket], None]
 
 
 class RankListener:
-    """Own the server to which ranks connect at `address`, which is the path of a Unix socket or host:port."""
+    """Own the server to which the ranks of a worker connect. `address`: where it listens, the path of a Unix socket or
+    host:port."""
 
     def __init__(self, address: str, server: ConnectionServer) -> None:
         self.address = address
         self._server = server
 
     def stop_accepting(self) -> None:
-        """Accept no further rank; those that are connected stay so."""
+        """Accept no further rank; connected ranks stay connected."""
         self._server.stop_accepting()
 
     def close(self) -> None:
-        """End all connections, and remove the Unix socket with its directory, so that a process that has not connected
-        yet fails to and ends."""
+        """End all connections, and remove the Unix socket with its directory. Processes that have not connected yet
+        cannot connect any more after that, and end."""
         self._server.close(_END_S)
         remove_socket(self.address)
 
 
 Listen = Callable[[Serve], RankListener]
-"""Function that listens for ranks and calls `serve` with each connection, on a thread of its own."""
+"""Signature of a function that opens a listener for ranks: `listen(serve)` returns the listener, which calls `serve`
+with each connection on a thread of its own."""
 
 
 def listen_on_socket(serve: Serve) -> RankListener:
-    """Listen on a Unix socket for ranks of this machine. Raises TandemError when no directory for it can be written."""
+    """Listen on a Unix socket for ranks of this machine, and return the listener. `serve`: called with each connection
+    on a thread of its own. Raises TandemError when no directory for the socket can be written."""
     path = private_directory() / _SOCKET
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -78,8 +83,9 @@ def listen_on_socket(serve: Serve) -> RankListener:
 
 
 def listen_on_network(config: Config, serve: Serve) -> RankListener:
-    """Listen on TCP for ranks of several machines, at engine.master_port of worker.host. Raises TandemError where that
-    is not possible or others could connect."""
+    """Listen on TCP for ranks of several machines, at engine.master_port of worker.host, and return the listener.
+    `serve`: called with each connection on a thread of its own. Raises TandemError where the port cannot be used, or
+    where strangers could connect because there is neither a secret nor TLS."""
     require_worker_auth(config)
     host, port = config.worker.host, config.engine.master_port
     security = connection_security(config.cluster, SystemClock())
@@ -96,10 +102,12 @@ def listen_on_network(config: Config, serve: Serve) -> RankListener:
 
 
 def connect(address: str, config: Config, has_parent_ended: threading.Event) -> socket.socket:
-    """Connect to the first rank at the address of its listener, and return the proven connection.
+    """Connect to the first rank at `address`, where its listener is, and return the connection. Over TCP, both sides
+    have authenticated each other before the return.
 
-    Over TCP it is tried for MEET_S seconds, until the first rank listens, or this process's parent has ended. Raises
-    TandemError where the first rank cannot be reached, or the two do not know the same secret.
+    Over TCP, connecting is tried again until the first rank listens, but not longer than MEET_S seconds and not after
+    `has_parent_ended` was set. Raises TandemError where the first rank cannot be reached, or the two do not know the
+    same secret.
     """
     if address.startswith("/"):
         connection = socket.socket(socket.AF_UNIX)
@@ -141,7 +149,8 @@ def _connect_over_tcp(address: str, has_parent_ended: threading.Event) -> socket
 
 
 def remove_socket(address: str) -> None:
-    """Remove the Unix socket at `address` with its directory, if it is one. Does not raise."""
+    """Remove the Unix socket at the path `address` with its directory; do nothing where `address` is host:port. Does
+    not raise."""
     if address.startswith("/"):
         shutil.rmtree(Path(address).parent, ignore_errors=True)
 

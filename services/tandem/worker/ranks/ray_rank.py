@@ -28,8 +28,8 @@ def slot(config: Config) -> dict[str, float]:
 
 
 def node_address(wildcard: str) -> str:
-    """Return this machine's address in Ray's network, or on the default route where that network is loopback, as under
-    `tandem serve`. `wildcard`: as in `default_route_address`."""
+    """Return this machine's address in Ray's network. Where that is a loopback address, as under `tandem serve`, return
+    the address on the default route, preferably of the address family of `wildcard` ("0.0.0.0" or "::")."""
     address = str(ray.util.get_node_ip_address())
     return default_route_address(wildcard) if is_loopback(address) else address
 
@@ -45,10 +45,11 @@ class _Rank:
 
 
 class RankActor:
-    """Ray actor of rank number `rank`, started by the constructor in bundle `rank` of the placement group `group`.
+    """Run rank number `rank` as a Ray actor, which the constructor starts in bundle `rank` of the placement group
+    `group`. `address`: where the rank connects to the first rank.
 
-    It is a `worker.ranks.rank_group.RankProcess`. Ray ends the actor when the replica that owns it ends, also after a
-    crash.
+    Implements `worker.ranks.rank_group.RankProcess`. Ray ends the actor when the replica that owns it ends, also after
+    a crash.
     """
 
     def __init__(self, config: Config, group: PlacementGroup, address: str, rank: int) -> None:
@@ -74,7 +75,7 @@ class RankActor:
 
 
 def launch_actors(config: Config) -> Callable[[str, int], RankActor]:
-    """Return a `worker.ranks.rank_group.Launch` that starts each rank as a Ray actor; called in a replica whose
-    placement group has a bundle per rank."""
+    """Return a function that starts each rank as a Ray actor, of the type `worker.ranks.rank_group.Launch`. Must be
+    called in a replica whose placement group has a bundle per rank."""
     group = ray.util.get_current_placement_group()
     return lambda address, rank: RankActor(config, group, address, rank)

@@ -16,8 +16,11 @@ from tandem.transfer.interface import KVTransfer
 
 
 class RemoteTransfer(KVTransfer):
-    """Drive one rank's KV transfer that runs in another process: forward commands to it with `send`, and its events to
-    `on_event`. `send` may call `lost` but must not raise; `received` is called by one thread."""
+    """Drive the KV transfer of one rank, which runs in another process, over a channel to that process.
+
+    `send`: puts a command on the channel; it may call `lost` but must not raise. `on_event`: receives the transfer's
+    events. `received` must be called by one thread only.
+    """
 
     def __init__(self, send: Callable[[Command | StopTransfer], None], on_event: Callable[[Event], None]) -> None:
         self._send = send
@@ -33,8 +36,8 @@ class RemoteTransfer(KVTransfer):
         """Do nothing: the other process starts its transfer thread."""
 
     def send(self, command: Command) -> None:
-        """Forward a command. Raises RuntimeError after `halt` or the end of the transfer, because no event would report
-        the result."""
+        """Send a command to the other process. Raises RuntimeError after `halt` or the end of the transfer, because no
+        event would report the result."""
         with self._lock:
             if not self._is_open:
                 raise RuntimeError("the transfer thread of another rank has stopped")
@@ -50,16 +53,17 @@ class RemoteTransfer(KVTransfer):
         return self._has_ended.wait(timeout_s)
 
     def received(self, event: Event) -> None:
-        """Pass an event of the other process on to `on_event`. Events after TransferStopped are dropped."""
+        """Pass an event that the other process has sent to `on_event`. Events after TransferStopped are dropped."""
         if isinstance(event, TransferStopped):
             self._end(event)
         elif not self._has_ended.is_set():
             self._on_event(event)
 
     def lost(self, reason: str) -> None:
-        """Report the end of the transfer (TransferStopped with `reason`), because the channel to its process is broken.
+        """Report to `on_event` that the transfer has ended (TransferStopped with `reason`), because the channel to its
+        process is broken.
 
-        Whether open commands were carried out is unknown. Does nothing after the end.
+        Whether open commands were carried out is unknown. Does nothing if the end of the transfer was reported before.
         """
         self._end(TransferStopped(reason))
 
@@ -73,8 +77,8 @@ class RemoteTransfer(KVTransfer):
 
 
 def carry_out(transfer: KVTransfer, command: Command | StopTransfer) -> None:
-    """Pass a command that the first rank's `RemoteTransfer` sent to the KV transfer of this process's rank. Does not
-    raise when the transfer has stopped."""
+    """Pass `command`, which the first rank's `RemoteTransfer` has sent, to `transfer`, the KV transfer of this
+    process's rank. Does not raise when the transfer has stopped."""
     if isinstance(command, StopTransfer):
         transfer.halt()
         return

@@ -21,8 +21,9 @@ _OTHERS = ("transfer.backend",)
 
 
 def shared_settings(config: Config) -> dict[str, str]:
-    """Return what must be equal for all ranks of one worker, by name: the version of Tandem, and the settings that
-    decide how a model is divided and what a rank computes, with the device's defaults."""
+    """Return what must be equal for all ranks of one worker, as texts by name: the version of Tandem, and the settings
+    that decide how a model is divided and what a rank computes. A setting that is left to the device has the device's
+    default."""
     config = with_device_defaults(config)
     keys = [setting.key for setting in settings() if setting.section in ("model", "engine")]
     chosen = [*(key for key in keys if key not in _OF_ONE_MACHINE), *_OTHERS]

@@ -31,7 +31,7 @@ _ARGUMENTS: dict[str, tuple[Any, str]] = {
     "num_gpus": (_Amount, "a number of 0 or more"),
     "resources": (dict[str, _Amount], "a mapping of names to numbers of 0 or more"),
 }
-"""By key of `args` the type of its value, and what an error calls it."""
+"""For each key of `args`, the type of its value and the words by which an error describes a valid value."""
 
 
 def build(args: Mapping[str, Any]) -> Any:

@@ -62,7 +62,8 @@ class WorkerReplica:
             raise RuntimeError(problem)
 
     async def __call__(self, _request: Any) -> dict[str, str]:
-        """Answer Serve's proxies at the route that an application must have for KubeRay to consider its pods ready."""
+        """Return the worker's id and state as a dictionary. This is the route of the application: KubeRay considers the
+        pods of an application ready only if the application has a route that answers Serve's proxies."""
         assert self._worker is not None
         return {"worker": str(self._worker.me.id), "state": self._worker.healthy() or "healthy"}
 
@@ -75,8 +76,9 @@ class WorkerReplica:
 
 
 def _replica_config(config: Config) -> Config:
-    """Add the settings of this replica: a unique worker name, its address in Ray's network, and any free port for ranks
-    on other machines, which learn it from the replica. Raises TandemError."""
+    """Return `config` with the settings of this replica: a unique worker name, its address in Ray's network, and any
+    free port for the ranks on other machines, which get the port from the replica. Raises TandemError where redis.url
+    is empty or this machine has no address."""
     if not config.redis.url:
         message = "redis.url is empty: gateways find workers in Redis (TANDEM_REDIS__URL in the environment of the pod)"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
@@ -91,8 +93,8 @@ def _advertise_address(worker: WorkerConfig) -> str:
 
 
 def _log_with_serve(telemetry: TelemetryConfig, worker: str) -> None:
-    """Log to Serve's own log file of this replica, whose name contains the pool. The buffer in front of the file is
-    bypassed, because the last lines before a crash are the ones that matter."""
+    """Log to Serve's own log file of this replica, whose name contains the pool. The memory buffer in front of Serve's
+    file is bypassed, so that the last lines before a crash are in the file."""
     serves = logging.getLogger("ray.serve").handlers
     ours = [getattr(handler, "target", None) or handler for handler in serves]
     set_up_logging(telemetry, "tandem-worker", worker, handlers=ours)

@@ -16,11 +16,12 @@ Layer = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """Settings and resources that all workers of one pool share.
+    """Hold the settings and resources that all workers of one pool share.
 
-    `below`, `above`: layers of settings that the environment of the worker's process overrides, and layers that
-    override the environment. Each worker reads its own pod's environment, so secrets in it stay there. `num_gpus`: GPUs
-    per rank; None means one where the model is on cuda. `resources`: Ray resources of each worker, by name.
+    `name`: name of the pool. `below`: layers of settings that the environment variables of a worker's process override.
+    `above`: layers of settings that override the environment variables. Each worker reads the environment variables of
+    its own pod, so that secrets in them are not copied to other machines. `num_gpus`: GPUs per rank; None means one
+    where the model is on cuda. `resources`: Ray resources of each worker, by name.
     """
 
     name: str
@@ -34,13 +35,13 @@ class PoolSpec:
         return f"tandem-{self.name}"
 
     def resolve(self, environ: Mapping[str, str]) -> Resolved:
-        """Return the settings of a worker process with the environment `environ`. Raises TandemError that names key and
-        layer when a setting is not valid."""
+        """Return the settings of a worker process, resolved from the pool's layers and the environment variables
+        `environ` of the process. Raises TandemError that names key and layer when a setting is not valid."""
         return resolve([*self.below, ("environment", from_environment(environ)), *self.above])
 
     def gpus_per_rank(self, config: Config) -> float:
-        """Return the number of GPUs that Ray reserves per rank. Raises TandemError when `num_gpus` leaves a rank
-        without a GPU that it needs, or gives it GPUs that it cannot use."""
+        """Return the number of GPUs that Ray reserves for each rank of a worker with the settings `config`. Raises
+        TandemError when `num_gpus` leaves a rank without a GPU that it needs, or gives it GPUs that it cannot use."""
         is_cuda = config.model.device == "cuda"
         given = float(is_cuda) if self.num_gpus is None else self.num_gpus
         if is_cuda and config.engine.tensor_parallel > 1 and given != 1:

@@ -1,4 +1,4 @@
-"""Measure how evenly the tokens of a model with experts are spread over them, in windows of time."""
+"""Measure how evenly a mixture-of-experts model spreads its tokens over the experts, in windows of time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from contextlib import suppress
 from tandem.core.clock import Clock
 
 WINDOW_S = 60.0
-"""Least seconds of a window; it ends when the imbalance is read next. Few tokens are never spread evenly."""
+"""Shortest window in seconds; a window ends when the imbalance is next read after this time. In shorter windows tokens
+are too few to be spread evenly."""
 
 
 class ExpertLoad:
-    """Read the tokens of each expert, and compare those of the last complete window.
+    """Read how many tokens each expert of a model has computed, and measure the imbalance between experts in the last
+    complete window.
 
-    `read_tokens` returns how many tokens each expert has computed so far, by layer, and raises RuntimeError when the
+    `read_tokens`: returns by layer how many tokens each expert has computed so far, and raises RuntimeError when the
     device has failed. Methods may be called on any thread.
     """
 
@@ -28,15 +30,16 @@ class ExpertLoad:
         self._imbalance: Mapping[int, float] = {}
 
     def tokens(self) -> Mapping[int, Sequence[int]]:
-        """Return how many tokens each expert has computed so far, by layer; nothing when the device has failed, which
-        the engine reports."""
+        """Return by layer how many tokens each expert has computed so far. Returns an empty mapping when the device has
+        failed; the engine reports that failure."""
         with suppress(RuntimeError):
             return self._read_tokens()
         return {}
 
     def imbalance(self) -> Mapping[int, float]:
-        """Return the imbalance of each layer in the last complete window, as `imbalance_of` does; nothing before the
-        end of the first, which begins with the first call."""
+        """Return by layer how unevenly the experts have computed tokens in the last complete window: 1 if all computed
+        equally many, more otherwise (`imbalance_of`). The first window begins with the first call; until it has ended,
+        the mapping is empty."""
         with self._lock:
             now = self._clock.now()
             if now >= self._ends_at:
@@ -50,10 +53,11 @@ class ExpertLoad:
 
 
 def imbalance_of(first: Mapping[int, Sequence[int]], last: Mapping[int, Sequence[int]]) -> dict[int, float]:
-    """Return the most tokens that an expert of each layer computed between two counts, divided by the mean over the
-    layer's experts, which is 1 if all computed equally many. Layers without tokens are left out.
+    """Return by layer how unevenly the experts have computed tokens between two counts. The value is the number of
+    tokens of the expert with the most, divided by the mean of the layer's experts: 1 if all computed equally many.
+    Layers that computed no token are left out.
 
-    `first`, `last`: tokens by layer and expert.
+    `first`, `last`: the earlier and the later count; by layer, how many tokens each expert has computed so far.
     """
     found: dict[int, float] = {}
     for layer, counts in last.items():

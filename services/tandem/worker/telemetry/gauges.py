@@ -19,15 +19,17 @@ from tandem.obs.metrics.metrics import Metrics, Values
 from tandem.worker.engine.driver import EngineSnapshot
 
 READ_TIMEOUT_S = 0.25
-"""Seconds for which a reader waits for the running step; after that the previous statistics are used."""
+"""Seconds for which a reader waits for the engine, which answers between two steps; after that the previous statistics
+are used."""
 FRESH_S = 0.1
 """Seconds for which statistics are reused, so that one collection reads them once for all its gauges."""
 
 
 class StatsReader:
-    """Cache the engine's statistics for `FRESH_S` seconds.
+    """Read the engine's statistics, and reuse them for `FRESH_S` seconds.
 
-    `request_stats`: requests the statistics from the engine, which computes them between two steps.
+    `request_stats`: requests the statistics from the engine, which computes them between two steps, and returns their
+    future.
     """
 
     def __init__(self, request_stats: Callable[[], Future[EngineStats]], clock: Clock) -> None:
@@ -38,8 +40,9 @@ class StatsReader:
         self._good_until = -1.0
 
     def read(self) -> EngineStats:
-        """Return the engine's statistics. Blocks for up to `READ_TIMEOUT_S` seconds when they are old; if the engine
-        does not answer in that time, the old ones are returned."""
+        """Return the engine's statistics. If they are older than `FRESH_S` seconds, requests new ones from the engine
+        and blocks up to `READ_TIMEOUT_S` seconds; if the engine does not answer in that time, the old ones are
+        returned."""
         with self._lock:
             if self._clock.now() >= self._good_until:
                 with suppress(TimeoutError, TandemError):
@@ -50,11 +53,12 @@ class StatsReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSources:
-    """Functions that return the values of the gauges; all may be called on any thread.
+    """Hold the functions that return the values of a worker's gauges; all may be called on any thread.
 
-    They return the engine's newest snapshot, its statistics (`books`), the worker's health, the number of gateways, and
-    by layer the tokens of each expert and their imbalance, see `ExpertLoad`. Only `books` may block, for a fraction of
-    a second.
+    `snapshot`: the engine's newest snapshot. `books`: the engine's statistics; the only function that may block, for a
+    fraction of a second. `is_healthy`: whether the worker is healthy. `num_gateways`: number of gateways that the
+    worker serves. `expert_tokens`, `expert_imbalance`: by layer, the tokens of each expert and their imbalance, see
+    `ExpertLoad`.
     """
 
     snapshot: Callable[[], EngineSnapshot]
@@ -66,8 +70,8 @@ class MetricSources:
 
 
 def watch_worker(metrics: Metrics, sources: MetricSources, info: Values, block_size: int) -> None:
-    """Register all gauges of a worker, which read their values from `sources` at each collection. `info`: label values
-    of the metric WORKER_INFO. `block_size`: tokens of a KV block."""
+    """Register all gauges of a worker in `metrics`. The gauges read their values from `sources` at each collection.
+    `info`: label values of the metric WORKER_INFO. `block_size`: tokens of a KV block."""
     metrics.watch(on.WORKER_INFO, lambda: {info: 1})
     metrics.watch(on.KV_INFO, lambda: {(str(block_size), str(sources.snapshot().load.num_blocks)): 1})
     metrics.watch(on.SEQUENCES, lambda: _sequences(sources.snapshot()))
@@ -100,14 +104,14 @@ def _alone(read: Callable[[], float]) -> Callable[[], Mapping[Values, float]]:
 
 
 def _sequences(snapshot: EngineSnapshot) -> Mapping[Values, float]:
-    """Return the sequences by state; waiting ones that have begun are `paused`."""
+    """Return the number of sequences in each state. Waiting sequences that have run before count as `paused` only."""
     load, num_paused = snapshot.load, sum(snapshot.load.lane_paused)
     return {("running",): load.num_running, ("waiting",): load.num_waiting - num_paused, ("paused",): num_paused}
 
 
 def _queued_tokens(up_to: tuple[int, ...]) -> Mapping[Values, float]:
-    """Return the queued tokens of each lane. `up_to` has, per lane, the tokens of that lane and of all more urgent
-    ones."""
+    """Return the queued tokens of each lane. `up_to`: for each lane, the queued tokens of this lane and of all more
+    urgent ones together."""
     own = [more - less for less, more in pairwise((0, *up_to))]
     return _by_lane(own)
 

@@ -11,7 +11,7 @@ from tandem.obs.metrics.metrics import Metrics
 class JobMetrics:
     """Count ended jobs, their time in the queue, cached tokens and transfers.
 
-    Called by one thread. `transport`: kind of transport by which this worker reads KV, as label value.
+    Must be called by one thread only. `transport`: kind of transport by which this worker reads KV, as label value.
     """
 
     def __init__(self, metrics: Metrics, transport: str) -> None:

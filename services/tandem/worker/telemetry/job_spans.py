@@ -1,8 +1,8 @@
 """Build the trace spans of a job that has ended.
 
-Children of the gateway's root span: `prefill` until the first token and `decode` after it, with `transfer` inside the
-span that waited for it. Engine times are on the engine's own clock and traces count from the epoch; only this module
-converts between the two.
+The spans `prefill` (until the first token) and `decode` (after it) are children of the gateway's root span; `transfer`
+is a child of the one of them that waited for it. The engine's times are seconds of its own clock, while traces need
+times since the epoch; only this module converts between the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tandem.worker.model.worker_info import WorkerInfo
 
 
 class JobSpans:
-    """Record the trace spans of ended jobs. `clock` is the engine's clock, by which `JobTimes` are given."""
+    """Record the trace spans of ended jobs. `clock` is the engine's clock, which has measured the times in
+    `JobTimes`."""
 
     def __init__(self, tracer: Tracer, identity: WorkerInfo, clock: Clock) -> None:
         self._tracer = tracer

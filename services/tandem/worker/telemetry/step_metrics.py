@@ -7,12 +7,12 @@ from tandem.obs.metrics.metrics import Metrics
 from tandem.sched.state.schedule_result import StepRecord
 
 KINDS = ("decode", "prefill", "mixed")
-"""What a step computed, as label value: index 0 without prefill tokens, 1 without decodes, 2 with both."""
+"""Label values for what a step computed: index 0 decodes only, 1 prefill tokens only, 2 both."""
 
 
 class StepMetrics:
-    """Count steps, their durations and tokens, as a `StepObserver` of the engine. Runs on the engine's thread, with
-    about ten additions per step."""
+    """Count steps, their durations and tokens, as a `StepObserver` of the engine. `observe` runs on the engine's thread
+    and costs about ten additions per step."""
 
     def __init__(self, metrics: Metrics) -> None:
         steps = metrics.counter(on.STEPS)

@@ -18,8 +18,8 @@ from tandem.worker.telemetry.step_metrics import StepMetrics
 class WorkerTelemetry:
     """Own the metrics, trace spans and /metrics endpoint of one worker.
 
-    `steps`, the observer of steps, is called on the engine's thread and `job_ended` on the event loop; metrics are
-    collected on threads of the endpoint and of the exporters.
+    `steps` is the observer of the engine's steps, which is called on the engine's thread. `job_ended` is called on the
+    event loop. Metrics are collected on threads of the endpoint and of the exporters.
     """
 
     def __init__(self, config: Config, identity: WorkerInfo, clock: Clock) -> None:
@@ -62,7 +62,8 @@ class WorkerTelemetry:
         self._spans.record(times)
 
     def close(self, timeout_s: float) -> None:
-        """Export what is left and close; blocks for at most `timeout_s` seconds in the exporters."""
+        """Export the metrics and spans that are not exported yet, and end the endpoint and the exporters. Blocks for at
+        most `timeout_s` seconds in the exporters."""
         if self._endpoint is not None:
             self._endpoint.close()
         self._telemetry.close(timeout_s)
