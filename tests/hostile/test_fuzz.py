@@ -13,7 +13,7 @@ import pytest
 from tests.effort import scaled
 from tests.hostile.surface import PLACES, load, mutants
 
-NUM_MUTANTS = 400
+NUM_MUTANTS = 240
 LEAK_BYTES = 32 << 20
 SECONDS = 10
 """Of each fuzzer in `make nightly`; `tests/README.md` says how to run one for longer."""

@@ -23,7 +23,9 @@ def running(tmp_path: Path, redis_url: str, model: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("pools", "path"), [(("prefill", "decode"), "remote"), (("mixed",), "local")])
+@pytest.mark.parametrize(
+    ("pools", "path"), [(("prefill", "decode"), "remote"), pytest.param(("mixed",), "local", marks=pytest.mark.nightly)]
+)
 def test_batch_answers_yield_a_seat_and_lose_no_token(running: Cluster, pools: tuple[str, ...], path: str) -> None:
     # The last worker decodes, two sequences at a time.
     *_, decoder = workers = [running.worker(pool, pool, "--max-num-seqs", "2") for pool in pools]
@@ -85,6 +87,7 @@ def _explained(url: str, salt: int) -> Answer:
         return post.finish()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_a_paused_answer_can_be_cancelled_and_survives_its_worker(running: Cluster) -> None:
     prefill, decoder = (running.worker(pool, pool, "--max-num-seqs", "1") for pool in ("prefill", "decode"))

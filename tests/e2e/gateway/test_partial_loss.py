@@ -99,6 +99,7 @@ def test_each_model_has_its_workers_and_a_partial_loss_is_no_outage(rig: Rig) ->
     until(lambda: path_of(gateway, "tiny") in ("404", "503"), "a refusal of the missing model")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_a_gateway_without_any_worker_is_not_ready_until_one_is_back(rig: Rig) -> None:
     gateway = rig.gateway

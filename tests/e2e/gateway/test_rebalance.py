@@ -28,6 +28,7 @@ def num_moves(gateway: Gateway, outcome: str) -> float:
     return gateway.metrics().get(f'tandem_rebalance_moves_total{{outcome="{outcome}"}}', 0.0)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_answers_move_to_a_worker_that_begins_to_decode(running: Cluster, redis_url: str, tmp_path: Path) -> None:
     seats = ("--max-num-seqs", str(NUM_ANSWERS))

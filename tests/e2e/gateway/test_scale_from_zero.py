@@ -91,6 +91,7 @@ def num_held(gateway: Gateway) -> float:
     return gateway.metrics().get('tandem_held_requests{gen_ai_request_model="tiny"}', 0)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_pools_sleep_and_a_request_wakes_them(running: tuple[Serve, Cluster]) -> None:
     serve, programs = running

@@ -69,7 +69,10 @@ def test_a_row_has_the_same_bits_in_any_company(name: str, device: torch.device)
 
 
 _MIXTURES = list(itertools.product(FORMATS, (2, 30), ("f32", "bf16"), (False, True)))
-_SOME_MIXTURES = covering(_MIXTURES)
+_SOME_MIXTURES = [
+    (name, (2, 30)[i % 2], ("f32", "bf16")[i // 2 % 2], bool((i // 4 + i) % 2)) for i, name in enumerate(FORMATS)
+]
+"""Each format once, with the other values in turn."""
 
 
 @pytest.mark.parametrize(
