@@ -65,7 +65,7 @@ def test_everything_can_be_imported_without_network(
 
 @EACH
 def test_the_doctor_finds_its_packages(engine: ContainerEngine, images: dict[str, str], image: str) -> None:
-    report = json.loads(engine.docker(*_LOCKED, image, "doctor", "--json", "--only=versions", check=False))
+    report = json.loads(engine.docker(*_LOCKED, image, "doctor", "--json", "--only=python", check=False))
     verdicts = [finding["verdict"] for finding in report["findings"]]
     skipped = ["skip"]  # the part that the image lacks
     assert sorted(verdicts) == ["ok"] * (len(verdicts) - 1) + skipped, report

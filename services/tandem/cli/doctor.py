@@ -29,7 +29,9 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     With `--strict` a warning gives 1 as well. Raises TandemError(INVALID_REQUEST) for an unknown check in `--only`."""
     set_up_logging(resolved.config.telemetry, "tandem-doctor")
     clock = SystemClock()
-    options = Options(args.url, args.ca_file, "all" if args.all_pairs else "few" if args.pairs else "none")
+    only = [name.strip() for name in args.only.split(",") if name.strip()]
+    is_paired = args.pairs or "pairs" in only
+    options = Options(args.url, args.ca_file, "all" if args.all_pairs else "few" if is_paired else "none")
     dependencies = Dependencies(
         members_of,
         # Imported on use: a worker's image lacks the gateway's packages.
@@ -38,7 +40,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
         lambda worker, environ: advertised_address(worker, worker.port, environ, default_route_address),
     )
     checks, pairs = list_checks(resolved, System(), dependencies, options, installed_parts(), clock)
-    selected = _selected([*checks, *pairs], args.only)
+    selected = _selected([*checks, *pairs], only)
     checks = [check for check in checks if check.name in selected]
     pairs = [check for check in pairs if check.name in selected]
     examined = asyncio.run(_run(checks, pairs, clock))
@@ -50,11 +52,9 @@ async def _run(checks: Sequence[Check], pairs: Sequence[Check], clock: SystemClo
     return (*await run_checks(checks, clock), *await run_checks(pairs, clock))
 
 
-def _selected(checks: Sequence[Check], only: str) -> set[str]:
-    """Return the names of the checks that report what `only` lists, separated by commas; of all checks if it is empty.
-
-    Each name in `only` is that of a check or of a finding in the report."""
-    names = [name.strip() for name in only.split(",") if name.strip()]
+def _selected(checks: Sequence[Check], names: Sequence[str]) -> set[str]:
+    """Return the names of the checks that report the findings of these names; the names of all checks if there are
+    none."""
     known = {name: check.name for check in checks for name in (check.name, *check.others)}
     for name in names:
         if name not in known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import get_args
 
 import grpc.aio
@@ -39,7 +39,21 @@ async def _run(resolved: Resolved, worker: str | None, role: str | None) -> str:
             return await _listing(members)
         record = await members.find(worker)
         await members.set_role(record, role)
-        return f"{worker}: {record.effective_role} -> {role} (pool {record.pool})"
+        others = [one for one in await members.all() if one.model == record.model and one.worker != record.worker]
+        change = f"{worker}: {record.effective_role} -> {role} (pool {record.pool})"
+        return change + _warning(record.model, {role, *(one.effective_role for one in others)})
+
+
+def _warning(model: str, roles: Set[str]) -> str:
+    """Return a line that warns where the workers of a model with one role have no partner with the other; empty where
+    they have one, or are all mixed."""
+    if "prefill" in roles and roles.isdisjoint({"decode", "mixed"}):
+        lacks = "decode"
+    elif "decode" in roles and "prefill" not in roles:
+        lacks = "prefill"
+    else:
+        return ""
+    return f"\nwarning: {model} has no {lacks} worker now, so that no request is divided between two workers"
 
 
 async def _listing(members: ClusterMembers) -> str:

@@ -175,7 +175,7 @@ and over gRPC at {grpc_target}
   curl -i {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
     -d '{{"model": "{model}", "temperature": 0, {question}}}'
 
-  {program} chat --url {url}        Ctrl-C drains and stops
+  {program} chat --url {url} --temperature 0        Ctrl-C drains and stops
 {console}  logs of the workers: {logs}
 {operating}"""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tandem.core.model_catalog import PUBLISHED
+
 SECTIONS = ("engine", "slo", "lanes", "handoff", "gateway")
 DEFAULTS = {"engine.max_num_batched_tokens": "2048", "engine.max_num_seqs": "256"}
 """Defaults for accelerators; the settings' own defaults are for a CPU."""
@@ -83,7 +85,7 @@ def _group(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         dest="shape",
         default="llama-3.1-8b",
         metavar="NAME",
-        help="model to simulate (default: llama-3.1-8b)",
+        help=f"model to simulate ({', '.join(PUBLISHED)}), also by its name on Hugging Face (default: llama-3.1-8b)",
     )
     group.add_argument(
         "--hardware", default="h200", metavar="NAME", help="h100, h200, b200, a100 or l40s (default: h200)"
@@ -124,7 +126,10 @@ def _add_workload(command: argparse.ArgumentParser, count: int) -> None:
     )  # fmt: skip
     group.add_argument("--rate", type=float, metavar="N", help="requests per second (default: the workload's own)")
     group.add_argument(
-        "--count", type=int, metavar="N", help=f"number of requests (default: {count:,}, or all of a trace)"
+        "--count",
+        type=int,
+        metavar="N",
+        help=f"number of requests, and of conversations in a mix with turns (default: {count:,}, or all of a trace)",
     )
     group.add_argument(
         "--speedup", type=float, default=1.0, metavar="N", help="factor on the speed of a trace (default: 1)"

@@ -12,7 +12,7 @@ from tandem.worker.serve.pool_spec import PoolSpec
 
 TAIL_BYTES = 16384
 """Bytes at the end of a log file in which the newest line is looked for."""
-MAX_MESSAGE = 60
+MAX_MESSAGE = 80
 _OWN_NAME = re.compile(r"^\S+@\S+ ")
 _TEXT_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ \S+ (?P<message>.*)")
 

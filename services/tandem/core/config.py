@@ -288,6 +288,8 @@ class TransferConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
+    """The role, lanes, addresses and end of each worker."""
+
     pool: Pool = "mixed"
     """Set the role in which gateways use this worker: prefill, decode, or mixed for both. `tandem role` changes it at
     runtime."""

@@ -90,7 +90,7 @@ def list_checks(
         return [listen_ports.check_address(a, config.cluster) for a in addresses if a.part in parts]
 
     checks = [
-        Check("versions", lambda: versions.judge_versions(versions.read_versions()), others=("python", "packages")),
+        Check("python", lambda: versions.judge_versions(versions.read_versions()), others=("packages",)),
         Check("settings", lambda: settings_lint.judge_settings(resolved)),
         *_worker_checks(config, system, limits),
         Check("ports", examine_ports, 20.0),

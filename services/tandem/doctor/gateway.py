@@ -26,6 +26,9 @@ def check_gateway(url: str, clock: Clock, ca_file: str | None = None) -> tuple[F
     signed the certificate of an https:// gateway; None for the system's CAs."""
     if not url:
         return skip("gateway", "set --url to check a running gateway"), None
+    if urlsplit(url).scheme not in ("http", "https"):
+        fix = f"write http://{url}, or https://{url} for a gateway with TLS"
+        return fail("gateway", f"--url {url} is no URL of HTTP", fix), None
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # SSLError is an OSError

@@ -11,7 +11,7 @@ from tandem.doctor.runner import Examined
 
 _COLOURS = {Severity.OK: "32", Severity.WARN: "33", Severity.FAIL: "31", Severity.SKIP: "2"}
 """SGR codes: green, yellow, red, faint."""
-_NOUNS = {Severity.OK: "ok", Severity.WARN: "warnings", Severity.FAIL: "failed", Severity.SKIP: "skipped"}
+_COUNTED = {Severity.OK: "ok", Severity.WARN: "warned", Severity.FAIL: "failed", Severity.SKIP: "skipped"}
 
 
 def exit_code(examined: Sequence[Examined], *, is_strict: bool) -> int:
@@ -34,7 +34,7 @@ def table(examined: Sequence[Examined], *, has_colour: bool) -> str:
         if finding.fix:
             lines.append(" " * (sum(widths) + 4) + f"-> {finding.fix}")
     counted = Counter(finding.verdict for finding in findings)
-    summary = ", ".join(f"{counted[verdict]} {noun}" for verdict, noun in _NOUNS.items() if counted[verdict])
+    summary = ", ".join(f"{counted[verdict]} {noun}" for verdict, noun in _COUNTED.items() if counted[verdict])
     return "\n".join([*lines, "", summary or "no check was run"])
 
 

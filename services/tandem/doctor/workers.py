@@ -148,7 +148,7 @@ async def _describe(members: MemberList, record: WorkerRecord, clock: Clock) -> 
     ahead_s = (reply.wall_ns - sent_ns) / 1e9 - within_s
     return WorkerFacts(
         ref,
-        reply.role,
+        record.effective_role,  # the worker learns of a change some seconds later
         reply.model,
         reply.fingerprint,
         is_draining=reply.load.draining,

@@ -15,7 +15,7 @@ from tests.ports import free_port
 _numbers = itertools.count()
 COLOUR = "\x1b["
 QUICK = (
-    "versions,settings,cpu,gpu,rdma,memlock,shared-memory,ports,advertise-address,nodes,guard,open-files,tenants,secret,tls,"
+    "python,settings,cpu,gpu,rdma,memlock,shared-memory,ports,advertise-address,nodes,guard,open-files,tenants,secret,tls,"
     "redis,workers,gateway,clock,pod,rbac"
 )
 """All checks except the slow ones: `model` loads the model, `ucx` moves bytes between two processes."""
@@ -59,6 +59,8 @@ def test_what_fails_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_check_is_also_found_by_the_other_names_in_its_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json", "--only", "cuda,python"]) == 0
     assert {"gpu", "cuda", "python", "packages"} == findings_by_check(capsys).keys()
+    assert main(["doctor", "--json", "--only", "pairs"]) == 0
+    assert findings_by_check(capsys).keys() == {"pairs"}, "without --pairs too"
 
 
 def test_warnings_fail_with_strict(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,8 +83,7 @@ def test_colour_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "redis,hair"], "--only hair: there is no such check; known are versions, python, packages"),
-        (["--only", "pairs"], "--only pairs: there is no such check"),
+        (["--only", "redis,hair"], "--only hair: there is no such check; known are python, packages, settings"),
         (["--transfer-require", "magic"], "transfer.require"),
     ],
 )

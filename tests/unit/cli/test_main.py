@@ -285,3 +285,10 @@ def test_a_flag_is_not_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--prefil", "1"])
     assert "did you mean --prefill?" in capsys.readouterr().err
+
+
+def test_the_help_has_a_sentence_for_each_section(capsys: pytest.CaptureFixture[str]) -> None:
+    """A dataclass without a docstring would print its signature."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["config", "--help"])
+    assert "Config(" not in capsys.readouterr().out

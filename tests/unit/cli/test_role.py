@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem.cli.role import table
+from tandem.cli.role import _warning, table
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import WorkerRegistry
@@ -87,14 +87,32 @@ def test_a_worker_that_does_not_answer_is_listed_and_takes_a_role(
 ) -> None:
     fill(redis_url, here[-1], "w1", "a-longer-name")
     assert main(["role", "w1", "prefill", *here]) == 0
-    assert capsys.readouterr().out == "w1: decode -> prefill (pool decode)\n"
+    assert capsys.readouterr().out == "w1: decode -> prefill (pool decode)\n", "a-longer-name still decodes"
+    assert main(["role", "w1", "decode", *here]) == 0
+    assert "warning: smol has no prefill worker now" in capsys.readouterr().out
+    assert main(["role", "w1", "prefill", *here]) == 0
     assert main(["role", *here]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()[1:]
     assert lines[1].split()[:5] == ["a-longer-name", "decode", "decode", "all", "1795000000000000001"]
     assert lines[2].split()[:3] == ["w1", "decode", "prefill"]
     assert all("unreachable: unavailable" in line for line in lines[1:])
     assert main(["drain", "w1", *here]) == 1
     assert "worker w1: unavailable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("roles", "lacks"),
+    [
+        ({"prefill"}, "decode"),
+        ({"decode"}, "prefill"),
+        ({"decode", "mixed"}, "prefill"),
+        ({"prefill", "mixed"}, ""),
+        ({"prefill", "decode"}, ""),
+        ({"mixed"}, ""),
+    ],
+)
+def test_workers_without_a_partner_are_a_warning(roles: set[str], lacks: str) -> None:
+    assert _warning("smol", roles) == "" if not lacks else f"smol has no {lacks} worker now" in _warning("smol", roles)
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

@@ -75,7 +75,7 @@ def test_one_that_is_not() -> None:
 def test_one_that_does_not_answer() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     assert_fails(check_gateway(url, CLOCK)[0], "gateway", "does not answer: [Errno 111]", "`curl -i URL/health`")
-    assert_fails(check_gateway("nonsense", CLOCK)[0], "gateway", "is not an http://", "`curl -i URL/health`")
+    assert_fails(check_gateway("nonsense:8000", CLOCK)[0], "gateway", "is no URL of HTTP", "write http://nonsense:8000")
     assert check_gateway("nonsense", CLOCK)[1] is None
     assert_skips(check_gateway("", CLOCK)[0], "gateway", "set --url")
 

@@ -33,7 +33,7 @@ def test_the_table_is_aligned_and_has_fixes_below() -> None:
         "fail  ports          taken",
         "                     -> end who has it",
         "",
-        "1 ok, 1 warnings, 1 failed, 1 skipped",
+        "1 ok, 1 warned, 1 failed, 1 skipped",
     ]
 
 

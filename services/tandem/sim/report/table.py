@@ -54,11 +54,12 @@ def pools(found: Sequence[PoolReport]) -> str:
 
 def totals(report: SimulationReport, slo: Slo) -> str:
     refused = ", ".join(f"{number:,} {kind}" for kind, number in report.errors.items()) or "none"
+    good = f"{report.good_rate:,.1f} requests/s = {report.good_share:.1%} inside {slo}"
     lines = [
         ("requests", f"{report.num_requests:,} in {report.wall_s:,.1f} s virtual; not served: {refused}"),
         ("throughput", f"{report.request_rate:,.1f} requests/s, {report.prompt_rate:,.0f} prompt and "
                        f"{report.output_rate:,.0f} output tokens/s"),
-        ("goodput", f"{report.good_rate:,.1f} requests/s = {report.good_share:.1%} inside {slo}"),
+        *([] if slo == Slo() else [("goodput", good)]),
         ("prefix caches", f"{report.cached_share:.1%} of prompt tokens"),
         ("KV between workers", f"{report.kv_rate / 1e9:.2f} GB/s, {report.busiest_link_share:.1%} of the busiest link"),
     ]  # fmt: skip
