@@ -3,9 +3,9 @@
 Tensors have no memory, so that a call fails that looks at a number on the host: it would wait for the device, and could
 not be captured in a CUDA graph.
 
-`python -m tests.kernels.triton.compiling TYPE...` prints the name of each kernel that was compiled, once for each way,
-`of codes` or `of float8` behind it where weights are in few bits or products in float8, and `wgmma` where it multiplies
-by Hopper's own instructions.
+`python -m tests.kernels.triton.compiling TYPE... [codes|every-format]` prints the name of each kernel that was
+compiled, once for each way, `of codes` or `of float8` behind it where weights are in few bits or products in float8,
+and `wgmma` where it multiplies by Hopper's own instructions.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _call_products_of_codes(dtype: torch.dtype, names: Iterable[str]) -> None:
                 KERNELS.mix_experts(x, chosen, weights, gate_up.split_rows(64), down.split_rows(64))
 
 
-def _call_all(dtype: torch.dtype, formats: Iterable[str]) -> None:
+def _call_others(dtype: torch.dtype) -> None:
     row, weight, ids = torch.zeros(2, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype), torch.tensor([1, 0])
     KERNELS.rms_norm(row, weight, 1e-5)
     KERNELS.add_rms_norm(row, row, weight, 1e-5)
@@ -124,7 +124,6 @@ def _call_all(dtype: torch.dtype, formats: Iterable[str]) -> None:
             chosen, weights = torch.zeros(rows, 8, dtype=torch.int64), torch.zeros(rows, 8)
             matrices = torch.zeros(64, 2 * 768, 2048, dtype=dtype), torch.zeros(64, 2048, 768, dtype=dtype)
             KERNELS.mix_experts(torch.zeros(rows, 2048, dtype=dtype), chosen, weights, *matrices)
-        _call_products_of_codes(dtype, formats)
     doubles, longs = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     rows = SamplingRows(doubles, longs, doubles, doubles, longs, longs, longs)
     # A number that is 1 is a constant to the compiler.
@@ -145,14 +144,17 @@ def _call_all(dtype: torch.dtype, formats: Iterable[str]) -> None:
 
 
 def main(types: list[str]) -> None:
-    """Compile for each of the types; if `every-format` is one of them, weights of every format, else of Q4_K."""
-    formats = FORMATS if "every-format" in types else ("q4_k",)
+    """Compile for each of the types; products with weights in few bits alone if `codes` (of Q4_K) or `every-format` is
+    among them, else all other kernels."""
+    formats = FORMATS if "every-format" in types else ("q4_k",) if "codes" in types else ()
     kernels: dict[str, Any] = {}
     compile_instead(kernels)
     with torch.device("meta"):
-        for name in types:
-            if name != "every-format":
-                _call_all(getattr(torch, name), formats)
+        for dtype in (getattr(torch, name) for name in types if name not in ("codes", "every-format")):
+            if formats:
+                _call_products_of_codes(dtype, formats)
+            else:
+                _call_others(dtype)
     for name, compiled in kernels.items():
         assert compiled.asm["cubin"], name
         # Some conversions multiply subnormal numbers, which are not to become zeros.

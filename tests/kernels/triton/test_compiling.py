@@ -21,33 +21,24 @@ _KERNELS = {
     "_down_kernel",
     "_down_kernel wgmma",
     "_sum_kernel",
-    *(
-        f"{kernel} of {numbers}{instruction}"
-        for kernel in ("_linear_kernel", "_gate_up_kernel", "_down_kernel")
-        for numbers in ("codes", "float8")
-        for instruction in ("", " wgmma")
-    ),
-    "_round_kernel",
     "_rope_cache_kernel",
     "_copy_kernel",
     "_digest_kernel",
     "_chunk_stats_kernel",
     "_sample_kernel",
 }
+_OF_CODES = {
+    f"{kernel} of {numbers}{instruction}"
+    for kernel in ("_linear_kernel", "_gate_up_kernel", "_down_kernel")
+    for numbers in ("codes", "float8")
+    for instruction in ("", " wgmma")
+} | {"_sum_kernel", "_round_kernel"}
 _SHARED = 227 * 1024
 """Bytes of shared memory that a program can have on Hopper."""
 _SPILLED = 64
 """Bytes of a thread that registers do not hold, where any: addresses, of heads of 256."""
 _QUICK = ["linear", "linear-of-codes", "linear-of-float8", "norm", "gate", "rope"]
 """Families of kernels that compile within a second; the others are the same in wide tiles, and attention."""
-
-
-@pytest.fixture(scope="module")
-def some(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Compile each kernel for bfloat16, which takes eight seconds of a process of its own."""
-    case = ["128 float8 16 for torch.bfloat16, usual"]
-    programs = {"compiling": ["bfloat16"], "compiling_batches": _QUICK, "compiling_attention": case}
-    return lines_of(programs, tmp_path_factory.mktemp("cache"))
 
 
 def _check_attention(lines: list[str]) -> list[dict[str, Any]]:
@@ -60,19 +51,26 @@ def _check_attention(lines: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def test_every_kernel_compiles(some: dict[str, list[str]]) -> None:
-    """For Hopper; that needs no GPU, but a process that does not interpret."""
-    assert set(some["compiling"]) == _KERNELS
+def test_every_kernel_compiles(tmp_path: Path) -> None:
+    """For Hopper and bfloat16; that needs no GPU, but a process that does not interpret."""
+    assert set(lines_of({"compiling": ["bfloat16"]}, tmp_path)["compiling"]) == _KERNELS
+
+
+def test_every_product_of_codes_compiles(tmp_path: Path) -> None:
+    assert set(lines_of({"compiling": ["bfloat16", "codes"]}, tmp_path)["compiling"]) == _OF_CODES
 
 
 @pytest.mark.nightly
 def test_every_kernel_compiles_for_other_types(tmp_path: Path) -> None:
-    found = lines_of({"compiling": ["float32", "float16", "float64", "every-format"]}, tmp_path)["compiling"]
+    found = lines_of({"compiling": ["float32", "float16", "float64"]}, tmp_path / "others")["compiling"]
     assert set(found) == _KERNELS | {"_linear_kernel"}, "products of float32 are not Hopper's own"
+    codes = lines_of({"compiling": ["float32", "float16", "every-format"]}, tmp_path / "codes")["compiling"]
+    assert set(codes) >= _OF_CODES
 
 
-def test_every_kernel_of_attention_compiles(some: dict[str, list[str]]) -> None:
-    found = _check_attention(some["compiling_attention"])
+def test_every_kernel_of_attention_compiles(tmp_path: Path) -> None:
+    case = ["128 float8 16 for torch.bfloat16, usual"]
+    found = _check_attention(lines_of({"compiling_attention": case}, tmp_path)["compiling_attention"])
     assert {kernel["kernel"] for kernel in found} == {"_split_kernel", "_join_kernel", "_chunk_kernel"}
 
 
@@ -82,9 +80,9 @@ def test_attention_compiles_with_all_of_the_tables(tmp_path: Path) -> None:
     assert len({kernel["case"] for kernel in found}) == 48
 
 
-def test_batch_invariant_kernels_are_one_whatever_the_batch(some: dict[str, list[str]]) -> None:
+def test_batch_invariant_kernels_are_one_whatever_the_batch(tmp_path: Path) -> None:
     """What is interpreted hides it: there a tile of another size adds up alike."""
-    assert some["compiling_batches"] == [f"{name} 1" for name in _QUICK]
+    assert lines_of({"compiling_batches": _QUICK}, tmp_path)["compiling_batches"] == [f"{name} 1" for name in _QUICK]
 
 
 @pytest.mark.nightly
