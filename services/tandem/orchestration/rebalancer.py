@@ -254,7 +254,10 @@ class Rebalancer:
         unusable = self._excluded(now) | self._moves.keys()
         seated = [view for view in self._ranking.without(excluded).decoding() if self._rules.has_free_seat(view)]
         seated.sort(key=decode_cost)
-        for _, _, key, source, one in nsmallest(MAX_EXAMINED, leaving):
+        # Those without a worker to go to must not keep the others from being examined.
+        kinds = {(view.model, view.fingerprint) for view in seated}
+        able = (entry for entry in leaving if (sources[entry[3]].model, sources[entry[3]].fingerprint) in kinds)
+        for _, _, key, source, one in nsmallest(MAX_EXAMINED, able):
             if source in busy:
                 continue
             free = (view for view in seated if view.ref not in busy and (source, view.ref) not in unusable)

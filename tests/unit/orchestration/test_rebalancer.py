@@ -39,6 +39,7 @@ from tandem.orchestration.director import RequestDirector
 from tandem.orchestration.rebalancer import (
     FIRST_BACKOFF_S,
     HOLD_S,
+    MAX_EXAMINED,
     MOVE_TIMEOUT_S,
     PAUSE_S,
     PERIOD_S,
@@ -372,6 +373,19 @@ def test_the_most_urgent_sequences_of_all_prefill_workers_leave_first() -> None:
         rebalancer.ended({}, now)
         requests = [one for one in requests if one.worker not in found]
     assert found == sources
+
+
+def test_sequences_of_a_model_without_decode_workers_keep_no_others_from_leaving() -> None:
+    stuck, leaving = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in ("stuck", "leaving"))
+    workers = BookedWorkers([replace(view(leaving, 6), pool="prefill")])
+    workers.add(replace(view(stuck, 6), pool="prefill", model="other"))
+    workers.add(replace(view(B, 0), max_num_seqs=4))
+    rebalancer = Rebalancer(workers.candidates(), RULES, ON.rebalance_max_moves)
+    requests = [RunningRequest(number, stuck) for number in range(MAX_EXAMINED)]
+    requests.append(RunningRequest(MAX_EXAMINED, leaving))
+    requests[-1].lane = Lane.BATCH
+    (move,) = rebalancer.plan_leaves(requests, set(), 0.0, is_begun=True)
+    assert move.source == leaving and move.target == B
 
 
 def test_a_preempted_sequence_is_no_leaving_one() -> None:
