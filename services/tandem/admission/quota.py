@@ -35,8 +35,8 @@ class QuotaLimits(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """What remains in a tenant's two buckets, in units of `1 / token_bucket.UNIT` of a request or a token; negative for
-    a debt.
+    """Describe what remains in a tenant's two buckets, in units of `1 / token_bucket.UNIT` of a request or a token;
+    negative for a debt.
 
     `requests`, `tokens`: the level of each bucket; None where the tenant has no such limit.
     """

@@ -27,7 +27,7 @@ class FinishReason(Enum):
 
 
 class SampledToken(NamedTuple):
-    """One sampled token, with its log probability where the request sets `logprobs`.
+    """Describe one sampled token, with its log probability where the request sets `logprobs`.
 
     Log probabilities are natural logarithms, of the model's distribution at temperature 1 before penalties, biases,
     grammars and filters. `top` holds (token id, log probability) of the most likely tokens, best first; empty unless

@@ -135,8 +135,8 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class KVRegion:
-    """One contiguous KV pool of a rank, registered for transfers: block `b` begins at `address + b * block_bytes` of
-    the owner's address space.
+    """Describe one contiguous KV pool of a rank, registered for transfers: block `b` begins at `address + b *
+    block_bytes` of the owner's address space.
 
     `head_start`, `head_stop`: the range of the model's KV heads that this region holds, `[head_start, head_stop)`; all
     of them without tensor parallelism. `device`: where the memory is, `cpu` or `cuda:N`. `num_probe_blocks`: number of

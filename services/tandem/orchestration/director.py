@@ -63,7 +63,7 @@ def probe_request(request: RequestId, model: str) -> Request:
 
 
 class OpenRequest:
-    """One open request: its state machine (`state`), the account of its time (`ledger`), and its deadlines.
+    """Represent one open request: its state machine (`state`), the account of its time (`ledger`), and its deadlines.
 
     - Times are seconds of the director's clock. `progress_at`: when a worker last reported on the request;
       `delivered_at`: when its client last got something new, at first the time of its admission; `deadline`: when its

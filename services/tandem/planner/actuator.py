@@ -14,7 +14,7 @@ Outcome = Literal["carried_out", "explained", "held_back", "standby", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ActuationResult:
-    """What an actuator did with a decision.
+    """Describe what an actuator did with a decision.
 
     `outcome`: "carried_out", or "standby" if another planner leads. `replicas`: number of workers that were requested,
     by the role of their pool; empty if none were. `notes`: sentences for the report."""

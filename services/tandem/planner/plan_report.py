@@ -13,7 +13,7 @@ from tandem.scaling.decision import Decision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """One decision of the planner and what was done with it, for logs, traces, metrics and JSON.
+    """Describe one decision of the planner and what was done with it, for logs, traces, metrics and JSON.
 
     - `at`: time of the decision, in seconds since the epoch. `seconds`: duration of observing, deciding and applying.
       `model`: name of the model that is scaled.

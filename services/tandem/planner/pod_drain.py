@@ -32,8 +32,8 @@ counts as starting. In a longer interval the pod may have had a worker that nobo
 
 @dataclass(slots=True)
 class _PodState:
-    """What is known of a pod. `is_starting`: it appeared during this planner's watch and has had no worker yet.
-    `idle_since`: time from which on all its workers are drained and idle; infinite if they are not. `workers`: the
+    """Describe what is known of a pod. `is_starting`: it appeared during this planner's watch and has had no worker
+    yet. `idle_since`: time from which on all its workers are drained and idle; infinite if they are not. `workers`: the
     workers seen in it last."""
 
     last_seen_at: float

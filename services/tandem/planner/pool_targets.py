@@ -11,7 +11,7 @@ from tandem.scaling.worker_state import WorkerState
 
 
 class PoolTargets(NamedTuple):
-    """What a decision requires of the actuator.
+    """Describe what a decision requires of the actuator.
 
     `replicas`: number of workers of each pool, by the role for which the pool is started. `changed`: the new role of
     each worker whose role changes."""

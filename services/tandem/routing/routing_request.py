@@ -30,8 +30,8 @@ class CachedTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """What the router knows of one request: a prompt of `num_prompt` tokens, probably followed by `num_output` output
-    tokens.
+    """Describe what the router knows of one request: a prompt of `num_prompt` tokens, probably followed by `num_output`
+    output tokens.
 
     - `hits`: the cached prefix of each worker; None when it was not looked up, and then `num_tokens` is the number of
       prompt tokens to compute on any worker.

@@ -13,7 +13,7 @@ Lack = Literal["worker", "prefill", "decode", "link"]
 
 
 class Shortage(NamedTuple):
-    """What one model lacks for its requests.
+    """Describe what one model lacks for its requests.
 
     `lacks`: "worker" (it has no live worker at all), "prefill" or "decode" (no live worker of that role), or "link" (no
     link between a prefill and a decode worker is usable, because none has passed a test or all are refused). `reason`:

@@ -23,7 +23,7 @@ _STEP_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What a router knows of one live worker at one moment.
+    """Describe what a router knows of one live worker at one moment.
 
     - `load`: the worker's last report. `unreported`: the prompt tokens to compute of each request that this gateway has
       placed on the worker and that is not in `load` yet. `num_inflight`: number of sequences that this gateway has

@@ -65,7 +65,7 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCapacity:
-    """What one worker of a pool can compute: its measured step times and its limits.
+    """Describe what one worker of a pool can compute: its measured step times and its limits.
 
     `cost` predicts the time of a step. The KV pool has `num_blocks` blocks of `block_size` tokens; a step has at most
     `max_num_seqs` sequences and `max_num_batched_tokens` tokens.

@@ -18,7 +18,7 @@ _TYPICAL = StepFeatures(num_prefill_tokens=256, num_decode_seqs=8, decode_contex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """What an autoscaler knows about one worker.
+    """Describe what an autoscaler knows about one worker.
 
     `pool`: role for which it was started. `role`: role in which routers use it now. `load`: running and waiting work as
     the worker reports it; None if it did not answer, for the reason in `problem`. `capability`: its measured step times

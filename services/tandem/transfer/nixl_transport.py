@@ -44,7 +44,7 @@ class _Source:
 
 @dataclass(slots=True)
 class _Read:
-    """One read of a peer.
+    """Describe one read of a peer.
 
     `transfers`: the open transfers, one for each rank of the peer that holds some of the local heads. `failed`: a
     transfer was cut off by a disconnect.

@@ -33,7 +33,7 @@ Prompt = int | PromptBlocks | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """One recorded request, independent of the trace's format.
+    """Describe one recorded request, independent of the trace's format.
 
     `due_us`: time of the request in microseconds, from any origin that all entries of the trace share. `prompt`: the
     number of its prompt's tokens, the prompt's blocks, or its tokens, as far as the trace has them.

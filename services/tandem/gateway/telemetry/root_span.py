@@ -27,7 +27,7 @@ _WAITS = {LedgerPhase.QUEUE: "queue", LedgerPhase.ROUTE: "route"}
 
 
 class SpanFacts(NamedTuple):
-    """What a span needs besides the record of its request.
+    """Describe what a span needs besides the record of its request.
 
     `ledger`: the times of the prompt that ended last. `max_tokens`: the request's `max_tokens`. `finish_reasons`: why
     each choice finished, by choice index.

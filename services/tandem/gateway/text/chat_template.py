@@ -22,7 +22,7 @@ _CUT = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class GenerationPrompt(Enum):
-    """What follows the last message of a conversation in the rendered prompt.
+    """Describe what follows the last message of a conversation in the rendered prompt.
 
     HEADER: the header of the assistant's answer. CLOSED: nothing. OPEN: nothing, and the end of the last message is cut
     off, so that the answer continues that message."""

@@ -24,7 +24,7 @@ Values = tuple[str, ...]
 
 
 class Exemplar(NamedTuple):
-    """One recorded value of a histogram bucket, with the hexadecimal id of the trace in which it occurred.
+    """Describe one recorded value of a histogram bucket, with the hexadecimal id of the trace in which it occurred.
 
     `at`: seconds since the epoch.
     """

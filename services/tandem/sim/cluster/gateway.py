@@ -27,7 +27,7 @@ from tandem.workload.scheduled_request import ScheduledRequest
 
 
 class SimGateway:
-    """One simulated gateway: a director, the workers that it knows, and the streams of its open requests.
+    """Represent one simulated gateway: a director, the workers that it knows, and the streams of its open requests.
 
     `workers`: the workers at the start of the run. KV may move between every pair of them from the start, without a
     probe, as in a real cluster some seconds after its start."""

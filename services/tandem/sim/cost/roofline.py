@@ -161,7 +161,7 @@ def _seconds(
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One published throughput figure beside the simulated one.
+    """Describe one published throughput figure beside the simulated one.
 
     `published`, `simulated`: output tokens per second when all requests, each of `prompt` and `output` tokens, arrive
     at once. The simulation has the efficiency `SERVING`, fp8 weights and KV, and steps of up to 8,192 tokens and 2,048

@@ -59,8 +59,8 @@ Action = Callable[[], None]
 
 @dataclass(eq=False, slots=True)
 class Actor:
-    """One participant of a simulation, which schedules events and at which events happen: the clients, a gateway or a
-    worker.
+    """Represent one participant of a simulation, which schedules events and at which events happen: the clients, a
+    gateway or a worker.
 
     - `rank`: events at one time run in ascending rank of the actors that scheduled them.
     - `log`: the digest of what happened at the actor.

@@ -19,7 +19,7 @@ _EXACT = 256
 
 @dataclass(frozen=True, slots=True)
 class SimWindow:
-    """One time window, which begins at the virtual time `begin_s`.
+    """Describe one time window, which begins at the virtual time `begin_s`.
 
     `output_rate`: output tokens per second. `itl_p99_s`: 99th percentile, in seconds, of the token gaps that ended in
     the window; None without gaps.

@@ -52,7 +52,8 @@ class ElasticSpec:
 
 @dataclass(eq=False, slots=True)
 class _BilledWorker:
-    """One worker and the span that is paid for: from its order at `began_s` to `ended_s` (infinity while it runs).
+    """Describe one worker and the span that is paid for: from its order at `began_s` to `ended_s` (infinity while it
+    runs).
 
     `worker`: None while it starts."""
 
