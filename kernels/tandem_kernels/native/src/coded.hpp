@@ -26,12 +26,12 @@ class CodedAhead {
     CodedAhead(const char* end, const char* next, int distance) : end_(end), next_(next), distance_(distance) {}
 
     // Prefetches one line, the distance ahead of `p`.
-    void request(const void* p) const {
+    TANDEM_INLINE void request(const void* p) const {
         const char* place = static_cast<const char*>(p) + distance_;
         __builtin_prefetch(place < end_ ? place : next_ + (place - end_), 0, 2);
     }
     // Prefetches the lines of kCodedColumns words, the distance ahead of `p`.
-    void request_words(const std::uint32_t* p) const {
+    TANDEM_INLINE void request_words(const std::uint32_t* p) const {
         for (int c = 0; c < kCodedColumns; c += kLineWords) request(p + c);
     }
 
@@ -153,14 +153,13 @@ inline Affine affine_at(const Matrix& w, const ScaleWalk& at, int column) {
 // bfloat16 weights: panels [k][kPanel] of the upper halves of floats.
 struct Bfloats {
     template <typename Use>
-    static inline void each(const Matrix& w, const Part& part, const CodedAhead& ahead, Use use) {
+    TANDEM_INLINE static inline void each(const Matrix& w, const Part& part, const CodedAhead& ahead, Use use) {
         const std::size_t before = (std::size_t(w.first_panel) + part.panel) * w.k + part.begin;
         const auto* p = static_cast<const std::uint16_t*>(w.panels) + before * kPanel + part.first;
         for (int i = part.begin; i < part.end; ++i, p += kPanel) {
             ahead.request(p);
             Vec weights[kCodedVectors];
-#pragma GCC unroll 2
-            for (int v = 0; v < kCodedVectors; ++v) weights[v] = load_bfloat(p + v * kWidth);
+            repeat<kCodedVectors>([&]<int V>() TANDEM_INLINE { weights[V] = load_bfloat(p + V * kWidth); });
             use(i, weights);
         }
     }
@@ -179,7 +178,7 @@ struct Codes {
     }
 
     template <typename Use>
-    static inline void each(const Matrix& w, const Part& part, const CodedAhead& ahead, Use use) {
+    TANDEM_INLINE static inline void each(const Matrix& w, const Part& part, const CodedAhead& ahead, Use use) {
         const std::uint32_t* p = block(w, part.panel, part.begin) + part.first;
         ScaleWalk walk(w, part.panel, part.begin);
         Affine affine[kCodedVectors];
@@ -189,9 +188,9 @@ struct Codes {
                 if (unit % 2 == 0 && unit + i > part.begin && walk.advance(2 * kUnit))
                     load_affine(w, walk, part.first, affine);
                 Unit units[kCodedVectors];
-                for (int v = 0; v < kCodedVectors; ++v) units[v] = Unit(p + v * kWidth, unit);
+                repeat<kCodedVectors>([&]<int V>() TANDEM_INLINE { units[V] = Unit(p + V * kWidth, unit); });
                 request(ahead, p, unit);
-                [&]<int... J>(std::integer_sequence<int, J...>) {
+                [&]<int... J>(std::integer_sequence<int, J...>) TANDEM_INLINE {
                     (widen<J>(units, affine, i + unit * kUnit + J, use), ...);
                 }(std::make_integer_sequence<int, kUnit>());
             }
@@ -238,28 +237,30 @@ struct Codes {
         }
     };
 
-    static inline void load_affine(const Matrix& w, const ScaleWalk& walk, int first, Affine (&out)[kCodedVectors]) {
-        for (int v = 0; v < kCodedVectors; ++v) {
-            out[v] = affine_at(w, walk, first + v * kWidth);
-            if constexpr (kCoding == Coding::kE4m3) out[v].step = mul(out[v].step, splat(1.0f / kFloat8Factor));
+    TANDEM_INLINE static inline void load_affine(const Matrix& w, const ScaleWalk& walk, int first,
+                                                 Affine (&out)[kCodedVectors]) {
+        repeat<kCodedVectors>([&]<int V>() TANDEM_INLINE {
+            out[V] = affine_at(w, walk, first + V * kWidth);
+            if constexpr (kCoding == Coding::kE4m3) out[V].step = mul(out[V].step, splat(1.0f / kFloat8Factor));
             // Exact, because one of offset and base is zero.
-            out[v].base = fma(out[v].step, splat(-w.offset), out[v].base);
-        }
+            out[V].base = fma(out[V].step, splat(-w.offset), out[V].base);
+        });
     }
 
     // Prefetches about a quarter of a block.
-    static inline void request(const CodedAhead& ahead, const std::uint32_t* p, int unit) {
+    TANDEM_INLINE static inline void request(const CodedAhead& ahead, const std::uint32_t* p, int unit) {
         constexpr int kWordsPerUnit = (kPlanes.words() + 3) / 4;
         for (int word = unit * kWordsPerUnit; word < (unit + 1) * kWordsPerUnit && word < kPlanes.words(); ++word)
             ahead.request_words(p + word * kPanel);
     }
 
     template <int J, typename Use>
-    static inline void widen(const Unit (&units)[kCodedVectors], const Affine (&affine)[kCodedVectors], int i, Use use) {
+    TANDEM_INLINE static inline void widen(const Unit (&units)[kCodedVectors], const Affine (&affine)[kCodedVectors],
+                                           int i, Use use) {
         Vec weights[kCodedVectors];
-#pragma GCC unroll 2
-        for (int v = 0; v < kCodedVectors; ++v)
-            weights[v] = fma(affine[v].step, units[v].template number<J>(), affine[v].base);
+        repeat<kCodedVectors>([&]<int V>() TANDEM_INLINE {
+            weights[V] = fma(affine[V].step, units[V].template number<J>(), affine[V].base);
+        });
         use(i, weights);
     }
 };
@@ -280,14 +281,16 @@ inline auto with_coding(const Matrix& w, Work work) {
     }
 }
 
-inline std::size_t panel_bytes(const Matrix& w) {
-    const std::size_t weights = std::size_t(w.k) * kPanel;
+// Returns the bytes of kCodedStep components of a panel.
+inline int block_bytes(const Matrix& w) {
     switch (w.coding) {
-        case Coding::kFloat: return weights * sizeof(float);
-        case Coding::kBfloat: return weights * sizeof(std::uint16_t);
-        default: return weights / kCodedStep * planes_of(w.coding).words() * sizeof(std::uint32_t);
+        case Coding::kFloat: return kCodedStep * kPanel * sizeof(float);
+        case Coding::kBfloat: return kCodedStep * kPanel * sizeof(std::uint16_t);
+        default: return planes_of(w.coding).words() * kPanel * sizeof(std::uint32_t);
     }
 }
+
+inline std::size_t panel_bytes(const Matrix& w) { return std::size_t(w.k) * block_bytes(w) / kCodedStep; }
 
 inline const char* panel_at(const Matrix& w, int panel) {
     return static_cast<const char*>(w.panels) + (std::size_t(w.first_panel) + panel) * panel_bytes(w);
@@ -296,17 +299,16 @@ inline const char* panel_at(const Matrix& w, int panel) {
 // Prefetches kAheadSteps blocks ahead in a panel; `next` is the begin of the panel after it.
 constexpr int kAheadSteps = 8;
 inline CodedAhead ahead_of(const Matrix& w, int panel, const char* next) {
-    const int distance = static_cast<int>(panel_bytes(w) * kCodedStep / w.k) * kAheadSteps;
-    return {panel_at(w, panel + 1), next, distance / 64 * 64};
+    return {panel_at(w, panel + 1), next, block_bytes(w) * kAheadSteps};
 }
 
 // Decodes components [begin, end) of one panel to floats `out` [end - begin][kPanel].
 inline void widen_panel(const Matrix& w, int panel, int begin, int end, const CodedAhead& ahead, float* out) {
     with_coding(w, [&]<typename Format>(Format) {
         for (int first = 0; first < kPanel; first += kCodedColumns)
-            Format::each(w, {panel, first, begin, end}, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) {
+            Format::each(w, {panel, first, begin, end}, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) TANDEM_INLINE {
                 float* row = out + (i - begin) * kPanel + first;
-                for (int v = 0; v < kCodedVectors; ++v) store(row + v * kWidth, weights[v]);
+                repeat<kCodedVectors>([&]<int V>() TANDEM_INLINE { store(row + V * kWidth, weights[V]); });
             });
     });
 }
@@ -322,9 +324,9 @@ inline void embed_row(const Matrix& w, std::int64_t column, float* out) {
         return;
     }
     with_coding(w, [&]<typename Format>(Format) {
-        Format::each(w, {panel, first, 0, w.k}, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) {
+        Format::each(w, {panel, first, 0, w.k}, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) TANDEM_INLINE {
             float columns[kCodedColumns];
-            for (int v = 0; v < kCodedVectors; ++v) store(columns + v * kWidth, weights[v]);
+            repeat<kCodedVectors>([&]<int V>() TANDEM_INLINE { store(columns + V * kWidth, weights[V]); });
             out[i] = columns[place - first];
         });
     });

@@ -115,22 +115,16 @@ void sum_coded_tile(const float* x, std::ptrdiff_t ldx, const Matrix& w, int pan
                     float* sums) {
     for (int first = 0; first < kPanel; first += kCodedColumns) {
         Vec sum[R][kCodedVectors];
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-            for (int v = 0; v < kCodedVectors; ++v) sum[r][v] = zero();
-        Format::each(w, {panel, first, 0, w.k}, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) {
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) {
-                const Vec a = splat(x[r * ldx + i]);
-#pragma GCC unroll 2
-                for (int v = 0; v < kCodedVectors; ++v) sum[r][v] = fma(a, weights[v], sum[r][v]);
-            }
+        const auto each_sum = [&](auto use) TANDEM_INLINE {
+            repeat<R * kCodedVectors>([&]<int I>() TANDEM_INLINE {
+                use(sum[I / kCodedVectors][I % kCodedVectors], I / kCodedVectors, I % kCodedVectors);
+            });
+        };
+        each_sum([](Vec& s, int, int) TANDEM_INLINE { s = zero(); });
+        Format::each(w, {panel, first, 0, w.k}, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) TANDEM_INLINE {
+            each_sum([&](Vec& s, int r, int v) TANDEM_INLINE { s = fma(splat(x[r * ldx + i]), weights[v], s); });
         });
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-            for (int v = 0; v < kCodedVectors; ++v) store(sums + r * kPanel + first + v * kWidth, sum[r][v]);
+        each_sum([&](const Vec& s, int r, int v) TANDEM_INLINE { store(sums + r * kPanel + first + v * kWidth, s); });
     }
 }
 
@@ -141,12 +135,19 @@ constexpr std::array<SumCodedTile, sizeof...(R)> sum_coded_tiles(std::integer_se
     return {sum_coded_tile<Format, R + 1>...};
 }
 
-inline void sum_coded_rows(const float* x, int ldx, int rows, const Matrix& w, int panel, const CodedAhead& ahead,
-                           float* sums) {
-    with_coding(w, [&]<typename Format>(Format) {
-        constexpr auto kTiles = sum_coded_tiles<Format>(std::make_integer_sequence<int, kCodedRows>());
-        kTiles[rows - 1](x, ldx, w, panel, ahead, sums);
-    });
+// Entry r of a format's array handles r + 1 rows. Not `inline`, for the same reason as kSumTilesSame, nor local: a local
+// array would be filled in every call.
+using CodedTileRows = std::make_integer_sequence<int, kCodedRows>;
+constexpr std::array<SumCodedTile, kCodedRows> kSumCodedTiles[] = {
+    sum_coded_tiles<Bfloats>(CodedTileRows()),
+    sum_coded_tiles<Codes<Coding::kInt2>>(CodedTileRows()), sum_coded_tiles<Codes<Coding::kInt3>>(CodedTileRows()),
+    sum_coded_tiles<Codes<Coding::kInt4>>(CodedTileRows()), sum_coded_tiles<Codes<Coding::kInt5>>(CodedTileRows()),
+    sum_coded_tiles<Codes<Coding::kInt6>>(CodedTileRows()), sum_coded_tiles<Codes<Coding::kInt8>>(CodedTileRows()),
+    sum_coded_tiles<Codes<Coding::kE2m1>>(CodedTileRows()), sum_coded_tiles<Codes<Coding::kE4m3>>(CodedTileRows()),
+};
+
+inline const std::array<SumCodedTile, kCodedRows>& coded_tiles_of(const Matrix& w) {
+    return kSumCodedTiles[static_cast<int>(w.coding) - static_cast<int>(Coding::kBfloat)];
 }
 
 // Computes sums[rows][kPanel] of up to kGroupRows rows times a panel of codes, which are widened to floats first.
@@ -201,7 +202,7 @@ inline void multiply_coded_panel(const float* x, int ldx, int begin, int end, co
     if (tiles > kCodedTiles) sum_widened(x, ldx, rows, w, panel, ahead, sums);
     for (int t = 0; t < tiles && tiles <= kCodedTiles; ++t) {
         const int row = part_begin(rows, t, tiles), last = part_begin(rows, t + 1, tiles);
-        sum_coded_rows(x + std::size_t(row) * ldx, ldx, last - row, w, panel, ahead, sums + row * kPanel);
+        coded_tiles_of(w)[last - row - 1](x + std::size_t(row) * ldx, ldx, w, panel, ahead, sums + row * kPanel);
     }
     output.take(sums, begin, rows);
 }

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
@@ -294,6 +295,18 @@ inline void load_columns(const float* const* rows, int column, Vec (&out)[4]) {
 #endif
 
 inline Vec zero() { return splat(0.0f); }
+
+// Calls `f.operator()<I>()` for I from 0 to N - 1. The compiler keeps an array of vectors in registers only if all its
+// indices are constants when it splits arrays up, which is before it unrolls loops, and if the functions and lambdas
+// that use the array are inlined by then: mark these TANDEM_INLINE. A function that only prefetches needs the mark too:
+// the compiler drops calls of it, because it has no result.
+#define TANDEM_INLINE __attribute__((always_inline))
+template <int N, typename F>
+TANDEM_INLINE inline void repeat(F f) {
+    [&]<int... I>(std::integer_sequence<int, I...>) TANDEM_INLINE {
+        (f.template operator()<I>(), ...);
+    }(std::make_integer_sequence<int, N>());
+}
 
 // Returns e**x to about 1 ulp for x in [-87, 88], clamped outside: Cody-Waite reduction, polynomial of degree 6.
 inline Vec exp(Vec x) {
