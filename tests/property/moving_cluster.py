@@ -150,12 +150,15 @@ class MovingCluster(Cluster):
 
     # ---- workers come and go
 
-    def drain(self, index: int) -> None:
-        """Replaced once it is empty, or when its time is over."""
+    def drain(self, index: int, *, is_undone: bool = False) -> None:
+        """Drain a worker, which is replaced once it is empty or when its time is over, or which soon takes jobs again."""
         worker = self.workers[index]
         if not worker.engine.draining:
             self.call(worker.ref, lambda w: self.effects(w, w.engine.start_drain(self.agenda.now)))
-            self.agenda.after(DRAIN_S, lambda: self.kill(worker))
+            if is_undone:
+                self.agenda.after(2.0, lambda: self.call(worker.ref, lambda w: w.engine.end_drain()))
+            else:
+                self.agenda.after(DRAIN_S, lambda: self.kill(worker))
 
     def kill(self, worker: Worker) -> None:
         if not worker.is_alive:

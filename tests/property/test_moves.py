@@ -15,16 +15,16 @@ from tests.property.test_cluster import RequestSpec, check_silence, request_spec
 from tests.property.workers import Knobs
 
 
-def run(seed: int, knobs: Knobs, specs: list[RequestSpec], drains: list[tuple[int, int]]) -> MovingCluster:
-    """`drains`: (rounds to wait, which worker)."""
+def run(seed: int, knobs: Knobs, specs: list[RequestSpec], drains: list[tuple[int, int, bool]]) -> MovingCluster:
+    """`drains`: (rounds to wait, which worker, whether its drain is undone)."""
     cluster = MovingCluster(seed, knobs)
     for number, spec in enumerate(specs):
         request = spec.request(number)
         cluster.begin(replace(request, prompt_logprobs=None), spec.decode)
         cluster.run(spec.pause)
-    for rounds, index in drains:
+    for rounds, index, is_undone in drains:
         cluster.run(rounds)
-        cluster.drain(index)
+        cluster.drain(index, is_undone=is_undone)
     cluster.run(20)
     return cluster
 
@@ -49,10 +49,10 @@ def run(seed: int, knobs: Knobs, specs: list[RequestSpec], drains: list[tuple[in
         prefix_fetches=st.just(0.5),
     ),
     specs=request_specs(3, 10, 24),
-    drains=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=5),
+    drains=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2), st.booleans()), min_size=1, max_size=5),
 )
 def test_whatever_happens_while_workers_drain_every_choice_ends_right(
-    seed: int, knobs: Knobs, specs: list[RequestSpec], drains: list[tuple[int, int]]
+    seed: int, knobs: Knobs, specs: list[RequestSpec], drains: list[tuple[int, int, bool]]
 ) -> None:
     cluster = run(seed, knobs, [replace(spec, pause=spec.pause % 3) for spec in specs], drains)
     check_silence(cluster)

@@ -27,8 +27,9 @@ MAX_TIMEOUT_S = 86_400.0
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
     """Drain the worker that is named, or with `--local` all workers on this machine, and wait for their work to end.
+    With `--undo` let the named worker accept jobs again.
 
-    Returns the exit code: 0 if no jobs and leases are left at the end of the timeout, else 1. Raises TandemError for
+    Returns the exit code: 0 if no jobs and leases are left at the end of the timeout, else 1; 0 with `--undo`. Raises TandemError for
     invalid flags, and if the named worker is unknown or does not answer."""
     config = resolved.config
     timeout_s = config.worker.drain_s if args.timeout is None else args.timeout
@@ -38,18 +39,25 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     if bool(args.worker) == args.local:
         message = "name either a worker, or --local for all workers of this machine"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker")
+    if args.undo and (args.local or args.timeout is not None):
+        raise TandemError(ErrorKind.INVALID_REQUEST, "--undo takes neither --local nor --timeout", param="undo")
     if args.local:
         return asyncio.run(_drain_local(config, timeout_s))
-    return _print_result(args.worker, asyncio.run(_drain_one(config, args.worker, timeout_s)), timeout_s)
+    num_left = asyncio.run(_drain_one(config, args.worker, timeout_s, undo=args.undo))
+    if args.undo:
+        print(f"{args.worker} accepts new jobs again")  # noqa: T201 - the command's output
+        return 0
+    return _print_result(args.worker, num_left, timeout_s)
 
 
-async def _drain_one(config: Config, worker: str, timeout_s: float) -> int:
+async def _drain_one(config: Config, worker: str, timeout_s: float, *, undo: bool) -> int:
     async with members_of(config) as members:
         record = await members.find(worker)
         try:
-            return await _drain(members.trust, record.worker, timeout_s)
+            return await _drain(members.trust, record.worker, timeout_s, undo=undo)
         except grpc.aio.AioRpcError as error:
-            raise TandemError(ErrorKind.WORKER_LOST, f"cannot drain worker {worker}: {reason_of(error)}") from error
+            what = f"undo the drain of worker {worker}" if undo else f"drain worker {worker}"
+            raise TandemError(ErrorKind.WORKER_LOST, f"cannot {what}: {reason_of(error)}") from error
 
 
 async def _drain_local(config: Config, timeout_s: float) -> int:
@@ -93,9 +101,9 @@ async def _listens(address: str) -> bool:
     return True
 
 
-async def _drain(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> int:
-    """Drain a worker and return the number of jobs and leases that are left."""
-    request = worker_pb2.DrainRequest(timeout_ms=round(timeout_s * 1e3))
+async def _drain(trust: PeerAuth, worker: WorkerRef, timeout_s: float, *, undo: bool = False) -> int:
+    """Drain a worker, or undo its drain, and return the number of jobs and leases that are left."""
+    request = worker_pb2.DrainRequest(timeout_ms=round(timeout_s * 1e3), undo=undo)
     async with open_stub(trust, worker) as stub:
         reply = await stub.Drain(request, timeout=timeout_s + MARGIN_S)
         return int(reply.num_left)

@@ -81,6 +81,7 @@ def _add_drain_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--timeout", type=float, metavar="S", help="seconds to wait for its jobs (default: --worker-drain-s)"
     )
+    command.add_argument("--undo", action="store_true", help="end the drain of the worker: it accepts jobs again")
 
 
 def _add_planner_flags(command: argparse.ArgumentParser) -> None:
@@ -207,8 +208,8 @@ Exit status: 0 if it was done, 1 if Redis does not answer or there is no such wo
         "stop a worker from accepting jobs, and wait for the jobs it has",
         "tandem.cli.drain:run",
         "gateway",
-        """The worker accepts no new jobs from now on, until it is restarted. Its jobs finish or migrate to other \
-workers.
+        """The worker accepts no new jobs from now on, until the drain is undone or the worker restarts. Its jobs \
+finish or migrate to other workers.
 
 Example:
   tandem drain w1 --timeout 30 --redis-url redis://redis:6379 --secret-file secret

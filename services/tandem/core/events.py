@@ -47,8 +47,8 @@ class Pauses(NamedTuple):
 
     @classmethod
     def sum(cls, all_pauses: Iterable[Pauses]) -> Pauses:
-        found = list(all_pauses)
-        return cls(sum(pauses.num for pauses in found), sum(pauses.seconds for pauses in found))
+        found = [pauses for pauses in all_pauses if pauses.num]
+        return cls(sum(pauses.num for pauses in found), sum(pauses.seconds for pauses in found)) if found else NO_PAUSES
 
 
 NO_PAUSES = Pauses(0, 0.0)

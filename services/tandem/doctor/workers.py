@@ -124,8 +124,10 @@ def judge_roles(worker_list: WorkerList, disaggregation: str) -> tuple[Finding, 
     """
     live = [worker for worker in worker_list.workers if worker.is_live and not worker.is_draining]
     if not live:
-        return (skip("roles", worker_list.reason or "no worker that accepts jobs answers"),)
-    return tuple(_role_finding(model, found, disaggregation) for model, found in _by_model(live))
+        reason = "no worker that accepts jobs answers; `tandem drain WORKER --undo` ends the drain of one"
+        return (skip("roles", worker_list.reason or reason),)
+    draining = [worker.ref.id for worker in worker_list.workers if worker.is_live and worker.is_draining]
+    return tuple(_role_finding(model, found, draining, disaggregation) for model, found in _by_model(live))
 
 
 def skews_of(worker_list: WorkerList) -> list[Skew]:
@@ -195,8 +197,11 @@ def _kind(worker: WorkerFacts) -> str:
     return f"{worker.fingerprint[:12]} over {worker.transport or 'an unknown transport'}"
 
 
-def _role_finding(model: str, workers: Sequence[WorkerFacts], disaggregation: str) -> Finding:
-    """Report the roles of a model's workers. One pair of the same kind is enough."""
+def _role_finding(
+    model: str, workers: Sequence[WorkerFacts], draining: Sequence[str], disaggregation: str
+) -> Finding:
+    """Report the roles of a model's workers. One pair of the same kind is enough. `draining`: ids of workers that drain,
+    which may be what is missing."""
     roles = ", ".join(f"{sum(w.role == r for w in workers)} {r}" for r in sorted({w.role for w in workers}))
     for kind in {worker.kind for worker in workers}:
         found = {worker.role for worker in workers if worker.kind == kind}
@@ -206,4 +211,6 @@ def _role_finding(model: str, workers: Sequence[WorkerFacts], disaggregation: st
     other = "decode" if lacks == "decodes" else "prefill"
     summary = f"{model}: {roles}, and no worker of their kind {lacks}: no request is disaggregated"
     fix = f"start a worker with --pool {other}, or run `tandem role WORKER {other}`"
+    if draining:
+        fix += f"; {', '.join(draining)} drain{'' if len(draining) > 1 else 's'}: `tandem drain WORKER --undo` ends that"
     return wrong("roles", summary, fix, is_fatal=disaggregation == "strict")

@@ -141,6 +141,11 @@ class Engine:
         self._migrations.begin_drain(now)
         return self._migrate_or_requeue(now)
 
+    def end_drain(self) -> None:
+        """Accept new jobs again after `start_drain`. Sequences that were offered to other workers may still move."""
+        self.draining = False
+        self._migrations.end_drain()
+
     # ---- the step
 
     def begin(self, now: float) -> tuple[StepPlan | None, list[Effect]]:

@@ -33,7 +33,7 @@ from tandem.sched.state.sequence import Sequence as Seq
 class Migrations:
     """Offer running and preempted sequences to other workers, and keep each offer until it is taken or void.
 
-    `offer_all` offers all running sequences once `begin_drain` was called, `offer` a single sequence. The class also
+    `offer_all` offers all running sequences between `begin_drain` and `end_drain`, `offer` a single sequence. The class also
     owns `Sequence.migration_state`; besides it only the plan that freezes a sequence writes that field. `num_migrated`:
     sequences that other workers took over since the start of the drain. `num_requeued`: choices that failed as DRAINING
     since then, because they had nothing to migrate or blocked others.
@@ -113,6 +113,11 @@ class Migrations:
         self.is_draining = True
         for job in list(self._offers):
             self._void(job, now)
+
+    def end_drain(self) -> None:
+        """End the drain: running sequences stay here, but for those that are offered already, and counting starts anew."""
+        self.is_draining = False
+        self.num_migrated = self.num_requeued = 0
 
     def follow(self, key: HandoffKey, now: float) -> None:
         """Open the lease of an offer that a consumer has started to follow, and announce the blocks that are complete.

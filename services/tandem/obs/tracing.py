@@ -49,7 +49,8 @@ def begin_trace(tracer: Tracer, name: str, start_s: float, traceparent: str, tra
     parent = remote_parent(traceparent, tracestate)
     span = tracer.start_span(name, parent, SpanKind.SERVER, start_time=nanoseconds(start_s))
     if not span.is_recording():
-        return Trace(span, "", traceparent if get_current_span(parent).get_span_context().is_valid else "")
+        is_valid = bool(traceparent) and get_current_span(parent).get_span_context().is_valid
+        return Trace(span, "", traceparent if is_valid else "")
     headers: dict[str, str] = {}
     _W3C.inject(headers, set_span_in_context(span, Context()))
     return Trace(span, format_trace_id(span.get_span_context().trace_id), headers["traceparent"])
@@ -58,6 +59,8 @@ def begin_trace(tracer: Tracer, name: str, start_s: float, traceparent: str, tra
 def remote_parent(traceparent: str, tracestate: str = "") -> Context:
     """Return the context of the caller's span that the headers `traceparent` and `tracestate` name; an empty context
     where they are missing or invalid."""
+    if not traceparent:
+        return Context()
     return _W3C.extract({"traceparent": traceparent, "tracestate": tracestate}, Context())
 
 

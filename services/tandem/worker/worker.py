@@ -244,7 +244,7 @@ class Worker:
         """Refuse new jobs, let running ones migrate or finish, and wait up to `timeout_s` seconds until no job and no
         lease (offer of KV to another worker) is left. Returns how many jobs and leases are left, and how many sequences
         migrated or went back to gateways; all numbers are 0 where the engine has ended. Does not raise."""
-        return await self._service.drain(timeout_s)
+        return await self._service.drain(timeout_s, is_final=True)
 
     async def stop(self) -> None:
         """Stop the worker without waiting for its jobs. Live jobs fail; the streams to gateways deliver these failures

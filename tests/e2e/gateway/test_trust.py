@@ -154,6 +154,9 @@ def _drain_one(here: tuple[str, ...], gateway: Gateway, workers: dict[str, Worke
         assert "draining" in rows[drained]
     done = tandem("drain", drained, "--timeout", "30", *here)
     assert (done.returncode, done.stdout) == (0, f"{drained} accepts no new jobs; no jobs and leases are left\n")
+    undone = tandem("drain", drained, "--undo", *here)
+    assert (undone.returncode, undone.stdout) == (0, f"{drained} accepts new jobs again\n")
+    assert "draining" not in tandem("role", *here).stdout
     missing = tandem("drain", "nobody", *here)
     assert missing.returncode == 1 and "'nobody'" in missing.stderr and "d, e, p" in missing.stderr
     assert tandem("role", "d", *here).returncode == 2

@@ -51,6 +51,8 @@ def here(redis_url: str) -> list[str]:
         (["role", "w0"], "w0 is missing: add one of prefill, decode, mixed"),
         (["drain", "w0"], "set --redis-url"),
         (["drain", "w0", "--timeout", "-1"], "--timeout -1 must be between 0"),
+        (["drain", "w0", "--undo", "--timeout", "1"], "--undo takes neither"),
+        (["drain", "--local", "--undo"], "--undo takes neither"),
         (["drain", "w0", "--timeout", "nan"], "--timeout nan must be between 0"),
         (["role", "--redis-url", "unix:///nowhere", "--secret-file", "/nowhere"], "cluster.secret_file: cannot read"),
         (["role", "--redis-url", "unix:///nowhere", "--tls-ca-file", "ca"], "cluster.tls_cert_file is empty"),

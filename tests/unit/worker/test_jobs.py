@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from dataclasses import replace
 
+import grpc
 import grpc.aio
 import pytest
 
@@ -348,6 +349,35 @@ async def test_drain_gives_up_at_its_timeout(nodes: Nodes) -> None:
     await node.client.num_tokens(key, 1)
     reply = await node.client.stub.Drain(pb.DrainRequest(timeout_ms=50))
     assert reply.num_left == 1
+
+
+async def test_a_drain_is_undone_and_the_worker_accepts_jobs_again(nodes: Nodes) -> None:
+    node = await nodes.start()
+    pace(node.executor)
+    key = await node.client.generate(new_request(MODEL, PROMPT, 50))
+    await node.client.num_tokens(key, 1)
+    draining = asyncio.ensure_future(node.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
+    await node.client.until(lambda: node.client.load.draining)
+    assert (await node.client.stub.Drain(pb.DrainRequest(undo=True))).num_left == 1
+    assert (await draining).num_left == 1, "a drain that was undone does not wait for its timeout"
+    await node.client.until(lambda: not node.client.load.draining)
+    other = await node.client.generate(new_request(MODEL, PROMPT, 4))
+    for each, length in ((key, 50), (other, 4)):
+        assert isinstance(await node.client.end_of(each), Finished)
+        assert node.client.tokens(each) == continuation(PROMPT, length)
+
+
+async def test_the_drain_of_a_worker_that_stops_cannot_be_undone(nodes: Nodes) -> None:
+    node = await nodes.start()
+    pace(node.executor)
+    key = await node.client.generate(new_request(MODEL, PROMPT, 50))
+    await node.client.num_tokens(key, 1)
+    stopping = asyncio.ensure_future(node.worker.drain(20.0))
+    await node.client.until(lambda: node.client.load.draining)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await node.client.stub.Drain(pb.DrainRequest(undo=True))
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert (await stopping).num_left == 0
 
 
 async def test_stop_fails_what_is_running_and_ends_the_streams(nodes: Nodes) -> None:

@@ -102,27 +102,25 @@ class Exchange(Request):
 
         Returns when `work` has ended, also where it was cancelled, and raises what it raised. Call this after the body
         was read, because it consumes all further messages of the client."""
-        task = asyncio.ensure_future(work)
-        watcher = asyncio.ensure_future(self._disconnected())
+        connected = asyncio.timeout(None)
         try:
-            await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-            if watcher.done() and not self.complete:
-                task.cancel()
-            # A server reports a disconnect also after a complete response, when the work may still be cleaning up.
-            await asyncio.wait({task})
-        finally:
-            watcher.cancel()
-            task.cancel()
-            await asyncio.wait({task, watcher})
-        try:
-            if not task.cancelled():
-                task.result()
-        finally:
-            del task  # its exception's traceback refers to this frame: a cycle that only the garbage collector frees
+            async with connected:
+                watcher = asyncio.ensure_future(self._end_at_disconnect(connected))
+                try:
+                    await work
+                finally:
+                    watcher.cancel()
+                    await asyncio.wait({watcher})
+        except TimeoutError:
+            if not connected.expired():
+                raise
 
-    async def _disconnected(self) -> None:
+    async def _end_at_disconnect(self, connected: asyncio.Timeout) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
+        # A server reports a disconnect also after a complete response, when the work may still be cleaning up.
+        if not self.complete:
+            connected.reschedule(asyncio.get_running_loop().time())
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -126,7 +126,7 @@ class CompletionStream:
         body = self.params.body
         if not caller.session and body.user:
             caller = replace(caller, session=body.user)
-        if caller.disaggregation is None:
+        if caller.disaggregation is None and body.disaggregation is not None:
             caller = replace(caller, disaggregation=body.disaggregation)
         job, recording = jobs[0], self._recording
         try:

@@ -67,6 +67,8 @@ class WorkerService(WorkerServicer):
         self._clock = clock
         self.snapshot = EngineSnapshot()
         self._has_changed = asyncio.Event()
+        self._is_draining = False
+        self._is_stopping = False
 
     def on_snapshot(self, snapshot: EngineSnapshot) -> None:
         self.snapshot = snapshot
@@ -164,15 +166,24 @@ class WorkerService(WorkerServicer):
         return reply
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: _Context) -> worker_pb2.DrainReply:
-        done = await self.drain(request.timeout_ms / 1e3)
+        if request.undo:
+            if self._is_stopping:
+                reason = "the worker drains because it stops, which cannot be undone"
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+            done = await self._end_drain()
+        else:
+            done = await self.drain(request.timeout_ms / 1e3)
         return worker_pb2.DrainReply(
             num_left=done.num_left, num_moved=done.num_migrated, num_given_back=done.num_requeued
         )
 
-    async def drain(self, timeout_s: float) -> DrainResult:
+    async def drain(self, timeout_s: float, *, is_final: bool = False) -> DrainResult:
         """Refuse new jobs, let running ones migrate or finish, and wait up to `timeout_s` seconds until no job and no
-        lease (offer of KV to another worker) is left. Returns how many jobs and leases are left, and how many sequences
-        migrated or went back to gateways; all numbers are 0 where the engine has ended. Does not raise."""
+        lease (offer of KV to another worker) is left, or the drain is undone, which `is_final` forbids. Returns how many
+        jobs and leases are left, and how many sequences migrated or went back to gateways; all numbers are 0 where the
+        engine has ended. Does not raise."""
+        self._is_draining = True
+        self._is_stopping |= is_final
         try:
             await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.start_drain(now))))
             # Wake every stream, so that gateways without a job here learn of the drain at once.
@@ -192,9 +203,26 @@ class WorkerService(WorkerServicer):
     async def _until_empty(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self.snapshot.num_live:
+                while self.snapshot.num_live and self._is_draining:
                     self._has_changed.clear()
                     await self._has_changed.wait()
+
+    async def _end_drain(self) -> DrainResult:
+        self._is_draining = False
+        self._has_changed.set()
+
+        def end(engine: Engine, now: float) -> tuple[DrainResult, list[Effect]]:
+            done = engine.drained()
+            engine.end_drain()
+            return done, []
+
+        try:
+            done = await asyncio.wrap_future(self._driver.call(end))
+        except TandemError:
+            return DrainResult(0)
+        self._gateways.wake()
+        _log.info("the drain was undone: the worker accepts new jobs again")
+        return done
 
     def cancel(self, keys: Iterable[JobKey]) -> None:
         """Queue the cancellation of jobs and return without waiting for the engine; unknown jobs are ignored."""
