@@ -46,7 +46,7 @@ def bundle() -> TokenizerBundle:
 
 def answer_ids(text: TextModel, count: int) -> list[int]:
     """Return `count` token ids of English prose, which is repeated as often as needed."""
-    return list(islice(cycle(text.encode_text(_PROSE)), count))
+    return list(islice(cycle(text.encode(_PROSE).ids), count))
 
 
 class InstantStream:

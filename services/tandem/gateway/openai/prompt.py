@@ -93,7 +93,7 @@ def encode(
     text that clearly has more than `max_tokens` tokens."""
     if isinstance(given, tuple):
         return Prompt(given)
-    ids, offsets = model.encode_with_offsets(
+    ids, offsets = model.encode(
         given, add_special_tokens=add_special_tokens, with_offsets=with_offsets, max_tokens=max_tokens
     )
     return Prompt(ids, given, offsets)

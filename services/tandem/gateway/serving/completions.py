@@ -447,8 +447,8 @@ class CompletionService:
                 ids = await self._encode_chat(served, body, output_spec, tenant, most)
             else:
                 add = body.add_special_tokens is not False
-                work = partial(served.text.encode_text, body.prompt, add_special_tokens=add, max_tokens=most)
-                ids = await self._encode(work, len(body.prompt), tenant)
+                work = partial(served.text.encode, body.prompt, add_special_tokens=add, max_tokens=most)
+                ids, _ = await self._encode(work, len(body.prompt), tenant)
             if len(ids) > most:
                 raise TextTooLong(most)
         except TextTooLong as error:

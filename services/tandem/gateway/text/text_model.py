@@ -173,25 +173,14 @@ class TextModel:
         client's `chat_template_kwargs`. `add_special_tokens`: add the tokenizer's own special tokens to those of the
         template. Raises INVALID_REQUEST as `ChatTemplate.render` does."""
         prompt = self.template.render(messages, variables or {}, ending, tools)
-        if add_special_tokens:
-            return self.encode_text(prompt, max_tokens=max_tokens)
-        self._check_length(prompt, max_tokens)
-        return self._encode(prompt, add_special_tokens=False, with_offsets=False).ids
+        return self.encode(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens).ids
 
-    def encode_text(
-        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
-    ) -> tuple[int, ...]:
-        """Return the token ids of a plain prompt. With `add_special_tokens` they begin with exactly one BOS where the
-        model requires one, also if the text begins with a BOS already."""
-        return self.encode_with_offsets(
-            text, add_special_tokens=add_special_tokens, with_offsets=False, max_tokens=max_tokens
-        ).ids
-
-    def encode_with_offsets(
-        self, text: str, *, add_special_tokens: bool = True, with_offsets: bool = True, max_tokens: int | None = None
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, with_offsets: bool = False, max_tokens: int | None = None
     ) -> Encoded:
-        """Return the token ids as `encode_text` does, and with `with_offsets` the index in `text` at which each token
-        begins."""
+        """Return the token ids of a plain prompt, and with `with_offsets` the index in `text` at which each token
+        begins. With `add_special_tokens` the ids begin with exactly one BOS where the model requires one, also if the
+        text begins with a BOS already."""
         self._check_length(text, max_tokens)
         special = self._special_tokens
         bos = special.get("bos_token_id")
