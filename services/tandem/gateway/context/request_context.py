@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 from uuid import uuid4
 
 from tandem.admission.tenant import OPEN, Tenant
@@ -32,6 +32,33 @@ _Value = TypeVar("_Value")
 
 _MILLIS = re.compile(r"[0-9]{1,8}")
 _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_ONE_LANE, _FLAG = {"enum": [*_LANES]}, {"enum": [*_FLAGS]}
+DOCUMENTED_HEADERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    LANE_HEADER: ("Lane (priority class) of the request, at most the highest lane that the key allows.", _ONE_LANE),
+    OBJECTIVE_HEADERS[0]: (f"llm-d's name of {LANE_HEADER}, which takes precedence.", _ONE_LANE),
+    FAIRNESS_HEADERS[0]: (
+        "Tenant of the request, from a proxy that authenticates clients itself; ignored from all others.",
+        {},
+    ),
+    TIMEOUT_HEADER: (
+        "The client's deadline: a request that would miss it is refused at once, one that misses it is ended.",
+        {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS},
+    ),
+    SESSION_HEADER: (
+        "Session: its requests go to the same workers where that costs nothing. Default: the field `user`.",
+        {},
+    ),
+    EXPLAIN_HEADER: (
+        "1: the response's field `tandem` has the reasons of the placement, with the predicted costs.",
+        _FLAG,
+    ),
+    TIMING_HEADER: (
+        "1: the response's field `tandem` has the time of each stage; unless streamed, so has a header.",
+        _FLAG,
+    ),
+    TRACEPARENT_HEADER: ("The client's trace, which the request joins where the gateway exports traces.", {}),
+}
+"""Meaning of each header of a completion, and its JSON schema where that is not just a string, for openapi.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
