@@ -53,10 +53,6 @@ _INLINE_CHARS = 2000
 """Characters of text that is tokenized on the event loop: about a millisecond, less than a thread costs under load."""
 LARGE_BODY_BYTES = 64 << 10
 """Size of a request body above which it is read and tokenized in its tenant's turn."""
-LARGE_BODY_S, LARGE_BODY_RATED_BYTES = 20.0, 4 << 20
-"""LARGE_BODY_S: longest time in seconds in which a large body of up to LARGE_BODY_RATED_BYTES bytes may arrive, which
-is 1.7 Mbit/s; a larger body gets more time in proportion. The limit is needed because a client that sends slowly holds
-its turn, for which others wait."""
 _MAX_LARGE_BYTES, _MAX_LARGE_BYTES_OF_TENANT, _MAX_LARGE_BYTES_WAITING = 16 << 20, 4 << 20, 64 << 20
 """Largest number of bytes of large bodies: of all that are read and tokenized at a time, of those of one tenant among
 them, and of those of one tenant that wait. A body takes five times its size in memory until it is tokenized."""
