@@ -10,7 +10,7 @@ from collections.abc import Callable
 from starlette.responses import Response
 
 from tandem.core.clock import Clock
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.gateway.console.assets import PAGE, load_assets
 from tandem.gateway.console.history import ConsoleState
 from tandem.gateway.console.view import GatewaySnapshot, view
@@ -96,5 +96,5 @@ def _since(exchange: Exchange, life: str) -> int:
     given = dict(part.partition("=")[::2] for part in query.split("&"))
     since = given.get("since", "0")
     if not (since.isascii() and since.isdigit() and len(since) <= 18):
-        raise TandemError(ErrorKind.INVALID_REQUEST, "since must be a number from 0 on", param="since")
+        raise invalid_request("since must be a number from 0 on", "since")
     return int(since) if given.get("life") == life else 0

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.config import Disaggregation
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import invalid_request
 from tandem.core.lane import Lane
 
 LANE_HEADER = "x-tandem-lane"
@@ -132,8 +132,7 @@ def _named(values: Mapping[str, _Value], headers: Mapping[str, str], header: str
         return None
     name = headers[header].strip().lower()
     if name not in values:
-        message = f"{header} must be one of {', '.join(values)}"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=header)
+        raise invalid_request(f"{header} must be one of {', '.join(values)}", header)
     return values[name]
 
 
@@ -147,5 +146,5 @@ def timeout_of(given: str | None) -> float | None:
     text = given.strip()
     if not _MILLIS.fullmatch(text) or not 1 <= int(text) <= MAX_TIMEOUT_MS:
         message = f"{TIMEOUT_HEADER} must be a whole number of milliseconds from 1 to {MAX_TIMEOUT_MS}"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=TIMEOUT_HEADER)
+        raise invalid_request(message, TIMEOUT_HEADER)
     return int(text) / 1000

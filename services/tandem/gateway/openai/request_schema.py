@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from tandem.core.config import Disaggregation
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.core.request import MAX_CHOICES, MAX_COUNT, MAX_TOP_LOGPROBS
 from tandem.gateway.output.response_format import ResponseFormat, StructuredOutputs
 from tandem.gateway.output.tools import MessageCall, Tool, ToolChoice
@@ -235,7 +235,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
         raise _misfit(str(error)) from None
     except ValueError as error:
         message = f"the request body is not valid JSON: {error}"
-    raise TandemError(ErrorKind.INVALID_REQUEST, message)
+    raise invalid_request(message)
 
 
 def _check_names(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
@@ -246,14 +246,11 @@ def _check_names(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
     if len(encoded) == len(body) or len(_compact(encoded)) == len(_compact(body)):
         return
     if len(body) > _MAX_SEARCHED:
-        message = "a field occurs more than once in the request body, or its name is written with escapes"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message)
+        raise invalid_request("a field occurs more than once in the request body, or its name is written with escapes")
     seen: set[str] = set()
     for name, _ in json.loads(body, object_pairs_hook=list):
         if name in seen:
-            raise TandemError(
-                ErrorKind.INVALID_REQUEST, f"{name} occurs more than once in the request body", param=name
-            )
+            raise invalid_request(f"{name} occurs more than once in the request body", name)
         seen.add(name)
 
 
@@ -280,12 +277,12 @@ def _misfit(message: str) -> TandemError:
     path = [where["path"]] if where else []
     path += [missing["name"]] if missing else []
     if not path:
-        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body {_rule(message)}")
+        return invalid_request(f"the request body {_rule(message)}")
     param = ".".join(path)
     if missing:
-        return TandemError(ErrorKind.INVALID_REQUEST, f"{param} is required and missing", param=param)
+        return invalid_request(f"{param} is required and missing", param)
     what = message[: where.start()] if where else message
-    return TandemError(ErrorKind.INVALID_REQUEST, f"{param} {_rule(what)}", param=param)
+    return invalid_request(f"{param} {_rule(what)}", param)
 
 
 def _rule(message: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import invalid_request
 
 MAX_DEPTH = 128
 """Largest number of nested arrays and objects: the grammar compiler refuses deeper schemas, and the JSON encoders of
@@ -35,6 +35,4 @@ def nested_levels(value: Any, param: str) -> Iterator[list[Any]]:
                 inner += [item for item in values if isinstance(item, _NESTED)]
         level = inner
     if level:
-        raise TandemError(
-            ErrorKind.INVALID_REQUEST, f"{param} is nested more than {MAX_DEPTH} levels deep", param=param
-        )
+        raise invalid_request(f"{param} is nested more than {MAX_DEPTH} levels deep", param)

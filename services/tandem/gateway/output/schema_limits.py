@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import invalid_request
 from tandem.core.grammar import (
     MAX_CONSTRAINED_VALUES,
     MAX_ENUM_VALUES,
@@ -86,5 +86,4 @@ def _size(value: Any, kind: type[dict[Any, Any]] | type[list[Any]]) -> int:
 
 def _check(number: int, most: int, what: str, param: str) -> None:
     if number > most:
-        message = f"{param} must have at most {most} {what}, has {number}"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=param)
+        raise invalid_request(f"{param} must have at most {most} {what}, has {number}", param)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from tandem.admission.tenant import Tenant
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.core.events import Finished, LaneYield, Pauses, PromptLogprobs, merged_yields
 from tandem.core.request import Request
 from tandem.core.request_stages import Wait
@@ -434,9 +434,7 @@ class CompletionService:
         served = self._named_or_only(body.model, tenant)
         most = max(MAX_TOKENIZED, served.max_model_len)
         if (body.prompt is None) == (body.messages is None):
-            raise TandemError(
-                ErrorKind.INVALID_REQUEST, "exactly one of prompt and messages is required", param="prompt"
-            )
+            raise invalid_request("exactly one of prompt and messages is required", "prompt")
         try:
             if body.prompt is None:
                 output_spec = OutputSpec(text=served.text, tools=make_tool_set(body.tools, body.tool_choice, None))
@@ -460,8 +458,7 @@ class CompletionService:
         served = self._named_or_only(body.model, tenant)
         most = max(MAX_TOKENIZED, served.max_model_len)
         if len(body.tokens) > most:
-            message = f"tokens holds {len(body.tokens)} token ids, at most {most} are allowed"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="tokens")
+            raise invalid_request(f"tokens holds {len(body.tokens)} token ids, at most {most} are allowed", "tokens")
         tokens = checked_tokens(body.tokens, served.text.vocab_size, "tokens")
         return await self._encode(partial(served.text.decode, tokens), len(tokens), tenant)
 
@@ -469,7 +466,7 @@ class CompletionService:
         models = self.models(tenant)
         if name is None and len(models) > 1:
             message = "model is required, because several models are served; GET /v1/models lists them"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="model")
+            raise invalid_request(message, "model")
         return self.find(models[0].name if name is None and models else name or "", tenant)
 
     async def _encode_chat(
