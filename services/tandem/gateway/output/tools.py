@@ -88,7 +88,7 @@ class ToolSet:
 
 def make_tool_set(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolSet | None:
     """Check `tools`, `tool_choice` and `parallel_tool_calls` of a body and return its ToolSet; None where there are no
-    tools.
+    tools, or where none of them may be called.
 
     Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
     if not tools:
@@ -105,7 +105,7 @@ def make_tool_set(tools: Sequence[Tool] | None, choice: ToolChoice | None, paral
             raise invalid_request(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
         return ToolSet(shown, named, is_required=True, max_calls=1)
     if choice == "none":
-        return ToolSet((), (), is_required=False, max_calls=None)
+        return None
     return ToolSet(shown, functions, is_required=choice == "required", max_calls=max_calls)
 
 

@@ -553,8 +553,7 @@ class CompletionService:
         if output_spec.form is not None:
             form = await self.grammars.in_lark(output_spec.form, caller.tenant.id)
             output_spec = replace(output_spec, form=form)
-        if not output_spec.is_plain:
-            jobs = [await self._with_grammar(job, output_spec, caller.tenant) for job in jobs]
+        jobs = [await self._with_grammar(job, output_spec, caller.tenant) for job in jobs]
         stream = CompletionStream(params, served, output_spec, prompts, recording)
         await stream.admit(self._dispatch, jobs, caller)
         return stream
