@@ -22,12 +22,12 @@ from tandem.gateway.console.history import (
     TENANT_SLICE_S,
     ConsoleState,
     LaneFigures,
-    Numbered,
     Tally,
     percentiles,
 )
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.telemetry.kv_flows import Flow
+from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.worker_view import WorkerView
 
@@ -75,7 +75,7 @@ class GatewaySnapshot:
 def view(snapshot: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: int) -> reply.StateReply:
     """Return the part of `snapshot` and of the history `state` that `viewer` may see.
 
-    `since`: number (see Numbered) of the last ended request that the client has received. The result has only the
+    `since`: number (see ConsoleState) of the last ended request that the client has received. The result has only the
     records of requests with a greater number, and only the time slices in which one of these requests ended."""
     own = None if viewer.operator else viewer.id
     return reply.StateReply(
@@ -97,7 +97,7 @@ def view(snapshot: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: 
         ],
         tenants=_tenants(snapshot, state, own),
         tenants_s=TENANT_SLICE_S * NUM_TENANT_SLICES,
-        answers=[_answer(each) for each in state.records(since, own)],
+        answers=[_answer(number, record) for number, record in state.records(since, own)],
     )
 
 
@@ -187,8 +187,7 @@ def _tenant(name: str, figures: Tally, snapshot: GatewaySnapshot) -> reply.Tenan
     )
 
 
-def _answer(numbered: Numbered) -> dict[str, object]:
-    number, record = numbered
+def _answer(number: int, record: RequestRecord) -> dict[str, object]:
     return dict(zip(_RECORD_FIELDS, _record_values(record), strict=True)) | {
         "number": number,
         "tenant": "" if record.tenant == OPEN_TENANT else record.tenant,
