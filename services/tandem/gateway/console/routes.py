@@ -23,7 +23,6 @@ from tandem.gateway.tenants.authenticator import api_keys
 
 PATH = "/console"
 _ASSETS = PATH + "/"
-_MAX_QUERY = 256
 
 
 class Console:
@@ -92,8 +91,7 @@ def _since(exchange: Exchange, life: str) -> int:
 
     Returns 0, so that everything is sent, where the query has no `since`, or where its `life` is another one than the
     `life` of this run of the gateway. Raises INVALID_REQUEST for a `since` that is no whole number."""
-    query = bytes(exchange.scope.get("query_string", b""))[:_MAX_QUERY].decode("latin-1")
-    given = dict(part.partition("=")[::2] for part in query.split("&"))
+    given = exchange.query_params
     since = given.get("since", "0")
     if not (since.isascii() and since.isdigit() and len(since) <= 18):
         raise invalid_request("since must be a number from 0 on", "since")
