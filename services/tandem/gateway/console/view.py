@@ -14,6 +14,7 @@ from tandem.admission.tenant import Tenant
 from tandem.core.ids import OPEN_TENANT, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import lane_labels
 from tandem.core.request_stages import Stage
+from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.console import schema as reply
 from tandem.gateway.console.history import (
     NUM_SLICES,
@@ -43,6 +44,8 @@ _RECORD_FIELDS = (
 )  # fmt: skip
 """Fields of a RequestRecord that an answer contains as they are."""
 _record_values = attrgetter(*_RECORD_FIELDS)
+_LOAD_FIELDS = tuple(name for name in reply.WorkerRow.__struct_fields__ if name in WorkerLoad.__dataclass_fields__)
+"""Fields of a WorkerRow that a worker's load report has too."""
 _BREAKERS = {BreakerState.TRIAL: "trial", BreakerState.OPEN: "resting"}
 
 
@@ -128,8 +131,9 @@ def _workers(snapshot: GatewaySnapshot, viewer: Tenant) -> list[reply.WorkerRow]
 
 
 def _worker(worker: WorkerView, breaker: BreakerState | None, model: str) -> reply.WorkerRow:
-    load = worker.load
-    state = "draining" if load.draining else _BREAKERS.get(breaker or BreakerState.CLOSED, "live")
+    load = {name: getattr(worker.load, name) for name in _LOAD_FIELDS}
+    load["num_queued_tokens"] = worker.queued_tokens
+    state = "draining" if worker.load.draining else _BREAKERS.get(breaker or BreakerState.CLOSED, "live")
     return reply.WorkerRow(
         id=worker.ref.id,
         life=str(worker.ref.incarnation),
@@ -138,21 +142,8 @@ def _worker(worker: WorkerView, breaker: BreakerState | None, model: str) -> rep
         model=model,
         zone=worker.topology.zone,
         lanes=lane_labels(worker.lanes),
-        num_running=load.num_running,
-        num_waiting=load.num_waiting,
-        num_queued_tokens=worker.queued_tokens,
-        num_blocks=load.num_blocks,
-        num_free_blocks=load.num_free_blocks,
-        num_leased_blocks=load.num_leased_blocks,
-        num_reserved_blocks=load.num_reserved_blocks,
-        lane_seqs=load.lane_seqs,
-        lane_blocks=load.lane_blocks,
-        lane_paused=load.lane_paused,
-        num_host_blocks=load.num_host_blocks,
         block_size=worker.block_size,
-        num_prefill_tokens=load.num_prefill_tokens,
-        num_decode_tokens=load.num_decode_tokens,
-        num_remote_hit_tokens=load.num_remote_hit_tokens,
+        **load,
     )
 
 
