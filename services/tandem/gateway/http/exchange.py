@@ -39,7 +39,7 @@ class Exchange(Request):
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
-        self.fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        self.fields = dict(reversed(self.headers.items()))
         self.started = False
         self.complete = False
         self.status = 0
@@ -50,10 +50,6 @@ class Exchange(Request):
         """Formats an error as the rest of a response whose head was sent; None where such a response cannot hold an
         error."""
         self.request_id = label_of(self.fields.get("x-request-id"))
-
-    def entries(self) -> list[tuple[str, str]]:
-        """Return lower-case name and value of every header in their order, also where a name is repeated."""
-        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.scope["headers"]]
 
     async def send(self, message: Message) -> None:
         """Send one ASGI message of the response. The message that begins the response also gets the headers

@@ -129,7 +129,7 @@ class OpenAIRoutes:
 
     def _caller(self, exchange: Exchange) -> RequestContext:
         received_at = self._answers.now()
-        tenant = tenant_of(exchange.entries(), self._authenticator)
+        tenant = tenant_of(exchange.headers.items(), self._authenticator)
         return read_context(
             exchange.fields,
             tenant,
