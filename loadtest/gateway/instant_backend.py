@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from loadtest.common.model import model_directory
 from tandem.core.bundle import TokenizerBundle
-from tandem.core.config import ModelConfig, Pool
+from tandem.core.config import ModelConfig
 from tandem.core.errors import TandemError
 from tandem.core.events import NO_PAUSES, Finished, FinishReason, LaneYield, Pauses, PromptLogprobs, SampledToken, Token
-from tandem.core.ids import JobKey, WorkerId
+from tandem.core.ids import JobKey
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.core.request_stages import Wait
@@ -21,8 +21,6 @@ from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.orchestration.active_request import EventQueue
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
-from tandem.routing.circuit_breaker import BreakerState
-from tandem.routing.shortages import Shortage
 
 AT_ONCE, BY_STEP, NEVER = "at-once", "by-step", "never"
 """Names of the models: all tokens at once; one per stream and turn of the loop; only one token ever."""
@@ -134,29 +132,8 @@ class InstantDispatch:
     def scrape_targets(self) -> list[ScrapeTarget]:
         return []
 
-    def fairness(self) -> dict[tuple[str, Lane], float]:
-        return {}
-
-    def num_moves(self) -> dict[str, int]:
-        return {}
-
-    def breakers(self) -> dict[WorkerId, BreakerState]:
-        return {}
-
     def problem(self) -> str | None:
         return None
-
-    def shortages(self) -> list[Shortage]:
-        return []
-
-    def num_held(self) -> dict[str, int]:
-        return {}
-
-    def num_wakeable(self) -> dict[Pool, int]:
-        return {}
-
-    def num_live(self) -> dict[Pool, int]:
-        return {}
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
         pass

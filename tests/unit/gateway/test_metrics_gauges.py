@@ -21,9 +21,7 @@ from tandem.core.ids import GatewayId, TenantId
 from tandem.core.lane import Lane
 from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.request_context import RequestContext
-from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
-from tandem.gateway.telemetry.endpoint_metrics import endpoint_metrics
-from tandem.gateway.telemetry.gauges import (
+from tandem.gateway.gauges import (
     watch_answers,
     watch_dispatch,
     watch_grammars,
@@ -31,6 +29,8 @@ from tandem.gateway.telemetry.gauges import (
     watch_quotas,
     watch_redis,
 )
+from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
+from tandem.gateway.telemetry.endpoint_metrics import endpoint_metrics
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder
 from tandem.gateway.tenants.quotas import TenantQuotas

@@ -22,8 +22,6 @@ from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_queue import Prefixes
-from tandem.routing.circuit_breaker import BreakerState
-from tandem.routing.shortages import Shortage
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,53 +166,11 @@ class RequestDispatcher(Protocol):
         """Return the number of requests that wait for a placement, by lane; every lane has an entry."""
         ...
 
-    def fairness(self) -> Mapping[tuple[str, Lane], float]:
-        """Return how evenly the tenants that waited were served during the last minute, by (model, lane).
-
-        The value is Jain's index of the service that each of these tenants got, divided by the tenant's weight: 1 where
-        it is equal for all of them, or where fewer than two tenants waited."""
-        ...
-
-    def breakers(self) -> Mapping[WorkerId, BreakerState]:
-        """Return the state of each circuit breaker, which stops requests to a failing worker; only workers whose last
-        jobs failed have an entry."""
-        ...
-
-    def num_moves(self) -> Mapping[str, int]:
-        """Return the number of planned moves of running or preempted sequences to other decode workers, by their
-        outcome.
-
-        The keys are the values of `MoveOutcome`, such as `moved` and `withdrawn`."""
-        ...
-
     def problem(self) -> str | None:
         """Return a sentence on what is wrong among the workers, such as a missing link; None where nothing is wrong.
 
         `ready` may report the gateway as ready in spite of such a problem.
         """
-        ...
-
-    def shortages(self) -> Sequence[Shortage]:
-        """Return what each model lacks, such as a live prefill worker; empty where no model lacks anything.
-
-        Where the planner may have ended the missing workers on purpose, a model is left out unless it has an open
-        request."""
-        ...
-
-    def num_held(self) -> Mapping[str, int]:
-        """Return, by model, how many requests wait because no worker, not even a full one, could serve them; models
-        without such requests have no entry."""
-        ...
-
-    def num_wakeable(self) -> Mapping[Pool, int]:
-        """Return, by pool, the number of models for which a planner may end all workers of the pool, and starts them
-        again when requests wait.
-
-        A model does not count while this gateway cannot reach one of its registered workers."""
-        ...
-
-    def num_live(self) -> Mapping[Pool, int]:
-        """Return the number of workers that this gateway sees as alive, by pool; every pool has an entry."""
         ...
 
     def kv_blocks(self) -> KVBlocks | None:
