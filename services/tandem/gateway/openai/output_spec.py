@@ -14,9 +14,9 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar
 from tandem.core.request import Request
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, SharedBody
+from tandem.gateway.output.json_limits import SchemaLimits
 from tandem.gateway.output.reasoning_parser import CLOSING, OPENING, ReasoningParser, ReasoningParserName
 from tandem.gateway.output.response_format import StructuredOutput, requested_structured_output, schema_source
-from tandem.gateway.output.schema_limits import SchemaLimits
 from tandem.gateway.output.text_stream import DeltaTransform
 from tandem.gateway.output.tool_call_parser import ToolCallParser
 from tandem.gateway.output.tool_formats import ToolCallFormat, ToolParser, select_tool_format

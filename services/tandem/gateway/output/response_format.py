@@ -10,7 +10,7 @@ import msgspec
 
 from tandem.core.errors import invalid_request
 from tandem.core.grammar import MAX_ENUM_VALUES, MAX_SOURCE_CHARS, Grammar
-from tandem.gateway.output.schema_limits import SchemaLimits
+from tandem.gateway.output.json_limits import SchemaLimits
 
 MAX_GBNF_CHARS = 64 * 1024
 """Largest number of characters of a GBNF grammar, whose conversion to Lark takes 0.1 s of processor time for these."""

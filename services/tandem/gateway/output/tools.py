@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from tandem.core.errors import ErrorKind, TandemError, invalid_request
-from tandem.gateway.output.json_depth import check_depth
+from tandem.gateway.output.json_limits import check_depth
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")

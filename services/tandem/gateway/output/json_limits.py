@@ -1,8 +1,9 @@
-"""Reject JSON schemas that are too expensive to compile, before anything is compiled."""
+"""Reject client JSON that is nested too deeply, without recursion, and JSON schemas that are too expensive to compile,
+before anything is compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,8 +18,11 @@ from tandem.core.grammar import (
     MAX_PROPERTIES,
     MAX_SOURCE_CHARS,
 )
-from tandem.gateway.output.json_depth import nested_levels
 
+MAX_DEPTH = 128
+"""Largest number of nested arrays and objects: the grammar compiler refuses deeper schemas, and the JSON encoders of
+the gateway recurse."""
+_NESTED = (dict, list)
 _CONSTRAINTS = ("pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _KEYWORDS = frozenset({"properties", "patternProperties", "enum", *_CONSTRAINTS})
 _MOST: dict[str, int] = {
@@ -28,6 +32,31 @@ _MOST: dict[str, int] = {
     f"values with {', '.join(_CONSTRAINTS[:-1])} or {_CONSTRAINTS[-1]}": MAX_CONSTRAINED_VALUES,
 }
 """The limits of what is counted over all schemas, by its name in errors, in the order of `SchemaLimits._counts`."""
+
+
+def check_depth(value: Any, param: str) -> None:
+    """Raise TandemError(INVALID_REQUEST) for the field `param` where the JSON value is nested deeper than MAX_DEPTH
+    levels."""
+    for _ in nested_levels(value, param):
+        pass
+
+
+def nested_levels(value: Any, param: str) -> Iterator[list[Any]]:
+    """Yield the arrays and objects of a JSON value, one list for each level of nesting, the outermost level first.
+    Raises as `check_depth` does, once MAX_DEPTH levels were yielded."""
+    level = [value] if isinstance(value, _NESTED) else []
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        yield level
+        inner: list[Any] = []
+        for each in level:
+            if each:
+                values = each.values() if isinstance(each, dict) else each
+                inner += [item for item in values if isinstance(item, _NESTED)]
+        level = inner
+    if level:
+        raise invalid_request(f"{param} is nested more than {MAX_DEPTH} levels deep", param)
 
 
 class SchemaLimits:
