@@ -79,20 +79,20 @@ class SchemaLimits:
             num_chars = len(msgspec.json.encode(schema).decode())
         except RecursionError:
             num_chars = 0  # the walk below finds it too deep
-        _check(num_chars, MAX_SOURCE_CHARS, "characters", param)
+        check_size(num_chars, MAX_SOURCE_CHARS, "characters", param)
         for level in nested_levels(schema, param):
             objects = [each for each in level if isinstance(each, dict)]
             self._num_objects += len(objects)
-            _check(self._num_objects, MAX_OBJECTS, "objects" + self._scope, param)
+            check_size(self._num_objects, MAX_OBJECTS, "objects" + self._scope, param)
             for each in objects:
                 if not _KEYWORDS.isdisjoint(each):
                     self._count(each, param)
         for total, (what, most) in zip(self._counts, _MOST.items(), strict=True):
-            _check(total, most, what + self._scope, param)
+            check_size(total, most, what + self._scope, param)
 
     def _count(self, each: Mapping[str, Any], param: str) -> None:
         num_optional = _num_optional(each.get("properties"), each.get("required"))
-        _check(num_optional, MAX_OPTIONAL_PROPERTIES, "properties in one object that are not required", param)
+        check_size(num_optional, MAX_OPTIONAL_PROPERTIES, "properties in one object that are not required", param)
         counts = (
             _size(each.get("properties"), dict),
             _size(each.get("patternProperties"), dict),
@@ -113,6 +113,7 @@ def _size(value: Any, kind: type[dict[Any, Any]] | type[list[Any]]) -> int:
     return len(value) if isinstance(value, kind) else 0
 
 
-def _check(number: int, most: int, what: str, param: str) -> None:
+def check_size(number: int, most: int, what: str, param: str) -> None:
+    """Raise INVALID_REQUEST for the field `param` where it has a number of `what`, such as characters, above `most`."""
     if number > most:
         raise invalid_request(f"{param} must have at most {most} {what}, has {number}", param)

@@ -10,7 +10,7 @@ import msgspec
 
 from tandem.core.errors import invalid_request
 from tandem.core.grammar import MAX_ENUM_VALUES, MAX_SOURCE_CHARS, Grammar
-from tandem.gateway.output.json_limits import SchemaLimits
+from tandem.gateway.output.json_limits import SchemaLimits, check_size
 
 MAX_GBNF_CHARS = 64 * 1024
 """Largest number of characters of a GBNF grammar, whose conversion to Lark takes 0.1 s of processor time for these."""
@@ -134,8 +134,7 @@ def _guided_output(name: str, value: Any, param: str) -> StructuredOutput:
 
 def _schema(value: str | dict[str, Any], param: str) -> dict[str, Any]:
     if isinstance(value, str):
-        if len(value) > MAX_SOURCE_CHARS:
-            raise invalid_request(f"{param} must have at most {MAX_SOURCE_CHARS} characters, has {len(value)}", param)
+        check_size(len(value), MAX_SOURCE_CHARS, "characters", param)
         try:
             value = msgspec.json.decode(value)
         except (ValueError, RecursionError) as error:
