@@ -20,8 +20,7 @@ from tandem.gateway.http.health import HealthRoutes
 from tandem.gateway.http.metrics_routes import METRICS_PATHS, MetricsRoutes
 from tandem.gateway.http.openai_routes import OpenAIRoutes
 from tandem.gateway.http.openapi import OpenApiDocs
-from tandem.gateway.http.routed_app import RoutedApp
-from tandem.gateway.http.routes import HandlerRoute, routes_of
+from tandem.gateway.http.routes import HandlerRoute, RoutedApp, routes_of
 from tandem.gateway.openai.output_spec import OutputSpecFactory
 from tandem.gateway.serving.completions import NUM_ENCODERS, CompletionService
 from tandem.gateway.telemetry.endpoint_metrics import endpoint_metrics
