@@ -5,13 +5,15 @@ Requests for the console do not count in metrics, and the console keeps no text 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
 
 from starlette.responses import Response
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError, invalid_request
-from tandem.gateway.console.assets import PAGE, load_assets
 from tandem.gateway.console.history import ConsoleState
 from tandem.gateway.console.view import GatewaySnapshot, view
 from tandem.gateway.context.interfaces import Authenticator
@@ -23,6 +25,48 @@ from tandem.gateway.tenants.authenticator import api_keys
 
 PATH = "/console"
 _ASSETS = PATH + "/"
+PAGE = "index.html"
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """Hold one file of the console for HTTP responses. `content`: its bytes. `kind`: its media type. `tag`: its ETag
+    (RFC 9110, 8.8.3), including the quotes."""
+
+    content: bytes
+    kind: str
+    tag: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the HTTP headers of a response with this file, except for `content-type`."""
+        return {"etag": self.tag, "cache-control": "no-cache", **page_headers()}
+
+    def is_known(self, if_none_match: str) -> bool:
+        """Return whether the browser has this version of the file already, so that the response is 304.
+
+        `if_none_match`: the request's header If-None-Match, empty where it is absent. It must list `tag`, compared
+        weakly (RFC 9110, 13.1.2), or be `*`."""
+        tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+        return self.tag in tags or tags == ["*"]
+
+
+def load_assets() -> Mapping[str, Asset]:
+    """Read all assets from the package and return them by file name."""
+    folder = resources.files("tandem.gateway") / "console"
+    found: dict[str, Asset] = {}
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        kind = _TYPES.get(file.name.rpartition(".")[2])
+        if kind is not None:
+            content = file.read_bytes()
+            found[file.name] = Asset(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return found
 
 
 class Console:
@@ -81,7 +125,7 @@ class Console:
     def _asset(self, exchange: Exchange, name: str) -> Response:
         exchange.is_counted = False
         asset = self._assets[name]
-        if asset.is_known(exchange.fields.get("if-none-match")):
+        if asset.is_known(exchange.fields.get("if-none-match", "")):
             return Response(b"", 304, asset.headers)
         return Response(asset.content, headers={"content-type": asset.kind, **asset.headers})
 
