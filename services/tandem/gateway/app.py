@@ -16,8 +16,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.thread_priority import lower_priority
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, RequestDispatcher
 from tandem.gateway.gauges import watch_answers, watch_grammars
-from tandem.gateway.http.health import HealthRoutes
-from tandem.gateway.http.metrics_routes import METRICS_PATHS, MetricsRoutes
+from tandem.gateway.http.monitoring_routes import METRICS_PATHS, HealthRoutes, MetricsRoutes
 from tandem.gateway.http.openai_routes import OpenAIRoutes
 from tandem.gateway.http.openapi import OpenApiDocs
 from tandem.gateway.http.routes import HandlerRoute, RoutedApp, routes_of

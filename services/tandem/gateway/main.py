@@ -30,8 +30,8 @@ from tandem.gateway.console.snapshot import take_snapshot
 from tandem.gateway.context.interfaces import AllowAll, Authenticator
 from tandem.gateway.gauges import watch_dispatch, watch_links, watch_prefixes, watch_quotas, watch_redis
 from tandem.gateway.grpc.server import GrpcServer
-from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.host_header import AllowedHosts
+from tandem.gateway.http.monitoring_routes import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
 from tandem.gateway.http.routes import routes_of
 from tandem.gateway.http.server import HttpServer

@@ -29,7 +29,7 @@ from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, KVBlocks, ScrapeTarget, ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.grpc.server import GrpcServer
-from tandem.gateway.http.health import PROBES
+from tandem.gateway.http.monitoring_routes import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.text.text_model import TextModel
