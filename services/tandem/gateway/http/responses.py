@@ -7,18 +7,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from msgspec import UNSET
-
 from tandem.gateway.context.request_context import TIMING_HEADER
 from tandem.gateway.http.exchange import Exchange, header_value, json_response
 from tandem.gateway.http.openai_response import ResponseFormatter
-from tandem.gateway.http.openai_schema import TandemFacts, TimingFacts, WaitFacts, YieldFacts
-from tandem.gateway.http.server_timing import paused_ms, server_timing, timing_ms, waits_ms, yield_counts
 from tandem.gateway.http.sse import EventStream
+from tandem.gateway.http.tandem_facts import server_timing, tandem_facts
 from tandem.gateway.output.text_stream import ChoiceEnd
 from tandem.gateway.serving.completions import CompletionStream, Part
 from tandem.gateway.serving.echo import ScoredPrompt
-from tandem.gateway.telemetry.request_recorder import RequestTiming
 
 
 async def send_completion(
@@ -57,7 +53,7 @@ async def _stream(
             events = formatter.opening(part.choice)
         if isinstance(part, ChoiceEnd):
             num_open -= 1
-            events += formatter.closing(part, None if num_open else _facts(answer, answer.timing))
+            events += formatter.closing(part, None if num_open else tandem_facts(answer, answer.timing))
         elif not isinstance(part, ScoredPrompt):
             events += formatter.chunk(part)
         if not num_open:
@@ -92,22 +88,8 @@ async def _collect(
     timing = answer.timing
     if timing is not None:
         headers[TIMING_HEADER] = server_timing(timing)
-    response = json_response(formatter.body(gathered, _facts(answer, timing)), headers=headers)
+    response = json_response(formatter.body(gathered, tandem_facts(answer, timing)), headers=headers)
     await response(exchange.scope, exchange.receive, exchange.send)
-
-
-def _facts(answer: CompletionStream, timing: RequestTiming | None) -> TandemFacts:
-    pauses, explanation = answer.pauses, answer.explanation
-    return TandemFacts(
-        answer.path,
-        answer.num_attempts,
-        pauses.num or UNSET,
-        paused_ms(pauses) if pauses.num else UNSET,
-        UNSET if answer.reasons is None else answer.reasons,
-        UNSET if explanation is None else [[WaitFacts(**w) for w in waits_ms(x)] for x in explanation.waits],
-        UNSET if explanation is None else [YieldFacts(**counts) for counts in yield_counts(explanation.yields)],
-        UNSET if timing is None else TimingFacts(**timing_ms(timing)),
-    )
 
 
 def _headers(answer: CompletionStream) -> dict[str, str]:
