@@ -16,7 +16,7 @@ from starlette.routing import Match, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.http.exchange import Exchange, error_response
+from tandem.gateway.http.exchange import Exchange, error_response, report_defect
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.obs.logs.log_context import InRequest
 
@@ -126,9 +126,7 @@ class RoutedApp:
         except TandemError as error:
             await self._refuse(exchange, error)
         except Exception:
-            _log.exception("request %s failed because of a defect of the gateway", exchange.request_id)
-            message = f"internal error; the gateway's log has the reason under request_id={exchange.request_id}"
-            await self._refuse(exchange, TandemError(ErrorKind.INTERNAL, message))
+            await self._refuse(exchange, report_defect(exchange.request_id))
         finally:
             # These break reference cycles that only the garbage collector would free.
             exchange.late_error = None
