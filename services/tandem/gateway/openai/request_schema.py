@@ -43,9 +43,6 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
 }
 _INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
 """OpenAI's older fields, and the supported field to use instead of each."""
-_OFF_IN_CHAT = {**_OFF, "echo": (None, False), "best_of": (None, 1)}
-_OFF_IN_COMPLETIONS = {**_OFF, "suffix": (None, ""), "top_logprobs": (None,)}
-
 
 MAX_SALT_CHARS = 256
 _MAX_SEARCHED = 256 << 10
@@ -204,10 +201,8 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 _OFF_OF: Mapping[type[msgspec.Struct], Mapping[str, tuple[Any, ...]]] = {
-    ChatBody: _OFF_IN_CHAT,
-    CompletionBody: _OFF_IN_COMPLETIONS,
-    TokenizeBody: {},
-    DetokenizeBody: {},
+    ChatBody: {**_OFF, "echo": (None, False), "best_of": (None, 1)},
+    CompletionBody: {**_OFF, "suffix": (None, ""), "top_logprobs": (None,)},
 }
 Body = TypeVar("Body", ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
@@ -222,7 +217,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
             body.decode("utf-8")
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         _check_names(body, fields)
-        off = _OFF_OF[kind]
+        off = _OFF_OF.get(kind, {})
         unserved = [name for name in fields if name in off and not _is_off(fields[name], off[name])]
         if unserved:
             raise TandemError(ErrorKind.UNSUPPORTED, _unserved(unserved[0]), param=unserved[0])
