@@ -142,7 +142,6 @@ def _worker(worker: WorkerView, breaker: BreakerState | None, model: str) -> rep
         model=model,
         zone=worker.topology.zone,
         lanes=lane_labels(worker.lanes),
-        block_size=worker.block_size,
         **load,
     )
 
