@@ -16,11 +16,12 @@ from tandem.core.ids import JobKey
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.core.request_stages import Wait
-from tandem.gateway.context.interfaces import KVBlocks, ScrapeTarget, ServedModel
+from tandem.gateway.context.interfaces import KVBlocks, ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.orchestration.active_request import EventQueue
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
+from tandem.routing.worker_view import WorkerView
 
 AT_ONCE, BY_STEP, NEVER = "at-once", "by-step", "never"
 """Names of the models: all tokens at once; one per stream and turn of the loop; only one token ever."""
@@ -129,7 +130,7 @@ class InstantDispatch:
     def kv_blocks(self) -> KVBlocks | None:
         return None
 
-    def scrape_targets(self) -> list[ScrapeTarget]:
+    def scrape_targets(self) -> list[tuple[str, WorkerView]]:
         return []
 
     def problem(self) -> str | None:

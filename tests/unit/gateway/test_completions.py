@@ -17,7 +17,7 @@ from tandem.core.ids import JobKey, RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.core.request_stages import Wait
-from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
+from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.output_spec import OutputSpecFactory
 from tandem.gateway.openai.request_schema import CompletionBody
@@ -93,9 +93,6 @@ class SlowDispatch:
 
     def num_queued(self) -> dict[Lane, int]:
         return {}
-
-    def scrape_targets(self) -> list[ScrapeTarget]:
-        return []
 
     def problem(self) -> str | None:
         return None

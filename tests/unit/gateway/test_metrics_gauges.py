@@ -119,8 +119,7 @@ async def test_the_scrape_addresses_of_workers(rig: Rig) -> None:
     late.metrics_address = "127.0.0.1:9101"
     worker.break_streams()  # it is described again
     await until(lambda: len(rig.dispatch.scrape_targets()) == 2)
-    found = {target.worker: target for target in rig.dispatch.scrape_targets()}
-    assert {name: (t.address, t.pool, t.model) for name, t in found.items()} == {
+    assert {view.ref.id: (address, view.pool, view.model) for address, view in rig.dispatch.scrape_targets()} == {
         "m": ("127.0.0.1:9100", "mixed", "tiny"),
         "late": ("127.0.0.1:9101", "decode", "tiny"),
     }

@@ -12,9 +12,8 @@ from typing import Protocol
 
 from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import OPEN, Tenant
-from tandem.core.config import Pool
 from tandem.core.events import Finished, LaneYield, Pauses, PromptLogprobs, Token
-from tandem.core.ids import BlockHash, WorkerId
+from tandem.core.ids import BlockHash
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.core.request_stages import Wait
@@ -22,6 +21,7 @@ from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_queue import Prefixes
+from tandem.routing.worker_view import WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +125,6 @@ class TokenStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ScrapeTarget:
-    """Describe where Prometheus reads the metrics of one worker itself.
-
-    `address`: host:port of the worker's metrics. `worker`, `pool`, `model`: the worker's id, its pool and the model
-    that it serves."""
-
-    address: str
-    worker: WorkerId
-    pool: Pool
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
 class KVBlocks:
     """Hold the numbers of KV blocks that all live workers have together, and the block size.
 
@@ -178,8 +165,8 @@ class RequestDispatcher(Protocol):
         size; None while no live worker has reported any blocks."""
         ...
 
-    def scrape_targets(self) -> Sequence[ScrapeTarget]:
-        """Return the metrics endpoints of the live workers that have one."""
+    def scrape_targets(self) -> Sequence[tuple[str, WorkerView]]:
+        """Return the live workers that serve metrics themselves, each with the address (host:port) of its metrics."""
         ...
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:

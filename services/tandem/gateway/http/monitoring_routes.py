@@ -102,8 +102,8 @@ class MetricsRoutes:
         (https://prometheus.io/docs/prometheus/latest/http_sd/)."""
         self._require_operator(exchange)
         found = [
-            ScrapeGroup([target.address], ScrapeLabels(target.pool, target.worker, target.model))
-            for target in self._dispatch.scrape_targets()
+            ScrapeGroup([address], ScrapeLabels(worker.pool, worker.ref.id, worker.model))
+            for address, worker in self._dispatch.scrape_targets()
         ]
         return json_response(found)
 
