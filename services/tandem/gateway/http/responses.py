@@ -31,16 +31,15 @@ class EventStream:
 
     An error after the first byte is written as one event and ends the stream without `[DONE]`."""
 
-    __slots__ = ("_exchange", "_held", "_num_held_bytes")
+    __slots__ = ("_exchange", "_held")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._held: list[bytes] = []
-        self._num_held_bytes = 0
+        self._held = bytearray()
 
     async def open(self, headers: Mapping[str, str]) -> None:
         """Send the head of the response, with status 200, the headers of an event stream, and `headers`."""
-        self._exchange.late_error = lambda error: b"".join([*self._held, _frame(error_body(error))])
+        self._exchange.late_error = lambda error: bytes(self._held + _frame(error_body(error)))
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in {**_EVENT_HEADERS, **headers}.items()]
         await self._exchange.send({"type": "http.response.start", "status": 200, "headers": encoded})
 
@@ -58,10 +57,8 @@ class EventStream:
         together with the next ones, or once 16 KiB are held, because a write is half of the cost of a token.
         """
         for event in events:
-            frame = _frame(event)
-            self._held.append(frame)
-            self._num_held_bytes += len(frame)
-        if self._held and (not more_follow or self._num_held_bytes >= _FULL_BYTES):
+            self._held += _frame(event)
+        if self._held and (not more_follow or len(self._held) >= _FULL_BYTES):
             await self._write(self._take_held(), more=True)
 
     async def close(self, *events: bytes) -> None:
@@ -73,9 +70,8 @@ class EventStream:
         await self._exchange.send({"type": "http.response.body", "body": body, "more_body": more})
 
     def _take_held(self) -> bytes:
-        held = b"".join(self._held)
+        held = bytes(self._held)
         self._held.clear()
-        self._num_held_bytes = 0
         return held
 
 
