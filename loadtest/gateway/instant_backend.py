@@ -9,20 +9,19 @@ from typing import ClassVar
 
 from loadtest.common.model import model_directory
 from tandem.core.bundle import TokenizerBundle
-from tandem.core.config import ModelConfig, Pool
+from tandem.core.config import ModelConfig
 from tandem.core.errors import TandemError
 from tandem.core.events import NO_PAUSES, Finished, FinishReason, LaneYield, Pauses, PromptLogprobs, SampledToken, Token
-from tandem.core.ids import JobKey, WorkerId
+from tandem.core.ids import JobKey
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.core.request_stages import Wait
-from tandem.gateway.context.interfaces import KVBlocks, ScrapeTarget, ServedModel
+from tandem.gateway.context.interfaces import KVBlocks, ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.orchestration.active_request import EventQueue
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
-from tandem.routing.circuit_breaker import BreakerState
-from tandem.routing.shortages import Shortage
+from tandem.routing.worker_view import WorkerView
 
 AT_ONCE, BY_STEP, NEVER = "at-once", "by-step", "never"
 """Names of the models: all tokens at once; one per stream and turn of the loop; only one token ever."""
@@ -46,7 +45,7 @@ def bundle() -> TokenizerBundle:
 
 def answer_ids(text: TextModel, count: int) -> list[int]:
     """Return `count` token ids of English prose, which is repeated as often as needed."""
-    return list(islice(cycle(text.encode_text(_PROSE)), count))
+    return list(islice(cycle(text.encode(_PROSE).ids), count))
 
 
 class InstantStream:
@@ -131,32 +130,11 @@ class InstantDispatch:
     def kv_blocks(self) -> KVBlocks | None:
         return None
 
-    def scrape_targets(self) -> list[ScrapeTarget]:
+    def scrape_targets(self) -> list[tuple[str, WorkerView]]:
         return []
-
-    def fairness(self) -> dict[tuple[str, Lane], float]:
-        return {}
-
-    def num_moves(self) -> dict[str, int]:
-        return {}
-
-    def breakers(self) -> dict[WorkerId, BreakerState]:
-        return {}
 
     def problem(self) -> str | None:
         return None
-
-    def shortages(self) -> list[Shortage]:
-        return []
-
-    def num_held(self) -> dict[str, int]:
-        return {}
-
-    def num_wakeable(self) -> dict[Pool, int]:
-        return {}
-
-    def num_live(self) -> dict[Pool, int]:
-        return {}
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
         pass

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.config import Config
 from tandem.core.settings import resolve
-from tandem.gateway.http.health import PROBES
+from tandem.gateway.http.monitoring_routes import PROBES
 from tests.chart.release import CHART, CI, ROOT, Rendered, ci, env, gateway, render
 
 EACH = pytest.mark.parametrize("name", CI)

@@ -11,7 +11,7 @@ import yaml
 from kubernetes_validate import utils as kubernetes
 
 from tandem.core.lane import Lane
-from tandem.gateway.http.metrics_routes import MetricsRoutes
+from tandem.gateway.http.monitoring_routes import MetricsRoutes
 from tandem.gateway.telemetry import endpoint_metrics
 from tests.chart.release import Object, Rendered, gateway, pods, render
 from tests.deploy.files import DEPLOY, ROOT, known_series

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from tandem.core.config import GatewayConfig
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll
-from tandem.gateway.http.health import PROBES
+from tandem.gateway.http.monitoring_routes import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits, LimitedHttpProtocol
 from tests.hostile.bodies import served_model
 from tests.hostile.surface import Surface

@@ -80,3 +80,9 @@ class TandemError(Exception):
 
     def __repr__(self) -> str:
         return f"TandemError({self.kind.value}: {self.message})"
+
+
+def invalid_request(message: str, param: str | None = None) -> TandemError:
+    """Return, without raising it, the TandemError(INVALID_REQUEST) with this message. `param`: name of the request
+    field that is wrong; None if no field is."""
+    return TandemError(ErrorKind.INVALID_REQUEST, message, param=param)

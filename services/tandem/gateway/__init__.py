@@ -2,8 +2,9 @@
 
 It sends their requests to workers as jobs and streams the output back, and imports neither torch nor a model. A request
 enters by `http` or `grpc`, is parsed in `openai`, authenticated in `tenants`, answered by `serving`, and run by
-`orchestration` on the workers of `workers`. `main` composes the program, `app` the ASGI application. Read
-`http.openai_routes`, `serving.completions` and `orchestration.driver` first, in this order.
+`orchestration` on the workers of `workers`. `main` composes the program, `app` the ASGI application, and `gauges`
+exports the current state of their parts as metrics. Read `http.openai_routes`, `serving.completions` and
+`orchestration.driver` first, in this order.
 """
 
 import os

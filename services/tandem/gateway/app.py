@@ -15,16 +15,14 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.thread_priority import lower_priority
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, RequestDispatcher
-from tandem.gateway.http.health import HealthRoutes
-from tandem.gateway.http.metrics_routes import METRICS_PATHS, MetricsRoutes
+from tandem.gateway.gauges import watch_answers, watch_grammars
+from tandem.gateway.http.monitoring_routes import METRICS_PATHS, HealthRoutes, MetricsRoutes
 from tandem.gateway.http.openai_routes import OpenAIRoutes
 from tandem.gateway.http.openapi import OpenApiDocs
-from tandem.gateway.http.routed_app import RoutedApp
-from tandem.gateway.http.routes import HandlerRoute, routes_of
+from tandem.gateway.http.routes import HandlerRoute, RoutedApp, routes_of
 from tandem.gateway.openai.output_spec import OutputSpecFactory
 from tandem.gateway.serving.completions import NUM_ENCODERS, CompletionService
 from tandem.gateway.telemetry.endpoint_metrics import endpoint_metrics
-from tandem.gateway.telemetry.gauges import watch_answers, watch_dispatch, watch_grammars
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_record import RequestObserver
 from tandem.gateway.telemetry.request_recorder import RequestRecorder
@@ -93,7 +91,6 @@ class GatewayApp(RoutedApp):
         recorder = RequestRecorder(clock or SystemClock(), self._measures, telemetry.tracer, observers, targets)
         self.answers = CompletionService(dispatch, self._encoders, recorder, output_specs)
         watch_answers(telemetry.metrics, recorder)
-        watch_dispatch(telemetry.metrics, dispatch)
         watch_grammars(telemetry.metrics, lambda: self.answers.grammars.num_waiting)
         openai = OpenAIRoutes(self.answers, authenticator, config.max_body, config.heartbeat_s)
         picker = PrometheusCollector(endpoint_metrics(dispatch, recorder))

@@ -28,16 +28,16 @@ from tandem.gateway.app import GatewayApp
 from tandem.gateway.console.routes import Console
 from tandem.gateway.console.snapshot import take_snapshot
 from tandem.gateway.context.interfaces import AllowAll, Authenticator
+from tandem.gateway.gauges import watch_dispatch, watch_links, watch_prefixes, watch_quotas, watch_redis
 from tandem.gateway.grpc.server import GrpcServer
-from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.host_header import AllowedHosts
+from tandem.gateway.http.monitoring_routes import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
 from tandem.gateway.http.routes import routes_of
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.orchestration.demand import DemandPublisher
 from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
-from tandem.gateway.telemetry.gauges import watch_links, watch_prefixes, watch_quotas, watch_redis
 from tandem.gateway.telemetry.request_log import RequestLog
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.fairness_sync import FairnessSync
@@ -237,6 +237,7 @@ class Gateway:
 
     def _watch_stores(self, health: RedisHealth) -> None:
         metrics = self._telemetry.metrics
+        watch_dispatch(metrics, self._dispatcher)
         watch_prefixes(metrics, self._prefixes)
         watch_links(metrics, self._fleet.pairs)
         watch_redis(metrics, health)

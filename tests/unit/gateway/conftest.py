@@ -18,24 +18,24 @@ import uvloop
 from tokenizers import Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
-from tandem.core.config import Bytes, GatewayConfig, Pool
+from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.errors import TandemError
 from tandem.core.events import NO_PAUSES, Finished, FinishReason, LaneYield, PromptLogprobs, SampledToken, Token
-from tandem.core.ids import JobKey, RequestId, WorkerId
+from tandem.core.ids import Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.core.request_stages import Wait
+from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.app import GatewayApp
-from tandem.gateway.context.interfaces import AllowAll, Authenticator, KVBlocks, ScrapeTarget, ServedModel
+from tandem.gateway.context.interfaces import AllowAll, Authenticator, KVBlocks, ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.grpc.server import GrpcServer
-from tandem.gateway.http.health import PROBES
+from tandem.gateway.http.monitoring_routes import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
-from tandem.routing.circuit_breaker import BreakerState
-from tandem.routing.shortages import Shortage
+from tandem.routing.worker_view import WorkerView
 from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tandem.wire.tls import TlsFiles
@@ -154,32 +154,12 @@ class ScriptedDispatch:
     def kv_blocks(self) -> KVBlocks | None:
         return KVBlocks(16, 1000, 750)
 
-    def scrape_targets(self) -> list[ScrapeTarget]:
-        return [ScrapeTarget("127.0.0.1:9100", WorkerId("p1"), "prefill", "tiny")]
-
-    def fairness(self) -> dict[tuple[str, Lane], float]:
-        return {}
-
-    def num_moves(self) -> dict[str, int]:
-        return {}
-
-    def breakers(self) -> dict[WorkerId, BreakerState]:
-        return {}
+    def scrape_targets(self) -> list[tuple[str, WorkerView]]:
+        ref = WorkerRef(WorkerId("p1"), Incarnation(1), "127.0.0.1:9000")
+        return [("127.0.0.1:9100", WorkerView(ref, "prefill", "tiny", "f", WorkerLoad()))]
 
     def problem(self) -> str | None:
         return None
-
-    def shortages(self) -> list[Shortage]:
-        return []
-
-    def num_held(self) -> dict[str, int]:
-        return {}
-
-    def num_wakeable(self) -> dict[Pool, int]:
-        return {}
-
-    def num_live(self) -> dict[Pool, int]:
-        return {"mixed": 1}
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
         if self.never is not None:

@@ -69,7 +69,7 @@ def test_an_echo_is_the_text_that_was_written(make_text: Make, special: dict[str
         prompt = encode(text, model, 1000, add_special_tokens=True, with_offsets=True)
         deltas = echo_deltas(prompt, model, (), 0, skip_special_tokens=True)
         assert "".join(delta.text for delta in deltas) == text
-        assert [delta.token.id for delta in deltas if delta.token] == list(prompt.ids) == list(model.encode_text(text))
+        assert [delta.token.id for delta in deltas if delta.token] == list(prompt.ids) == list(model.encode(text).ids)
         offsets = [delta.offset for delta in deltas]
         assert offsets == sorted(offsets) and offsets[0] == 0
         assert all(text[delta.offset :].startswith(delta.text) for delta in deltas)

@@ -11,14 +11,13 @@ import msgspec
 import pytest
 
 from tandem.core.clock import SystemClock
-from tandem.core.config import Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import NO_PAUSES, Finished, FinishReason, LaneYield, PromptLogprobs, SampledToken, Token
-from tandem.core.ids import JobKey, RequestId, WorkerId
+from tandem.core.ids import JobKey, RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.core.request_stages import Wait
-from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
+from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.output_spec import OutputSpecFactory
 from tandem.gateway.openai.request_schema import CompletionBody
@@ -34,8 +33,6 @@ from tandem.gateway.telemetry.usage import UsageCounter
 from tandem.gateway.text.text_model import TextModel
 from tandem.obs.metrics.metrics import HistogramSeries, Metrics
 from tandem.orchestration.phase_ledger import PhaseLedger
-from tandem.routing.circuit_breaker import BreakerState
-from tandem.routing.shortages import Shortage
 from tests.unit.gateway.instant import instant_events
 
 CALLER = RequestContext(request_id="r", received_at=0.0)
@@ -97,32 +94,8 @@ class SlowDispatch:
     def num_queued(self) -> dict[Lane, int]:
         return {}
 
-    def scrape_targets(self) -> list[ScrapeTarget]:
-        return []
-
-    def fairness(self) -> dict[tuple[str, Lane], float]:
-        return {}
-
-    def num_moves(self) -> dict[str, int]:
-        return {}
-
-    def breakers(self) -> dict[WorkerId, BreakerState]:
-        return {}
-
     def problem(self) -> str | None:
         return None
-
-    def shortages(self) -> list[Shortage]:
-        return []
-
-    def num_held(self) -> dict[str, int]:
-        return {}
-
-    def num_wakeable(self) -> dict[Pool, int]:
-        return {}
-
-    def num_live(self) -> dict[Pool, int]:
-        return {"mixed": 1}
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
         if self.never is not None:

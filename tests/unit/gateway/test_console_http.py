@@ -15,9 +15,8 @@ from tandem.core.config import GatewayConfig
 from tandem.core.ids import Incarnation, TenantId, WorkerId, WorkerRef
 from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.app import GatewayApp
-from tandem.gateway.console.assets import load_assets
 from tandem.gateway.console.history import NUM_RECORDS
-from tandem.gateway.console.routes import Console
+from tandem.gateway.console.routes import Console, load_assets
 from tandem.gateway.console.view import MAX_ERROR_CHARS, MAX_WORKERS, GatewaySnapshot
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, ServedModel
 from tandem.gateway.http.routes import routes_of

@@ -182,8 +182,6 @@ def test_every_request_is_counted_once_by_its_outcome(front: Front, http: httpx.
     of = 'tandem_{}_tokens_total{{path="remote",tenant="open"}}'.format
     assert grown[of("prompt")] == sum(len(r.prompt_tokens) for r in front.dispatch.requests)
     assert grown[of("output")] == 4 * (num_paris + 1) + 1 + 2 * num_paris
-    assert after["tandem_ready"] == 1
-    assert after['tandem_live_workers{pool="mixed"}'] == 1
     duration = "gen_ai_server_request_duration_seconds_count"
     assert sum(number for name, number in grown.items() if name.startswith(duration)) == 5
     first = [name for name in grown if name.startswith("gen_ai_server_time_to_first_token_seconds_count")]

@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.http.exchange import Exchange
-from tandem.gateway.http.sse import EventStream
+from tandem.gateway.http.responses import EventStream
 
 
 async def opened(writes: list[bytes]) -> tuple[Exchange, EventStream]:

@@ -156,11 +156,11 @@ def test_bos_of_plain_text(
     make_text: Make, tokenizer: Tokenizer, special: dict[str, Any], text: str, expected: list[int]
 ) -> None:
     body = tokenizer.encode("x", add_special_tokens=False).ids
-    assert list(make_text(special=special).encode_text(text)) == expected + body
+    assert list(make_text(special=special).encode(text).ids) == expected + body
 
 
 def test_eos_of_plain_text_where_the_model_requires_one(make_text: Make) -> None:
-    assert make_text(special={"add_eos_token": True}).encode_text("x")[-1] == 1
+    assert make_text(special={"add_eos_token": True}).encode("x").ids[-1] == 1
 
 
 def test_the_end_tokens_are_the_union_of_both_files(make_text: Make) -> None:
@@ -189,7 +189,7 @@ def test_truncation_and_padding_of_the_file_are_ignored(tokenizer: Tokenizer) ->
     cut = Tokenizer.from_str(tokenizer.to_str())
     cut.enable_truncation(2)
     cut.enable_padding(length=8)
-    ids = TextModel(TokenizerBundle(tokenizer_json=cut.to_str().encode())).encode_text("The capital of France")
+    ids = TextModel(TokenizerBundle(tokenizer_json=cut.to_str().encode())).encode("The capital of France").ids
     assert list(ids) == tokenizer.encode("The capital of France").ids
 
 
@@ -245,16 +245,14 @@ class CountedTokenizer:
         return self._tokenizer.encode_batch_fast(texts, **options)
 
 
-@pytest.mark.parametrize("method", ["encode_text", "encode_chat"])
+@pytest.mark.parametrize("method", ["encode", "encode_chat"])
 def test_a_text_that_cannot_fit_is_refused_at_the_cost_of_its_beginning(
     make_text: Callable[..., TextModel], method: str
 ) -> None:
     model, text = make_text(), "7" * 4_000_000
     counted = model._tokenizer = CountedTokenizer(model._tokenizer)  # type: ignore[assignment]
     with pytest.raises(TextTooLong) as refused:
-        getattr(model, method)(
-            text if method == "encode_text" else [{"role": "user", "content": text}], max_tokens=10_000
-        )
+        getattr(model, method)(text if method == "encode" else [{"role": "user", "content": text}], max_tokens=10_000)
     assert refused.value.max_tokens == 10_000
     assert counted.num_chars < 100_000
 
@@ -263,6 +261,6 @@ def test_a_text_that_cannot_fit_is_refused_at_the_cost_of_its_beginning(
 def test_a_text_that_fits_is_encoded_as_without_a_limit(make_text: Callable[..., TextModel], piece: str) -> None:
     model = make_text()
     text = piece * (100_000 // len(piece))
-    ids = model.encode_text(text)
-    assert model.encode_text(text, max_tokens=len(ids)) == ids
-    assert model.encode_text(text, max_tokens=len(text)) == ids
+    ids = model.encode(text).ids
+    assert model.encode(text, max_tokens=len(ids)).ids == ids
+    assert model.encode(text, max_tokens=len(text)).ids == ids

@@ -24,8 +24,8 @@ from tandem.core.ids import JobKey
 from tandem.core.request import Job
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll
-from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.host_header import AllowedHosts
+from tandem.gateway.http.monitoring_routes import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits, LimitedHttpProtocol
 from tandem.gateway.http.server import HttpServer
 from tests.unit.gateway.rig import Rig

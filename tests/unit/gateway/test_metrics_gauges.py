@@ -21,9 +21,7 @@ from tandem.core.ids import GatewayId, TenantId
 from tandem.core.lane import Lane
 from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.request_context import RequestContext
-from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
-from tandem.gateway.telemetry.endpoint_metrics import endpoint_metrics
-from tandem.gateway.telemetry.gauges import (
+from tandem.gateway.gauges import (
     watch_answers,
     watch_dispatch,
     watch_grammars,
@@ -31,6 +29,8 @@ from tandem.gateway.telemetry.gauges import (
     watch_quotas,
     watch_redis,
 )
+from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
+from tandem.gateway.telemetry.endpoint_metrics import endpoint_metrics
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder
 from tandem.gateway.tenants.quotas import TenantQuotas
@@ -119,8 +119,7 @@ async def test_the_scrape_addresses_of_workers(rig: Rig) -> None:
     late.metrics_address = "127.0.0.1:9101"
     worker.break_streams()  # it is described again
     await until(lambda: len(rig.dispatch.scrape_targets()) == 2)
-    found = {target.worker: target for target in rig.dispatch.scrape_targets()}
-    assert {name: (t.address, t.pool, t.model) for name, t in found.items()} == {
+    assert {view.ref.id: (address, view.pool, view.model) for address, view in rig.dispatch.scrape_targets()} == {
         "m": ("127.0.0.1:9100", "mixed", "tiny"),
         "late": ("127.0.0.1:9101", "decode", "tiny"),
     }

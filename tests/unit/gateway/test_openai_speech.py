@@ -16,7 +16,7 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.events import FinishReason
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import ServedModel
-from tandem.gateway.output import schema_limits
+from tandem.gateway.output import json_limits
 from tandem.gateway.text.text_model import TextModel
 from tests.tokenizer import TEMPLATE
 
@@ -319,7 +319,7 @@ def test_each_choice_is_parsed_separately(front: Front, client: openai.OpenAI, s
 def test_schemas_of_tools_are_bounded_together_where_a_grammar_is_made_of_them(
     front: Front, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema_limits, "_MOST", schema_limits._MOST | {"properties": 3})
+    monkeypatch.setattr(json_limits, "_MOST", json_limits._MOST | {"properties": 3})
     tools: list[Any] = [
         {"type": "function", "function": {"name": name, "parameters": {"properties": {"a": {}, "b": {}}}}}
         for name in "fg"

@@ -11,7 +11,7 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import MAX_ENUM_VALUES, MAX_SOURCE_CHARS, Grammar
 from tandem.gateway.output.grammar_compiler import compile_grammar
-from tandem.gateway.output.json_depth import check_depth
+from tandem.gateway.output.json_limits import check_depth
 from tandem.gateway.output.response_format import (
     ResponseFormat,
     StructuredOutput,

@@ -140,7 +140,7 @@ async def test_metrics_with_a_port_of_their_own_are_there_and_nowhere_else(text:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(gateway.metrics), base_url="http://metrics") as client:
         answer, health, models = [await client.get(place) for place in (path, "/health", "/v1/models")]
     await gateway.client.aclose()
-    expected = {"/metrics": "tandem_ready", "/metrics/targets": "127.0.0.1:9100"}
+    expected = {"/metrics": "tandem_open_requests", "/metrics/targets": "127.0.0.1:9100"}
     assert answer.status_code == 200 and expected.get(path, "vllm:num_requests_waiting") in answer.text
     assert (health.status_code, models.status_code) == (200, 404)
 

@@ -25,7 +25,7 @@ def choice_text(model: TextModel, choice: int) -> ChoiceText:
 def test_interleaved_choices(make_text: Callable[..., TextModel]) -> None:
     """Choice 0 has reasoning and a call, choice 1 neither; they get a token each in turn."""
     model = make_text()
-    ids = [[model.encode_text(character, add_special_tokens=False)[0] for character in text] for text in TEXTS]
+    ids = [[model.encode(character, add_special_tokens=False).ids[0] for character in text] for text in TEXTS]
     choices = [choice_text(model, choice) for choice in range(2)]
     parts: list[Delta | ChoiceEnd] = []
     for place in range(max(map(len, ids))):

@@ -101,7 +101,7 @@ async def test_a_gateway_that_starts_after_the_last_worker_is_gone_knows_the_mod
     await until(lambda: second.models())
     model = second.models()["tiny"]
     assert (model.name, model.max_model_len, model.aliases) == ("tiny", 64, ("alias",))
-    assert model.text.decode(model.text.encode_text("hello"), skip_special_tokens=True) == "hello"
+    assert model.text.decode(model.text.encode("hello").ids, skip_special_tokens=True) == "hello"
 
 
 async def test_a_changed_model_is_published_again_and_an_unchanged_one_is_not(

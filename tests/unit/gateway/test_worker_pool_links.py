@@ -13,7 +13,7 @@ from tandem.core.config import TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerId, WorkerRef
 from tandem.core.link import LinkReport
-from tandem.gateway.telemetry.gauges import watch_links
+from tandem.gateway.gauges import watch_links
 from tandem.gateway.workers import worker_link
 from tandem.obs.metrics.instruments import TRANSFER_LINKS
 from tandem.obs.metrics.metrics import Metrics

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -33,17 +32,6 @@ OTHER = "(others)"
 _NUM_EXACT = 128
 _NUM_MERGED = 4096
 _QUANTILES = (0.5, 0.99)
-
-
-class Numbered(NamedTuple):
-    """Hold the record of an ended request with its number.
-
-    `number`: the first request that ended since the start of this gateway has number 1, the next one number 2, and so
-    on.
-    """
-
-    number: int
-    record: RequestRecord
 
 
 class Tally(RequestCounts):
@@ -107,8 +95,8 @@ class Slice(Generic[Figures]):
 
     `index`: position of the slice, which lasts from `index * width` to `(index + 1) * width` seconds on the gateway's
     clock. The width is SLICE_S where figures are kept by lane, and TENANT_SLICE_S where they are kept by tenant.
-    `number`: number (see Numbered) of the last request that ended in the slice. `figures`: by the name of the lane or
-    of the tenant.
+    `number`: number (see ConsoleState) of the last request that ended in the slice. `figures`: by the name of the lane
+    or of the tenant.
     """
 
     index: int
@@ -120,12 +108,13 @@ class ConsoleState:
     """Keep the history of ended requests of one gateway for the console: the last NUM_RECORDS records, and figures of
     the last five minutes by lane and by tenant.
 
-    `number`: number (see Numbered) of the last ended request; 0 while none has ended. In all methods, `now` is the
-    current time in seconds on the gateway's clock."""
+    The first request that ended since the start of this gateway has number 1, the next one number 2, and so on.
+    `number`: number of the last ended request; 0 while none has ended. In all methods, `now` is the current time in
+    seconds on the gateway's clock."""
 
     def __init__(self) -> None:
         self.number = 0
-        self._records: deque[Numbered] = deque(maxlen=NUM_RECORDS)
+        self._records: deque[RequestRecord] = deque(maxlen=NUM_RECORDS)
         self._slices: deque[Slice[LaneFigures]] = deque(maxlen=NUM_SLICES)
         self._tenants: deque[Slice[Tally]] = deque(maxlen=NUM_TENANT_SLICES)
         self._recent: tuple[tuple[int, int], LaneFigures] | None = None
@@ -133,28 +122,27 @@ class ConsoleState:
     def add(self, record: RequestRecord, now: float) -> None:
         """Add the record of a request that ended at the time `now`."""
         self.number += 1
-        self._records.append(Numbered(self.number, record))
+        self._records.append(record)
         lanes = self._current(self._slices, int(now // SLICE_S))
         tenants = self._current(self._tenants, int(now // TENANT_SLICE_S))
         lanes.setdefault(record.lane, LaneFigures()).add(record)
         name = record.tenant if record.tenant in tenants or len(tenants) < MAX_TENANTS else OTHER
         tenants.setdefault(name, Tally()).add(record)
 
-    def records(self, since: int, tenant: str | None) -> list[Numbered]:
-        """Return the kept records with a number greater than `since`, the newest first.
+    def records(self, since: int, tenant: str | None) -> list[tuple[int, RequestRecord]]:
+        """Return number and record of the kept requests with a number greater than `since`, the newest first.
 
         `tenant`: return only the records of this tenant; None: those of all tenants.
         """
-        num_new = max(0, self.number - since)
-        found = islice(reversed(self._records), num_new)
-        return [each for each in found if tenant is None or each.record.tenant == tenant]
+        newest = zip(range(self.number, since, -1), reversed(self._records), strict=False)
+        return [(number, record) for number, record in newest if tenant is None or record.tenant == tenant]
 
     def slices(self, since: int, now: float) -> Iterator[Slice[LaneFigures]]:
         """Iterate over the time slices of the last NUM_SLICES * SLICE_S seconds, the oldest first, with their figures
         by lane.
 
-        Only slices in which a request with a number (see Numbered) greater than `since` ended are included; with 0
-        these are all slices in which any request ended."""
+        Only slices in which a request with a number greater than `since` ended are included; with 0 these are all
+        slices in which any request ended."""
         first = int(now // SLICE_S) - NUM_SLICES + 1
         return (each for each in self._slices if each.index >= first and each.number > since)
 

@@ -5,13 +5,15 @@ Requests for the console do not count in metrics, and the console keeps no text 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
 
 from starlette.responses import Response
 
 from tandem.core.clock import Clock
-from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.console.assets import PAGE, load_assets
+from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.gateway.console.history import ConsoleState
 from tandem.gateway.console.view import GatewaySnapshot, view
 from tandem.gateway.context.interfaces import Authenticator
@@ -23,7 +25,48 @@ from tandem.gateway.tenants.authenticator import api_keys
 
 PATH = "/console"
 _ASSETS = PATH + "/"
-_MAX_QUERY = 256
+PAGE = "index.html"
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """Hold one file of the console for HTTP responses. `content`: its bytes. `kind`: its media type. `tag`: its ETag
+    (RFC 9110, 8.8.3), including the quotes."""
+
+    content: bytes
+    kind: str
+    tag: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the HTTP headers of a response with this file, except for `content-type`."""
+        return {"etag": self.tag, "cache-control": "no-cache", **page_headers()}
+
+    def is_known(self, if_none_match: str) -> bool:
+        """Return whether the browser has this version of the file already, so that the response is 304.
+
+        `if_none_match`: the request's header If-None-Match, empty where it is absent. It must list `tag`, compared
+        weakly (RFC 9110, 13.1.2), or be `*`."""
+        tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+        return self.tag in tags or tags == ["*"]
+
+
+def load_assets() -> Mapping[str, Asset]:
+    """Read all assets from the package and return them by file name."""
+    folder = resources.files("tandem.gateway") / "console"
+    found: dict[str, Asset] = {}
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        kind = _TYPES.get(file.name.rpartition(".")[2])
+        if kind is not None:
+            content = file.read_bytes()
+            found[file.name] = Asset(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return found
 
 
 class Console:
@@ -65,7 +108,7 @@ class Console:
         """Send the state as JSON. It is the only part of the console that requires an API key, because the page and its
         assets hold no data."""
         exchange.is_counted = False
-        viewer = self._authenticator.identify(api_keys(exchange.entries()))
+        viewer = self._authenticator.identify(api_keys(exchange.headers.items()))
         snapshot = self._snapshot()
         state = view(snapshot, self._state, viewer, _since(exchange, snapshot.life))
         return json_response(state, headers={"cache-control": "no-store", **page_headers()})
@@ -82,7 +125,7 @@ class Console:
     def _asset(self, exchange: Exchange, name: str) -> Response:
         exchange.is_counted = False
         asset = self._assets[name]
-        if asset.is_known(exchange.fields.get("if-none-match")):
+        if asset.is_known(exchange.fields.get("if-none-match", "")):
             return Response(b"", 304, asset.headers)
         return Response(asset.content, headers={"content-type": asset.kind, **asset.headers})
 
@@ -92,9 +135,8 @@ def _since(exchange: Exchange, life: str) -> int:
 
     Returns 0, so that everything is sent, where the query has no `since`, or where its `life` is another one than the
     `life` of this run of the gateway. Raises INVALID_REQUEST for a `since` that is no whole number."""
-    query = bytes(exchange.scope.get("query_string", b""))[:_MAX_QUERY].decode("latin-1")
-    given = dict(part.partition("=")[::2] for part in query.split("&"))
+    given = exchange.query_params
     since = given.get("since", "0")
     if not (since.isascii() and since.isdigit() and len(since) <= 18):
-        raise TandemError(ErrorKind.INVALID_REQUEST, "since must be a number from 0 on", param="since")
+        raise invalid_request("since must be a number from 0 on", "since")
     return int(since) if given.get("life") == life else 0

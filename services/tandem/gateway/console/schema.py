@@ -47,9 +47,8 @@ class WorkerRow(msgspec.Struct, kw_only=True):
     `num_reserved_blocks`: free KV blocks set aside for jobs that will read their KV from another worker. `lane_seqs`,
     `lane_blocks`: for each lane, the most urgent first, the number of its sequences and of their KV blocks.
     `lane_paused`: for each lane, the number of waiting sequences that have begun, such as preempted ones.
-    `num_host_blocks`: KV blocks that are only in host memory. `block_size`: tokens of a block. `num_prefill_tokens`,
-    `num_decode_tokens`: tokens computed since the worker's start. `num_remote_hit_tokens`: tokens since then whose KV
-    was read from other workers' prefix caches."""
+    `num_host_blocks`: KV blocks that are only in host memory. `num_prefill_tokens`, `num_decode_tokens`: tokens
+    computed since the worker's start."""
 
     id: str
     life: str
@@ -69,10 +68,8 @@ class WorkerRow(msgspec.Struct, kw_only=True):
     lane_blocks: tuple[int, ...] = ()
     lane_paused: tuple[int, ...] = ()
     num_host_blocks: int = 0
-    block_size: int = 0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
-    num_remote_hit_tokens: int = 0
 
 
 Percentiles = tuple[float, float]

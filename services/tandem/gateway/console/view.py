@@ -14,6 +14,7 @@ from tandem.admission.tenant import Tenant
 from tandem.core.ids import OPEN_TENANT, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import lane_labels
 from tandem.core.request_stages import Stage
+from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.console import schema as reply
 from tandem.gateway.console.history import (
     NUM_SLICES,
@@ -22,12 +23,12 @@ from tandem.gateway.console.history import (
     TENANT_SLICE_S,
     ConsoleState,
     LaneFigures,
-    Numbered,
     Tally,
     percentiles,
 )
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.telemetry.kv_flows import Flow
+from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.worker_view import WorkerView
 
@@ -43,6 +44,8 @@ _RECORD_FIELDS = (
 )  # fmt: skip
 """Fields of a RequestRecord that an answer contains as they are."""
 _record_values = attrgetter(*_RECORD_FIELDS)
+_LOAD_FIELDS = tuple(name for name in reply.WorkerRow.__struct_fields__ if name in WorkerLoad.__dataclass_fields__)
+"""Fields of a WorkerRow that a worker's load report has too."""
 _BREAKERS = {BreakerState.TRIAL: "trial", BreakerState.OPEN: "resting"}
 
 
@@ -75,7 +78,7 @@ class GatewaySnapshot:
 def view(snapshot: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: int) -> reply.StateReply:
     """Return the part of `snapshot` and of the history `state` that `viewer` may see.
 
-    `since`: number (see Numbered) of the last ended request that the client has received. The result has only the
+    `since`: number (see ConsoleState) of the last ended request that the client has received. The result has only the
     records of requests with a greater number, and only the time slices in which one of these requests ended."""
     own = None if viewer.operator else viewer.id
     return reply.StateReply(
@@ -97,7 +100,7 @@ def view(snapshot: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: 
         ],
         tenants=_tenants(snapshot, state, own),
         tenants_s=TENANT_SLICE_S * NUM_TENANT_SLICES,
-        answers=[_answer(each) for each in state.records(since, own)],
+        answers=[_answer(number, record) for number, record in state.records(since, own)],
     )
 
 
@@ -128,8 +131,9 @@ def _workers(snapshot: GatewaySnapshot, viewer: Tenant) -> list[reply.WorkerRow]
 
 
 def _worker(worker: WorkerView, breaker: BreakerState | None, model: str) -> reply.WorkerRow:
-    load = worker.load
-    state = "draining" if load.draining else _BREAKERS.get(breaker or BreakerState.CLOSED, "live")
+    load = {name: getattr(worker.load, name) for name in _LOAD_FIELDS}
+    load["num_queued_tokens"] = worker.queued_tokens
+    state = "draining" if worker.load.draining else _BREAKERS.get(breaker or BreakerState.CLOSED, "live")
     return reply.WorkerRow(
         id=worker.ref.id,
         life=str(worker.ref.incarnation),
@@ -138,21 +142,7 @@ def _worker(worker: WorkerView, breaker: BreakerState | None, model: str) -> rep
         model=model,
         zone=worker.topology.zone,
         lanes=lane_labels(worker.lanes),
-        num_running=load.num_running,
-        num_waiting=load.num_waiting,
-        num_queued_tokens=worker.queued_tokens,
-        num_blocks=load.num_blocks,
-        num_free_blocks=load.num_free_blocks,
-        num_leased_blocks=load.num_leased_blocks,
-        num_reserved_blocks=load.num_reserved_blocks,
-        lane_seqs=load.lane_seqs,
-        lane_blocks=load.lane_blocks,
-        lane_paused=load.lane_paused,
-        num_host_blocks=load.num_host_blocks,
-        block_size=worker.block_size,
-        num_prefill_tokens=load.num_prefill_tokens,
-        num_decode_tokens=load.num_decode_tokens,
-        num_remote_hit_tokens=load.num_remote_hit_tokens,
+        **load,
     )
 
 
@@ -187,8 +177,7 @@ def _tenant(name: str, figures: Tally, snapshot: GatewaySnapshot) -> reply.Tenan
     )
 
 
-def _answer(numbered: Numbered) -> dict[str, object]:
-    number, record = numbered
+def _answer(number: int, record: RequestRecord) -> dict[str, object]:
     return dict(zip(_RECORD_FIELDS, _record_values(record), strict=True)) | {
         "number": number,
         "tenant": "" if record.tenant == OPEN_TENANT else record.tenant,

@@ -12,9 +12,8 @@ from typing import Protocol
 
 from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import OPEN, Tenant
-from tandem.core.config import Pool
 from tandem.core.events import Finished, LaneYield, Pauses, PromptLogprobs, Token
-from tandem.core.ids import BlockHash, WorkerId
+from tandem.core.ids import BlockHash
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.core.request_stages import Wait
@@ -22,8 +21,7 @@ from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_queue import Prefixes
-from tandem.routing.circuit_breaker import BreakerState
-from tandem.routing.shortages import Shortage
+from tandem.routing.worker_view import WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +125,6 @@ class TokenStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ScrapeTarget:
-    """Describe where Prometheus reads the metrics of one worker itself.
-
-    `address`: host:port of the worker's metrics. `worker`, `pool`, `model`: the worker's id, its pool and the model
-    that it serves."""
-
-    address: str
-    worker: WorkerId
-    pool: Pool
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
 class KVBlocks:
     """Hold the numbers of KV blocks that all live workers have together, and the block size.
 
@@ -168,25 +153,6 @@ class RequestDispatcher(Protocol):
         """Return the number of requests that wait for a placement, by lane; every lane has an entry."""
         ...
 
-    def fairness(self) -> Mapping[tuple[str, Lane], float]:
-        """Return how evenly the tenants that waited were served during the last minute, by (model, lane).
-
-        The value is Jain's index of the service that each of these tenants got, divided by the tenant's weight: 1 where
-        it is equal for all of them, or where fewer than two tenants waited."""
-        ...
-
-    def breakers(self) -> Mapping[WorkerId, BreakerState]:
-        """Return the state of each circuit breaker, which stops requests to a failing worker; only workers whose last
-        jobs failed have an entry."""
-        ...
-
-    def num_moves(self) -> Mapping[str, int]:
-        """Return the number of planned moves of running or preempted sequences to other decode workers, by their
-        outcome.
-
-        The keys are the values of `MoveOutcome`, such as `moved` and `withdrawn`."""
-        ...
-
     def problem(self) -> str | None:
         """Return a sentence on what is wrong among the workers, such as a missing link; None where nothing is wrong.
 
@@ -194,36 +160,13 @@ class RequestDispatcher(Protocol):
         """
         ...
 
-    def shortages(self) -> Sequence[Shortage]:
-        """Return what each model lacks, such as a live prefill worker; empty where no model lacks anything.
-
-        Where the planner may have ended the missing workers on purpose, a model is left out unless it has an open
-        request."""
-        ...
-
-    def num_held(self) -> Mapping[str, int]:
-        """Return, by model, how many requests wait because no worker, not even a full one, could serve them; models
-        without such requests have no entry."""
-        ...
-
-    def num_wakeable(self) -> Mapping[Pool, int]:
-        """Return, by pool, the number of models for which a planner may end all workers of the pool, and starts them
-        again when requests wait.
-
-        A model does not count while this gateway cannot reach one of its registered workers."""
-        ...
-
-    def num_live(self) -> Mapping[Pool, int]:
-        """Return the number of workers that this gateway sees as alive, by pool; every pool has an entry."""
-        ...
-
     def kv_blocks(self) -> KVBlocks | None:
         """Return how many KV blocks all live workers have together and how many of these are unused, with the block
         size; None while no live worker has reported any blocks."""
         ...
 
-    def scrape_targets(self) -> Sequence[ScrapeTarget]:
-        """Return the metrics endpoints of the live workers that have one."""
+    def scrape_targets(self) -> Sequence[tuple[str, WorkerView]]:
+        """Return the live workers that serve metrics themselves, each with the address (host:port) of its metrics."""
         ...
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:

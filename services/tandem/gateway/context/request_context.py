@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, TypeVar, get_args
 from uuid import uuid4
 
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.config import Disaggregation
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import invalid_request
 from tandem.core.lane import Lane
 
 LANE_HEADER = "x-tandem-lane"
@@ -27,9 +27,38 @@ TRACEPARENT_HEADER, TRACESTATE_HEADER = "traceparent", "tracestate"
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 _LANES = {lane.label: lane for lane in Lane}
 _MODES: dict[str, Disaggregation] = {mode: mode for mode in get_args(Disaggregation)}
+_FLAGS = {"0": False, "1": True}
+_Value = TypeVar("_Value")
 
 _MILLIS = re.compile(r"[0-9]{1,8}")
 _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_ONE_LANE, _FLAG = {"enum": [*_LANES]}, {"enum": [*_FLAGS]}
+DOCUMENTED_HEADERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    LANE_HEADER: ("Lane (priority class) of the request, at most the highest lane that the key allows.", _ONE_LANE),
+    OBJECTIVE_HEADERS[0]: (f"llm-d's name of {LANE_HEADER}, which takes precedence.", _ONE_LANE),
+    FAIRNESS_HEADERS[0]: (
+        "Tenant of the request, from a proxy that authenticates clients itself; ignored from all others.",
+        {},
+    ),
+    TIMEOUT_HEADER: (
+        "The client's deadline: a request that would miss it is refused at once, one that misses it is ended.",
+        {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS},
+    ),
+    SESSION_HEADER: (
+        "Session: its requests go to the same workers where that costs nothing. Default: the field `user`.",
+        {},
+    ),
+    EXPLAIN_HEADER: (
+        "1: the response's field `tandem` has the reasons of the placement, with the predicted costs.",
+        _FLAG,
+    ),
+    TIMING_HEADER: (
+        "1: the response's field `tandem` has the time of each stage; unless streamed, so has a header.",
+        _FLAG,
+    ),
+    TRACEPARENT_HEADER: ("The client's trace, which the request joins where the gateway exports traces.", {}),
+}
+"""Meaning of each header of a completion, and its JSON schema where that is not just a string, for openapi.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +101,18 @@ def read_context(
 
     The other arguments are fields of the result. Raises TandemError(INVALID_REQUEST) for an unknown lane, whichever
     header names it, for an unknown mode of disaggregation, and for a flag other than 0 or 1."""
-    lane_header = first_of((LANE_HEADER, *OBJECTIVE_HEADERS), headers)
+    lane_headers = (LANE_HEADER, *OBJECTIVE_HEADERS)
+    lane_header = next((name for name in lane_headers if name in headers), LANE_HEADER)
     return RequestContext(
         request_id=request_id,
         received_at=received_at,
         tenant=tenant,
-        lane=None if lane_header is None else lane_of(lane_header, headers[lane_header]),
+        lane=_named(_LANES, headers, lane_header),
         timeout_s=timeout_s,
         session=headers.get(SESSION_HEADER, ""),
-        disaggregation=disaggregation_of(headers.get(DISAGGREGATION_HEADER)),
-        explain=is_flag_set(EXPLAIN_HEADER, headers.get(EXPLAIN_HEADER)),
-        include_timing=is_flag_set(TIMING_HEADER, headers.get(TIMING_HEADER)),
+        disaggregation=_named(_MODES, headers, DISAGGREGATION_HEADER),
+        explain=bool(_named(_FLAGS, headers, EXPLAIN_HEADER)),
+        include_timing=bool(_named(_FLAGS, headers, TIMING_HEADER)),
         traceparent=headers.get(TRACEPARENT_HEADER, ""),
         tracestate=headers.get(TRACESTATE_HEADER, ""),
     )
@@ -94,44 +124,16 @@ def label_of(given: str | None) -> str:
     return given if given and _SANE_ID.fullmatch(given) else uuid4().hex
 
 
-def first_of(names: Sequence[str], headers: Mapping[str, str]) -> str | None:
-    """Return the first name in `names` under which `headers` has an entry; None where there is no such name.
+def _named(values: Mapping[str, _Value], headers: Mapping[str, str], header: str) -> _Value | None:
+    """Return the one of `values` that the header named `header` names; None where `headers` lack it.
 
-    `names`: alternative names of one header, in order of precedence. `headers`: values by lower-case name."""
-    return next((name for name in names if name in headers), None)
-
-
-def lane_of(header: str, given: str) -> Lane:
-    """Return the lane that the value `given` of a header names.
-
-    `header` is its name, for the error. Raises TandemError(INVALID_REQUEST) for an unknown lane."""
-    label = given.strip().lower()
-    if label not in _LANES:
-        message = f"{header} must be one of {', '.join(_LANES)}"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=header)
-    return _LANES[label]
-
-
-def disaggregation_of(given: str | None) -> Disaggregation | None:
-    """Return the mode in the header `x-tandem-disaggregation`; None where it is missing.
-
-    Raises TandemError(INVALID_REQUEST) for an unknown mode."""
-    if given is None:
+    Raises TandemError(INVALID_REQUEST) where it names none of them."""
+    if header not in headers:
         return None
-    mode = given.strip().lower()
-    if mode not in _MODES:
-        message = f"{DISAGGREGATION_HEADER} must be one of {', '.join(_MODES)}"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=DISAGGREGATION_HEADER)
-    return _MODES[mode]
-
-
-def is_flag_set(header: str, given: str | None) -> bool:
-    """Return whether the value `given` of a header is 1; a missing header (None) counts as 0.
-
-    `header` is its name, for the error. Raises TandemError(INVALID_REQUEST) for values other than 0 and 1."""
-    if given is None or given.strip() in ("0", "1"):
-        return given is not None and given.strip() == "1"
-    raise TandemError(ErrorKind.INVALID_REQUEST, f"{header} must be 0 or 1", param=header)
+    name = headers[header].strip().lower()
+    if name not in values:
+        raise invalid_request(f"{header} must be one of {', '.join(values)}", header)
+    return values[name]
 
 
 def timeout_of(given: str | None) -> float | None:
@@ -144,5 +146,5 @@ def timeout_of(given: str | None) -> float | None:
     text = given.strip()
     if not _MILLIS.fullmatch(text) or not 1 <= int(text) <= MAX_TIMEOUT_MS:
         message = f"{TIMEOUT_HEADER} must be a whole number of milliseconds from 1 to {MAX_TIMEOUT_MS}"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=TIMEOUT_HEADER)
+        raise invalid_request(message, TIMEOUT_HEADER)
     return int(text) / 1000

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from tandem.core.events import SampledToken
 from tandem.gateway.http.openai_response import LOWEST_LOGPROB, GatheredParts, OutputFormatter, join_calls, usage_reply
-from tandem.gateway.http.server_timing import paused_ms, timing_ms, waits_ms, yield_counts
+from tandem.gateway.http.tandem_facts import tandem_facts
 from tandem.gateway.output.text_stream import Delta
 from tandem.gateway.serving.completions import CompletionStream, Part
 from tandem.gateway.serving.echo import ScoredPrompt
@@ -62,16 +62,14 @@ class ReplyFormatter(ABC, OutputFormatter, Generic[Reply]):
     def _close(self, reply: Reply) -> None:
         usage = msgspec.to_builtins(usage_reply(self._answer.usage()))
         reply.usage.CopyFrom(pb.Usage(**usage))
-        reply.path = self._answer.path
-        reply.attempts = self._answer.num_attempts
-        pauses = self._answer.pauses
-        reply.preemptions, reply.paused_ms = pauses.num, paused_ms(pauses)
-        if (explanation := self._answer.explanation) is not None:
-            for prompt, waits in enumerate(explanation.waits):
-                reply.waits.extend(pb.Wait(prompt=prompt, **wait) for wait in waits_ms(waits))
-            reply.yielded.extend(pb.YieldedSequences(**counts) for counts in yield_counts(explanation.yields))
-        if (timing := self._answer.timing) is not None:
-            reply.timing.CopyFrom(pb.Timing(**timing_ms(timing)))
+        facts = msgspec.to_builtins(tandem_facts(self._answer, self._answer.timing))
+        reply.path, reply.attempts = facts["path"], facts["attempts"]
+        reply.preemptions, reply.paused_ms = facts.get("preemptions", 0), facts.get("paused_ms", 0.0)
+        for prompt, waits in enumerate(facts.get("waits", ())):
+            reply.waits.extend(pb.Wait(prompt=prompt, **wait) for wait in waits)
+        reply.yielded.extend(pb.YieldedSequences(**counts) for counts in facts.get("yielded", ()))
+        if "timing" in facts:
+            reply.timing.CopyFrom(pb.Timing(**facts["timing"]))
 
     def _ids(self, deltas: Sequence[Delta]) -> list[int]:
         if not self._with_token_ids:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from tandem.gateway.context.request_context import RequestContext, read_context
 from tandem.gateway.grpc.call import GrpcCall
 from tandem.gateway.grpc.requests import body_of
 from tandem.gateway.grpc.responses import GrpcChatFormatter, GrpcTextFormatter, ReplyFormatter
+from tandem.gateway.http.exchange import report_defect
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.serving.completions import LARGE_BODY_BYTES, CompletionService, CompletionStream, Part
 from tandem.gateway.tenants.authenticator import tenant_of
@@ -24,7 +24,6 @@ from tandem.obs.logs.log_context import InRequest
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
 
-_log = logging.getLogger(__name__)
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 MAX_HELD = 256
@@ -107,13 +106,7 @@ class InferenceService(InferenceServicer):
             except TandemError as error:
                 await call.abort(error)
             except Exception:
-                _log.exception("request %s failed because of a defect of the gateway", call.request_id)
-                await call.abort(
-                    TandemError(
-                        ErrorKind.INTERNAL,
-                        f"internal error; the gateway's log has the reason under request_id={call.request_id}",
-                    )
-                )
+                await call.abort(report_defect(call.request_id))
 
     def _caller(self, call: GrpcCall, context: Context) -> RequestContext:
         if self._num_calls >= self._max_calls:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -20,6 +21,7 @@ from tandem.gateway.context.rate_limits import rate_limit_headers
 from tandem.gateway.context.request_context import label_of
 from tandem.gateway.http.openai_schema import ErrorBody, ErrorReply
 
+_log = logging.getLogger(__name__)
 _REFUSALS = (429, 503)
 DEFAULT_RETRY_S = 1.0
 """Seconds in the header `retry-after` of a refusal (status 429 or 503) whose error names no time."""
@@ -39,7 +41,7 @@ class Exchange(Request):
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
-        self.fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        self.fields = dict(reversed(self.headers.items()))
         self.started = False
         self.complete = False
         self.status = 0
@@ -50,10 +52,6 @@ class Exchange(Request):
         """Formats an error as the rest of a response whose head was sent; None where such a response cannot hold an
         error."""
         self.request_id = label_of(self.fields.get("x-request-id"))
-
-    def entries(self) -> list[tuple[str, str]]:
-        """Return lower-case name and value of every header in their order, also where a name is repeated."""
-        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.scope["headers"]]
 
     async def send(self, message: Message) -> None:
         """Send one ASGI message of the response. The message that begins the response also gets the headers
@@ -139,6 +137,14 @@ def error_response(error: TandemError, headers: Mapping[str, str] | None = None)
     if error.kind.http == 401:
         extra["www-authenticate"] = "Bearer"
     return json_response(error_body(error), error.kind.http, extra)
+
+
+def report_defect(request_id: str) -> TandemError:
+    """Log the exception that is being handled as a defect of the gateway, and return the error for the client of the
+    request."""
+    _log.exception("request %s failed because of a defect of the gateway", request_id)
+    message = f"internal error; the gateway's log has the reason under request_id={request_id}"
+    return TandemError(ErrorKind.INTERNAL, message)
 
 
 def refusal(error: TandemError) -> tuple[float | None, str | None]:

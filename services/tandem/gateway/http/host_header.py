@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import httptools
 
 from tandem.core.addresses import is_loopback
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import invalid_request
 
 _HOST = re.compile(rb"(\[[0-9a-fA-F:.]+\]|(?:[-\w.~!$&'()*+,;=]|%[0-9a-fA-F]{2})*)(?::[0-9]*)?")
 """The value of a header Host (RFC 9110, 7.2): a name or an address, and optionally a port."""
@@ -29,11 +29,10 @@ def requested_host(headers: Sequence[tuple[bytes, bytes]], target: bytes, http_v
     values = [value for name, value in headers if name == b"host"]
     if len(values) > 1 or (not values and http_version >= "1.1"):
         number = len(values) or "no"
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"the request has {number} headers Host: send one", param="host")
+        raise invalid_request(f"the request has {number} headers Host: send one", "host")
     found = _HOST.fullmatch(values[0] if values else b"")
     if found is None:
-        message = "the header Host is invalid: send a name or an address, and optionally a port"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="host")
+        raise invalid_request("the header Host is invalid: send a name or an address, and optionally a port", "host")
     in_target = None if target.startswith(b"/") else httptools.parse_url(target).host
     host = found[1] if in_target is None else in_target
     return host.decode("ascii").lower().strip("[]").removesuffix(".")

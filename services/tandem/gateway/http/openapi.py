@@ -10,18 +10,7 @@ from typing import Any
 import msgspec
 from starlette.responses import HTMLResponse, Response
 
-from tandem.core.lane import Lane
-from tandem.gateway.context.request_context import (
-    EXPLAIN_HEADER,
-    FAIRNESS_HEADERS,
-    LANE_HEADER,
-    MAX_TIMEOUT_MS,
-    OBJECTIVE_HEADERS,
-    SESSION_HEADER,
-    TIMEOUT_HEADER,
-    TIMING_HEADER,
-    TRACEPARENT_HEADER,
-)
+from tandem.gateway.context.request_context import DOCUMENTED_HEADERS
 from tandem.gateway.http.exchange import Exchange, json_response
 from tandem.gateway.http.openai_schema import ErrorReply
 from tandem.gateway.http.page_headers import page_headers
@@ -36,50 +25,6 @@ _PAGE = """<!doctype html>
 <h1>Tandem</h1><p>OpenAPI document: <a href="openapi.json">openapi.json</a></p>
 {body}</body></html>
 """
-
-
-def _header(name: str, meaning: str, **schema: Any) -> dict[str, Any]:
-    return {"name": name, "in": "header", "description": meaning, "schema": {"type": "string", **schema}}
-
-
-_COMPLETION_HEADERS = [
-    _header(
-        LANE_HEADER,
-        "Lane (priority class) of the request, at most the highest lane that the key allows.",
-        enum=[lane.label for lane in Lane],
-    ),
-    _header(
-        OBJECTIVE_HEADERS[0],
-        f"llm-d's name of {LANE_HEADER}, which takes precedence.",
-        enum=[lane.label for lane in Lane],
-    ),
-    _header(
-        FAIRNESS_HEADERS[0],
-        "Tenant of the request, from a proxy that authenticates clients itself; ignored from all others.",
-    ),
-    _header(
-        TIMEOUT_HEADER,
-        "The client's deadline: a request that would miss it is refused at once, one that misses it is ended.",
-        type="integer",
-        minimum=1,
-        maximum=MAX_TIMEOUT_MS,
-    ),
-    _header(
-        SESSION_HEADER,
-        "Session: its requests go to the same workers where that costs nothing. Default: the field `user`.",
-    ),
-    _header(
-        EXPLAIN_HEADER,
-        "1: the response's field `tandem` has the reasons of the placement, with the predicted costs.",
-        enum=["0", "1"],
-    ),
-    _header(
-        TIMING_HEADER,
-        "1: the response's field `tandem` has the time of each stage; unless streamed, so has a header.",
-        enum=["0", "1"],
-    ),
-    _header(TRACEPARENT_HEADER, "The client's trace, which the request joins where the gateway exports traces."),
-]
 
 
 class OpenApiDocs:
@@ -135,7 +80,10 @@ def _operation(route: HandlerRoute, schemas: Mapping[Any, Mapping[str, Any]]) ->
         for name in route.param_convertors
     ]
     if documented.chunk is not None:
-        parameters += _COMPLETION_HEADERS
+        parameters += [
+            {"name": name, "in": "header", "description": meaning, "schema": {"type": "string", **schema}}
+            for name, (meaning, schema) in DOCUMENTED_HEADERS.items()
+        ]
     found: dict[str, Any] = {
         "operationId": name,
         "summary": documented.summary,

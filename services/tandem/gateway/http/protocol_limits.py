@@ -25,7 +25,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tandem.core.config import GatewayConfig
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.gateway.http.exchange import NO_SNIFFING, error_body, error_headers
 from tandem.gateway.http.host_header import EVERY_HOST, AllowedHosts, requested_host
 
@@ -45,6 +45,9 @@ _LATE_S = 0.5
 _CONFIRM_S = 0.5
 """Seconds that a TLS client that has received everything has to confirm that its connection ends, when the server
 stops."""
+_NOT_HTTP = (
+    "the request is not valid HTTP/1.1; for TLS, set gateway.tls_cert_file; for HTTP/2, put a proxy before this port"
+)
 _NO_CERTIFICATE = "this gateway requires a client certificate (gateway.tls_client_ca_file); none was presented"
 
 
@@ -200,14 +203,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self._refuse(
-                self._refusal
-                or TandemError(
-                    ErrorKind.INVALID_REQUEST,
-                    "the request is not valid HTTP/1.1; for TLS, set gateway.tls_cert_file; for HTTP/2, put a proxy "
-                    "before this port",
-                )
-            )
+            self._refuse(self._refusal or invalid_request(_NOT_HTTP))
         else:
             if self._num_kept_bytes > self._limits.max_head_bytes:
                 self._refuse(self._head_too_large())
@@ -289,7 +285,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 raise self._refused(TandemError(ErrorKind.MISDIRECTED, message, param="host"))
         if len(self._cycles) >= _MAX_PARSED:
             message = "too many requests wait on this connection: open more connections"
-            raise self._refused(TandemError(ErrorKind.INVALID_REQUEST, message))
+            raise self._refused(invalid_request(message))
         super().on_headers_complete()
         self._in_head = False
         length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)

@@ -1,19 +1,26 @@
-"""Describe the routes of the HTTP API beside their handlers, and match and call them with Starlette."""
+"""Describe the routes of the HTTP API beside their handlers, match and call them with Starlette, and end each exchange
+in one response."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.http.exchange import Exchange, error_response
+from tandem.gateway.http.exchange import Exchange, error_response, report_defect
+from tandem.gateway.telemetry.request_metrics import RequestMetrics
+from tandem.obs.logs.log_context import InRequest
 
+_log = logging.getLogger(__name__)
 Handler = Callable[[Exchange], Awaitable[Response | None]]
 """Function that answers an exchange. It returns the response, or None where it has sent the response itself; it may
 raise TandemError."""
@@ -80,3 +87,60 @@ def routes_of(owner: object) -> Iterator[HandlerRoute]:
     for name, member in vars(type(owner)).items():
         for operation in getattr(member, "operations", ()):
             yield HandlerRoute(operation, getattr(owner, name))
+
+
+class RoutedApp:
+    """Serve HTTP as an ASGI 3 application: pass each exchange to `router`, and turn every error into a response.
+    `measures` counts the responses."""
+
+    def __init__(self, router: Router, measures: RequestMetrics) -> None:
+        self._router = router
+        self._measures = measures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind == "http":
+            exchange = Exchange(scope, receive, send)
+            with InRequest(exchange.request_id):
+                await self._exchange(exchange)
+        elif kind == "lifespan":
+            await self._router(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _exchange(self, exchange: Exchange) -> None:
+        """Handle one exchange and make sure that it ends in one response, whatever its handler does. Starlette's own
+        handlers of exceptions see neither a cancellation nor an error after the head of the response."""
+        scope = exchange.scope
+        scope["exchange"] = exchange
+        try:
+            await self._router(scope, exchange.receive, exchange.send)
+        except ClientDisconnect:
+            return
+        except asyncio.CancelledError:
+            # The server's grace period is over. This is the task's outermost frame: send the client an error.
+            await self._refuse(
+                exchange,
+                TandemError(ErrorKind.DRAINING, "this gateway is shutting down; send the request to another gateway"),
+            )
+        except TandemError as error:
+            await self._refuse(exchange, error)
+        except Exception:
+            await self._refuse(exchange, report_defect(exchange.request_id))
+        finally:
+            # These break reference cycles that only the garbage collector would free.
+            exchange.late_error = None
+            del scope["exchange"]
+            if exchange.started and exchange.is_counted:
+                self._measures.responded(exchange.status)
+
+    async def _refuse(self, exchange: Exchange, error: TandemError) -> None:
+        if not exchange.started:
+            await error_response(error)(exchange.scope, exchange.receive, exchange.send)
+        elif exchange.late_error is not None and not exchange.complete:
+            await exchange.send({"type": "http.response.body", "body": exchange.late_error(error)})
+        else:
+            # The server closes a connection whose response is incomplete.
+            _log.error(
+                "the response to request %s is incomplete and its connection closed: %r", exchange.request_id, error
+            )

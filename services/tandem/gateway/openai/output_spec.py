@@ -14,9 +14,9 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar
 from tandem.core.request import Request
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, SharedBody
+from tandem.gateway.output.json_limits import SchemaLimits
 from tandem.gateway.output.reasoning_parser import CLOSING, OPENING, ReasoningParser, ReasoningParserName
 from tandem.gateway.output.response_format import StructuredOutput, requested_structured_output, schema_source
-from tandem.gateway.output.schema_limits import SchemaLimits
 from tandem.gateway.output.text_stream import DeltaTransform
 from tandem.gateway.output.tool_call_parser import ToolCallParser
 from tandem.gateway.output.tool_formats import ToolCallFormat, ToolParser, select_tool_format
@@ -49,7 +49,7 @@ class OutputSpec:
 
     Its methods derive the messages for the chat template, the grammar of the output, and the transforms that split the
     output's text. `text`: the model's tokenizer and template. `form`: the structured output; None for free text.
-    `tools`: None where the body has none. `family`: the model's notation of tool calls; None where tool calls in the
+    `tools`: None where none may be called. `family`: the model's notation of tool calls; None where tool calls in the
     output are not parsed. `may_think`: the output may begin with reasoning. `is_streamed`: the response is streamed.
     The fields are checked, but not yet whether the grammars compile.
     """
@@ -62,16 +62,11 @@ class OutputSpec:
     is_streamed: bool = False
 
     @property
-    def is_plain(self) -> bool:
-        """Return whether the body requests plain text only, so that neither a grammar nor a transform is needed."""
-        return self.form is None and self.tools is None and not self.may_think
-
-    @property
     def shown(self) -> frozenset[int]:
         """Return the ids of the special tokens, such as `<think>`, whose text the detokenizer must keep for the
         transforms."""
         marks: tuple[str, ...] = (OPENING, CLOSING) if self.may_think else ()
-        if self._reads_calls and self.family is not None:
+        if self.family is not None:
             marks += self.family.marks
         return frozenset(token for mark in marks if (token := self.text.special_token(mark)) is not None)
 
@@ -95,7 +90,7 @@ class OutputSpec:
         """
         form, calls, parts = self.form, None, [self.form] if self.form is not None else []
         box, family = self.tools, self.family
-        if box is not None and family is not None and box.callable_tools and (box.is_required or form is not None):
+        if box is not None and family is not None and (box.is_required or form is not None):
             limits = SchemaLimits(" in all tools together")
             for tool in box.callable_tools:
                 limits.add(tool.parameters or {}, box.parameter(tool))
@@ -120,20 +115,12 @@ class OutputSpec:
         transforms: list[DeltaTransform] = []
         if self.may_think:
             transforms.append(ReasoningParser(is_open=self._is_thinking(prompt)).split)
-        if self._reads_calls:
-            transforms.append(self._calls().split)
+        if self.family is not None and self.tools is not None:
+            names, max_calls = self.tools.names, self.tools.max_calls
+            is_eager = self.is_streamed or self.tools.is_required
+            new_id = _mistral_id if self.family.name == "mistral" else _call_id
+            transforms.append(ToolCallParser(self.family, names, new_id, is_eager=is_eager, max_calls=max_calls).split)
         return transforms
-
-    @property
-    def _reads_calls(self) -> bool:
-        return self.family is not None and self.tools is not None and bool(self.tools.callable_tools)
-
-    def _calls(self) -> ToolCallParser:
-        assert self.tools is not None
-        assert self.family is not None
-        is_eager = self.is_streamed or self.tools.is_required
-        new_id = _mistral_id if self.family.name == "mistral" else _call_id
-        return ToolCallParser(self.family, self.tools.names, new_id, is_eager=is_eager, max_calls=self.tools.max_calls)
 
     def _is_thinking(self, prompt: Sequence[int]) -> bool:
         return self.may_think and self.text.ends_with(prompt, OPENING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.gateway.text.text_model import TextModel
 
 MAX_PROMPTS = 256
@@ -43,7 +43,7 @@ def given_prompts(
     if len(given) * num_choices > MAX_CHOICES_OF_ALL:
         message = f"{len(given)} prompts with n={num_choices} have {len(given) * num_choices} choices"
         message += f", at most {MAX_CHOICES_OF_ALL} are allowed in one request"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="n")
+        raise invalid_request(message, "n")
     return given
 
 
@@ -72,16 +72,17 @@ def _read_prompts(prompt: str | list[int | str | list[int]], vocab_size: int) ->
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise _invalid("prompt must not be empty")
+        raise invalid_request("prompt must not be empty", "prompt")
     tokens = [item for item in prompt if isinstance(item, int)]
     if len(tokens) == len(prompt):
         return [checked_tokens(tokens, vocab_size)]
     if len(prompt) > MAX_PROMPTS:
-        raise _invalid(f"prompt holds {len(prompt)} prompts, at most {MAX_PROMPTS} are allowed in one request")
+        message = f"prompt holds {len(prompt)} prompts, at most {MAX_PROMPTS} are allowed in one request"
+        raise invalid_request(message, "prompt")
     texts = [item for item in prompt if isinstance(item, str)]
     lists = [item for item in prompt if isinstance(item, list)]
     if len(prompt) not in (len(texts), len(lists)):
-        raise _invalid("prompt must hold only texts, only token ids or only lists of token ids")
+        raise invalid_request("prompt must hold only texts, only token ids or only lists of token ids", "prompt")
     return [*texts] if texts else [checked_tokens(each, vocab_size) for each in lists]
 
 
@@ -93,7 +94,7 @@ def encode(
     text that clearly has more than `max_tokens` tokens."""
     if isinstance(given, tuple):
         return Prompt(given)
-    ids, offsets = model.encode_with_offsets(
+    ids, offsets = model.encode(
         given, add_special_tokens=add_special_tokens, with_offsets=with_offsets, max_tokens=max_tokens
     )
     return Prompt(ids, given, offsets)
@@ -105,9 +106,5 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int, param: str = "prompt"
     for token in (min(tokens), max(tokens)) if tokens else ():
         if not 0 <= token < vocab_size:
             message = f"{param} holds the token id {token}; this model's token ids are 0 to {vocab_size - 1}"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param=param)
+            raise invalid_request(message, param)
     return tuple(tokens)
-
-
-def _invalid(message: str) -> TandemError:
-    return TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.core.ids import RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import MAX_CHOICES, MAX_RETAIN_S, MAX_TOP_LOGPROBS, Request, SamplingParams
@@ -69,7 +69,7 @@ def chat_params(body: ChatBody) -> GenerationParams:
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
     if body.top_logprobs and not body.logprobs:
-        raise _invalid("top_logprobs requires logprobs to be true", "top_logprobs")
+        raise invalid_request("top_logprobs requires logprobs to be true", "top_logprobs")
     logprobs = _logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
     return _params(body, "messages", _max_tokens(limit, param, least=1), logprobs)
 
@@ -91,15 +91,15 @@ def _params(
 ) -> GenerationParams:
     n = 1 if body.n is None else body.n
     if not 1 <= n <= MAX_CHOICES:
-        raise _invalid(f"n must be in [1, {MAX_CHOICES}], got {n}", "n")
+        raise invalid_request(f"n must be in [1, {MAX_CHOICES}], got {n}", "n")
     if body.stream_options is not None and not body.stream:
-        raise _invalid("stream_options is only allowed when stream is true", "stream_options")
+        raise invalid_request("stream_options is only allowed when stream is true", "stream_options")
     if body.prompt_logprobs is not None:
         _logprobs(body.prompt_logprobs, "prompt_logprobs")
         if body.stream:
-            raise _invalid("prompt_logprobs is not allowed when stream is true", "prompt_logprobs")
+            raise invalid_request("prompt_logprobs is not allowed when stream is true", "prompt_logprobs")
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_CHARS:
-        raise _invalid(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", "cache_salt")
+        raise invalid_request(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", "cache_salt")
     return GenerationParams(
         body=body,
         prompt_param=prompt_param,
@@ -121,11 +121,11 @@ def chat_ending(
     if not continue_last:
         return GenerationPrompt.CLOSED if add_header is False else GenerationPrompt.HEADER
     if add_header:
-        raise _invalid(
+        raise invalid_request(
             "continue_final_message and add_generation_prompt must not both be true", "continue_final_message"
         )
     if messages and messages[-1].content is None:
-        raise _invalid("continue_final_message requires a last message with content", "continue_final_message")
+        raise invalid_request("continue_final_message requires a last message with content", "continue_final_message")
     return GenerationPrompt.OPEN
 
 
@@ -133,15 +133,16 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Convert a chat's messages into the dictionaries that chat templates take; the text parts of one message are
     joined by line breaks. Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
     if not messages:
-        raise _invalid("messages must hold at least one message", "messages")
+        raise invalid_request("messages must hold at least one message", "messages")
     if len(messages) > MAX_MESSAGES:
-        raise _invalid(f"messages must hold at most {MAX_MESSAGES} messages, got {len(messages)}", "messages")
+        raise invalid_request(f"messages must hold at most {MAX_MESSAGES} messages, got {len(messages)}", "messages")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:
     if message.role not in ROLES:
-        raise _invalid(f"{where}.role must be one of {', '.join(sorted(ROLES))}, got {message.role!r}", f"{where}.role")
+        text = f"{where}.role must be one of {', '.join(sorted(ROLES))}, got {message.role!r}"
+        raise invalid_request(text, f"{where}.role")
     for name in _UNSERVED_IN_MESSAGES:
         if getattr(message, name):
             param = f"{where}.{name}"
@@ -150,7 +151,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
     if content is None and message.role == "assistant":
         content = ""  # the message has only tool calls, reasoning or a refusal
     if content is None:
-        raise _invalid(f"{where}.content must be a string or a list of text parts", f"{where}.content")
+        raise invalid_request(f"{where}.content must be a string or a list of text parts", f"{where}.content")
     if not isinstance(content, str):
         texts = []
         for index, part in enumerate(content):
@@ -159,7 +160,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
                 text = f"{param} has type {part.type!r}, and this server supports text only"
                 raise TandemError(ErrorKind.UNSUPPORTED, text, param=param)
             if part.text is None:
-                raise _invalid(f"{param}.text is missing", f"{param}.text")
+                raise invalid_request(f"{param}.text is missing", f"{param}.text")
             texts.append(part.text)
         content = "\n".join(texts)
     facts = {
@@ -191,7 +192,7 @@ def request(
     `prompt`: token ids. `identity`: id of the request. `traceparent`: W3C trace header to pass on; empty: none. Raises
     CONTEXT_LENGTH where prompt and output do not fit the model's context, or INVALID_REQUEST naming the field."""
     if not prompt:
-        raise _invalid(f"{params.prompt_param} must hold at least one token", params.prompt_param)
+        raise invalid_request(f"{params.prompt_param} must hold at least one token", params.prompt_param)
     body = params.body
     return Request(
         id=RequestId(identity),
@@ -223,7 +224,7 @@ def _retain_s(body: SharedBody) -> float:
         seconds = math.nan
     if not 0 < seconds <= MAX_RETAIN_S:
         rule = f'must be at most {MAX_RETAIN_S:g} seconds, as a number or as "5m" or "1h"'
-        raise _invalid(f"cache_control.ttl {rule}, got {control.ttl!r}", "cache_control.ttl")
+        raise invalid_request(f"cache_control.ttl {rule}, got {control.ttl!r}", "cache_control.ttl")
     return seconds
 
 
@@ -278,7 +279,7 @@ def _sampling(params: GenerationParams, served: ServedModel, max_tokens: int) ->
 
 def _stop_token_ids(tokens: Sequence[int], vocab_size: int) -> frozenset[int]:
     if len(tokens) > MAX_NAMED_TOKENS:
-        raise _invalid(
+        raise invalid_request(
             f"stop_token_ids holds {len(tokens)} tokens, at most {MAX_NAMED_TOKENS} are allowed", "stop_token_ids"
         )
     return frozenset(checked_tokens(tokens, vocab_size, "stop_token_ids"))
@@ -288,11 +289,12 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, flo
     """Check the biases and sort them by token id. Keys must be decimal without leading zeros, so that no token can
     occur twice."""
     if len(bias) > MAX_NAMED_TOKENS:
-        raise _invalid(f"logit_bias holds {len(bias)} tokens, at most {MAX_NAMED_TOKENS} are allowed", "logit_bias")
+        message = f"logit_bias holds {len(bias)} tokens, at most {MAX_NAMED_TOKENS} are allowed"
+        raise invalid_request(message, "logit_bias")
     for key in bias:
         if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
             message = f"logit_bias.{key} must be a token id in [0, {vocab_size}) in decimal"
-            raise _invalid(message, f"logit_bias.{key}")
+            raise invalid_request(message, f"logit_bias.{key}")
     return tuple(sorted((int(key), value) for key, value in bias.items()))
 
 
@@ -305,30 +307,26 @@ def _seed(seed: int | None) -> int:
     if seed is None:
         return secrets.randbits(64)
     if not -(2**63) <= seed < 2**64:
-        raise _invalid(f"seed must fit in 64 bits, got {seed}", "seed")
+        raise invalid_request(f"seed must fit in 64 bits, got {seed}", "seed")
     return seed % 2**64
 
 
 def _max_tokens(limit: int | None, param: str, *, least: int) -> int | None:
     if limit is not None and limit < least:
-        raise _invalid(f"{param} must be at least {least}, got {limit}", param)
+        raise invalid_request(f"{param} must be at least {least}, got {limit}", param)
     return limit
 
 
 def _logprobs(count: int, param: str) -> int:
     if not 0 <= count <= MAX_TOP_LOGPROBS:
-        raise _invalid(f"{param} must be in [0, {MAX_TOP_LOGPROBS}], got {count}", param)
+        raise invalid_request(f"{param} must be in [0, {MAX_TOP_LOGPROBS}], got {count}", param)
     return count
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop or []
     if len(stops) > MAX_STOPS:
-        raise _invalid(f"stop must hold at most {MAX_STOPS} strings, got {len(stops)}", "stop")
+        raise invalid_request(f"stop must hold at most {MAX_STOPS} strings, got {len(stops)}", "stop")
     if any(not 1 <= len(text) <= MAX_STOP_CHARS for text in stops):
-        raise _invalid(f"stop strings must have 1 to {MAX_STOP_CHARS} characters each", "stop")
+        raise invalid_request(f"stop strings must have 1 to {MAX_STOP_CHARS} characters each", "stop")
     return tuple(dict.fromkeys(stops))
-
-
-def _invalid(message: str, param: str) -> TandemError:
-    return TandemError(ErrorKind.INVALID_REQUEST, message, param=param)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from tandem.core.config import Disaggregation
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.core.request import MAX_CHOICES, MAX_COUNT, MAX_TOP_LOGPROBS
 from tandem.gateway.output.response_format import ResponseFormat, StructuredOutputs
 from tandem.gateway.output.tools import MessageCall, Tool, ToolChoice
@@ -43,9 +43,6 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
 }
 _INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
 """OpenAI's older fields, and the supported field to use instead of each."""
-_OFF_IN_CHAT = {**_OFF, "echo": (None, False), "best_of": (None, 1)}
-_OFF_IN_COMPLETIONS = {**_OFF, "suffix": (None, ""), "top_logprobs": (None,)}
-
 
 MAX_SALT_CHARS = 256
 _MAX_SEARCHED = 256 << 10
@@ -204,10 +201,8 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 _OFF_OF: Mapping[type[msgspec.Struct], Mapping[str, tuple[Any, ...]]] = {
-    ChatBody: _OFF_IN_CHAT,
-    CompletionBody: _OFF_IN_COMPLETIONS,
-    TokenizeBody: {},
-    DetokenizeBody: {},
+    ChatBody: {**_OFF, "echo": (None, False), "best_of": (None, 1)},
+    CompletionBody: {**_OFF, "suffix": (None, ""), "top_logprobs": (None,)},
 }
 Body = TypeVar("Body", ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
@@ -222,7 +217,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
             body.decode("utf-8")
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         _check_names(body, fields)
-        off = _OFF_OF[kind]
+        off = _OFF_OF.get(kind, {})
         unserved = [name for name in fields if name in off and not _is_off(fields[name], off[name])]
         if unserved:
             raise TandemError(ErrorKind.UNSUPPORTED, _unserved(unserved[0]), param=unserved[0])
@@ -235,7 +230,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
         raise _misfit(str(error)) from None
     except ValueError as error:
         message = f"the request body is not valid JSON: {error}"
-    raise TandemError(ErrorKind.INVALID_REQUEST, message)
+    raise invalid_request(message)
 
 
 def _check_names(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
@@ -246,14 +241,11 @@ def _check_names(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
     if len(encoded) == len(body) or len(_compact(encoded)) == len(_compact(body)):
         return
     if len(body) > _MAX_SEARCHED:
-        message = "a field occurs more than once in the request body, or its name is written with escapes"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message)
+        raise invalid_request("a field occurs more than once in the request body, or its name is written with escapes")
     seen: set[str] = set()
     for name, _ in json.loads(body, object_pairs_hook=list):
         if name in seen:
-            raise TandemError(
-                ErrorKind.INVALID_REQUEST, f"{name} occurs more than once in the request body", param=name
-            )
+            raise invalid_request(f"{name} occurs more than once in the request body", name)
         seen.add(name)
 
 
@@ -280,12 +272,12 @@ def _misfit(message: str) -> TandemError:
     path = [where["path"]] if where else []
     path += [missing["name"]] if missing else []
     if not path:
-        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body {_rule(message)}")
+        return invalid_request(f"the request body {_rule(message)}")
     param = ".".join(path)
     if missing:
-        return TandemError(ErrorKind.INVALID_REQUEST, f"{param} is required and missing", param=param)
+        return invalid_request(f"{param} is required and missing", param)
     what = message[: where.start()] if where else message
-    return TandemError(ErrorKind.INVALID_REQUEST, f"{param} {_rule(what)}", param=param)
+    return invalid_request(f"{param} {_rule(what)}", param)
 
 
 def _rule(message: str) -> str:

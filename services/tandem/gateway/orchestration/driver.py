@@ -86,7 +86,7 @@ class RequestDriver:
         self._prefixes = prefixes
         self._disaggregation = config.disaggregation
         self.director = RequestDirector(fleet, config, _new_handoff, targets, prefixes)
-        # Calls of the RequestDispatcher that a part of this driver answers alone.
+        # Calls that a part of this driver answers alone.
         self.num_live = fleet.num_live
         self.kv_blocks = fleet.kv_blocks
         self.models = fleet.models
@@ -159,9 +159,15 @@ class RequestDriver:
         return [shortage for shortage in found if shortage.model in in_use or not self._fleet.is_intended(shortage)]
 
     def fairness(self) -> Mapping[tuple[str, Lane], float]:
+        """Return how evenly the tenants that waited were served during the last minute, by (model, lane).
+
+        The value is Jain's index of the service that each of these tenants got, divided by the tenant's weight: 1 where
+        it is equal for all of them, or where fewer than two tenants waited."""
         return self.director.fairness(self._clock.now())
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
+        """Return the state of each circuit breaker, which stops requests to a failing worker; only workers whose last
+        jobs failed have an entry."""
         return self.director.breakers(self._clock.now())
 
     def num_moves(self) -> Mapping[str, int]:

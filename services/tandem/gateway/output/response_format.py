@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import invalid_request
 from tandem.core.grammar import MAX_ENUM_VALUES, MAX_SOURCE_CHARS, Grammar
-from tandem.gateway.output.schema_limits import SchemaLimits
+from tandem.gateway.output.json_limits import SchemaLimits, check_size
 
 MAX_GBNF_CHARS = 64 * 1024
 """Largest number of characters of a GBNF grammar, whose conversion to Lark takes 0.1 s of processor time for these."""
@@ -70,14 +70,15 @@ def requested_structured_output(
     if structured is not None:
         outputs += _guided("structured_outputs.", msgspec.structs.asdict(structured))
         if len(outputs) - (response_format is not None) != 1:
-            raise _invalid(
+            raise invalid_request(
                 "structured_outputs must have exactly one of json, json_object, regex, choice and grammar",
                 "structured_outputs",
             )
     outputs += _guided("guided_", guided)
     requested = [output for output in outputs if output is not None]
     if len(requested) > 1:
-        raise _invalid(f"{requested[1].param} and {requested[0].param} must not be used together", requested[1].param)
+        second = requested[1].param
+        raise invalid_request(f"{second} and {requested[0].param} must not be used together", second)
     return requested[0] if requested else None
 
 
@@ -97,7 +98,7 @@ def _of_response_format(response_format: ResponseFormat) -> StructuredOutput | N
     json_schema = response_format.json_schema
     if json_schema is None or json_schema.schema is None:
         param = "response_format.json_schema" + ("" if json_schema is None else ".schema")
-        raise _invalid(f"{param} is required and missing", param)
+        raise invalid_request(f"{param} is required and missing", param)
     param = "response_format.json_schema.schema"
     SchemaLimits().add(json_schema.schema, param)
     return StructuredOutput(
@@ -123,9 +124,9 @@ def _guided_output(name: str, value: Any, param: str) -> StructuredOutput:
             return StructuredOutput(Grammar("regex", value), param)
         case "choice":
             if not value or not all(value):
-                raise _invalid(f"{param} must hold at least one text, and no empty one", param)
+                raise invalid_request(f"{param} must hold at least one text, and no empty one", param)
             if len(value) > MAX_ENUM_VALUES:
-                raise _invalid(f"{param} must hold at most {MAX_ENUM_VALUES} texts, has {len(value)}", param)
+                raise invalid_request(f"{param} must hold at most {MAX_ENUM_VALUES} texts, has {len(value)}", param)
             return StructuredOutput(Grammar("lark", "start: " + " | ".join(_text(text) for text in value)), param)
         case _:
             return _of_grammar(value, param)
@@ -133,14 +134,13 @@ def _guided_output(name: str, value: Any, param: str) -> StructuredOutput:
 
 def _schema(value: str | dict[str, Any], param: str) -> dict[str, Any]:
     if isinstance(value, str):
-        if len(value) > MAX_SOURCE_CHARS:
-            raise _invalid(f"{param} must have at most {MAX_SOURCE_CHARS} characters, has {len(value)}", param)
+        check_size(len(value), MAX_SOURCE_CHARS, "characters", param)
         try:
             value = msgspec.json.decode(value)
         except (ValueError, RecursionError) as error:
-            raise _invalid(f"{param} is not valid JSON: {error}", param) from None
+            raise invalid_request(f"{param} is not valid JSON: {error}", param) from None
     if not isinstance(value, dict):
-        raise _invalid(f"{param} must be a JSON schema", param)
+        raise invalid_request(f"{param} must be a JSON schema", param)
     SchemaLimits().add(value, param)
     return value
 
@@ -150,13 +150,9 @@ def _of_grammar(source: str, param: str) -> StructuredOutput:
     is_gbnf = "::=" in source
     if is_gbnf and len(source) > MAX_GBNF_CHARS:
         limit = f"must have at most {MAX_GBNF_CHARS} characters in GBNF"
-        raise _invalid(f"{param} {limit}, has {len(source)}; Lark may be longer", param)
+        raise invalid_request(f"{param} {limit}, has {len(source)}; Lark may be longer", param)
     return StructuredOutput(Grammar("lark", source), param, is_gbnf)
 
 
 def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def _invalid(message: str, param: str) -> TandemError:
-    return TandemError(ErrorKind.INVALID_REQUEST, message, param=param)

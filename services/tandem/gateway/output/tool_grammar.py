@@ -29,21 +29,18 @@ def call_rules(tools: ToolSet, call_format: ToolCallFormat, special: SpecialToke
     `is_marked`: the first call has its opening mark even where the notation makes the mark optional, so that other JSON
     cannot be read as a call."""
     most = MAX_CALLS if tools.max_calls is None else tools.max_calls
-    opening, closing = (
-        _mark(call_format.opening, special),
-        _mark(call_format.closing, special) if call_format.closing else "",
-    )
+    separator = _quoted(call_format.separator) if call_format.separator else ""
+    more = f" ({separator} one){{0,{most - 1}}}" if most > 1 else ""
+    opening, closing = _mark(call_format.opening, special), _mark(call_format.closing, special)
     one_of = " | ".join(f"call_{index}" for index in range(len(tools.callable_tools)))
     if call_format.names_first:
-        rules = [f"calls: one{_more('one', '', most)}", f"one: {opening} ({one_of})"]
+        rules = [f"calls: one{more}", f"one: {opening} ({one_of})"]
     elif call_format.is_list:
-        more = _more("one", _quoted(call_format.separator), most)
         rules = [f'calls: {opening} "[" one{more} {closing}', f"one: {one_of}"]
     elif call_format.is_bare:
         first = f"{opening} one" if is_marked else "one"
-        rules = [f"calls: {first}{_more('one', _quoted(call_format.separator), most)}", f"one: {one_of}"]
+        rules = [f"calls: {first}{more}", f"one: {one_of}"]
     else:
-        more = _more("one", _quoted(call_format.separator), most)
         rules = [f"calls: one{more}", f'one: {opening} "\\n" ({one_of}) "\\n" {closing}']
     rules += [_call(index, tool, call_format, special) for index, tool in enumerate(tools.callable_tools)]
     return "\n".join(rules)
@@ -73,9 +70,8 @@ def answer_grammar(
     kinds = " | ".join(name for name, rule in (("form", form), ("calls", calls)) if rule is not None)
     start = f"({kinds})"
     if may_reason:
-        opening = "" if is_reasoning else f"{_mark(OPENING, special)} "
-        thought = f"{opening}thought BLANKS"
-        start = f"{thought} {start}" if is_reasoning else f"({thought})? {start}"
+        thought = "thought BLANKS" if is_reasoning else f"({_mark(OPENING, special)} thought BLANKS)?"
+        start = f"{thought} {start}"
         rules += ["BLANKS: /[ \\n]{0,3}/", _reasoning_rule(special)]
     return Grammar("lark", "\n".join([f"start: {start}", *rules, *([calls] if calls else [])]))
 
@@ -107,10 +103,6 @@ def _inline(form: Grammar) -> str:
     if form.kind == "json_schema":
         return "%json " + schema_source(json.loads(form.source), options=JSON_FORM)
     return f"/{regex_to_lark(form.source, '')}/"
-
-
-def _more(rule: str, separator: str, most: int) -> str:
-    return f" ({separator} {rule}){{0,{most - 1}}}" if most > 1 else ""
 
 
 def _mark(text: str, special: SpecialToken) -> str:

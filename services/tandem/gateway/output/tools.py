@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.output.json_depth import check_depth
+from tandem.core.errors import ErrorKind, TandemError, invalid_request
+from tandem.gateway.output.json_limits import check_depth
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -88,12 +88,12 @@ class ToolSet:
 
 def make_tool_set(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolSet | None:
     """Check `tools`, `tool_choice` and `parallel_tool_calls` of a body and return its ToolSet; None where there are no
-    tools.
+    tools, or where none of them may be called.
 
     Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise _invalid("tool_choice requires a tool call, but tools is empty or missing", "tool_choice")
+            raise invalid_request("tool_choice requires a tool call, but tools is empty or missing", "tool_choice")
         return None
     _check(tools)
     functions = tuple(tool.function for tool in tools)
@@ -102,10 +102,10 @@ def make_tool_set(tools: Sequence[Tool] | None, choice: ToolChoice | None, paral
     if isinstance(choice, NamedTool):
         named = tuple(function for function in functions if function.name == choice.function.name)
         if choice.type != "function" or not named:
-            raise _invalid(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
+            raise invalid_request(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
         return ToolSet(shown, named, is_required=True, max_calls=1)
     if choice == "none":
-        return ToolSet((), (), is_required=False, max_calls=None)
+        return None
     return ToolSet(shown, functions, is_required=choice == "required", max_calls=max_calls)
 
 
@@ -134,16 +134,16 @@ def _object(arguments: str | dict[str, Any], param: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (ValueError, RecursionError) as error:
-        raise _invalid(f"{param} is not valid JSON: {error}", param) from None
+        raise invalid_request(f"{param} is not valid JSON: {error}", param) from None
     if not isinstance(value, dict):
-        raise _invalid(f"{param} must be a JSON object", param)
+        raise invalid_request(f"{param} must be a JSON object", param)
     check_depth(value, param)
     return value
 
 
 def _check(tools: Sequence[Tool]) -> None:
     if len(tools) > MAX_TOOLS:
-        raise _invalid(f"tools must hold at most {MAX_TOOLS} tools, got {len(tools)}", "tools")
+        raise invalid_request(f"tools must hold at most {MAX_TOOLS} tools, got {len(tools)}", "tools")
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
@@ -155,12 +155,8 @@ def _check(tools: Sequence[Tool]) -> None:
             message = (
                 f"{where}.function.name must have 1 to 64 letters, digits, dots, dashes or underscores, got {name!r}"
             )
-            raise _invalid(message, f"{where}.function.name")
+            raise invalid_request(message, f"{where}.function.name")
         if name in seen:
-            raise _invalid(f"{where}.function.name {name!r} occurs twice", f"{where}.function.name")
+            raise invalid_request(f"{where}.function.name {name!r} occurs twice", f"{where}.function.name")
         seen.add(name)
         check_depth(tool.function.parameters, f"{where}.function.parameters")
-
-
-def _invalid(message: str, param: str) -> TandemError:
-    return TandemError(ErrorKind.INVALID_REQUEST, message, param=param)

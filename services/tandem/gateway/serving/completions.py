@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from tandem.admission.tenant import Tenant
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.core.events import Finished, LaneYield, Pauses, PromptLogprobs, merged_yields
 from tandem.core.request import Request
 from tandem.core.request_stages import Wait
@@ -53,10 +53,6 @@ _INLINE_CHARS = 2000
 """Characters of text that is tokenized on the event loop: about a millisecond, less than a thread costs under load."""
 LARGE_BODY_BYTES = 64 << 10
 """Size of a request body above which it is read and tokenized in its tenant's turn."""
-LARGE_BODY_S, LARGE_BODY_RATED_BYTES = 20.0, 4 << 20
-"""LARGE_BODY_S: longest time in seconds in which a large body of up to LARGE_BODY_RATED_BYTES bytes may arrive, which
-is 1.7 Mbit/s; a larger body gets more time in proportion. The limit is needed because a client that sends slowly holds
-its turn, for which others wait."""
 _MAX_LARGE_BYTES, _MAX_LARGE_BYTES_OF_TENANT, _MAX_LARGE_BYTES_WAITING = 16 << 20, 4 << 20, 64 << 20
 """Largest number of bytes of large bodies: of all that are read and tokenized at a time, of those of one tenant among
 them, and of those of one tenant that wait. A body takes five times its size in memory until it is tokenized."""
@@ -438,17 +434,15 @@ class CompletionService:
         served = self._named_or_only(body.model, tenant)
         most = max(MAX_TOKENIZED, served.max_model_len)
         if (body.prompt is None) == (body.messages is None):
-            raise TandemError(
-                ErrorKind.INVALID_REQUEST, "exactly one of prompt and messages is required", param="prompt"
-            )
+            raise invalid_request("exactly one of prompt and messages is required", "prompt")
         try:
             if body.prompt is None:
                 output_spec = OutputSpec(text=served.text, tools=make_tool_set(body.tools, body.tool_choice, None))
                 ids = await self._encode_chat(served, body, output_spec, tenant, most)
             else:
                 add = body.add_special_tokens is not False
-                work = partial(served.text.encode_text, body.prompt, add_special_tokens=add, max_tokens=most)
-                ids = await self._encode(work, len(body.prompt), tenant)
+                work = partial(served.text.encode, body.prompt, add_special_tokens=add, max_tokens=most)
+                ids, _ = await self._encode(work, len(body.prompt), tenant)
             if len(ids) > most:
                 raise TextTooLong(most)
         except TextTooLong as error:
@@ -464,8 +458,7 @@ class CompletionService:
         served = self._named_or_only(body.model, tenant)
         most = max(MAX_TOKENIZED, served.max_model_len)
         if len(body.tokens) > most:
-            message = f"tokens holds {len(body.tokens)} token ids, at most {most} are allowed"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="tokens")
+            raise invalid_request(f"tokens holds {len(body.tokens)} token ids, at most {most} are allowed", "tokens")
         tokens = checked_tokens(body.tokens, served.text.vocab_size, "tokens")
         return await self._encode(partial(served.text.decode, tokens), len(tokens), tenant)
 
@@ -473,7 +466,7 @@ class CompletionService:
         models = self.models(tenant)
         if name is None and len(models) > 1:
             message = "model is required, because several models are served; GET /v1/models lists them"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="model")
+            raise invalid_request(message, "model")
         return self.find(models[0].name if name is None and models else name or "", tenant)
 
     async def _encode_chat(
@@ -560,8 +553,7 @@ class CompletionService:
         if output_spec.form is not None:
             form = await self.grammars.in_lark(output_spec.form, caller.tenant.id)
             output_spec = replace(output_spec, form=form)
-        if not output_spec.is_plain:
-            jobs = [await self._with_grammar(job, output_spec, caller.tenant) for job in jobs]
+        jobs = [await self._with_grammar(job, output_spec, caller.tenant) for job in jobs]
         stream = CompletionStream(params, served, output_spec, prompts, recording)
         await stream.admit(self._dispatch, jobs, caller)
         return stream

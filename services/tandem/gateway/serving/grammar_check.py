@@ -7,9 +7,10 @@ import hashlib
 from collections import OrderedDict
 from dataclasses import replace
 
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.core.grammar import MAX_SOURCE_CHARS, Grammar
 from tandem.core.ids import TenantId
+from tandem.gateway.output.json_limits import check_size
 from tandem.gateway.output.response_format import StructuredOutput
 from tandem.gateway.serving.grammar_process import GrammarProcess, Verdict
 from tandem.gateway.serving.tenant_turns import TenantTurn, TenantTurns
@@ -55,10 +56,7 @@ class GrammarCheck:
         where it does not compile, and OVERLOADED where too many grammars wait.
 
         Takes about a millisecond once it is the tenant's turn, and at most MAX_COMPILE_S of processor time."""
-        num_chars = len(output.grammar.source)
-        if num_chars > MAX_SOURCE_CHARS:
-            message = f"{output.param} must have at most {MAX_SOURCE_CHARS} characters, has {num_chars}"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param=output.param)
+        check_size(len(output.grammar.source), MAX_SOURCE_CHARS, "characters", output.param)
         await self._compile(output.grammar.kind, output, tenant)
 
     async def in_lark(self, output: StructuredOutput, tenant: TenantId) -> StructuredOutput:
@@ -99,8 +97,7 @@ class GrammarCheck:
             task.add_done_callback(self._ended)
             verdict = await asyncio.shield(task)
         if not verdict.is_good:
-            message = f"{output.param} does not compile: {verdict.text}"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param=output.param)
+            raise invalid_request(f"{output.param} does not compile: {verdict.text}", output.param)
         return verdict.text
 
     async def _take_turn(self, turn: TenantTurn, digest: bytes, notation: str, source: str) -> Verdict:

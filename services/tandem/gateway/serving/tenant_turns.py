@@ -21,7 +21,8 @@ class TenantTurns:
     `max_waiting`: largest cost of one tenant's waiting work; further work is refused with OVERLOADED, except that one
     piece may always wait. `what`: beginning of that error's message. `reason`: that error's `reason`. `refused_s`: work
     that ends with an error of the client counts as running for this many seconds more, which limits how often a tenant
-    can have work done for nothing. Not thread-safe: all calls must be on one event loop."""
+    can have work done for nothing. `used`: the cost of all running work. Not thread-safe: all calls must be on one
+    event loop."""
 
     def __init__(
         self, capacity: int, *, per_tenant: int, max_waiting: int, what: str, reason: str, refused_s: float = 0.0
@@ -32,19 +33,10 @@ class TenantTurns:
         self._max_waiting = max_waiting
         self._what = what
         self._reason = reason
-        self._used = 0
+        self.used = 0
         self._used_by: Counter[TenantId] = Counter()
         self._waiting: OrderedDict[TenantId, deque[TenantTurn]] = OrderedDict()
         """Waiting work by tenant, without empty entries; the tenant whose turn is next comes first."""
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    @property
-    def used(self) -> int:
-        """Return the cost of all running work."""
-        return self._used
 
     def has_work(self, tenant: TenantId) -> bool:
         """Return whether work of the tenant waits or runs."""
@@ -76,7 +68,7 @@ class TenantTurns:
         """Free the capacity that `turn` uses, or remove the turn from the queue where it has not begun. Only
         `TenantTurn.end` may call this."""
         if turn.begun.done():
-            self._used -= turn.cost
+            self.used -= turn.cost
             self._used_by[turn.tenant] -= turn.cost
             if not self._used_by[turn.tenant]:
                 del self._used_by[turn.tenant]
@@ -90,13 +82,13 @@ class TenantTurns:
     def _begin_next(self) -> None:
         """Begin all work that may run now. Work that is too large for the free capacity is not overtaken by work of the
         tenants after it; work of a tenant that uses up its share is."""
-        while (turn := self._next()) is not None and self._used + turn.cost <= self._capacity:
+        while (turn := self._next()) is not None and self.used + turn.cost <= self._capacity:
             waiting = self._waiting[turn.tenant]
             waiting.popleft()
             self._waiting.move_to_end(turn.tenant)
             if not waiting:
                 del self._waiting[turn.tenant]
-            self._used += turn.cost
+            self.used += turn.cost
             self._used_by[turn.tenant] += turn.cost
             turn.begun.set_result(None)
 

@@ -2,7 +2,6 @@
 
 `request_recorder.RequestRecorder` follows the open requests; at the end of one it makes a
 `request_record.RequestRecord` and passes it to the observers (`request_metrics`, `request_log`, the console, the
-demand counts). `token_timing` measures the times between tokens, `root_span` ends the span, `gauges` exports the
-current state of the gateway's other parts, and `endpoint_metrics` the few figures that an endpoint picker reads. Read
-`request_recorder` first.
+demand counts). `token_timing` measures the times between tokens, `root_span` ends the span, and `endpoint_metrics`
+exports the few figures that an endpoint picker reads. Read `request_recorder` first.
 """

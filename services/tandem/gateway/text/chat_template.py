@@ -14,7 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.core.clock import wall_ns
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import invalid_request
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _CUT = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -80,14 +80,11 @@ class ChatTemplate:
         Raises INVALID_REQUEST where there is no usable template, where the template refuses the messages or fails on
         them, or where `variables` sets a reserved name."""
         if self._defect:
-            raise TandemError(ErrorKind.INVALID_REQUEST, self._defect, param="messages")
+            raise invalid_request(self._defect, "messages")
         for name in variables:
             if name in _RESERVED:
-                raise TandemError(
-                    ErrorKind.INVALID_REQUEST,
-                    f"chat_template_kwargs must not set {name}, which the server sets",
-                    param="chat_template_kwargs",
-                )
+                message = f"chat_template_kwargs must not set {name}, which the server sets"
+                raise invalid_request(message, "chat_template_kwargs")
         context = {**self._special_tokens, **variables}
         conversation = [self._message(message) for message in messages]
         if ending is GenerationPrompt.OPEN:
@@ -100,12 +97,10 @@ class ChatTemplate:
         try:
             return self._template.render(context, documents=None, **variables)
         except TemplateError as error:
-            message = f"the chat template refuses these messages: {error.message}"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="messages") from error
+            raise invalid_request(f"the chat template refuses these messages: {error.message}", "messages") from error
         except Exception as error:
             # Templates are foreign code and raise anything: adding None to a string is a TypeError.
-            message = f"the chat template cannot render these messages: {error}"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="messages") from error
+            raise invalid_request(f"the chat template cannot render these messages: {error}", "messages") from error
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return the message without fields that are None, as transformers does.
@@ -125,7 +120,7 @@ def _cut(rendered: str) -> str:
     end = rendered.rfind(_CUT.strip())
     if end < 0:
         message = "the chat template does not show the end of the final message, so it cannot be continued"
-        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="continue_final_message")
+        raise invalid_request(message, "continue_final_message")
     return rendered[:end] if rendered.startswith(_CUT, end) else rendered[:end].rstrip()
 
 

@@ -38,37 +38,6 @@ class TokenText:
     raw: bytes
 
 
-class Vocabulary:
-    """Return the text and bytes of single tokens of a tokenizer's vocabulary.
-
-    Both byte notations are read: GPT-2's byte alphabet, and SentencePiece's `<0xNN>` and U+2581.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._added = {token: str(added.content) for token, added in tokenizer.get_added_tokens_decoder().items()}
-        decoder = tokenizer.decoder
-        byte_level = decoder is not None and b'"ByteLevel"' in bytes(decoder.__getstate__())
-        self._alphabet = _byte_alphabet() if byte_level else None
-
-    def token(self, token: int) -> TokenText:
-        """Return text and bytes of the token with this id; empty for an unknown id."""
-        raw = self._raw(token)
-        return TokenText(raw.decode("utf-8", "replace"), raw)
-
-    def _raw(self, token: int) -> bytes:
-        if token in self._added:
-            return self._added[token].encode()
-        piece = self._tokenizer.id_to_token(token) or ""
-        if self._alphabet is not None:
-            if all(character in self._alphabet for character in piece):
-                return bytes(self._alphabet[character] for character in piece)
-            return piece.encode()
-        if match := _BYTE_TOKEN.fullmatch(piece):
-            return bytes([int(match[1], 16)])
-        return piece.replace("\u2581", " ").encode()
-
-
 def _byte_alphabet() -> dict[str, int]:
     """Return GPT-2's character for each byte: the byte itself where printable in Latin-1, else from U+0100 on, in
     order."""
@@ -146,7 +115,10 @@ class TextModel:
         self.template = ChatTemplate(bundle.chat_template, _token_strings(self._special_tokens), now_ns=now_ns)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, added_token in added.items() if added_token.special)
-        self._vocabulary = Vocabulary(self._tokenizer)
+        self._added = {token: str(added_token.content) for token, added_token in added.items()}
+        decoder = self._tokenizer.decoder
+        byte_level = decoder is not None and b'"ByteLevel"' in bytes(decoder.__getstate__())
+        self._alphabet = _byte_alphabet() if byte_level else None
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids = _token_ids(self._special_tokens.get("eos_token_ids")) | _token_ids(
             config.get("eos_token_id")
@@ -173,25 +145,14 @@ class TextModel:
         client's `chat_template_kwargs`. `add_special_tokens`: add the tokenizer's own special tokens to those of the
         template. Raises INVALID_REQUEST as `ChatTemplate.render` does."""
         prompt = self.template.render(messages, variables or {}, ending, tools)
-        if add_special_tokens:
-            return self.encode_text(prompt, max_tokens=max_tokens)
-        self._check_length(prompt, max_tokens)
-        return self._encode(prompt, add_special_tokens=False, with_offsets=False).ids
+        return self.encode(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens).ids
 
-    def encode_text(
-        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
-    ) -> tuple[int, ...]:
-        """Return the token ids of a plain prompt. With `add_special_tokens` they begin with exactly one BOS where the
-        model requires one, also if the text begins with a BOS already."""
-        return self.encode_with_offsets(
-            text, add_special_tokens=add_special_tokens, with_offsets=False, max_tokens=max_tokens
-        ).ids
-
-    def encode_with_offsets(
-        self, text: str, *, add_special_tokens: bool = True, with_offsets: bool = True, max_tokens: int | None = None
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, with_offsets: bool = False, max_tokens: int | None = None
     ) -> Encoded:
-        """Return the token ids as `encode_text` does, and with `with_offsets` the index in `text` at which each token
-        begins."""
+        """Return the token ids of a plain prompt, and with `with_offsets` the index in `text` at which each token
+        begins. With `add_special_tokens` the ids begin with exactly one BOS where the model requires one, also if the
+        text begins with a BOS already."""
         self._check_length(text, max_tokens)
         special = self._special_tokens
         bos = special.get("bos_token_id")
@@ -263,12 +224,27 @@ class TextModel:
         return Encoded(tuple(found.ids), _token_starts(found.offsets, len(text)) if with_offsets else ())
 
     def token_text(self, token: int) -> TokenText:
-        """Return text and bytes of the token with this id."""
-        return self._vocabulary.token(token)
+        """Return text and bytes of the token with this id; empty for an unknown id.
+
+        Both byte notations of vocabularies are read: GPT-2's byte alphabet, and SentencePiece's `<0xNN>` and U+2581."""
+        raw = self._token_bytes(token)
+        return TokenText(raw.decode("utf-8", "replace"), raw)
 
     def token_strings(self, tokens: Sequence[int]) -> list[str]:
         """Return the text of each single token."""
-        return [self._vocabulary.token(token).text for token in tokens]
+        return [self.token_text(token).text for token in tokens]
+
+    def _token_bytes(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode()
+        piece = self._tokenizer.id_to_token(token) or ""
+        if self._alphabet is not None:
+            if all(character in self._alphabet for character in piece):
+                return bytes(self._alphabet[character] for character in piece)
+            return piece.encode()
+        if match := _BYTE_TOKEN.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        return piece.replace("\u2581", " ").encode()
 
 
 def _token_starts(spans: Sequence[tuple[int, int]], num_chars: int) -> tuple[int, ...]:

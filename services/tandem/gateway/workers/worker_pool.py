@@ -15,7 +15,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.core.request import Job
-from tandem.gateway.context.interfaces import KVBlocks, ScrapeTarget, ServedModel
+from tandem.gateway.context.interfaces import KVBlocks, ServedModel
 from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.pool_events import PlacementsChanged, PoolEvent, ProbeDue, WorkerLost, WorkerReported
@@ -144,10 +144,10 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         num_unused = sum(max(0, load.num_free_blocks - load.num_reserved_blocks) for load in loads)
         return KVBlocks(first.block_size, sum(load.num_blocks for load in loads), num_unused)
 
-    def scrape_targets(self) -> list[ScrapeTarget]:
-        """Return the metrics endpoint of each live worker; workers without one are left out."""
-        found = [(view, link.metrics_address) for link in self._links.values() if (view := link.view()) is not None]
-        return [ScrapeTarget(address, view.ref.id, view.pool, view.model) for view, address in found if address]
+    def scrape_targets(self) -> list[tuple[str, WorkerView]]:
+        """Return the live workers that serve metrics themselves, each with the address (host:port) of its metrics."""
+        found = [(link.metrics_address, view) for link in self._links.values() if (view := link.view()) is not None]
+        return [(address, view) for address, view in found if address]
 
     def workers(self) -> list[WorkerRef]:
         """Return all workers that this pool keeps a connection to, live or not."""

@@ -1,26 +1,62 @@
-"""Serve this gateway's metrics and the addresses of its workers' metrics."""
+"""Serve health probes, this gateway's metrics, and the addresses of its workers' metrics."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
+from msgspec import UNSET
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator, RequestDispatcher
 from tandem.gateway.http.exchange import Exchange, json_response
-from tandem.gateway.http.openai_schema import ScrapeGroup, ScrapeLabels
+from tandem.gateway.http.openai_schema import HealthReply, ScrapeGroup, ScrapeLabels
 from tandem.gateway.http.routes import Operation
 from tandem.gateway.tenants.authenticator import api_keys
 from tandem.obs.metrics.metrics_server import Exposition
 
+PROBES = frozenset({b"/health", b"/live", b"/ready"})
+"""Paths of health probes, which are answered also on connections beyond `HttpLimits.max_connections`."""
+_ALIVE = "Liveness: 200 while this process answers"
+_READY = "Readiness: 200 when requests can be served"
 METRICS, TARGETS, ENDPOINT_PICKER = "/metrics", "/metrics/targets", "/metrics/endpoint-picker"
 METRICS_PATHS = (METRICS, TARGETS, ENDPOINT_PICKER)
 _PICKER = "Load of this gateway under vLLM's names, for the endpoint picker of an InferencePool"
 _TEXT = CONTENT_TYPE_PLAIN_0_0_4.partition(";")[0]
 _TARGETS = "Addresses of the workers' own metrics, for Prometheus' HTTP service discovery"
 _REFUSALS = (ErrorKind.UNAUTHENTICATED, ErrorKind.FORBIDDEN)
+
+
+class HealthRoutes:
+    """Handle `/health` and `/live` (liveness: restart the process when they fail) and `/ready` (readiness: send traffic
+    while it succeeds).
+
+    `problems`: functions that each return a sentence for the `warning` of `/ready`, or None where nothing is wrong."""
+
+    def __init__(self, dispatch: RequestDispatcher, problems: Sequence[Callable[[], str | None]]) -> None:
+        self._dispatch = dispatch
+        self._problems = problems
+
+    @Operation("GET", "/live", _ALIVE, reply=HealthReply)
+    @Operation("GET", "/health", _ALIVE, reply=HealthReply)
+    async def health(self, exchange: Exchange) -> Response:
+        """Send 200 with the status ok, whether or not requests can be served."""
+        return json_response(HealthReply("ok"))
+
+    @Operation("GET", "/ready", _READY, reply=HealthReply, not_ready=HealthReply)
+    async def ready(self, exchange: Exchange) -> Response:
+        """Send 200 if requests can be served, else 503 with what is missing.
+
+        A problem in spite of which requests are served, such as a tenants file that does not parse, is sent as the
+        `warning` of a response with status 200.
+        """
+        missing = self._dispatch.ready()
+        if missing is not None:
+            return json_response(HealthReply("not_ready", missing), 503, {"retry-after": "1"})
+        problems = [problem for find in self._problems if (problem := find())]
+        return json_response(HealthReply("ready", warning="; ".join(problems) or UNSET))
 
 
 class MetricsRoutes:
@@ -66,14 +102,14 @@ class MetricsRoutes:
         (https://prometheus.io/docs/prometheus/latest/http_sd/)."""
         self._require_operator(exchange)
         found = [
-            ScrapeGroup([target.address], ScrapeLabels(target.pool, target.worker, target.model))
-            for target in self._dispatch.scrape_targets()
+            ScrapeGroup([address], ScrapeLabels(worker.pool, worker.ref.id, worker.model))
+            for address, worker in self._dispatch.scrape_targets()
         ]
         return json_response(found)
 
     def _require_operator(self, exchange: Exchange) -> None:
         """Raise UNAUTHENTICATED where the caller has no valid API key, and FORBIDDEN where the key's tenant is no
         operator."""
-        if not self._authenticator.identify(api_keys(exchange.entries())).operator:
+        if not self._authenticator.identify(api_keys(exchange.headers.items())).operator:
             message = f"{exchange.scope['path']} needs the key of an operator: the tenants file says who is one"
             raise TandemError(ErrorKind.FORBIDDEN, message)

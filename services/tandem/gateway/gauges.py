@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tandem.gateway.context.interfaces import RequestDispatcher
+from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.gateway.telemetry.request_recorder import RequestRecorder
 from tandem.gateway.tenants.quotas import TenantQuotas
@@ -27,7 +27,7 @@ def watch_answers(metrics: Metrics, recorder: RequestRecorder) -> None:
     )
 
 
-def watch_dispatch(metrics: Metrics, dispatch: RequestDispatcher) -> None:
+def watch_dispatch(metrics: Metrics, dispatch: RequestDriver) -> None:
     metrics.watch(have.QUEUED_REQUESTS, lambda: {(lane.label,): n for lane, n in dispatch.num_queued().items()})
     metrics.watch(have.HELD_REQUESTS, lambda: {(model,): n for model, n in dispatch.num_held().items()})
     metrics.watch(

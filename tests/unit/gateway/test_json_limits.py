@@ -16,8 +16,7 @@ from tandem.core.grammar import (
     MAX_PROPERTIES,
     MAX_SOURCE_CHARS,
 )
-from tandem.gateway.output.json_depth import MAX_DEPTH
-from tandem.gateway.output.schema_limits import SchemaLimits
+from tandem.gateway.output.json_limits import MAX_DEPTH, SchemaLimits
 
 
 def properties(num: int, num_required: int = 0, name: str = "p", **value: Any) -> dict[str, Any]:
