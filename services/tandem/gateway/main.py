@@ -54,8 +54,7 @@ from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.model_registry import ModelRegistry
 from tandem.stores.prefix_index import IndexReader
 from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.redis_client import StoreUnavailable
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisHealth, StoreUnavailable
 from tandem.stores.replica_targets import ReplicaTargets
 from tandem.stores.service_counters import ServiceCounters
 from tandem.stores.worker_registry import WorkerRegistry

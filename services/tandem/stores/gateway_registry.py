@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tandem.core.ids import GatewayId
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 from tandem.stores.script_pipeline import ScriptPipeline
 
 

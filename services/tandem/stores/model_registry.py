@@ -10,8 +10,7 @@ import msgspec
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Count
 from tandem.stores.json_record import decode_record
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed."""

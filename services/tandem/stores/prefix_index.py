@@ -28,8 +28,7 @@ from tandem.stores.index_format import (
     unpack_entry,
     unpack_snapshot,
 )
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 
 NUM_SHARDS = 16
 """Number of streams. It cannot be changed in a running cluster: writers and readers must agree on it."""

@@ -12,8 +12,7 @@ from typing import Any
 from tandem.admission.quota import Levels, QuotaLimits, Reservation, ReservationResult
 from tandem.core.ids import TenantId
 from tandem.stores.lua_script import Argument
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 from tandem.stores.script_pipeline import ScriptPipeline
 
 ANSWER_S = 0.5

@@ -14,8 +14,7 @@ from tandem.admission.request_queue import ModelFlow
 from tandem.core.ids import GatewayId, TenantId
 from tandem.core.lane import Lane
 from tandem.stores.lua_script import Script
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 
 TTL_S = 10.0
 """A gateway's totals are deleted when it made no exchange for this many seconds."""

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from tandem.core.ids import WorkerRef
 from tandem.stores.lua_script import Script
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 from tandem.stores.worker_record import WorkerRecord
 
 DEFAULT_TTL_S = 10.0

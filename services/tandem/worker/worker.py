@@ -37,7 +37,7 @@ from tandem.engine.effects import (
 from tandem.engine.factory import build_engine, engine_limits
 from tandem.engine.step_log import StepLogHead, step_settings
 from tandem.engine.transfer_messages import PeerLost, SetPolling, TransferStopped
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisHealth
 from tandem.stores.registry_heartbeat import Heartbeat
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import WorkerRegistry

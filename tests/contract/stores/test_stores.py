@@ -25,8 +25,7 @@ from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.index_format import IndexSnapshot
 from tandem.stores.prefix_index import IndexReader, IndexWriter
 from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 from tandem.stores.service_counters import ServiceCounters
 from tandem.stores.worker_record import WorkerRecord

@@ -37,7 +37,7 @@ from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.obs.metrics.instruments import all_instruments
 from tandem.obs.metrics.metrics import Metrics
 from tandem.routing import circuit_breaker
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisHealth
 from tests.unit.gateway.rig import Rig
 from tests.unit.gateway.scripted_worker import BLOCK_SIZE, until
 
