@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tandem.core.ids import GatewayId
+from tandem.stores.lua_script import ScriptPipeline
 from tandem.stores.redis_client import RedisClient, RedisHealth
-from tandem.stores.script_pipeline import ScriptPipeline
 
 
 class GatewayRegistry:

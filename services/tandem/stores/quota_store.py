@@ -11,9 +11,8 @@ from typing import Any
 
 from tandem.admission.quota import Levels, QuotaLimits, Reservation, ReservationResult
 from tandem.core.ids import TenantId
-from tandem.stores.lua_script import Argument
+from tandem.stores.lua_script import Argument, ScriptPipeline
 from tandem.stores.redis_client import RedisClient, RedisHealth
-from tandem.stores.script_pipeline import ScriptPipeline
 
 ANSWER_S = 0.5
 """Seconds that a request waits for its quota; after that its gateway decides without Redis."""
