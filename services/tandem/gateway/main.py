@@ -50,10 +50,9 @@ from tandem.obs.logs.logging_setup import set_up_logging
 from tandem.obs.telemetry import Telemetry
 from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandStore
-from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.model_registry import ModelRegistry
 from tandem.stores.prefix_index import IndexReader
-from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
 from tandem.stores.redis_client import RedisHealth, StoreUnavailable
 from tandem.stores.replica_targets import ReplicaTargets
 from tandem.stores.service_counters import ServiceCounters

@@ -1,4 +1,4 @@
-"""Keep the tenants' quotas in Redis, shared by all gateways.
+"""Keep the tenants' quotas in Redis, shared by all gateways, and count these gateways.
 
 The Lua script `quota` implements `admission.quota.TenantQuota`, which documents each operation. It uses the clock of
 the Redis server alone: gateways' clocks differ, and the fastest of them would refill everybody's buckets too early."""
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from tandem.admission.quota import Levels, QuotaLimits, Reservation, ReservationResult
-from tandem.core.ids import TenantId
+from tandem.core.ids import GatewayId, TenantId
 from tandem.stores.lua_script import Argument, ScriptPipeline
 from tandem.stores.redis_client import RedisClient, RedisHealth
 
@@ -99,3 +99,28 @@ async def _reservation_result(reply: Awaitable[Any], limits: QuotaLimits) -> Res
     requests, tokens, refused, wait_ms = await reply
     levels = Levels(requests if limits.requests_per_minute else None, tokens if limits.tokens_per_minute else None)
     return ReservationResult(levels, refused.decode(), wait_ms)
+
+
+class GatewayRegistry:
+    """Register running gateways in Redis and count them; an entry expires `ttl_s` seconds after its last heartbeat.
+
+    `url`: as for `RedisClient`. `namespace`: prefix of the keys. `health`: receives the result of each command. All
+    methods but `close` raise StoreUnavailable.
+    """
+
+    def __init__(self, url: str, namespace: str, *, ttl_s: float, health: RedisHealth | None = None) -> None:
+        self._ttl_ms = round(ttl_s * 1000)
+        self._keys = [f"{{{namespace}:gateways}}:roll"]
+        self._calls = ScriptPipeline(RedisClient(url, store="roll", health=health), "roll")
+
+    async def beat(self, gateway: GatewayId) -> int:
+        """Register `gateway` or renew its entry, and return how many gateways are registered, `gateway` included."""
+        return int(await self._calls.call(self._keys, [gateway, self._ttl_ms]))
+
+    async def withdraw(self, gateway: GatewayId) -> int:
+        """Remove the entry of `gateway`, and return how many gateways are still registered."""
+        return int(await self._calls.call(self._keys, [gateway, 0]))
+
+    async def close(self) -> None:
+        """Wait for the calls in progress, then close the connections."""
+        await self._calls.close()

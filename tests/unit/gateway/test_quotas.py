@@ -22,8 +22,7 @@ from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.context.rate_limits import rate_limit_headers
 from tandem.gateway.tenants import quotas as quotas_module
 from tandem.gateway.tenants.quotas import TenantQuotas
-from tandem.stores.gateway_registry import GatewayRegistry
-from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tests.e2e.gateway.processes import Redis as RedisServer
 from tests.unit.gateway.scripted_worker import until

@@ -24,8 +24,7 @@ from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.context.supervise import BackgroundLoop
-from tandem.stores.gateway_registry import GatewayRegistry
-from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
 from tandem.stores.redis_client import StoreUnavailable
 
 BEATS_PER_TTL = 4
