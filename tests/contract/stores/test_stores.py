@@ -27,8 +27,7 @@ from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
 from tandem.stores.redis_client import RedisClient, RedisHealth
 from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 from tandem.stores.service_counters import ServiceCounters
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import WorkerRegistry
+from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry
 
 pytestmark = pytest.mark.redis
 
