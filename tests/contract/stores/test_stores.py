@@ -21,8 +21,7 @@ from tandem.kv.kv_event_log import KVEventBatch
 from tandem.routing.kv_indexer import WorkerKVEvents
 from tandem.scaling.demand_totals import DemandTotals
 from tandem.stores.demand_store import DemandRecord, DemandStore
-from tandem.stores.index_format import IndexSnapshot
-from tandem.stores.prefix_index import IndexReader, IndexWriter
+from tandem.stores.prefix_index import IndexReader, IndexSnapshot, IndexWriter
 from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
 from tandem.stores.redis_client import RedisClient, RedisHealth
 from tandem.stores.replica_targets import ReplicaTargets, TargetRecord

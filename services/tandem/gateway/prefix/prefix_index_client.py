@@ -21,8 +21,7 @@ from tandem.kv.compact_block_set import CompactBlockSet
 from tandem.routing.kv_indexer import KVIndexer, WorkerKVEvents
 from tandem.routing.prefix_accuracy import Prediction, PrefixAccuracy
 from tandem.routing.prefix_index import PrefixHit, PrefixTable
-from tandem.stores.index_format import IndexSnapshot
-from tandem.stores.prefix_index import IndexReader
+from tandem.stores.prefix_index import IndexReader, IndexSnapshot
 from tandem.stores.redis_client import StoreUnavailable
 
 POLL_S = 0.025
