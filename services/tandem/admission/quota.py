@@ -5,6 +5,10 @@ cannot reach Redis keeps a `TenantQuota` of its own. A reservation takes the tok
 The gateway that made it renews it with the tokens used so far, and settles it with the final use: the rest is returned,
 or more is taken, into debt if necessary. A reservation that is not renewed in time is settled with the last reported
 use by the next call on the quota.
+
+A bucket holds a minute's worth and fills evenly. Its level is counted in units of 1/60,000: then a limit of L per
+minute adds exactly L units per millisecond, without fractions or rounding drift. A level may be negative: a debt, which
+must be refilled first. Redis's numbers are exact up to 2^53, which `MAX_LIMIT` keeps far away.
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem.admission.token_bucket import UNIT, capacity, refill, wait_ms
-
+UNIT = 60_000
+"""Units of a level that one request or one token takes."""
+MAX_LIMIT = 10**9
+"""Largest limit per minute."""
 MAX_SWEEP = 256
 """Expired reservations that one call settles; the next call continues."""
 MAX_BACK_MS = 60_000
@@ -35,8 +41,8 @@ class QuotaLimits(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """Describe what remains in a tenant's two buckets, in units of `1 / token_bucket.UNIT` of a request or a token;
-    negative for a debt.
+    """Describe what remains in a tenant's two buckets, in units of `1 / UNIT` of a request or a token; negative
+    for a debt.
 
     `requests`, `tokens`: the level of each bucket; None where the tenant has no such limit.
     """
@@ -215,3 +221,26 @@ def _level(level: int | None, limit: int, elapsed_ms: int, added: int) -> int | 
     if not limit:
         return None
     return capacity(limit) if level is None else refill(level + added * UNIT, limit, elapsed_ms)
+
+
+def capacity(limit: int) -> int:
+    """Return the level of a full bucket, in units, for a `limit` per minute."""
+    return limit * UNIT
+
+
+def refill(level: int, limit: int, elapsed_ms: int) -> int:
+    """Return the level, in units, of a bucket that had `level` units before it was refilled for `elapsed_ms`
+    milliseconds.
+
+    `limit`: the bucket's limit per minute, which determines how fast it fills; the result is at most the level of a
+    full bucket.
+    """
+    return min(capacity(limit), level + limit * elapsed_ms)
+
+
+def wait_ms(level: int, limit: int, needed: int) -> int:
+    """Return the milliseconds until a bucket at `level` units reaches `needed` units; 0 when it already has.
+
+    `limit`: the bucket's limit per minute. `needed` must not exceed the capacity.
+    """
+    return max(0, -((level - needed) // limit))

@@ -3,10 +3,9 @@ down."""
 
 from __future__ import annotations
 
-from tandem.admission.quota import Levels, QuotaLimits, Reservation, ReservationResult, TenantQuota
+from tandem.admission.quota import UNIT, Levels, QuotaLimits, Reservation, ReservationResult, TenantQuota, capacity
 from tandem.admission.quota_errors import RateLimitedError, exceeds_limit_error
 from tandem.admission.quota_reservation import OnClose, QuotaReservation
-from tandem.admission.token_bucket import UNIT, capacity
 from tandem.admission.usage_estimator import OutputLengthEstimator, TokenUsage
 from tandem.core.ids import TenantId
 

@@ -7,14 +7,18 @@ import pytest
 from tandem.admission.quota import (
     CONCURRENCY,
     MAX_BACK_MS,
+    MAX_LIMIT,
     REQUESTS,
     TOKENS,
+    UNIT,
     Levels,
     QuotaLimits,
     Reservation,
     TenantQuota,
+    capacity,
+    refill,
+    wait_ms,
 )
-from tandem.admission.token_bucket import MAX_LIMIT, UNIT, capacity, refill, wait_ms
 from tandem.admission.usage_estimator import FIRST_GUESS, OutputLengthEstimator
 
 TTL = 20_000

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from tandem.admission.queue_item import FlowKey
-from tandem.admission.quota import QuotaLimits
+from tandem.admission.quota import UNIT, QuotaLimits
 from tandem.admission.request_queue import ModelFlow
 from tandem.admission.tenant import Tenant
-from tandem.admission.token_bucket import UNIT
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed

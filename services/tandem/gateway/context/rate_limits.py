@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.admission.quota import Levels, QuotaLimits
-from tandem.admission.token_bucket import UNIT, capacity, wait_ms
+from tandem.admission.quota import UNIT, Levels, QuotaLimits, capacity, wait_ms
 
 
 def rate_limit_headers(levels: Levels, limits: QuotaLimits) -> dict[str, str]:
