@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.admission.quota import UNIT, QuotaLimits, Reservation, ReservationResult, TenantQuota, capacity
-from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import Tenant
-from tandem.admission.usage_estimator import TokenUsage
+from tandem.admission.tenant_quota_state import QuotaReservation, TokenUsage
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.tenants.quotas import TenantQuotas

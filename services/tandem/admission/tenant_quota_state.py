@@ -1,16 +1,117 @@
-"""Hold one tenant's quota state at one gateway: its open reservations, and a local quota for the time that Redis is
-down."""
+"""Hold one tenant's quota state at one gateway: its open reservations, the estimate of its outputs, and a local quota
+for the time that Redis is down."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
 from tandem.admission.quota import UNIT, Levels, QuotaLimits, Reservation, ReservationResult, TenantQuota, capacity
 from tandem.admission.quota_errors import RateLimitedError, exceeds_limit_error
-from tandem.admission.quota_reservation import OnClose, QuotaReservation
-from tandem.admission.usage_estimator import OutputLengthEstimator, TokenUsage
 from tandem.core.ids import TenantId
 
 _NO_EXPIRY_MS = 2**62
 """Lifetime of local reservations, which need not expire: the gateway that holds them also ends them."""
+FIRST_GUESS = 256
+"""Estimated output tokens for a tenant without history."""
+_HISTORY = 8
+"""Approximate number of requests in the moving average."""
+
+
+class TokenUsage(NamedTuple):
+    """Tokens that count against a quota: prompt tokens not found in a prefix cache, and all output."""
+
+    prompt: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.output
+
+
+Meter = Callable[[], TokenUsage | None]
+"""Function that returns how many tokens one request has used of its tenant's quotas up to now: prompt tokens that were
+not cached, and output tokens. None: no worker has begun the request."""
+OnClose = Callable[["QuotaReservation", TokenUsage | None], object]
+
+
+@dataclass(eq=False, slots=True)
+class QuotaReservation:
+    """Hold the quota that one request has reserved, until `close` settles it with the tokens that the request used.
+
+    `reservation`: what was reserved, in Redis if `is_shared`, otherwise in this gateway's local quota. `num_reported`:
+    how many used tokens were reported to Redis. `levels`: what the tenant's buckets held after the admission. `limits`:
+    the limits that were applied. `_on_close` is called once, with the used tokens, or None where no worker has begun
+    the request."""
+
+    reservation: Reservation
+    levels: Levels
+    limits: QuotaLimits
+    _on_close: OnClose
+    is_shared: bool = field(kw_only=True)
+    num_reported: int = 0
+    _base: int = 0
+    _meter: Meter = lambda: None
+    _is_open: bool = True
+
+    def watch(self, meter: Meter) -> None:
+        """Set the function that returns the tokens that the request has used so far. Before this call the use counts as
+        None: no worker has begun the request."""
+        self._meter = meter
+
+    def close(self) -> None:
+        """Settle the reservation with the tokens that the request has used by now, as the function set by `watch`
+        returns them. A second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._on_close(self, self._meter())
+
+    def used(self, spent: TokenUsage | None) -> int | None:
+        """Return how many of the tokens that the request has `spent` count against this reservation.
+
+        Tokens that were settled under an earlier reservation of the request do not count. Returns None where no worker
+        has begun the request, which then costs nothing.
+        """
+        return None if spent is None else max(0, spent.total - self._base)
+
+    def used_so_far(self) -> int:
+        """Return how many tokens count against this reservation up to now; 0 where no worker has begun the request."""
+        return self.used(self._meter()) or 0
+
+    def reenter(self, name: str) -> None:
+        """Replace the reservation by a new one with the id `name` and the tokens not yet reported to Redis.
+
+        Called when Redis has lost the reservation or settled it with the tokens reported so far. The new reservation
+        does not count as a request and is granted even beyond the limits.
+        """
+        tokens = max(0, self.reservation.tokens - self.num_reported)
+        self._base += self.num_reported
+        self.num_reported = 0
+        self.reservation = Reservation(name, 0, tokens, force=True)
+
+
+class OutputLengthEstimator:
+    """Predict how many output tokens a tenant's requests use, as a moving average.
+
+    Most clients set `max_tokens` far above what they receive, and reserving all of it would block other requests of the
+    same tenant.
+    """
+
+    __slots__ = ("_mean",)
+
+    def __init__(self) -> None:
+        self._mean = FIRST_GUESS * _HISTORY
+
+    def estimate(self, num_prompt_tokens: int, max_output_tokens: int, tokens_per_minute: int) -> int:
+        """Return the tokens to reserve for a request: its prompt and its expected output, at most `max_output_tokens`
+        of output and `tokens_per_minute` (0: no limit) in total."""
+        tokens = num_prompt_tokens + min(max_output_tokens, self._mean // _HISTORY)
+        return min(tokens, tokens_per_minute) if tokens_per_minute else tokens
+
+    def learn(self, num_output_tokens: int) -> None:
+        """Add the output length of a request that has ended to the average."""
+        self._mean += num_output_tokens - self._mean // _HISTORY
 
 
 class TenantQuotaState:

@@ -19,7 +19,7 @@ from tandem.admission.quota import (
     refill,
     wait_ms,
 )
-from tandem.admission.usage_estimator import FIRST_GUESS, OutputLengthEstimator
+from tandem.admission.tenant_quota_state import FIRST_GUESS, OutputLengthEstimator
 
 TTL = 20_000
 

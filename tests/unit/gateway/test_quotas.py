@@ -14,9 +14,8 @@ from redis.asyncio import Redis
 
 from tandem.admission.quota import Reservation
 from tandem.admission.quota_errors import RateLimitedError
-from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import OPEN, Tenant
-from tandem.admission.usage_estimator import TokenUsage
+from tandem.admission.tenant_quota_state import QuotaReservation, TokenUsage
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.context.rate_limits import rate_limit_headers

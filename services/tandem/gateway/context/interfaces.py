@@ -10,8 +10,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import OPEN, Tenant
+from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.config import Pool
 from tandem.core.events import Finished, LaneYield, Pauses, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, WorkerId

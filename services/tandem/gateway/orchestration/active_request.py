@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-from tandem.admission.quota_reservation import QuotaReservation
+from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, LaneYield, Pauses, PromptLogprobs, Token
 from tandem.core.ids import RequestId

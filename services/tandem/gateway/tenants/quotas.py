@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 
 from tandem.admission.quota import QuotaLimits, Reservation, ReservationResult, capacity
 from tandem.admission.quota_errors import batch_exceeds_limit_error
-from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import Tenant
-from tandem.admission.tenant_quota_state import TenantQuotaState
-from tandem.admission.usage_estimator import TokenUsage
+from tandem.admission.tenant_quota_state import QuotaReservation, TenantQuotaState, TokenUsage
 from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.context.supervise import BackgroundLoop
