@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tandem.admission.quota import UNIT, Levels, QuotaLimits, Reservation, ReservationResult, TenantQuota, capacity
-from tandem.admission.quota_errors import RateLimitedError, exceeds_limit_error
 from tandem.core.ids import TenantId
 
 _NO_EXPIRY_MS = 2**62
@@ -146,9 +145,8 @@ class TenantQuotaState:
         use.
 
         Raises TandemError(INVALID_REQUEST) for a prompt that is longer than the tenant's tokens per minute."""
+        self.limits.check_prompt(num_prompt_tokens)
         per_minute = self.limits.tokens_per_minute
-        if 0 < per_minute < num_prompt_tokens:
-            raise exceeds_limit_error(self.limits, num_prompt_tokens)
         return Reservation(name, 1, self.output_lengths.estimate(num_prompt_tokens, max_output_tokens, per_minute))
 
     def enter(
@@ -159,8 +157,7 @@ class TenantQuotaState:
         `result`: the answer of Redis (`is_shared`) or of the local quota, under `limits`. `on_close`: called when the
         request ends; it must call `end`. Raises RateLimitedError where `result` refuses the reservation.
         """
-        if result.refused:
-            raise RateLimitedError(result, limits)
+        result.require_granted(limits)
         entry = QuotaReservation(demand, result.levels, limits, on_close, is_shared=is_shared)
         self.entries[demand.id] = entry
         return entry

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tandem.admission.quota import Reservation
-from tandem.admission.quota_errors import RateLimitedError
+from tandem.admission.quota import RateLimitedError, Reservation
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.tenant_quota_state import QuotaReservation, TokenUsage
 from tandem.core.errors import ErrorKind, TandemError

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tandem.admission.quota import QuotaLimits, Reservation, ReservationResult, capacity
-from tandem.admission.quota_errors import batch_exceeds_limit_error
 from tandem.admission.tenant import Tenant
 from tandem.admission.tenant_quota_state import QuotaReservation, TenantQuotaState, TokenUsage
 from tandem.core.clock import Clock
@@ -88,11 +87,8 @@ class TenantQuotas:
         the latest reply of Redis. May be called on any thread."""
         found: dict[tuple[str, ...], float] = {}
         for state in list(self._states.values()):
-            limits, levels = state.limits, state.levels
-            for name, level, limit in (
-                ("requests", levels.requests, limits.requests_per_minute),
-                ("tokens", levels.tokens, limits.tokens_per_minute),
-            ):
+            levels, limits = state.levels, state.limits
+            for name, level, limit in zip(levels._fields, levels, limits, strict=False):
                 if level is not None and limit:
                     found[state.tenant, name] = max(0, level) / capacity(limit)
         return found
@@ -102,9 +98,7 @@ class TenantQuotas:
         if len(sizes) > 1 and any(limits):
             output_lengths = self._state(tenant.id, limits).output_lengths
             charges = [output_lengths.estimate(prompt, output, limits.tokens_per_minute) for prompt, output in sizes]
-            error = batch_exceeds_limit_error(limits, charges)
-            if error is not None:
-                raise error
+            limits.check_batch(charges)
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation | None:
         if not any(tenant.limits):
