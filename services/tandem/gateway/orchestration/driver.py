@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import Context
 
-from tandem.admission.tenant_policy import apply_tenant_policy
+from tandem.admission.tenant import apply_tenant_policy
 from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
