@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from tandem.admission.queue_item import FlowKey
 from tandem.admission.request_queue import ModelFlow
+from tandem.admission.tenant_queue import FlowKey
 from tandem.core.ids import GatewayId, TenantId
 from tandem.core.lane import Lane
 from tandem.stores.lua_script import Script

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.admission.queue_item import FlowKey
 from tandem.admission.quota import QuotaLimits, Reservation
 from tandem.admission.request_queue import ModelFlow
+from tandem.admission.tenant_queue import FlowKey
 from tandem.core.ids import GatewayId, Incarnation, PlannerId, ServeId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.kv.kv_event_log import KVEventBatch

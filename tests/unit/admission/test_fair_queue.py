@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.admission.fair_queue import FairQueue
-from tandem.admission.queue_item import FlowKey, QueueItem
+from tandem.admission.tenant_queue import FlowKey, QueueItem
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
 
@@ -18,7 +18,7 @@ A, B, C = (TenantId(name) for name in "abc")
 def item(
     tenant: TenantId, num_tokens: int, *, lane: Lane = Lane.INTERACTIVE, weight: float = 1.0, priority: int = 0
 ) -> QueueItem:
-    return QueueItem(lane=lane, tenant=tenant, num_tokens=num_tokens, weight=weight, priority=priority)
+    return QueueItem(flow_key=FlowKey(lane, tenant), num_tokens=num_tokens, weight=weight, priority=priority)
 
 
 def queue_of(*tickets: tuple[str, QueueItem]) -> FairQueue:
@@ -168,9 +168,9 @@ def check_first(queue: FairQueue, waiting: dict[RequestId, tuple[QueueItem, int]
     if first is None:
         return
     one, number = waiting[first]
-    assert one.lane == min(t.lane for t, _ in waiting.values())
+    assert one.flow_key.lane == min(t.flow_key.lane for t, _ in waiting.values())
     ends: list[float] = []
-    for flow_key in {t.flow_key for t, _ in waiting.values() if t.lane == one.lane}:
+    for flow_key in {t.flow_key for t, _ in waiting.values() if t.flow_key.lane == one.flow_key.lane}:
         own = [(t, n) for t, n in waiting.values() if t.flow_key == flow_key]
         heads = [
             min(own, key=lambda w: (w[0].priority, w[1])),

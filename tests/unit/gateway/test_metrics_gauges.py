@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tandem.admission.queue_item import FlowKey
 from tandem.admission.quota import UNIT, QuotaLimits
 from tandem.admission.request_queue import ModelFlow
 from tandem.admission.tenant import Tenant
+from tandem.admission.tenant_queue import FlowKey
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed
