@@ -13,11 +13,10 @@ from typing import Protocol
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.config import Pool
-from tandem.core.events import Finished, LaneYield, Pauses, PromptLogprobs, Token
+from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.core.request_stages import Wait
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
@@ -67,26 +66,6 @@ class TokenStream(Protocol):
     @property
     def num_attempts(self) -> int:
         """Return how many times the request was placed on workers: 1 plus the number of retries."""
-        ...
-
-    @property
-    def pauses(self) -> Pauses:
-        """Return how often choices of the request were preempted and later resumed until now, and the total seconds
-        between these preemptions and resumptions."""
-        ...
-
-    @property
-    def yields(self) -> Sequence[LaneYield]:
-        """Return which sequences workers have preempted until now so that choices of this request got their seats and
-        KV blocks.
-
-        The result has one entry for each lane of the preempted sequences, with their number and what they lost."""
-        ...
-
-    @property
-    def waits(self) -> Sequence[Wait]:
-        """Return what the request has waited for: one entry for each stage and cause, in order. The entries cover the
-        time until the first token, or until the second token where two workers serve the request."""
         ...
 
     @property
@@ -236,8 +215,8 @@ class RequestDispatcher(Protocol):
     async def open(self, request: Request, caller: RequestContext, ledger: PhaseLedger) -> TokenStream:
         """Admit a request and return the stream of its output, without waiting for a placement.
 
-        `ledger` accounts for the time of the request, phase by phase, until it ends. Raises TandemError when the
-        request is refused; then no quota, queue or worker holds anything of it."""
+        `ledger` accounts for the time of the request, phase by phase, until it ends, and for its preemptions. Raises
+        TandemError when the request is refused; then no quota, queue or worker holds anything of it."""
         ...
 
 
