@@ -1,4 +1,4 @@
-"""Define the interfaces through which the HTTP and gRPC front ends use the dispatcher, quotas, prefixes and keys.
+"""Define the interfaces through which the HTTP and gRPC front ends use the dispatcher and API keys.
 
 The only implementation here is `AllowAll`, an authenticator that checks nothing.
 """
@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.admission.tenant import OPEN, Tenant
-from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.config import Pool
 from tandem.core.events import Finished, PromptLogprobs, Token
-from tandem.core.ids import BlockHash, WorkerId
+from tandem.core.ids import WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
-from tandem.orchestration.request_queue import Prefixes
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.shortages import Shortage
 
@@ -217,34 +215,6 @@ class RequestDispatcher(Protocol):
 
         `ledger` accounts for the time of the request, phase by phase, until it ends, and for its preemptions. Raises
         TandemError when the request is refused; then no quota, queue or worker holds anything of it."""
-        ...
-
-
-class Quotas(Protocol):
-    """Count the requests and tokens that tenants use, and refuse requests beyond their limits."""
-
-    def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
-        """Check several requests of one client call before `enter` is called for any of them.
-
-        `sizes`: for each request, a pair of the tokens of its prompt and the tokens of its longest output. Raises
-        TandemError(INVALID_REQUEST) where the tenant's limits could never admit all of them."""
-        ...
-
-    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation | None:
-        """Reserve the tokens that a request may use and return the reservation, which the caller must close, however
-        the request ends; None where the tenant has no limits.
-
-        `max_output_tokens` covers all choices. Raises TandemError(QUOTA), with the exceeded limit as its `reason`, or
-        TandemError(INVALID_REQUEST) where the request is larger than the tenant's tokens of a whole minute."""
-        ...
-
-
-class KnownPrefixes(Prefixes, Protocol):
-    """Look up which workers cache which leading blocks of a prompt."""
-
-    async def name(self, request: Request) -> Sequence[BlockHash]:
-        """Return the hashes by which the prefix index names the full blocks of the request's prompt, in order; empty
-        where no worker serves the model."""
         ...
 
 

@@ -20,12 +20,13 @@ from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffId, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Job, Request
-from tandem.gateway.context.interfaces import KnownPrefixes, Quotas
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.orchestration.demand import DemandCounter
+from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.gateway.telemetry.kv_flows import Flows
+from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.gateway.workers.pool_events import (
     PlacementsChanged,
     PoolEvent,
@@ -76,9 +77,9 @@ class RequestDriver:
         fleet: WorkerPool,
         config: GatewayConfig,
         clock: Clock,
-        quotas: Quotas | None,
+        quotas: TenantQuotas | None,
         targets: LatencyTargets = NO_TARGETS,
-        prefixes: KnownPrefixes | None = None,
+        prefixes: PrefixIndexClient | None = None,
     ) -> None:
         self._fleet = fleet
         self._clock = clock

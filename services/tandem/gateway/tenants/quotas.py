@@ -94,6 +94,10 @@ class TenantQuotas:
         return found
 
     def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
+        """Check several requests of one client call before `enter` is called for any of them.
+
+        `sizes`: for each request, a pair of the tokens of its prompt and the tokens of its longest output. Raises
+        TandemError(INVALID_REQUEST) where the tenant's limits could never admit all of them."""
         limits = tenant.limits
         if len(sizes) > 1 and any(limits):
             output_lengths = self._state(tenant.id, limits).output_lengths
@@ -101,6 +105,11 @@ class TenantQuotas:
             limits.check_batch(charges)
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation | None:
+        """Reserve the tokens that a request may use and return the reservation, which the caller must close, however
+        the request ends; None where the tenant has no limits.
+
+        `max_output_tokens` covers all choices. Raises TandemError(QUOTA), with the exceeded limit as its `reason`, or
+        TandemError(INVALID_REQUEST) where the request is larger than the tenant's tokens of a whole minute."""
         if not any(tenant.limits):
             return None
         state = self._state(tenant.id, tenant.limits)
