@@ -72,9 +72,7 @@ class DemandPublisher:
         self._clock = clock
         self._began = clock.now()
         self._loop = BackgroundLoop("publishing of demand", self._publish)
-
-    async def start(self) -> None:
-        self._loop.start()
+        self.start = self._loop.start
 
     async def stop(self) -> None:
         """Stop publishing and delete this gateway's record, so that planners no longer count its requests."""

@@ -115,7 +115,7 @@ class RequestDriver:
 
     async def start(self) -> None:
         for loop in self._loops:
-            loop.start()
+            await loop.start()
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests and wait until the open ones have ended, at most `timeout_s` seconds.

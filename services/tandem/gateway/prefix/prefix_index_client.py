@@ -66,9 +66,7 @@ class PrefixIndexClient:
         self._load_at = 0.0
         self.is_reachable = True
         self._loop = BackgroundLoop("following the prefix index", self._step)
-
-    async def start(self) -> None:
-        self._loop.start()
+        self.start = self._loop.start
 
     async def stop(self) -> None:
         await self._loop.stop()

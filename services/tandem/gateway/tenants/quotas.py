@@ -56,11 +56,9 @@ class TenantQuotas:
         self._unsettled: list[_PendingSettlement] = []
         self._posted: set[asyncio.Future[Any]] = set()
         self._loop = BackgroundLoop("the quota heartbeat", self._beat)
+        self.start = self._loop.start
         self._lost = asyncio.Event()
         self.is_reachable = True
-
-    async def start(self) -> None:
-        self._loop.start()
 
     async def stop(self) -> None:
         """Stop the heartbeat, wait for the settlements that are being sent, and send the failed ones once more. Redis

@@ -84,11 +84,9 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         self._serves_since: float | None = None
         """Since when requests can be served, if only on one worker each; None while they cannot."""
         self._loop = BackgroundLoop("worker discovery", self._search)
+        self.start = self._loop.start
         self._discovery_error: str | None = None
         """Why workers cannot be listed; None where they can."""
-
-    async def start(self) -> None:
-        self._loop.start()
 
     async def stop(self) -> None:
         await self._loop.stop()
