@@ -60,9 +60,6 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._flow_key_of)
 
-    def __contains__(self, key: RequestId) -> bool:
-        return key in self._flow_key_of
-
     def num_waiting(self, lane: Lane) -> int:
         """Return the number of waiting requests of one lane."""
         return self._num_waiting[lane]
@@ -155,13 +152,6 @@ class FairQueue:
         flow.counter += num_tokens / flow.weight
         if num_tokens < 0:
             self._rank(flow)
-
-    def counter(self, flow_key: FlowKey) -> float:
-        """Return the fairness counter of a tenant in a lane: tokens charged divided by the tenant's weight.
-
-        Only differences between counters are meaningful.
-        """
-        return self._flow(flow_key).counter
 
     def services_of_waiting(self) -> Mapping[FlowKey, float]:
         """Return, for each tenant and lane with waiting requests, the tokens that all gateways have charged so far,

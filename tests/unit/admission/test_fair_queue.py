@@ -178,9 +178,9 @@ def check_first(queue: FairQueue, waiting: dict[RequestId, tuple[QueueItem, int]
         ]
         if flow_key == one.flow_key:
             assert (one, number) in heads, "neither the oldest nor the shortest of the most urgent"
-        ends.append(min(queue.counter(flow_key) + t.num_tokens / t.weight for t, _ in heads))
+        ends.append(min(queue._flow(flow_key).counter + t.num_tokens / t.weight for t, _ in heads))
     longest = max(t.num_tokens / t.weight for t, _ in waiting.values())
-    assert queue.counter(one.flow_key) + one.num_tokens / one.weight <= min(ends) + longest + 1e-6
+    assert queue._flow(one.flow_key).counter + one.num_tokens / one.weight <= min(ends) + longest + 1e-6
 
 
 @given(OPERATIONS)
@@ -267,6 +267,6 @@ def test_a_tenant_that_was_served_more_has_more_ahead() -> None:
     queue = queue_of(("a1", item(A, 500)))
     queue.pop(RequestId("a1"))
     queue.push(RequestId("b1"), item(B, 300))
-    assert queue.counter(item(A, 1).flow_key) > queue.counter(item(B, 1).flow_key)
+    assert queue._flow(item(A, 1).flow_key).counter > queue._flow(item(B, 1).flow_key).counter
     assert queue.num_ahead(item(A, 100)) == 300
     assert queue.num_ahead(item(C, 100)) == 100
