@@ -50,6 +50,7 @@ class ModelRegistry:
 
     def __init__(self, url: str, namespace: str, *, health: RedisHealth | None = None) -> None:
         self._redis = RedisClient(url, store="models", health=health)
+        self.close = self._redis.aclose
         self._key = f"{{{namespace}:models}}"
 
     async def publish(self, record: ModelRecord) -> None:
@@ -67,6 +68,3 @@ class ModelRegistry:
             except ValueError as error:
                 _log.warning("a record of a model in Redis is ignored: %s", error)
         return tuple(sorted(found, key=lambda record: record.name))
-
-    async def close(self) -> None:
-        await self._redis.aclose()

@@ -89,6 +89,7 @@ class IndexWriter:
 
     def __init__(self, url: str, namespace: str, worker: WorkerRef, *, health: RedisHealth | None = None) -> None:
         self._redis = RedisClient(url, store="index", health=health)
+        self.close = self._redis.aclose
         self._worker = worker
         self._stream = _stream(namespace, shard_of(worker.id))
         self._snapshot_key = _snapshot_key(namespace, worker.id)
@@ -126,9 +127,6 @@ class IndexWriter:
         """Delete the snapshot of a worker that shuts down."""
         await self._redis.execute("DEL", self._snapshot_key)
 
-    async def close(self) -> None:
-        await self._redis.aclose()
-
     def _requested_number(self, request: bytes | None) -> int:
         """Return the number of events in a request; 0 if there is none for this incarnation of the worker."""
         incarnation, _, number = (request or b"").partition(b":")
@@ -145,6 +143,7 @@ class IndexReader:
 
     def __init__(self, url: str, namespace: str, *, health: RedisHealth | None = None) -> None:
         self._redis = RedisClient(url, store="index", health=health)
+        self.close = self._redis.aclose
         self._namespace = namespace
         self._streams = [_stream(namespace, shard) for shard in range(NUM_SHARDS)]
         self._after = [b"0-0"] * NUM_SHARDS
@@ -194,9 +193,6 @@ class IndexReader:
         """
         key = _request_key(self._namespace, worker.id)
         await self._redis.execute("SET", key, f"{worker.incarnation}:{number}", "PX", _ms(REQUEST_TTL_S))
-
-    async def close(self) -> None:
-        await self._redis.aclose()
 
     def _readable(self, raws: Iterable[bytes]) -> list[WorkerKVEvents]:
         entries: list[WorkerKVEvents] = []

@@ -47,6 +47,7 @@ class RedisQuotas:
         self._namespace = namespace
         self._now_ms = now_ms
         self._calls = ScriptPipeline(RedisClient(url, answer_s, store="quota", health=health), "quota")
+        self.close = self._calls.close
 
     def reserve(
         self, tenant: TenantId, limits: QuotaLimits, reservation: Reservation
@@ -81,10 +82,6 @@ class RedisQuotas:
         """
         return self._call(tenant, "settle", limits, name, "" if used is None else used)
 
-    async def close(self) -> None:
-        """Wait for the calls in progress, then close the connections."""
-        await self._calls.close()
-
     def _call(self, tenant: TenantId, verb: str, limits: QuotaLimits, *arguments: Argument) -> asyncio.Future[Any]:
         now: Argument = "" if self._now_ms is None else self._now_ms()
         return self._calls.call(self._keys(tenant), [verb, *limits, round(self.ttl_s * 1000), now, *arguments])
@@ -112,6 +109,7 @@ class GatewayRegistry:
         self._ttl_ms = round(ttl_s * 1000)
         self._keys = [f"{{{namespace}:gateways}}:roll"]
         self._calls = ScriptPipeline(RedisClient(url, store="roll", health=health), "roll")
+        self.close = self._calls.close
 
     async def beat(self, gateway: GatewayId) -> int:
         """Register `gateway` or renew its entry, and return how many gateways are registered, `gateway` included."""
@@ -120,7 +118,3 @@ class GatewayRegistry:
     async def withdraw(self, gateway: GatewayId) -> int:
         """Remove the entry of `gateway`, and return how many gateways are still registered."""
         return int(await self._calls.call(self._keys, [gateway, 0]))
-
-    async def close(self) -> None:
-        """Wait for the calls in progress, then close the connections."""
-        await self._calls.close()

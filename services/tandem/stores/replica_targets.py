@@ -66,6 +66,7 @@ class ReplicaTargets:
 
     def __init__(self, url: str, namespace: str, *, hold_s: float = 15.0, health: RedisHealth | None = None) -> None:
         self._redis = RedisClient(url, store="targets", health=health)
+        self.close = self._redis.aclose
         self._namespace = namespace
         self._hold_ms = round(hold_s * 1000)
         self._publish = Script(self._redis, "target")
@@ -118,9 +119,6 @@ class ReplicaTargets:
             role, _, serve = key.decode().partition(" ")
             found.setdefault(role, {})[ServeId(serve)] = int(number)
         return found
-
-    async def close(self) -> None:
-        await self._redis.aclose()
 
     def _keys(self, model: str) -> list[str]:
         return [f"{self._prefix(model)}:{part}" for part in ("replicas", "planner")]

@@ -30,6 +30,7 @@ class ServiceCounters:
 
     def __init__(self, url: str, namespace: str, gateway: GatewayId, *, health: RedisHealth | None = None) -> None:
         self._redis = RedisClient(url, store="service", health=health)
+        self.close = self._redis.aclose
         self._gateway = gateway
         # Redis Cluster hashes only the part in braces, so all keys share one slot.
         self._keys = [f"{{{namespace}:service}}:{name}" for name in ("totals", "lapse")]
@@ -55,9 +56,6 @@ class ServiceCounters:
         if self._is_first:
             self._is_first, fresh = False, []
         return fresh
-
-    async def close(self) -> None:
-        await self._redis.aclose()
 
     def _changes(self, gateway: str, totals: dict[ModelFlow, int]) -> Iterator[tuple[ModelFlow, int]]:
         known = self._others.setdefault(gateway, {})

@@ -98,6 +98,7 @@ class WorkerRegistry:
     ) -> None:
         self.ttl_s = ttl_s
         self._redis = RedisClient(url, store="registry", health=health)
+        self.close = self._redis.aclose
         # Redis Cluster hashes only the part in braces, so all keys share one slot.
         self._keys = [f"{{{namespace}:workers}}:{name}" for name in ("records", "lapse", "version", "roles")]
         self._publish = Script(self._redis, "publish")
@@ -159,10 +160,6 @@ class WorkerRegistry:
                     _log.warning("a worker in the registry is ignored, because its record is unreadable: %s", error)
         self._unreadable = frozenset(unreadable)
         return tuple(sorted(found, key=lambda record: record.worker))
-
-    async def close(self) -> None:
-        """Close the connections. Entries stay until they expire."""
-        await self._redis.aclose()
 
 
 async def keep_registered(registry: WorkerRegistry, record: WorkerRecord, on_role: Callable[[str], None]) -> None:
