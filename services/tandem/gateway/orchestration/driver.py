@@ -232,9 +232,6 @@ class RequestDriver:
                 try:
                     self._execute(self.director.on_worker_events(worker, events, now))
                 except Exception:
-                    log.exception(
-                        "the gateway failed to process an update of worker %s and opens its stream again", worker
-                    )
                     self._fleet.reopen(worker)
                 if freed is not None:
                     self._execute(self.director.on_capacity(freed, now))

@@ -105,10 +105,7 @@ class WorkerPool(KnownWorkers[WorkerLink]):
                     try:
                         report = self._apply_update(event)
                     except Exception:
-                        log.exception(
-                            "the gateway failed to process an update of worker %s and opens its stream again", link.ref
-                        )
-                        link.reopen()
+                        self.reopen(link.ref)
                         continue
                     if report.events or report.freed is not None:
                         yield report
@@ -290,8 +287,9 @@ class WorkerPool(KnownWorkers[WorkerLink]):
             link.send_order(order)
 
     def reopen(self, worker: WorkerRef) -> None:
-        """Open the worker's Watch stream again, so that it resends an update that could not be processed; does nothing
-        where the worker is gone."""
+        """Log the exception that is being handled, and open the worker's Watch stream again, unless the worker is gone,
+        so that it resends the update that could not be processed."""
+        log.exception("the gateway failed to process an update of worker %s and opens its stream again", worker)
         link = self.find(worker)
         if link is not None:
             link.reopen()
