@@ -49,11 +49,6 @@ class TargetRecord:
         """Return the stored form of the record."""
         return msgspec.json.encode({"schema": SCHEMA, **asdict(self)}).decode()
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> TargetRecord:
-        """Parse a stored record. Raises ValueError where this version cannot read it."""
-        return decode_record(text, cls, SCHEMA)
-
 
 class ReplicaTargets:
     """Keep in Redis the targets that planners publish, and the numbers of workers that each Ray Serve instance deploys
@@ -93,7 +88,7 @@ class ReplicaTargets:
         """Return the target of a model; None where there is none or this version cannot read it."""
         text = await self._redis.execute("GET", self._keys(model)[0])
         try:
-            return None if text is None else TargetRecord.from_json(text)
+            return None if text is None else decode_record(text, TargetRecord, SCHEMA)
         except ValueError:
             return None
 

@@ -53,15 +53,17 @@ class PrefixIndexClient:
 
     `reader`: reads the index from Redis; this object closes it in `stop`. `scope`: selects the workers and models that
     the copy covers. `stride`: only every `stride`-th block of a prompt is kept, so hits are multiples of `stride`
-    blocks. `is_reachable`: whether the last read of Redis succeeded. `false_hits`: counts the prompt tokens that were
-    predicted to be cached on a worker, and those of them that were not. Callers must not change these two attributes.
+    blocks. `table`: the blocks that each worker caches. `is_reachable`: whether the last read of Redis succeeded.
+    `false_hits`: counts the prompt tokens that were predicted to be cached on a worker, and those of them that were
+    not. Callers must not change these three attributes.
     """
 
     def __init__(self, reader: IndexReader, scope: PrefixIndexScope, stride: int, clock: Clock) -> None:
         self._reader = reader
         self._scope = scope
         self._clock = clock
-        self._mirror = KVIndexer(PrefixTable(stride))
+        self.table = PrefixTable(stride)
+        self._mirror = KVIndexer(self.table)
         self.false_hits = PrefixAccuracy()
         self._load_at = 0.0
         self.is_reachable = True
@@ -74,17 +76,12 @@ class PrefixIndexClient:
 
     # ---- lookups
 
-    @property
-    def table(self) -> PrefixTable:
-        """Return the table of the blocks that each worker caches; callers must not change it."""
-        return self._mirror.table
-
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
         """Return how many leading blocks of a prompt each worker holds; workers that hold none are left out.
 
         `hashes`: the hashes of the prompt's blocks, in order.
         """
-        return self._mirror.table.match(hashes)
+        return self.table.match(hashes)
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
         """Return the hashes by which the prefix index names the full blocks of the request's prompt, in order; empty
