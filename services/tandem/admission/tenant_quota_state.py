@@ -90,46 +90,23 @@ class QuotaReservation:
         self.reservation = Reservation(name, 0, tokens, force=True)
 
 
-class OutputLengthEstimator:
-    """Predict how many output tokens a tenant's requests use, as a moving average.
-
-    Most clients set `max_tokens` far above what they receive, and reserving all of it would block other requests of the
-    same tenant.
-    """
-
-    __slots__ = ("_mean",)
-
-    def __init__(self) -> None:
-        self._mean = FIRST_GUESS * _HISTORY
-
-    def estimate(self, num_prompt_tokens: int, max_output_tokens: int, tokens_per_minute: int) -> int:
-        """Return the tokens to reserve for a request: its prompt and its expected output, at most `max_output_tokens`
-        of output and `tokens_per_minute` (0: no limit) in total."""
-        tokens = num_prompt_tokens + min(max_output_tokens, self._mean // _HISTORY)
-        return min(tokens, tokens_per_minute) if tokens_per_minute else tokens
-
-    def learn(self, num_output_tokens: int) -> None:
-        """Add the output length of a request that has ended to the average."""
-        self._mean += num_output_tokens - self._mean // _HISTORY
-
-
 class TenantQuotaState:
     """Hold one tenant's open reservations (`entries`, by id) at this gateway, and its local quota while Redis is
     unreachable.
 
     `limits`: the tenant's own limits. `levels`: what its buckets in Redis held at the time `levels_at_ms`.
-    `output_lengths` estimates the output of its requests. `used_at_ms`: the time of its latest request. Local mode
-    (`is_local`) begins with the tenant's first request while Redis is unreachable and ends with the next heartbeat that
-    reaches Redis."""
+    `used_at_ms`: the time of its latest request. Local mode (`is_local`) begins with the tenant's first request while
+    Redis is unreachable and ends with the next heartbeat that reaches Redis."""
 
     def __init__(self, tenant: TenantId, limits: QuotaLimits) -> None:
         self.tenant = tenant
         self.limits = limits
         self.levels = Levels()
-        self.output_lengths = OutputLengthEstimator()
         self.entries: dict[str, QuotaReservation] = {}
         self.levels_at_ms = 0
         self.used_at_ms = 0
+        self._recent_output = FIRST_GUESS * _HISTORY
+        """Output tokens of about the last _HISTORY requests together."""
         self._local_quota: TenantQuota | None = None
         self._local_limits = QuotaLimits()
         self._num_requests = 0
@@ -146,8 +123,17 @@ class TenantQuotaState:
 
         Raises TandemError(INVALID_REQUEST) for a prompt that is longer than the tenant's tokens per minute."""
         self.limits.check_prompt(num_prompt_tokens)
-        per_minute = self.limits.tokens_per_minute
-        return Reservation(name, 1, self.output_lengths.estimate(num_prompt_tokens, max_output_tokens, per_minute))
+        return Reservation(name, 1, self.estimate(num_prompt_tokens, max_output_tokens))
+
+    def estimate(self, num_prompt_tokens: int, max_output_tokens: int) -> int:
+        """Return the tokens to reserve for a request: its prompt and its expected output, at most `max_output_tokens`
+        of output and the tenant's tokens per minute in total.
+
+        The expected output is a moving average over the tenant's requests. Most clients set `max_tokens` far above what
+        they receive, and reserving all of it would block other requests of the same tenant.
+        """
+        tokens = num_prompt_tokens + min(max_output_tokens, self._recent_output // _HISTORY)
+        return min(tokens, self.limits.tokens_per_minute or tokens)
 
     def enter(
         self, demand: Reservation, result: ReservationResult, limits: QuotaLimits, on_close: OnClose, *, is_shared: bool
@@ -179,7 +165,7 @@ class TenantQuotaState:
         """
         del self.entries[entry.reservation.id]
         if spent is not None:
-            self.output_lengths.learn(spent.output)
+            self._recent_output += spent.output - self._recent_output // _HISTORY
         used = entry.used(spent)
         self._settle_locally(entry, used, now_ms)
         return used
@@ -206,14 +192,10 @@ class TenantQuotaState:
             known = zip(self.levels, self._local_limits, strict=False)
             levels = [None if level is None else min(level // num_gateways, capacity(limit)) for level, limit in known]
             self._local_quota = TenantQuota(Levels(*levels), self.levels_at_ms)
-            for entry in self.entries.values():
+            for name in self.entries:
                 # Redis has charged its requests and tokens; here it counts towards the concurrency limit only.
-                self._local_quota.reserve(
-                    Reservation(entry.reservation.id, 0, 0, force=True),
-                    self._local_limits,
-                    self.levels_at_ms,
-                    _NO_EXPIRY_MS,
-                )
+                held = Reservation(name, 0, 0, force=True)
+                self._local_quota.reserve(held, self._local_limits, self.levels_at_ms, _NO_EXPIRY_MS)
         return self._local_limits, self._local_quota
 
     def _settle_locally(self, entry: QuotaReservation, used: int | None, now_ms: int) -> None:

@@ -98,9 +98,8 @@ class TenantQuotas:
         TandemError(INVALID_REQUEST) where the tenant's limits could never admit all of them."""
         limits = tenant.limits
         if len(sizes) > 1 and any(limits):
-            output_lengths = self._state(tenant.id, limits).output_lengths
-            charges = [output_lengths.estimate(prompt, output, limits.tokens_per_minute) for prompt, output in sizes]
-            limits.check_batch(charges)
+            state = self._state(tenant.id, limits)
+            limits.check_batch([state.estimate(prompt, output) for prompt, output in sizes])
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation | None:
         """Reserve the tokens that a request may use and return the reservation, which the caller must close, however
