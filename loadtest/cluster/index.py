@@ -30,8 +30,7 @@ from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.kv.kv_event_log import KVEventLog
 from tandem.routing.kv_indexer import WorkerKVEvents
 from tandem.stores.embedded_redis import EmbeddedServer
-from tandem.stores.index_format import IndexSnapshot
-from tandem.stores.prefix_index import IndexReader, IndexWriter
+from tandem.stores.prefix_index import IndexReader, IndexSnapshot, IndexWriter
 
 LOOK_S = 0.001
 COST_STEPS = 500

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from loadtest.common.stats import percentile
 from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway.prefix.block_hashes import hash_prompt_blocks
+from tandem.gateway.prefix.prefix_index_client import hash_prompt_blocks
 from tandem.kv.compact_block_set import CompactBlockSet
 from tandem.kv.hashing import chain_hashes, root_hash
 from tandem.kv.kv_event_codec import DEVICE, short_hash

@@ -19,8 +19,7 @@ from tandem.core.ids import WorkerRef
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.routing.kv_indexer import KVIndexer
 from tandem.routing.prefix_index import PrefixTable
-from tandem.stores.index_format import unpack_entry
-from tandem.stores.prefix_index import NUM_SHARDS, READ_ENTRIES, IndexReader
+from tandem.stores.prefix_index import NUM_SHARDS, READ_ENTRIES, IndexReader, unpack_entry
 
 LOOK_S = 0.002
 """Seconds between two checks whether a fact is visible, which is the resolution of the staleness."""

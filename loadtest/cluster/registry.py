@@ -22,9 +22,7 @@ from redis.asyncio import Redis
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S
 from tandem.stores.embedded_redis import EmbeddedServer
-from tandem.stores.registry_heartbeat import BEATS_PER_TTL
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import DEFAULT_TTL_S, WorkerRegistry
+from tandem.stores.worker_registry import BEATS_PER_TTL, DEFAULT_TTL_S, WorkerRecord, WorkerRegistry
 
 REPEATS = 15
 

@@ -11,11 +11,10 @@ from loadtest.common.model import model_directory
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import ModelConfig
 from tandem.core.errors import TandemError
-from tandem.core.events import NO_PAUSES, Finished, FinishReason, LaneYield, Pauses, PromptLogprobs, SampledToken, Token
+from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import JobKey
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.core.request_stages import Wait
 from tandem.gateway.context.interfaces import KVBlocks, ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.orchestration.active_request import EventQueue
@@ -73,18 +72,6 @@ class InstantStream:
     @property
     def num_attempts(self) -> int:
         return 1
-
-    @property
-    def pauses(self) -> Pauses:
-        return NO_PAUSES
-
-    @property
-    def yields(self) -> Sequence[LaneYield]:
-        return ()
-
-    @property
-    def waits(self) -> Sequence[Wait]:
-        return ()
 
     @property
     def has_more(self) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 import uvloop
 
 from tandem.core.config import Config, GatewayConfig, RedisConfig
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
 from tandem.gateway import main as program
 from tandem.gateway.main import Gateway
 
@@ -43,7 +43,7 @@ class DoorGateway(Gateway):
 
 
 async def _serve(config: Config, switch: Switch | None) -> None:
-    gateway = DoorGateway(config)
+    gateway = DoorGateway(config, GatewayId("door"))
     await gateway.start()
     async with asyncio.timeout(30):
         while gateway._dispatcher.ready() is not None:  # noqa: ASYNC110 - it tells nobody

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tandem.admission.quota import MAX_BACK_MS, MAX_SWEEP, Levels, QuotaLimits, Reservation, TenantQuota
-from tandem.admission.token_bucket import UNIT, capacity
+from tandem.admission.quota import MAX_BACK_MS, MAX_SWEEP, UNIT, Levels, QuotaLimits, Reservation, TenantQuota, capacity
 from tandem.core.ids import TenantId
 from tandem.stores.quota_store import RedisQuotas
 from tests.effort import effort

@@ -10,11 +10,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.admission.quota import QuotaLimits, Reservation, ReservationResult, TenantQuota
-from tandem.admission.quota_reservation import QuotaReservation
+from tandem.admission.quota import UNIT, QuotaLimits, Reservation, ReservationResult, TenantQuota, capacity
 from tandem.admission.tenant import Tenant
-from tandem.admission.token_bucket import UNIT, capacity
-from tandem.admission.usage_estimator import TokenUsage
+from tandem.admission.tenant_quota_state import QuotaReservation, TokenUsage
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.tenants.quotas import TenantQuotas

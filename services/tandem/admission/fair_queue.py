@@ -34,8 +34,7 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping, Set
 
-from tandem.admission.queue_item import FlowKey, QueueItem
-from tandem.admission.tenant_queue import TenantQueue
+from tandem.admission.tenant_queue import FlowKey, QueueItem, TenantQueue
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import ALL_LANES, Lane
 
@@ -61,9 +60,6 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._flow_key_of)
 
-    def __contains__(self, key: RequestId) -> bool:
-        return key in self._flow_key_of
-
     def num_waiting(self, lane: Lane) -> int:
         """Return the number of waiting requests of one lane."""
         return self._num_waiting[lane]
@@ -78,7 +74,7 @@ class FairQueue:
         """
         flow = self._flow(item.flow_key)
         if not flow.waiting:
-            flow.lift(self._virtual[item.lane])
+            flow.lift(self._virtual[item.flow_key.lane])
         self._num_pushed += 1
         self._enter(key, item, self._num_pushed)
         return self._num_pushed
@@ -157,13 +153,6 @@ class FairQueue:
         if num_tokens < 0:
             self._rank(flow)
 
-    def counter(self, flow_key: FlowKey) -> float:
-        """Return the fairness counter of a tenant in a lane: tokens charged divided by the tenant's weight.
-
-        Only differences between counters are meaningful.
-        """
-        return self._flow(flow_key).counter
-
     def services_of_waiting(self) -> Mapping[FlowKey, float]:
         """Return, for each tenant and lane with waiting requests, the tokens that all gateways have charged so far,
         divided by the tenant's weight."""
@@ -179,8 +168,8 @@ class FairQueue:
         their lane is one of these. The time of a call grows with the number of tenants, and with the number of
         different prompt lengths, rounded as in `TenantQueue.num_ahead`, among the requests of the new request's tenant.
         """
-        own_flow = self._flows.get(item.flow_key)
-        counter = self._virtual[item.lane] if own_flow is None or not own_flow.waiting else own_flow.counter
+        own_flow, lane = self._flows.get(item.flow_key), item.flow_key.lane
+        counter = self._virtual[lane] if own_flow is None or not own_flow.waiting else own_flow.counter
         if own_flow is not None:
             counter = max(counter, own_flow.counter)
         num_own_ahead = 0 if own_flow is None else own_flow.num_ahead(item)
@@ -189,9 +178,9 @@ class FairQueue:
         for flow in self._flows.values():
             if flow is own_flow:
                 num_ahead += num_own_ahead
-            elif flow.flow_key.lane < item.lane and flow.flow_key.lane in rivals:
+            elif flow.flow_key.lane < lane and flow.flow_key.lane in rivals:
                 num_ahead += flow.num_tokens
-            elif flow.flow_key.lane is item.lane:
+            elif flow.flow_key.lane is lane:
                 num_ahead += min(flow.num_tokens, max(0.0, (end - flow.counter) * flow.weight))
         return int(num_ahead)
 
@@ -236,7 +225,7 @@ class FairQueue:
         flow = self._flow(item.flow_key)
         flow.enter(key, item, number)
         self._flow_key_of[key] = item.flow_key
-        self._num_waiting[item.lane] += 1
+        self._num_waiting[item.flow_key.lane] += 1
         self._rank(flow)
 
     def _flow(self, flow_key: FlowKey) -> TenantQueue:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tandem.admission.queue_item import FlowKey
+from tandem.admission.tenant_queue import FlowKey
 from tandem.core.lane import Lane
 
 WINDOW_S = 60.0

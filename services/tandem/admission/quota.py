@@ -5,21 +5,31 @@ cannot reach Redis keeps a `TenantQuota` of its own. A reservation takes the tok
 The gateway that made it renews it with the tokens used so far, and settles it with the final use: the rest is returned,
 or more is taken, into debt if necessary. A reservation that is not renewed in time is settled with the last reported
 use by the next call on the quota.
+
+A bucket holds a minute's worth and fills evenly. Its level is counted in units of 1/60,000: then a limit of L per
+minute adds exactly L units per millisecond, without fractions or rounding drift. A level may be negative: a debt, which
+must be refilled first. Redis's numbers are exact up to 2^53, which `MAX_LIMIT` keeps far away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem.admission.token_bucket import UNIT, capacity, refill, wait_ms
+from tandem.core.errors import ErrorKind, TandemError
 
+UNIT = 60_000
+"""Units of a level that one request or one token takes."""
+MAX_LIMIT = 10**9
+"""Largest limit per minute."""
 MAX_SWEEP = 256
 """Expired reservations that one call settles; the next call continues."""
 MAX_BACK_MS = 60_000
 """A clock that jumps back further was set deliberately: waiting until it catches up would starve the tenant."""
 REQUESTS, TOKENS, CONCURRENCY = "requests_per_minute", "tokens_per_minute", "concurrency"
+_WORDS = {REQUESTS: "requests per minute", TOKENS: "tokens per minute", CONCURRENCY: "requests at once"}
+"""The limits, in the order of `QuotaLimits`, as errors name them."""
 
 
 class QuotaLimits(NamedTuple):
@@ -33,10 +43,42 @@ class QuotaLimits(NamedTuple):
         """Return these limits divided by `parts`, each at least 1; a limit of 0, which means no limit, stays 0."""
         return QuotaLimits(*(max(1, limit // parts) if limit else 0 for limit in self))
 
+    def check_prompt(self, num_tokens: int) -> None:
+        """Raise TandemError(INVALID_REQUEST) for a prompt of `num_tokens` tokens that is longer than the tokens per
+        minute.
+
+        Its HTTP status is not 429, because clients would retry, and the prompt can never be admitted.
+        """
+        if 0 < self.tokens_per_minute < num_tokens:
+            limit = self.tokens_per_minute
+            message = f"the prompt has {num_tokens} tokens, more than the {limit} per minute of this key"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason=TOKENS)
+
+    def check_batch(self, charges: Sequence[int]) -> None:
+        """Raise TandemError(INVALID_REQUEST) for a request with several prompts that even an unused quota would not
+        admit.
+
+        `charges`: for each prompt, the tokens that it would reserve; the prompts are admitted all or none. To be
+        admitted, the client has to send fewer prompts, or, if the limit on tokens is exceeded, a smaller `max_tokens`;
+        waiting does not help.
+        """
+        num_prompts = len(charges)
+        for name, limit in ((REQUESTS, self.requests_per_minute), (CONCURRENCY, self.max_concurrency)):
+            if 0 < limit < num_prompts:
+                allowed = f"this key may have {limit} {_WORDS[name]}"
+                message = f"{num_prompts} prompts count as {num_prompts} requests, and {allowed}"
+                raise TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason=name)
+        if 0 < self.tokens_per_minute < sum(charges):
+            message = (
+                f"the {num_prompts} prompts and the output that is expected of them reserve {sum(charges)} tokens, "
+                f"and this key may use {self.tokens_per_minute} per minute"
+            )
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason=TOKENS)
+
 
 class Levels(NamedTuple):
-    """Describe what remains in a tenant's two buckets, in units of `1 / token_bucket.UNIT` of a request or a token;
-    negative for a debt.
+    """Describe what remains in a tenant's two buckets, in units of `1 / UNIT` of a request or a token; negative
+    for a debt.
 
     `requests`, `tokens`: the level of each bucket; None where the tenant has no such limit.
     """
@@ -69,6 +111,11 @@ class ReservationResult(NamedTuple):
     levels: Levels
     refused: str = ""
     wait_ms: int = 0
+
+    def require_granted(self, limits: QuotaLimits) -> None:
+        """Raise RateLimitedError where the reservation was refused under `limits`."""
+        if self.refused:
+            raise RateLimitedError(self, limits)
 
 
 @dataclass(slots=True)
@@ -215,3 +262,42 @@ def _level(level: int | None, limit: int, elapsed_ms: int, added: int) -> int | 
     if not limit:
         return None
     return capacity(limit) if level is None else refill(level + added * UNIT, limit, elapsed_ms)
+
+
+def capacity(limit: int) -> int:
+    """Return the level of a full bucket, in units, for a `limit` per minute."""
+    return limit * UNIT
+
+
+def refill(level: int, limit: int, elapsed_ms: int) -> int:
+    """Return the level, in units, of a bucket that had `level` units before it was refilled for `elapsed_ms`
+    milliseconds.
+
+    `limit`: the bucket's limit per minute, which determines how fast it fills; the result is at most the level of a
+    full bucket.
+    """
+    return min(capacity(limit), level + limit * elapsed_ms)
+
+
+def wait_ms(level: int, limit: int, needed: int) -> int:
+    """Return the milliseconds until a bucket at `level` units reaches `needed` units; 0 when it already has.
+
+    `limit`: the bucket's limit per minute. `needed` must not exceed the capacity.
+    """
+    return max(0, -((level - needed) // limit))
+
+
+class RateLimitedError(TandemError):
+    """Error (QUOTA) for a request that a limit of its tenant's quota does not allow now, with the time after which the
+    client may retry.
+
+    `levels`: what remained in the tenant's buckets when the request was refused. `limits`: the limits that were
+    applied. The response's rate limit headers contain both."""
+
+    def __init__(self, result: ReservationResult, limits: QuotaLimits) -> None:
+        limit = dict(zip(_WORDS, limits, strict=True))[result.refused]
+        wait_s = result.wait_ms / 1000 or 1.0
+        message = f"your tenant's limit of {limit} {_WORDS[result.refused]} is reached; retry in {wait_s:.3g} s"
+        super().__init__(ErrorKind.QUOTA, message, retry_after_s=wait_s, reason=result.refused)
+        self.levels = result.levels
+        self.limits = limits

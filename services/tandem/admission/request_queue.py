@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tandem.admission.fair_queue import FairQueue
 from tandem.admission.fairness_window import PERIOD_S, FairnessWindow
-from tandem.admission.queue_item import FlowKey, QueueItem
+from tandem.admission.tenant_queue import FlowKey, QueueItem
 from tandem.core.ids import RequestId
 from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Request
@@ -107,9 +107,7 @@ class RequestQueue:
         """
         flow_key = FlowKey(request.lane, request.tenant)
         num_tokens = max(1, round(len(request.prompt_tokens) * self._uncached.get(flow_key, 1.0)))
-        return QueueItem(
-            lane=request.lane, tenant=request.tenant, num_tokens=num_tokens, weight=weight, priority=request.priority
-        )
+        return QueueItem(flow_key=flow_key, num_tokens=num_tokens, weight=weight, priority=request.priority)
 
     def enter(self, request: Request, item: QueueItem) -> RequestId | None:
         """Add a waiting request; return the request to drop because too many wait, or None when there is room.

@@ -17,11 +17,33 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tandem.admission.queue_item import FlowKey, QueueItem
-from tandem.core.ids import RequestId
+from tandem.core.ids import RequestId, TenantId
+from tandem.core.lane import Lane
 
 _SIZE_BITS = 4
 """Significant bits of a token count that define its size class: classes are a sixteenth to an eighth apart."""
+
+
+class FlowKey(NamedTuple):
+    """Key of a tenant's queue and of its fairness counter: one tenant in one lane."""
+
+    lane: Lane
+    tenant: TenantId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueItem:
+    """Hold the properties of a request by which queues order it.
+
+    `flow_key`: its tenant and lane. `num_tokens`: tokens that the tenant is charged when the request is sent. `weight`:
+    the tenant's share of the lane, relative to the weights of other tenants. `priority`: the rank among the tenant's
+    own requests; a request with a lower number is sent first.
+    """
+
+    flow_key: FlowKey
+    num_tokens: int
+    weight: float = 1.0
+    priority: int = 0
 
 
 class _ByAge(NamedTuple):

@@ -1,17 +1,93 @@
-"""Hold one tenant's quota state at one gateway: its open reservations, and a local quota for the time that Redis is
-down."""
+"""Hold one tenant's quota state at one gateway: its open reservations, the estimate of its outputs, and a local quota
+for the time that Redis is down."""
 
 from __future__ import annotations
 
-from tandem.admission.quota import Levels, QuotaLimits, Reservation, ReservationResult, TenantQuota
-from tandem.admission.quota_errors import RateLimitedError, exceeds_limit_error
-from tandem.admission.quota_reservation import OnClose, QuotaReservation
-from tandem.admission.token_bucket import UNIT, capacity
-from tandem.admission.usage_estimator import OutputLengthEstimator, TokenUsage
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tandem.admission.quota import UNIT, Levels, QuotaLimits, Reservation, ReservationResult, TenantQuota, capacity
 from tandem.core.ids import TenantId
 
 _NO_EXPIRY_MS = 2**62
 """Lifetime of local reservations, which need not expire: the gateway that holds them also ends them."""
+FIRST_GUESS = 256
+"""Estimated output tokens for a tenant without history."""
+_HISTORY = 8
+"""Approximate number of requests in the moving average."""
+
+
+class TokenUsage(NamedTuple):
+    """Tokens that count against a quota: prompt tokens not found in a prefix cache, and all output."""
+
+    prompt: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.output
+
+
+Meter = Callable[[], TokenUsage | None]
+"""Function that returns how many tokens one request has used of its tenant's quotas up to now: prompt tokens that were
+not cached, and output tokens. None: no worker has begun the request."""
+OnClose = Callable[["QuotaReservation", TokenUsage | None], object]
+
+
+@dataclass(eq=False, slots=True)
+class QuotaReservation:
+    """Hold the quota that one request has reserved, until `close` settles it with the tokens that the request used.
+
+    `reservation`: what was reserved, in Redis if `is_shared`, otherwise in this gateway's local quota. `num_reported`:
+    how many used tokens were reported to Redis. `levels`: what the tenant's buckets held after the admission. `limits`:
+    the limits that were applied. `_on_close` is called once, with the used tokens, or None where no worker has begun
+    the request."""
+
+    reservation: Reservation
+    levels: Levels
+    limits: QuotaLimits
+    _on_close: OnClose
+    is_shared: bool = field(kw_only=True)
+    num_reported: int = 0
+    _base: int = 0
+    _meter: Meter = lambda: None
+    _is_open: bool = True
+
+    def watch(self, meter: Meter) -> None:
+        """Set the function that returns the tokens that the request has used so far. Before this call the use counts as
+        None: no worker has begun the request."""
+        self._meter = meter
+
+    def close(self) -> None:
+        """Settle the reservation with the tokens that the request has used by now, as the function set by `watch`
+        returns them. A second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._on_close(self, self._meter())
+
+    def used(self, spent: TokenUsage | None) -> int | None:
+        """Return how many of the tokens that the request has `spent` count against this reservation.
+
+        Tokens that were settled under an earlier reservation of the request do not count. Returns None where no worker
+        has begun the request, which then costs nothing.
+        """
+        return None if spent is None else max(0, spent.total - self._base)
+
+    def used_so_far(self) -> int:
+        """Return how many tokens count against this reservation up to now; 0 where no worker has begun the request."""
+        return self.used(self._meter()) or 0
+
+    def reenter(self, name: str) -> None:
+        """Replace the reservation by a new one with the id `name` and the tokens not yet reported to Redis.
+
+        Called when Redis has lost the reservation or settled it with the tokens reported so far. The new reservation
+        does not count as a request and is granted even beyond the limits.
+        """
+        tokens = max(0, self.reservation.tokens - self.num_reported)
+        self._base += self.num_reported
+        self.num_reported = 0
+        self.reservation = Reservation(name, 0, tokens, force=True)
 
 
 class TenantQuotaState:
@@ -19,18 +95,18 @@ class TenantQuotaState:
     unreachable.
 
     `limits`: the tenant's own limits. `levels`: what its buckets in Redis held at the time `levels_at_ms`.
-    `output_lengths` estimates the output of its requests. `used_at_ms`: the time of its latest request. Local mode
-    (`is_local`) begins with the tenant's first request while Redis is unreachable and ends with the next heartbeat that
-    reaches Redis."""
+    `used_at_ms`: the time of its latest request. Local mode (`is_local`) begins with the tenant's first request while
+    Redis is unreachable and ends with the next heartbeat that reaches Redis."""
 
     def __init__(self, tenant: TenantId, limits: QuotaLimits) -> None:
         self.tenant = tenant
         self.limits = limits
         self.levels = Levels()
-        self.output_lengths = OutputLengthEstimator()
         self.entries: dict[str, QuotaReservation] = {}
         self.levels_at_ms = 0
         self.used_at_ms = 0
+        self._recent_output = FIRST_GUESS * _HISTORY
+        """Output tokens of about the last _HISTORY requests together."""
         self._local_quota: TenantQuota | None = None
         self._local_limits = QuotaLimits()
         self._num_requests = 0
@@ -46,10 +122,18 @@ class TenantQuotaState:
         use.
 
         Raises TandemError(INVALID_REQUEST) for a prompt that is longer than the tenant's tokens per minute."""
-        per_minute = self.limits.tokens_per_minute
-        if 0 < per_minute < num_prompt_tokens:
-            raise exceeds_limit_error(self.limits, num_prompt_tokens)
-        return Reservation(name, 1, self.output_lengths.estimate(num_prompt_tokens, max_output_tokens, per_minute))
+        self.limits.check_prompt(num_prompt_tokens)
+        return Reservation(name, 1, self.estimate(num_prompt_tokens, max_output_tokens))
+
+    def estimate(self, num_prompt_tokens: int, max_output_tokens: int) -> int:
+        """Return the tokens to reserve for a request: its prompt and its expected output, at most `max_output_tokens`
+        of output and the tenant's tokens per minute in total.
+
+        The expected output is a moving average over the tenant's requests. Most clients set `max_tokens` far above what
+        they receive, and reserving all of it would block other requests of the same tenant.
+        """
+        tokens = num_prompt_tokens + min(max_output_tokens, self._recent_output // _HISTORY)
+        return min(tokens, self.limits.tokens_per_minute or tokens)
 
     def enter(
         self, demand: Reservation, result: ReservationResult, limits: QuotaLimits, on_close: OnClose, *, is_shared: bool
@@ -59,8 +143,7 @@ class TenantQuotaState:
         `result`: the answer of Redis (`is_shared`) or of the local quota, under `limits`. `on_close`: called when the
         request ends; it must call `end`. Raises RateLimitedError where `result` refuses the reservation.
         """
-        if result.refused:
-            raise RateLimitedError(result, limits)
+        result.require_granted(limits)
         entry = QuotaReservation(demand, result.levels, limits, on_close, is_shared=is_shared)
         self.entries[demand.id] = entry
         return entry
@@ -82,7 +165,7 @@ class TenantQuotaState:
         """
         del self.entries[entry.reservation.id]
         if spent is not None:
-            self.output_lengths.learn(spent.output)
+            self._recent_output += spent.output - self._recent_output // _HISTORY
         used = entry.used(spent)
         self._settle_locally(entry, used, now_ms)
         return used
@@ -109,14 +192,10 @@ class TenantQuotaState:
             known = zip(self.levels, self._local_limits, strict=False)
             levels = [None if level is None else min(level // num_gateways, capacity(limit)) for level, limit in known]
             self._local_quota = TenantQuota(Levels(*levels), self.levels_at_ms)
-            for entry in self.entries.values():
+            for name in self.entries:
                 # Redis has charged its requests and tokens; here it counts towards the concurrency limit only.
-                self._local_quota.reserve(
-                    Reservation(entry.reservation.id, 0, 0, force=True),
-                    self._local_limits,
-                    self.levels_at_ms,
-                    _NO_EXPIRY_MS,
-                )
+                held = Reservation(name, 0, 0, force=True)
+                self._local_quota.reserve(held, self._local_limits, self.levels_at_ms, _NO_EXPIRY_MS)
         return self._local_limits, self._local_quota
 
     def _settle_locally(self, entry: QuotaReservation, used: int | None, now_ms: int) -> None:

@@ -11,8 +11,7 @@ from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.stores.redis_client import StoreUnavailable
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import WorkerRegistry
+from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.peer_auth import PeerAuth
 

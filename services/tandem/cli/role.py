@@ -13,7 +13,7 @@ from tandem.cli.cluster_members import ClusterMembers, members_of
 from tandem.core.config import Pool
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
-from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import WorkerRecord
 from tandem.wire.gen import worker_pb2
 from tandem.wire.peer_auth import reason_of
 

@@ -17,7 +17,7 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
 from tandem.doctor.clock_skew import Skew
 from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
-from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import WorkerRecord
 from tandem.wire.gen import worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.peer_auth import reason_of

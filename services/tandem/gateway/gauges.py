@@ -15,7 +15,7 @@ from tandem.obs.metrics import instruments as have
 from tandem.obs.metrics.metrics import Metrics, Values
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.pd_pairs import PairRegistry
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisHealth
 
 _BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.TRIAL: 0.5, BreakerState.OPEN: 1.0}
 

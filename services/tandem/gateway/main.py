@@ -12,10 +12,11 @@ import resource
 import secrets
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import uvloop
 
@@ -47,15 +48,14 @@ from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.wakeable_models import WakeableModels
 from tandem.gateway.workers.worker_pool import WorkerPool
 from tandem.obs.logs.logging_setup import set_up_logging
+from tandem.obs.metrics.metrics import Metrics
 from tandem.obs.telemetry import Telemetry
 from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandStore
-from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.model_registry import ModelRegistry
 from tandem.stores.prefix_index import IndexReader
-from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.redis_client import StoreUnavailable
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
+from tandem.stores.redis_client import RedisHealth, StoreUnavailable
 from tandem.stores.replica_targets import ReplicaTargets
 from tandem.stores.service_counters import ServiceCounters
 from tandem.stores.worker_registry import WorkerRegistry
@@ -74,87 +74,45 @@ _MANY_OBJECTS = 10_000
 collection of so many takes some milliseconds."""
 
 
-class Tenancy:
-    """Hold the authenticator and the quotas that the setting `gateway.auth` selects.
+class _Part(Protocol):
+    """Part of the gateway program that runs from `start` to `stop`."""
 
-    `authenticator`: finds the tenant of an API key; with `auth: off` it accepts every client. `quotas`: the quotas of
-    all tenants; None with `auth: off`, where nothing is limited, and `start` and `stop` do nothing.
-    """
+    async def start(self) -> None: ...
 
-    def __init__(self, gateway: GatewayId, config: Config, clock: Clock, health: RedisHealth) -> None:
-        """Read the tenants file, unless `gateway.auth` is off. Raises TandemError(INVALID_REQUEST) for a file that
-        cannot be read."""
-        self.authenticator: Authenticator = AllowAll()
-        self.quotas: TenantQuotas | None = None
-        self._watch: TenantsWatch | None = None
-        if config.gateway.auth == "off":
-            return
-        path, policy = Path(config.gateway.tenants), config.gateway.disaggregation
-        authenticator = ApiKeyAuthenticator(read_tenants(path, policy), wall_ns)
-        self.authenticator = authenticator
-        store = RedisQuotas(config.redis.url, config.redis.namespace, health=health)
-        registry = GatewayRegistry(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s, health=health)
-        self.quotas = TenantQuotas(gateway, store, registry, clock)
-        self._watch = TenantsWatch(path, policy, authenticator)
-
-    async def start(self) -> None:
-        """Begin to follow the tenants file and to share the quotas with other gateways."""
-        if self._watch is not None and self.quotas is not None:
-            self._watch.start()
-            await self.quotas.start()
-
-    async def stop(self) -> None:
-        """Stop what `start` began."""
-        if self._watch is not None and self.quotas is not None:
-            await self._watch.stop()
-            await self.quotas.stop()
+    async def stop(self) -> None: ...
 
 
 class Gateway:
     """Build all parts of the gateway program from the configuration, and start and stop them on one event loop. `name`:
-    the gateway's name, unique to this run of the process; None: a new name."""
+    the gateway's name, unique to this run of the process."""
 
-    def __init__(self, config: Config, name: GatewayId | None = None) -> None:
-        name = name or new_name()
+    def __init__(self, config: Config, name: GatewayId) -> None:
         clock = SystemClock()
-        redis, health = config.redis, RedisHealth()
+        options, redis, health = config.gateway, config.redis, RedisHealth()
         self._registry = WorkerRegistry(redis.url, redis.namespace, health=health)
-        holds = config.gateway.wake_timeout_s > 0
+        holds = options.wake_timeout_s > 0
         texts = TextModels(config.model.generation_config, keep_bundles=holds)
         trust = PeerAuth.of(name, config.cluster)
-        self._wakeable: WakeableModels | None = None
-        if holds:
-            models = ModelRegistry(redis.url, redis.namespace, health=health)
-            replicas = ReplicaTargets(redis.url, redis.namespace, health=health)
-            self._wakeable = WakeableModels(models, replicas, texts, clock)
-        self._fleet = WorkerPool(name, self._discover, texts, clock, config.gateway, trust, config.transfer)
-        if self._wakeable is not None:
-            self._fleet.wakeable = self._wakeable.models
-            self._fleet.optional_roles = self._wakeable.optional_roles
-        self._tenancy = Tenancy(name, config, clock, health)
+        fleet = WorkerPool(name, self._discover, texts, clock, options, trust, config.transfer)
+        authenticator, quotas, tenancy = _tenancy(name, config, clock, health)
         targets = LatencyTargets.of(config.slo)
         reader = IndexReader(redis.url, redis.namespace, health=health)
-        self._prefixes = PrefixIndexClient(reader, self._fleet, redis.index_stride, clock)
-        self._dispatcher = RequestDriver(
-            self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes
-        )
-        self._fairness = FairnessSync(
-            self._dispatcher.director.queue, ServiceCounters(redis.url, redis.namespace, name, health=health)
-        )
+        prefixes = PrefixIndexClient(reader, fleet, redis.index_stride, clock)
+        self._dispatcher = RequestDriver(fleet, options, clock, quotas, targets, prefixes)
+        counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
         board = DemandStore(redis.url, redis.namespace, health=health)
-        self._demand = DemandPublisher(name, board, self._dispatcher.demand, clock)
         self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
-        self._watch_stores(health)
+        watch_dispatch(self._telemetry.metrics, self._dispatcher)
+        _watch_stores(self._telemetry.metrics, health, fleet, prefixes, quotas)
         consoles: list[Console] = []
-        if config.gateway.console:
-            snapshot = partial(take_snapshot, name, self._dispatcher, self._fleet, clock, clock.now())
-            consoles.append(Console(snapshot, self._tenancy.authenticator, clock))
-        options = config.gateway
+        if options.console:
+            snapshot = partial(take_snapshot, name, self._dispatcher, fleet, clock, clock.now())
+            consoles.append(Console(snapshot, authenticator, clock))
         tls = TlsFiles.of_gateway(options) if options.has_tls else None
         app = GatewayApp(
             self._dispatcher,
-            self._tenancy.authenticator,
-            config.gateway,
+            authenticator,
+            options,
             telemetry=self._telemetry,
             observers=[RequestLog(config.telemetry.log_requests), self._dispatcher.demand, *consoles],
             targets=targets,
@@ -169,13 +127,24 @@ class Gateway:
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
-            self._tenancy.authenticator,
+            authenticator,
             max_message=options.max_body,
             max_calls=options.max_connections,
             stalled_client_s=options.stalled_client_s,
             tls=tls,
         )
         self._config = options
+        # The pool stops after the driver, whose last cancellations go to workers.
+        self._parts: list[_Part] = [
+            *([] if self._metrics is None else [self._metrics]),
+            *tenancy,
+            fleet,
+            self._dispatcher,
+            *([_wakeable(fleet, config, texts, clock, health)] if holds else []),
+            prefixes,
+            FairnessSync(self._dispatcher.director.queue, counters),
+            DemandPublisher(name, board, self._dispatcher.demand, clock),
+        ]
 
     @property
     def url(self) -> str:
@@ -199,16 +168,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Start all parts; HTTP and gRPC requests are accepted when this returns."""
-        await self._tenancy.start()
-        await self._dispatcher.start()
-        await self._fleet.start()
-        if self._wakeable is not None:
-            self._wakeable.start(self._fleet.live_models)
-        await self._prefixes.start()
-        await self._fairness.start()
-        await self._demand.start()
-        if self._metrics is not None:
-            await self._metrics.start()
+        for part in self._parts:
+            await part.start()
         await self._server.start()
         await self._grpc.start(self._config.host, self._config.own_grpc_port)
 
@@ -222,33 +183,53 @@ class Gateway:
             )
         await self._grpc.stop(FLUSH_S)
         await self._server.stop()  # after gRPC, because its lifespan ends the tokenizer threads of both front ends
-        await self._dispatcher.stop()
-        await self._fleet.stop()  # after the driver, whose last cancellations go to workers
-        if self._wakeable is not None:
-            await self._wakeable.stop()
-        await self._tenancy.stop()
-        await self._fairness.stop()
-        await self._demand.stop()
-        await self._prefixes.stop()
+        for part in reversed(self._parts):
+            await part.stop()
         await self._registry.close()
-        if self._metrics is not None:
-            await self._metrics.stop()
         await asyncio.to_thread(self._telemetry.close, FLUSH_S)
-
-    def _watch_stores(self, health: RedisHealth) -> None:
-        metrics = self._telemetry.metrics
-        watch_dispatch(metrics, self._dispatcher)
-        watch_prefixes(metrics, self._prefixes)
-        watch_links(metrics, self._fleet.pairs)
-        watch_redis(metrics, health)
-        if self._tenancy.quotas is not None:
-            watch_quotas(metrics, self._tenancy.quotas)
 
     async def _discover(self) -> Mapping[WorkerRef, str]:
         try:
             return {record.worker: record.role for record in await self._registry.list()}
         except StoreUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"Redis does not answer: {error}; check redis.url") from error
+
+
+def _tenancy(
+    gateway: GatewayId, config: Config, clock: Clock, health: RedisHealth
+) -> tuple[Authenticator, TenantQuotas | None, Sequence[_Part]]:
+    """Return what the setting `gateway.auth` selects: what finds the tenant of an API key, the quotas of all tenants,
+    and the parts to start. With `auth: off` every client is accepted and nothing is limited. Raises
+    TandemError(INVALID_REQUEST) for a tenants file that cannot be read."""
+    if config.gateway.auth == "off":
+        return AllowAll(), None, ()
+    path, policy = Path(config.gateway.tenants), config.gateway.disaggregation
+    authenticator = ApiKeyAuthenticator(read_tenants(path, policy), wall_ns)
+    store = RedisQuotas(config.redis.url, config.redis.namespace, health=health)
+    registry = GatewayRegistry(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s, health=health)
+    quotas = TenantQuotas(gateway, store, registry, clock)
+    return authenticator, quotas, (TenantsWatch(path, policy, authenticator), quotas)
+
+
+def _wakeable(
+    fleet: WorkerPool, config: Config, texts: TextModels, clock: Clock, health: RedisHealth
+) -> WakeableModels:
+    """Let a worker pool know the models that a planner can wake, and return what searches for them."""
+    models = ModelRegistry(config.redis.url, config.redis.namespace, health=health)
+    replicas = ReplicaTargets(config.redis.url, config.redis.namespace, health=health)
+    wakeable = WakeableModels(fleet.live_models, models, replicas, texts, clock)
+    fleet.wakeable, fleet.optional_roles = wakeable.models, wakeable.optional_roles
+    return wakeable
+
+
+def _watch_stores(
+    metrics: Metrics, health: RedisHealth, fleet: WorkerPool, prefixes: PrefixIndexClient, quotas: TenantQuotas | None
+) -> None:
+    watch_prefixes(metrics, prefixes)
+    watch_links(metrics, fleet.pairs)
+    watch_redis(metrics, health)
+    if quotas is not None:
+        watch_quotas(metrics, quotas)
 
 
 def _http_servers(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tandem.admission.request_queue import RequestQueue
 from tandem.admission.tenant import OPEN, Tenant
-from tandem.admission.usage_estimator import TokenUsage
+from tandem.admission.tenant_quota_state import TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, KVReceived, Pauses, Preempted, Preemption, PromptLogprobs, Token

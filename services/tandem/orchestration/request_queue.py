@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from tandem.admission.queue_item import QueueItem
 from tandem.admission.request_queue import RequestQueue
 from tandem.admission.tenant import OPEN, Tenant
+from tandem.admission.tenant_queue import QueueItem
 from tandem.admission.ttft_predictor import PrefillWorkerLoad, TtftForecast, forecast, queue_full, ttft_error
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import TandemError
@@ -401,7 +401,7 @@ class PlacementQueue:
         found = self._looked_up(request, item.num_tokens)
         best = min(map(found.num_uncached, workers), default=item.num_tokens)
         item = replace(item, num_tokens=max(1, best))
-        undisturbed = [view for view in workers if min(view.lanes) == item.lane]
+        undisturbed = [view for view in workers if min(view.lanes) == item.flow_key.lane]
         few = [workers] if len(undisturbed) in (0, len(workers)) else [workers, undisturbed]
         found_times = (self._forecast(views, item, request.model) for views in few)
         return min(filter(None, found_times), key=lambda times: times.ttft_s, default=None)
@@ -416,7 +416,7 @@ def _prefill_load(view: WorkerView, item: QueueItem) -> PrefillWorkerLoad | None
     """Return what a request waits for at a worker; None where the worker drains or has not reported its step cost."""
     if view.step_cost is None or view.load.draining:
         return None
-    return PrefillWorkerLoad(view.step_cost, view.num_step_tokens, view.num_ahead(item.num_tokens, item.lane))
+    return PrefillWorkerLoad(view.step_cost, view.num_step_tokens, view.num_ahead(item.num_tokens, item.flow_key.lane))
 
 
 def _predictions(request: RoutingRequest, placement: Placement, worker: WorkerView) -> list[Prediction]:

@@ -37,7 +37,7 @@ from tandem.planner.serve_actuator import ServeActuator
 from tandem.planner.worker_inventory import WorkerInventory
 from tandem.scaling.scaler import Scaler
 from tandem.stores.demand_store import DemandStore
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisHealth
 from tandem.stores.replica_targets import ReplicaTargets
 from tandem.stores.worker_registry import WorkerRegistry
 from tandem.wire.peer_auth import PeerAuth

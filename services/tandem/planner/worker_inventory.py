@@ -15,8 +15,7 @@ from tandem.core.ids import WorkerRef
 from tandem.core.worker_load import WorkerLoad
 from tandem.scaling.cluster_state import WorkerCapacity
 from tandem.scaling.worker_state import WorkerState, capacity_of
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import WorkerRegistry
+from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry
 from tandem.wire.gen import worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.peer_auth import PeerAuth, reason_of

@@ -18,8 +18,7 @@ from tandem.core.ids import GatewayId
 from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
 from tandem.stores.json_record import decode_record
 from tandem.stores.lua_script import Script
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed."""
@@ -90,6 +89,7 @@ class DemandStore:
 
     def __init__(self, url: str, namespace: str, *, ttl_s: float = TTL_S, health: RedisHealth | None = None) -> None:
         self._redis = RedisClient(url, store="demand", health=health)
+        self.close = self._redis.aclose
         self._ttl_ms = round(ttl_s * 1000)
         # Redis Cluster hashes only the part in braces, so all keys share one slot.
         self._keys = [f"{{{namespace}:demand}}:{name}" for name in ("words", "said")]
@@ -124,6 +124,3 @@ class DemandStore:
                     _log.warning("the demand record of gateway %s is ignored: %s", gateway.decode(), error)
         self._unreadable = frozenset(unreadable)
         return tuple(sorted(found, key=lambda record: record.gateway))
-
-    async def close(self) -> None:
-        await self._redis.aclose()

@@ -13,9 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tandem.core.config import Bytes
 from tandem.core.errors import ErrorKind, TandemError
@@ -29,7 +28,7 @@ _MAX_SOCKET_PATH = 100
 """In bytes; the kernel allows 107, on some systems 103."""
 
 
-class EmbeddedServer:
+class EmbeddedServer(AbstractContextManager["EmbeddedServer"]):
     """Run one Redis server process for this program alone. `stop` or the end of a `with` block ends the server, and so
     does the death of this program."""
 
@@ -60,11 +59,6 @@ class EmbeddedServer:
         """Return the `unix://` URL of the server, for `RedisClient`."""
         return f"unix://{self._socket_path}"
 
-    @property
-    def is_running(self) -> bool:
-        """Return whether the server still runs."""
-        return self._process.poll() is None
-
     def stop(self) -> None:
         """Stop the server, wait until it has ended, and delete its directory; does nothing if it has ended already."""
         for pipe in (self._process.stdin, self._process.stdout):
@@ -86,12 +80,7 @@ class EmbeddedServer:
             return ""
         return " | ".join(os.read(pipe.fileno(), 4096).decode(errors="replace").splitlines())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

@@ -10,8 +10,7 @@ import msgspec
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Count
 from tandem.stores.json_record import decode_record
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed."""
@@ -51,6 +50,7 @@ class ModelRegistry:
 
     def __init__(self, url: str, namespace: str, *, health: RedisHealth | None = None) -> None:
         self._redis = RedisClient(url, store="models", health=health)
+        self.close = self._redis.aclose
         self._key = f"{{{namespace}:models}}"
 
     async def publish(self, record: ModelRecord) -> None:
@@ -68,6 +68,3 @@ class ModelRegistry:
             except ValueError as error:
                 _log.warning("a record of a model in Redis is ignored: %s", error)
         return tuple(sorted(found, key=lambda record: record.name))
-
-    async def close(self) -> None:
-        await self._redis.aclose()

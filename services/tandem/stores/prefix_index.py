@@ -8,28 +8,30 @@ Every command has one key, so Redis Cluster may put each key on any node:
 
 Events are numbered, so writing an entry twice does no harm: an entry that may have been lost is written again. Readers
 (`gateway.prefix.prefix_index_client`) apply events and snapshots; this module only moves them.
+
+An entry of a stream: version, incarnation, number of its first event, length of the worker's id, the id, and the events
+as words. A snapshot: version, incarnation, the number of events that it includes, the number of blocks for which its
+reader reserves memory (`IndexSnapshot.capacity`), and the words of the blocks that it lists. Integers are
+little-endian, a word is 8 bytes (`kv.kv_event_codec`). An event ("fact" in names of fields) states that a block was
+stored or evicted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import struct
+import sys
+from array import array
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from tandem.core.ids import WorkerId, WorkerRef
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.kv.kv_event_codec import WORD_BYTES
+from tandem.kv.kv_event_log import KVEventBatch
 from tandem.routing.kv_indexer import WorkerKVEvents
-from tandem.stores.index_format import (
-    IndexFormatError,
-    IndexSnapshot,
-    pack_entry,
-    pack_snapshot,
-    unpack_entry,
-    unpack_snapshot,
-)
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 
 NUM_SHARDS = 16
 """Number of streams. It cannot be changed in a running cluster: writers and readers must agree on it."""
@@ -45,7 +47,29 @@ REQUEST_TTL_S = 10.0
 STREAM_TTL_S = 3600.0
 """A stream to which no worker has written for this long is deleted, since its namespace is not in use any more."""
 _FIELD = b"f"
+VERSION = 1
+_ENTRY = struct.Struct("<BQQB")
+_SNAPSHOT = struct.Struct("<BQQQ")
 _log = logging.getLogger(__name__)
+
+
+class IndexFormatError(Exception):
+    """Raised for bytes that are no stream entry or snapshot of the prefix index that this version can read."""
+
+
+class IndexSnapshot(NamedTuple):
+    """Hold the blocks that one worker process caches after the first `number` of its KV events.
+
+    With `redis.index_stride` = n, only every n-th block of a prefix is listed. `incarnation`: that of the worker.
+    `capacity`: number of blocks for which a reader should reserve memory: the blocks that the worker can hold in device
+    and host memory, divided by n. More can be listed where prefixes share the blocks that are left out. `words`: one
+    64-bit word for each listed block (`kv.kv_event_codec`), in no particular order.
+    """
+
+    incarnation: Incarnation
+    number: int
+    capacity: int
+    words: array[int]
 
 
 def shard_of(worker: WorkerId) -> int:
@@ -65,6 +89,7 @@ class IndexWriter:
 
     def __init__(self, url: str, namespace: str, worker: WorkerRef, *, health: RedisHealth | None = None) -> None:
         self._redis = RedisClient(url, store="index", health=health)
+        self.close = self._redis.aclose
         self._worker = worker
         self._stream = _stream(namespace, shard_of(worker.id))
         self._snapshot_key = _snapshot_key(namespace, worker.id)
@@ -102,9 +127,6 @@ class IndexWriter:
         """Delete the snapshot of a worker that shuts down."""
         await self._redis.execute("DEL", self._snapshot_key)
 
-    async def close(self) -> None:
-        await self._redis.aclose()
-
     def _requested_number(self, request: bytes | None) -> int:
         """Return the number of events in a request; 0 if there is none for this incarnation of the worker."""
         incarnation, _, number = (request or b"").partition(b":")
@@ -121,6 +143,7 @@ class IndexReader:
 
     def __init__(self, url: str, namespace: str, *, health: RedisHealth | None = None) -> None:
         self._redis = RedisClient(url, store="index", health=health)
+        self.close = self._redis.aclose
         self._namespace = namespace
         self._streams = [_stream(namespace, shard) for shard in range(NUM_SHARDS)]
         self._after = [b"0-0"] * NUM_SHARDS
@@ -171,9 +194,6 @@ class IndexReader:
         key = _request_key(self._namespace, worker.id)
         await self._redis.execute("SET", key, f"{worker.incarnation}:{number}", "PX", _ms(REQUEST_TTL_S))
 
-    async def close(self) -> None:
-        await self._redis.aclose()
-
     def _readable(self, raws: Iterable[bytes]) -> list[WorkerKVEvents]:
         entries: list[WorkerKVEvents] = []
         for raw in raws:
@@ -211,3 +231,60 @@ async def _pipeline(client: RedisClient, command: str) -> AsyncGenerator[Any, No
     """Open a pipeline in a command scope: opening may fail too, because a cluster client first loads the slot table."""
     async with client.command_scope(command), client.redis.pipeline(transaction=False) as pipe:
         yield pipe
+
+
+def pack_entry(entry: WorkerKVEvents) -> bytes:
+    """Encode a batch of a worker's KV events as an entry of a stream."""
+    name = entry.worker.encode()
+    return _ENTRY.pack(VERSION, entry.incarnation, entry.facts.first, len(name)) + name + _bytes(entry.facts.words)
+
+
+def unpack_entry(raw: bytes) -> WorkerKVEvents:
+    """Decode an entry of a stream into a batch of a worker's KV events. Raises IndexFormatError where this version
+    cannot read it.
+    """
+    version, incarnation, first, length = _head(_ENTRY, raw)
+    start = _ENTRY.size + length
+    if version != VERSION or start > len(raw):
+        raise IndexFormatError(f"an entry of version {version} and {len(raw)} bytes")
+    try:
+        name = raw[_ENTRY.size : start].decode()
+    except UnicodeDecodeError as error:
+        raise IndexFormatError(f"an entry's worker: {error}") from None
+    return WorkerKVEvents(WorkerId(name), Incarnation(incarnation), KVEventBatch(first, _words(raw[start:])))
+
+
+def pack_snapshot(snapshot: IndexSnapshot) -> bytes:
+    """Encode a snapshot of a worker's blocks."""
+    head = _SNAPSHOT.pack(VERSION, snapshot.incarnation, snapshot.number, snapshot.capacity)
+    return head + _bytes(snapshot.words)
+
+
+def unpack_snapshot(raw: bytes) -> IndexSnapshot:
+    """Decode a snapshot of a worker's blocks. Raises IndexFormatError where this version cannot read it."""
+    version, incarnation, number, capacity = _head(_SNAPSHOT, raw)
+    if version != VERSION:
+        raise IndexFormatError(f"a snapshot of version {version}")
+    return IndexSnapshot(Incarnation(incarnation), number, capacity, _words(raw[_SNAPSHOT.size :]))
+
+
+def _head(form: struct.Struct, raw: bytes) -> tuple[int, ...]:
+    if len(raw) < form.size:
+        raise IndexFormatError(f"{len(raw)} bytes are too few")
+    return form.unpack_from(raw)
+
+
+def _words(raw: bytes) -> array[int]:
+    if len(raw) % WORD_BYTES:
+        raise IndexFormatError(f"{len(raw)} bytes are not a whole number of words")
+    words = array("Q", raw)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words
+
+
+def _bytes(words: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        words = words[:]
+        words.byteswap()
+    return words.tobytes()

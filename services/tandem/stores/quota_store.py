@@ -1,4 +1,4 @@
-"""Keep the tenants' quotas in Redis, shared by all gateways.
+"""Keep the tenants' quotas in Redis, shared by all gateways, and count these gateways.
 
 The Lua script `quota` implements `admission.quota.TenantQuota`, which documents each operation. It uses the clock of
 the Redis server alone: gateways' clocks differ, and the fastest of them would refill everybody's buckets too early."""
@@ -10,11 +10,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from tandem.admission.quota import Levels, QuotaLimits, Reservation, ReservationResult
-from tandem.core.ids import TenantId
-from tandem.stores.lua_script import Argument
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
-from tandem.stores.script_pipeline import ScriptPipeline
+from tandem.core.ids import GatewayId, TenantId
+from tandem.stores.lua_script import Argument, ScriptPipeline
+from tandem.stores.redis_client import RedisClient, RedisHealth
 
 ANSWER_S = 0.5
 """Seconds that a request waits for its quota; after that its gateway decides without Redis."""
@@ -49,6 +47,7 @@ class RedisQuotas:
         self._namespace = namespace
         self._now_ms = now_ms
         self._calls = ScriptPipeline(RedisClient(url, answer_s, store="quota", health=health), "quota")
+        self.close = self._calls.close
 
     def reserve(
         self, tenant: TenantId, limits: QuotaLimits, reservation: Reservation
@@ -83,10 +82,6 @@ class RedisQuotas:
         """
         return self._call(tenant, "settle", limits, name, "" if used is None else used)
 
-    async def close(self) -> None:
-        """Wait for the calls in progress, then close the connections."""
-        await self._calls.close()
-
     def _call(self, tenant: TenantId, verb: str, limits: QuotaLimits, *arguments: Argument) -> asyncio.Future[Any]:
         now: Argument = "" if self._now_ms is None else self._now_ms()
         return self._calls.call(self._keys(tenant), [verb, *limits, round(self.ttl_s * 1000), now, *arguments])
@@ -101,3 +96,25 @@ async def _reservation_result(reply: Awaitable[Any], limits: QuotaLimits) -> Res
     requests, tokens, refused, wait_ms = await reply
     levels = Levels(requests if limits.requests_per_minute else None, tokens if limits.tokens_per_minute else None)
     return ReservationResult(levels, refused.decode(), wait_ms)
+
+
+class GatewayRegistry:
+    """Register running gateways in Redis and count them; an entry expires `ttl_s` seconds after its last heartbeat.
+
+    `url`: as for `RedisClient`. `namespace`: prefix of the keys. `health`: receives the result of each command. All
+    methods but `close` raise StoreUnavailable.
+    """
+
+    def __init__(self, url: str, namespace: str, *, ttl_s: float, health: RedisHealth | None = None) -> None:
+        self._ttl_ms = round(ttl_s * 1000)
+        self._keys = [f"{{{namespace}:gateways}}:roll"]
+        self._calls = ScriptPipeline(RedisClient(url, store="roll", health=health), "roll")
+        self.close = self._calls.close
+
+    async def beat(self, gateway: GatewayId) -> int:
+        """Register `gateway` or renew its entry, and return how many gateways are registered, `gateway` included."""
+        return int(await self._calls.call(self._keys, [gateway, self._ttl_ms]))
+
+    async def withdraw(self, gateway: GatewayId) -> int:
+        """Remove the entry of `gateway`, and return how many gateways are still registered."""
+        return int(await self._calls.call(self._keys, [gateway, 0]))

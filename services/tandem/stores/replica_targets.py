@@ -17,8 +17,7 @@ from tandem.core.config import Count
 from tandem.core.ids import PlannerId, ServeId
 from tandem.stores.json_record import decode_record
 from tandem.stores.lua_script import Argument, Script
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed."""
@@ -50,11 +49,6 @@ class TargetRecord:
         """Return the stored form of the record."""
         return msgspec.json.encode({"schema": SCHEMA, **asdict(self)}).decode()
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> TargetRecord:
-        """Parse a stored record. Raises ValueError where this version cannot read it."""
-        return decode_record(text, cls, SCHEMA)
-
 
 class ReplicaTargets:
     """Keep in Redis the targets that planners publish, and the numbers of workers that each Ray Serve instance deploys
@@ -67,6 +61,7 @@ class ReplicaTargets:
 
     def __init__(self, url: str, namespace: str, *, hold_s: float = 15.0, health: RedisHealth | None = None) -> None:
         self._redis = RedisClient(url, store="targets", health=health)
+        self.close = self._redis.aclose
         self._namespace = namespace
         self._hold_ms = round(hold_s * 1000)
         self._publish = Script(self._redis, "target")
@@ -93,7 +88,7 @@ class ReplicaTargets:
         """Return the target of a model; None where there is none or this version cannot read it."""
         text = await self._redis.execute("GET", self._keys(model)[0])
         try:
-            return None if text is None else TargetRecord.from_json(text)
+            return None if text is None else decode_record(text, TargetRecord, SCHEMA)
         except ValueError:
             return None
 
@@ -119,9 +114,6 @@ class ReplicaTargets:
             role, _, serve = key.decode().partition(" ")
             found.setdefault(role, {})[ServeId(serve)] = int(number)
         return found
-
-    async def close(self) -> None:
-        await self._redis.aclose()
 
     def _keys(self, model: str) -> list[str]:
         return [f"{self._prefix(model)}:{part}" for part in ("replicas", "planner")]

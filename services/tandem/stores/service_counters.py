@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from tandem.admission.queue_item import FlowKey
 from tandem.admission.request_queue import ModelFlow
+from tandem.admission.tenant_queue import FlowKey
 from tandem.core.ids import GatewayId, TenantId
 from tandem.core.lane import Lane
 from tandem.stores.lua_script import Script
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth
 
 TTL_S = 10.0
 """A gateway's totals are deleted when it made no exchange for this many seconds."""
@@ -31,6 +30,7 @@ class ServiceCounters:
 
     def __init__(self, url: str, namespace: str, gateway: GatewayId, *, health: RedisHealth | None = None) -> None:
         self._redis = RedisClient(url, store="service", health=health)
+        self.close = self._redis.aclose
         self._gateway = gateway
         # Redis Cluster hashes only the part in braces, so all keys share one slot.
         self._keys = [f"{{{namespace}:service}}:{name}" for name in ("totals", "lapse")]
@@ -56,9 +56,6 @@ class ServiceCounters:
         if self._is_first:
             self._is_first, fresh = False, []
         return fresh
-
-    async def close(self) -> None:
-        await self._redis.aclose()
 
     def _changes(self, gateway: str, totals: dict[ModelFlow, int]) -> Iterator[tuple[ModelFlow, int]]:
         known = self._others.setdefault(gateway, {})

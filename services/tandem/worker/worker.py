@@ -37,10 +37,8 @@ from tandem.engine.effects import (
 from tandem.engine.factory import build_engine, engine_limits
 from tandem.engine.step_log import StepLogHead, step_settings
 from tandem.engine.transfer_messages import PeerLost, SetPolling, TransferStopped
-from tandem.stores.redis_health import RedisHealth
-from tandem.stores.registry_heartbeat import Heartbeat
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import WorkerRegistry
+from tandem.stores.redis_client import RedisHealth
+from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry, keep_registered
 from tandem.transfer.interface import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth
@@ -436,7 +434,7 @@ class Worker:
             lanes=lane_labels(self._identity.lanes),
         )
         try:
-            await Heartbeat(registry, record, self._descriptor.set_role).run()
+            await keep_registered(registry, record, self._descriptor.set_role)
         finally:
             await registry.close()
 

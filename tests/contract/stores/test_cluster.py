@@ -10,10 +10,8 @@ import pytest
 
 from tandem.admission.quota import QuotaLimits, Reservation
 from tandem.core.ids import GatewayId, TenantId
-from tandem.stores.gateway_registry import GatewayRegistry
-from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.redis_client import RedisClient, StoreUnavailable
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
+from tandem.stores.redis_client import RedisClient, RedisHealth, StoreUnavailable
 from tests.contract.stores.redis_servers import ClusterServers, TcpServer, tcp_server
 from tests.contract.stores.test_loss import Stores, healed
 

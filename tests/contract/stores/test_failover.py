@@ -10,11 +10,9 @@ import pytest
 
 from tandem.admission.quota import CONCURRENCY, QuotaLimits, Reservation
 from tandem.core.ids import GatewayId, TenantId, WorkerId
-from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.prefix_index import IndexReader
-from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.redis_client import StoreUnavailable
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
+from tandem.stores.redis_client import RedisHealth, StoreUnavailable
 from tests.contract.stores.conftest import started
 from tests.contract.stores.redis_servers import FAILOVER, ClusterServers, TcpServer
 from tests.e2e.cluster import PATIENCE_S

@@ -15,12 +15,9 @@ from tandem.admission.tenant import Tenant
 from tandem.core.clock import SystemClock
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.tenants.quotas import TenantQuotas
-from tandem.stores.gateway_registry import GatewayRegistry
-from tandem.stores.index_format import IndexSnapshot
-from tandem.stores.prefix_index import IndexWriter
-from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.redis_client import RedisClient, StoreUnavailable
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.prefix_index import IndexSnapshot, IndexWriter
+from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
+from tandem.stores.redis_client import RedisClient, RedisHealth, StoreUnavailable
 from tandem.stores.service_counters import ServiceCounters
 from tandem.stores.worker_registry import WorkerRegistry
 from tests.contract.stores.redis_servers import TcpServer, tcp_server

@@ -12,25 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.admission.queue_item import FlowKey
 from tandem.admission.quota import QuotaLimits, Reservation
 from tandem.admission.request_queue import ModelFlow
+from tandem.admission.tenant_queue import FlowKey
 from tandem.core.ids import GatewayId, Incarnation, PlannerId, ServeId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.kv.kv_event_log import KVEventBatch
 from tandem.routing.kv_indexer import WorkerKVEvents
 from tandem.scaling.demand_totals import DemandTotals
 from tandem.stores.demand_store import DemandRecord, DemandStore
-from tandem.stores.gateway_registry import GatewayRegistry
-from tandem.stores.index_format import IndexSnapshot
-from tandem.stores.prefix_index import IndexReader, IndexWriter
-from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.redis_client import RedisClient
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.prefix_index import IndexReader, IndexSnapshot, IndexWriter
+from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
+from tandem.stores.redis_client import RedisClient, RedisHealth
 from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 from tandem.stores.service_counters import ServiceCounters
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import WorkerRegistry
+from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry
 
 pytestmark = pytest.mark.redis
 

@@ -20,8 +20,7 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.scaling.demand_totals import DemandTotals
 from tandem.stores.demand_store import DemandRecord, DemandStore
 from tandem.stores.replica_targets import ReplicaTargets
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import WorkerRegistry
+from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry
 from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 from tandem.wire.kv_codec import encode_worker

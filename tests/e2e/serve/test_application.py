@@ -24,8 +24,7 @@ from tandem.core.clock import wall_ns
 from tandem.core.ids import PlannerId, WorkerRef
 from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import WorkerRegistry
+from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry
 from tandem.worker.run_file import read_run_files
 from tests.chart.release import render
 from tests.e2e.gateway.http import LONG_ANSWER, Post, completion

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.admission.fair_queue import FairQueue
-from tandem.admission.queue_item import FlowKey, QueueItem
+from tandem.admission.tenant_queue import FlowKey, QueueItem
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
 
@@ -18,7 +18,7 @@ A, B, C = (TenantId(name) for name in "abc")
 def item(
     tenant: TenantId, num_tokens: int, *, lane: Lane = Lane.INTERACTIVE, weight: float = 1.0, priority: int = 0
 ) -> QueueItem:
-    return QueueItem(lane=lane, tenant=tenant, num_tokens=num_tokens, weight=weight, priority=priority)
+    return QueueItem(flow_key=FlowKey(lane, tenant), num_tokens=num_tokens, weight=weight, priority=priority)
 
 
 def queue_of(*tickets: tuple[str, QueueItem]) -> FairQueue:
@@ -168,9 +168,9 @@ def check_first(queue: FairQueue, waiting: dict[RequestId, tuple[QueueItem, int]
     if first is None:
         return
     one, number = waiting[first]
-    assert one.lane == min(t.lane for t, _ in waiting.values())
+    assert one.flow_key.lane == min(t.flow_key.lane for t, _ in waiting.values())
     ends: list[float] = []
-    for flow_key in {t.flow_key for t, _ in waiting.values() if t.lane == one.lane}:
+    for flow_key in {t.flow_key for t, _ in waiting.values() if t.flow_key.lane == one.flow_key.lane}:
         own = [(t, n) for t, n in waiting.values() if t.flow_key == flow_key]
         heads = [
             min(own, key=lambda w: (w[0].priority, w[1])),
@@ -178,9 +178,9 @@ def check_first(queue: FairQueue, waiting: dict[RequestId, tuple[QueueItem, int]
         ]
         if flow_key == one.flow_key:
             assert (one, number) in heads, "neither the oldest nor the shortest of the most urgent"
-        ends.append(min(queue.counter(flow_key) + t.num_tokens / t.weight for t, _ in heads))
+        ends.append(min(queue._flow(flow_key).counter + t.num_tokens / t.weight for t, _ in heads))
     longest = max(t.num_tokens / t.weight for t, _ in waiting.values())
-    assert queue.counter(one.flow_key) + one.num_tokens / one.weight <= min(ends) + longest + 1e-6
+    assert queue._flow(one.flow_key).counter + one.num_tokens / one.weight <= min(ends) + longest + 1e-6
 
 
 @given(OPERATIONS)
@@ -267,6 +267,6 @@ def test_a_tenant_that_was_served_more_has_more_ahead() -> None:
     queue = queue_of(("a1", item(A, 500)))
     queue.pop(RequestId("a1"))
     queue.push(RequestId("b1"), item(B, 300))
-    assert queue.counter(item(A, 1).flow_key) > queue.counter(item(B, 1).flow_key)
+    assert queue._flow(item(A, 1).flow_key).counter > queue._flow(item(B, 1).flow_key).counter
     assert queue.num_ahead(item(A, 100)) == 300
     assert queue.num_ahead(item(C, 100)) == 100

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tandem.admission.fairness_window import MIN_SAMPLES, WINDOW_S, FairnessWindow, jain_index
-from tandem.admission.queue_item import FlowKey
 from tandem.admission.request_queue import RequestQueue
+from tandem.admission.tenant_queue import FlowKey
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams

@@ -7,15 +7,20 @@ import pytest
 from tandem.admission.quota import (
     CONCURRENCY,
     MAX_BACK_MS,
+    MAX_LIMIT,
     REQUESTS,
     TOKENS,
+    UNIT,
     Levels,
     QuotaLimits,
     Reservation,
     TenantQuota,
+    capacity,
+    refill,
+    wait_ms,
 )
-from tandem.admission.token_bucket import MAX_LIMIT, UNIT, capacity, refill, wait_ms
-from tandem.admission.usage_estimator import FIRST_GUESS, OutputLengthEstimator
+from tandem.admission.tenant_quota_state import FIRST_GUESS, TenantQuotaState, TokenUsage
+from tandem.core.ids import TenantId
 
 TTL = 20_000
 
@@ -133,13 +138,13 @@ def test_a_part_of_a_limit_is_at_least_one() -> None:
 
 
 def test_the_estimate_follows_the_outputs() -> None:
-    guess = OutputLengthEstimator()
-    assert guess.estimate(10, 10_000, 0) == 10 + FIRST_GUESS
-    assert guess.estimate(10, 5, 0) == 15
-    assert guess.estimate(10, 10_000, 100) == 100
-    for _ in range(100):
-        guess.learn(1000)
-    assert guess.estimate(0, 10_000, 0) in range(990, 1001)
-    for _ in range(100):
-        guess.learn(0)
-    assert guess.estimate(0, 10_000, 0) == 0
+    limited = TenantQuotaState(TenantId("acme"), QuotaLimits(tokens_per_minute=100))
+    assert limited.estimate(10, 10_000) == 100
+    state = TenantQuotaState(TenantId("acme"), QuotaLimits())
+    assert state.estimate(10, 10_000) == 10 + FIRST_GUESS
+    assert state.estimate(10, 5) == 15
+    for output, expected in ((1000, range(990, 1001)), (0, range(1))):
+        for _ in range(100):
+            entry = state.enter_locally(state.demand("r", 0, output), 1, 0, lambda entry, spent: None)
+            state.end(entry, TokenUsage(0, output), 0)
+        assert state.estimate(0, 10_000) in expected

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.admission.queue_item import FlowKey
 from tandem.admission.request_queue import ModelFlow, RequestQueue
+from tandem.admission.tenant_queue import FlowKey
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams

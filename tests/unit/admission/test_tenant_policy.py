@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.admission.api_keys import hash_text, key_digest, key_text, parse_hash
-from tandem.admission.tenant import OPEN, Tenant
-from tandem.admission.tenant_policy import apply_tenant_policy, cache_salt
+from tandem.admission.tenant import OPEN, Tenant, apply_tenant_policy, cache_salt
 from tandem.core.config import Disaggregation
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId, TenantId

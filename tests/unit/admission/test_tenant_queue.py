@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tandem.admission.queue_item import FlowKey, QueueItem
-from tandem.admission.tenant_queue import TenantQueue
+from tandem.admission.tenant_queue import FlowKey, QueueItem, TenantQueue
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
 
@@ -14,7 +13,7 @@ FLOW_KEY = FlowKey(Lane.STANDARD, TenantId("acme"))
 
 
 def item(num_tokens: int, priority: int = 0) -> QueueItem:
-    return QueueItem(lane=FLOW_KEY.lane, tenant=FLOW_KEY.tenant, num_tokens=num_tokens, priority=priority)
+    return QueueItem(flow_key=FLOW_KEY, num_tokens=num_tokens, priority=priority)
 
 
 def queue_of(*sizes: int) -> TenantQueue:

@@ -11,8 +11,7 @@ import pytest
 from tandem.cli import main
 from tandem.cli.role import _warning, table
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import WorkerRegistry
+from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry
 
 _numbers = itertools.count()
 

@@ -10,7 +10,7 @@ import grpc.aio
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.doctor.workers import WorkerFacts
-from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import WorkerRecord
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, WorkerStub, add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth

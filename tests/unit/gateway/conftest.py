@@ -20,11 +20,10 @@ from tokenizers import Tokenizer
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.errors import TandemError
-from tandem.core.events import NO_PAUSES, Finished, FinishReason, LaneYield, PromptLogprobs, SampledToken, Token
+from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.core.request_stages import Wait
 from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, KVBlocks, ServedModel
@@ -76,9 +75,6 @@ class ScriptedStream:
 
     has_more = False
     num_attempts = 1
-    pauses = NO_PAUSES
-    yields: Sequence[LaneYield] = ()
-    waits: Sequence[Wait] = ()
     workers = ("p1", "d1")
     reasons: ClassVar[dict[str, object]] = {"prefill": "p1", "decode": "d1"}
 

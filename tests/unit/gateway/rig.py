@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -18,7 +19,6 @@ from tandem.core.events import Finished, FinishReason, JobEvent, KVReceived, Sam
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.core.worker_load import WorkerLoad
-from tandem.gateway.context.interfaces import KnownPrefixes, Quotas
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.orchestration import driver
 from tandem.gateway.orchestration.active_request import ActiveRequest
@@ -43,9 +43,9 @@ class Rig:
     def __init__(
         self,
         bundle: TokenizerBundle,
-        quotas: Quotas | None = None,
+        quotas: Any = None,
         trust: PeerAuth | None = None,
-        prefixes: KnownPrefixes | None = None,
+        prefixes: Any = None,
         transfer: TransferConfig | None = None,
         **config: object,
     ) -> None:
@@ -150,9 +150,9 @@ async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIt
     made: list[Rig] = []
 
     def make(
-        quotas: Quotas | None = None,
+        quotas: Any = None,
         trust: PeerAuth | None = None,
-        prefixes: KnownPrefixes | None = None,
+        prefixes: Any = None,
         **config: object,
     ) -> Rig:
         made.append(Rig(bundle, quotas, trust, prefixes, **config))

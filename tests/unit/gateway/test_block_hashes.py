@@ -8,7 +8,7 @@ import pytest
 
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway.prefix.block_hashes import SLICE_TOKENS, hash_prompt_blocks
+from tandem.gateway.prefix.prefix_index_client import SLICE_TOKENS, hash_prompt_blocks
 from tandem.kv.hashing import chain_hashes, root_hash
 
 

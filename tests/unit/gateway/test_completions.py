@@ -12,11 +12,10 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import NO_PAUSES, Finished, FinishReason, LaneYield, PromptLogprobs, SampledToken, Token
+from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import JobKey, RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.core.request_stages import Wait
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.output_spec import OutputSpecFactory
@@ -43,9 +42,6 @@ class OneTokenStream:
 
     path = "remote"
     num_attempts = 1
-    pauses = NO_PAUSES
-    yields: ClassVar[Sequence[LaneYield]] = ()
-    waits: ClassVar[Sequence[Wait]] = ()
     workers = ("p1", "d1")
     reasons: ClassVar[dict[str, object]] = {}
     rate_limits: ClassVar[dict[str, str]] = {}

@@ -10,8 +10,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from tandem.admission.quota import Levels, QuotaLimits
-from tandem.admission.token_bucket import UNIT
+from tandem.admission.quota import UNIT, Levels, QuotaLimits
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.rate_limits import duration, rate_limit_headers
 

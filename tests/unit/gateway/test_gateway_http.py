@@ -16,6 +16,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import LaneYield, Pauses
 from tandem.core.lane import Lane
 from tandem.core.request_stages import Stage, Wait, WaitCause
+from tandem.orchestration.phase_ledger import PhaseLedger
 from tests.unit.gateway.conftest import Endless
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -219,22 +220,28 @@ def test_placement_reasons_are_sent_on_request(front: Front, http: httpx.Client,
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_an_answer_reports_preemptions(front: Front, http: httpx.Client, is_streamed: bool) -> None:
-    front.answer("x").pauses = Pauses(2, 1.2345678)
+def test_an_answer_reports_preemptions(
+    front: Front, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
+) -> None:
+    monkeypatch.setattr(PhaseLedger, "pauses", Pauses(2, 1.2345678))
+    front.answer("x")
     text = http.post(URL, json={**CHAT, "stream": is_streamed}).text
     last = text.removesuffix("data: [DONE]\n\n").strip().rpartition("data: ")[2]
     assert json.loads(last)["tandem"] == {"path": "remote", "attempts": 1, "preemptions": 2, "paused_ms": 1234.568}
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_an_answer_explains_its_waits_on_request(front: Front, http: httpx.Client, is_streamed: bool) -> None:
-    stream = front.answer("x")
-    stream.waits = (
+def test_an_answer_explains_its_waits_on_request(
+    front: Front, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
+) -> None:
+    waits = (
         Wait(Stage.QUEUE, WaitCause.TURN, 0.0009),
         Wait(Stage.QUEUE, WaitCause.NO_ROOM, 0.25),
         Wait(Stage.PREFILL_QUEUE, WaitCause.PROMPTS_AHEAD, 1.2345678, 4096),
     )
-    stream.yields = (LaneYield(Lane.BATCH, 2, 812, 51),)
+    monkeypatch.setattr(PhaseLedger, "waits", waits)
+    monkeypatch.setattr(PhaseLedger, "yields", (LaneYield(Lane.BATCH, 2, 812, 51),))
+    front.answer("x")
     text = http.post(URL, json={**CHAT, "stream": is_streamed}, headers={"x-tandem-explain": "1"}).text
     last = text.removesuffix("data: [DONE]\n\n").strip().rpartition("data: ")[2]
     facts = json.loads(last)["tandem"]

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.ids import WorkerRef
 from tandem.core.settings import build
-from tandem.gateway.main import Gateway
+from tandem.gateway.main import Gateway, new_name
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
 
@@ -26,7 +26,7 @@ async def test_link_tests_in_progress_are_cancelled_at_their_workers(
 
     monkeypatch.setattr(Gateway, "_discover", discover)
     settings = {"gateway.port": 0, "gateway.auth": "off", "redis.url": "redis://127.0.0.1:1"}
-    gateway = Gateway(build([("test", settings)]))
+    gateway = Gateway(build([("test", settings)]), new_name())
     await gateway.start()
     await until(lambda: all(worker.verbs("probe-") for worker in workers))
     await gateway.stop()

@@ -19,6 +19,7 @@ from tandem.core.lane import Lane
 from tandem.core.request_stages import Stage, Wait, WaitCause
 from tandem.gateway.grpc.call import DETAIL_TYPE
 from tandem.gateway.grpc.service import MAX_HELD
+from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
@@ -57,17 +58,21 @@ def test_metadata_in_both_directions(front: Front, stub: Any, method: str) -> No
     assert front.dispatch.callers[-1].request_id == "mine-1"
 
 
-def test_the_last_message_reports_preemptions(front: Front, stub: Any) -> None:
-    front.answer("Hi").pauses = Pauses(2, 1.5)
+def test_the_last_message_reports_preemptions(front: Front, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PhaseLedger, "pauses", Pauses(2, 1.5))
+    front.answer("Hi")
     reply = stub.Complete(pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="x")]))
     assert (reply.preemptions, reply.paused_ms) == (2, 1500)
 
 
-def test_the_last_message_explains_its_waits_on_request(front: Front, stub: Any) -> None:
+def test_the_last_message_explains_its_waits_on_request(
+    front: Front, stub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = (Wait(Stage.PREFILL_QUEUE, WaitCause.PROMPTS_AHEAD, 0.5, 4096),)
+    monkeypatch.setattr(PhaseLedger, "waits", waits)
+    monkeypatch.setattr(PhaseLedger, "yields", (LaneYield(Lane.BATCH, 1, 812, 51),))
     for metadata in ((("x-tandem-explain", "1"),), ()):
-        stream = front.answer("Hi")
-        stream.waits = (Wait(Stage.PREFILL_QUEUE, WaitCause.PROMPTS_AHEAD, 0.5, 4096),)
-        stream.yields = (LaneYield(Lane.BATCH, 1, 812, 51),)
+        front.answer("Hi")
         prompts = [pb.Prompt(text=text) for text in "xy"]
         reply = stub.Complete(pb.CompleteRequest(model="tiny", prompt=prompts), metadata=metadata)
         if not metadata:

@@ -11,9 +11,7 @@ import grpc
 import httpx
 import pytest
 
-from tandem.admission.quota import REQUESTS, Levels, QuotaLimits, ReservationResult
-from tandem.admission.quota_errors import RateLimitedError
-from tandem.admission.token_bucket import UNIT
+from tandem.admission.quota import REQUESTS, UNIT, Levels, QuotaLimits, RateLimitedError, ReservationResult
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import FinishReason
 from tandem.core.request_stages import Stage

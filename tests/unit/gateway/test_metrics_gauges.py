@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from tandem.admission.queue_item import FlowKey
-from tandem.admission.quota import QuotaLimits
+from tandem.admission.quota import UNIT, QuotaLimits
 from tandem.admission.request_queue import ModelFlow
 from tandem.admission.tenant import Tenant
-from tandem.admission.token_bucket import UNIT
+from tandem.admission.tenant_queue import FlowKey
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed
@@ -37,7 +36,7 @@ from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.obs.metrics.instruments import all_instruments
 from tandem.obs.metrics.metrics import Metrics
 from tandem.routing import circuit_breaker
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisHealth
 from tests.unit.gateway.rig import Rig
 from tests.unit.gateway.scripted_worker import BLOCK_SIZE, until
 

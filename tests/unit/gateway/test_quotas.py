@@ -12,18 +12,15 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tandem.admission.quota import Reservation
-from tandem.admission.quota_errors import RateLimitedError
-from tandem.admission.quota_reservation import QuotaReservation
+from tandem.admission.quota import RateLimitedError, Reservation
 from tandem.admission.tenant import OPEN, Tenant
-from tandem.admission.usage_estimator import TokenUsage
+from tandem.admission.tenant_quota_state import QuotaReservation, TokenUsage
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.context.rate_limits import rate_limit_headers
 from tandem.gateway.tenants import quotas as quotas_module
 from tandem.gateway.tenants.quotas import TenantQuotas
-from tandem.stores.gateway_registry import GatewayRegistry
-from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tests.e2e.gateway.processes import Redis as RedisServer
 from tests.unit.gateway.scripted_worker import until

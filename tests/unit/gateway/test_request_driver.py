@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tandem.admission.quota import Levels, QuotaLimits, Reservation
-from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import Tenant
+from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, RequestId

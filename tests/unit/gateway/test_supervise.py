@@ -66,7 +66,7 @@ async def test_a_round_that_fails_is_followed_by_another(caplog: pytest.LogCaptu
 
     step = FailsOnce(next_s)
     loop = BackgroundLoop("the work", step)
-    loop.start()
+    await loop.start()
     await until(lambda: step.num_calls >= 3)
     await loop.stop()
     assert_logged_once(caplog, "the work")
@@ -78,7 +78,7 @@ async def test_a_cancelled_task_ends(caplog: pytest.LogCaptureFixture) -> None:
         return 0.0
 
     loop = BackgroundLoop("the work", work)
-    loop.start()
+    await loop.start()
     await asyncio.sleep(0)
     await asyncio.wait_for(loop.stop(), 10)
     assert not caplog.records
@@ -188,7 +188,7 @@ async def test_the_tenants_file_that_was_not_taken_is_read_again(
     path.write_text(f"tenants: {{acme: {{keys: [{{hash: '{hash_text(digest)}'}}]}}}}")
     monkeypatch.setattr(door, "update", FailsOnce(door.update))
     watch = TenantsWatch(path, "off", door)
-    watch.start()
+    await watch.start()
     await until(lambda: digest in door._tenants.keys)
     await watch.stop()
     assert_logged_once(caplog, "the tenants file")

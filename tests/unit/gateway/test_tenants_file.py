@@ -249,7 +249,7 @@ async def test_the_watch_looks_by_itself_and_ends(tmp_path: Path, monkeypatch: p
     path.write_text(one())
     authenticator = ApiKeyAuthenticator(read_tenants(path, "off"), lambda: 0)
     watch = TenantsWatch(path, "off", authenticator)
-    watch.start()
+    await watch.start()
     path.write_text(one(OTHER_HASH))
     from tests.unit.gateway.scripted_worker import until
 

@@ -13,11 +13,9 @@ import httpx
 import pytest
 
 from tandem.admission.api_keys import hash_text, key_digest
-from tandem.admission.quota import Levels, QuotaLimits, Reservation
-from tandem.admission.quota_reservation import QuotaReservation
+from tandem.admission.quota import UNIT, Levels, QuotaLimits, Reservation
 from tandem.admission.tenant import Tenant
-from tandem.admission.token_bucket import UNIT
-from tandem.admission.usage_estimator import TokenUsage
+from tandem.admission.tenant_quota_state import QuotaReservation, TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, Token

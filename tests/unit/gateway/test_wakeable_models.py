@@ -45,9 +45,9 @@ class Rig:
             text = await texts.load(self.bundle.digest, self.bundle)
             live["tiny"] = ServedModel("tiny", 64, text, 7, ("alias",))
         registry, targets = (kind(self._url, self._namespace) for kind in (ModelRegistry, ReplicaTargets))
-        made = WakeableModels(registry, targets, texts, SystemClock())  # type: ignore[arg-type]
+        made = WakeableModels(lambda: live, registry, targets, texts, SystemClock())  # type: ignore[arg-type]
         self._searches.append(made)
-        made.start(lambda: live)
+        await made.start()
         return made, texts
 
     async def plan(self) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.admission.queue_item import FlowKey
 from tandem.admission.request_queue import ModelFlow
+from tandem.admission.tenant_queue import FlowKey
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, LaneYield, Pauses, Preemption, SampledToken, Token

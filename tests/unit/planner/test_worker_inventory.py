@@ -14,8 +14,7 @@ from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import HORIZON_STEPS, WorkerLoad
 from tandem.planner.worker_inventory import WorkerInventory
 from tandem.scaling.worker_state import WorkerState
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import WorkerRegistry
+from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry
 from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth

@@ -12,15 +12,18 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.kv.kv_event_log import KVEventBatch
 from tandem.routing.kv_indexer import WorkerKVEvents
 from tandem.stores import prefix_index
-from tandem.stores.index_format import (
+from tandem.stores.prefix_index import (
+    NUM_SHARDS,
     IndexFormatError,
+    IndexReader,
     IndexSnapshot,
+    IndexWriter,
     pack_entry,
     pack_snapshot,
+    shard_of,
     unpack_entry,
     unpack_snapshot,
 )
-from tandem.stores.prefix_index import NUM_SHARDS, IndexReader, IndexWriter, shard_of
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 
 WORKER = WorkerRef(WorkerId("wörker {1}"), Incarnation(2**63 + 5), "host:1")

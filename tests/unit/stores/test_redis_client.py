@@ -12,8 +12,7 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
-from tandem.stores.redis_client import RedisClient, StoreUnavailable
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisClient, RedisHealth, StoreUnavailable
 from tests.ports import free_port
 
 

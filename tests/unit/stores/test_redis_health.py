@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tandem.stores.redis_health import SILENT_S, RedisHealth
+from tandem.stores.redis_client import SILENT_S, RedisHealth
 
 
 class HandClock:

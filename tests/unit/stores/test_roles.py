@@ -14,9 +14,7 @@ from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.stores.redis_client import RedisClient
-from tandem.stores.registry_heartbeat import Heartbeat
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import WorkerRegistry
+from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry, keep_registered
 from tests.effort import effort
 
 pytestmark = pytest.mark.redis
@@ -113,7 +111,7 @@ async def test_a_role_survives_a_server_that_lost_everything(
     """The worker learns its role from its heartbeats and sends it when it registers again, also after a lapse."""
     roles_seen: list[str] = []
     brief = WorkerRegistry(redis_url, namespace, ttl_s=0.3)
-    beating = asyncio.create_task(Heartbeat(brief, record(), roles_seen.append).run())
+    beating = asyncio.create_task(keep_registered(brief, record(), roles_seen.append))
     async with asyncio.timeout(DEADLINE_S):
         while not roles_seen:
             await asyncio.sleep(0.01)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tandem.stores.embedded_redis import EmbeddedServer
+from tandem.stores.lua_script import ScriptPipeline
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
-from tandem.stores.script_pipeline import ScriptPipeline
 
 
 @pytest.mark.redis

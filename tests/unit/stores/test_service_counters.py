@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from tandem.admission.queue_item import FlowKey
 from tandem.admission.request_queue import ModelFlow, RequestQueue
+from tandem.admission.tenant_queue import FlowKey
 from tandem.core.ids import GatewayId, RequestId, TenantId
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams

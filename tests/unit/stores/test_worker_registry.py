@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -18,10 +19,8 @@ from redis.asyncio import Redis
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.topology import Topology
 from tandem.stores.embedded_redis import EmbeddedServer
-from tandem.stores.redis_client import RedisClient, StoreUnavailable
-from tandem.stores.registry_heartbeat import Heartbeat, Registration
-from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import WorkerRegistry
+from tandem.stores.redis_client import RedisClient, RedisHealth, StoreUnavailable
+from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry, keep_registered
 
 Make = Callable[..., WorkerRegistry]
 
@@ -62,8 +61,10 @@ async def make(redis: Redis, redis_url: str) -> AsyncIterator[Make]:
     """Return a function that makes registries of the namespace `test` on an empty server."""
     made: list[WorkerRegistry] = []
 
-    def make_one(*, url: str = redis_url, ttl_s: float = 60.0, namespace: str = "test") -> WorkerRegistry:
-        made.append(WorkerRegistry(url, namespace, ttl_s=ttl_s))
+    def make_one(
+        *, url: str = redis_url, ttl_s: float = 60.0, namespace: str = "test", health: RedisHealth | None = None
+    ) -> WorkerRegistry:
+        made.append(WorkerRegistry(url, namespace, ttl_s=ttl_s, health=health))
         return made[-1]
 
     yield make_one
@@ -278,17 +279,19 @@ class TestOutage:
         assert await registry.list() == (record(),)
 
     @pytest.mark.slow
-    async def test_a_worker_registers_again_with_a_server_that_lost_it(self, outage: Outage, make: Make) -> None:
-        registry = make(url=outage.url, ttl_s=0.3)
-        heartbeat = Heartbeat(registry, record())
-        assert heartbeat.state is Registration.PENDING
-        beating = asyncio.create_task(heartbeat.run())
+    async def test_a_worker_registers_again_with_a_server_that_lost_it(
+        self, outage: Outage, make: Make, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "tandem")
+        health = RedisHealth()
+        registry = make(url=outage.url, ttl_s=0.3, health=health)
+        beating = asyncio.create_task(keep_registered(registry, record(), lambda role: None))
         async with asyncio.timeout(DEADLINE_S):
-            await until(heartbeat, Registration.REGISTERED)
+            await until(lambda: num_registered(caplog) == 1)
             outage.begin()
-            await until(heartbeat, Registration.UNREACHABLE)
+            await until(lambda: not health.is_up)
             outage.end()
-            await until(heartbeat, Registration.REGISTERED)
+            await until(lambda: num_registered(caplog) == 2)
         assert await registry.list() == (record(),)
         await cancelled(beating)
         assert await registry.list() == ()
@@ -298,7 +301,7 @@ class TestOutage:
 class TestHeartbeat:
     async def test_heartbeats_keep_an_entry_alive_beyond_its_ttl(self, redis: Redis, make: Make) -> None:
         registry = make(ttl_s=0.4)
-        beating = asyncio.create_task(Heartbeat(registry, record()).run())
+        beating = asyncio.create_task(keep_registered(registry, record(), lambda role: None))
         async with asyncio.timeout(DEADLINE_S):
             lapses = await lapse(redis)
             while await lapse(redis) < lapses + 400:
@@ -307,29 +310,34 @@ class TestHeartbeat:
         await cancelled(beating)
 
     async def test_an_earlier_incarnation_is_superseded_and_leaves_the_later_alone(
-        self, redis: Redis, make: Make
+        self, redis: Redis, make: Make, caplog: pytest.LogCaptureFixture
     ) -> None:
         registry = make(ttl_s=60.0)
         later = record(incarnation=BORN + 1)
         await registry.publish(later)
-        heartbeat = Heartbeat(registry, record())
-        beating = asyncio.create_task(heartbeat.run())
+        beating = asyncio.create_task(keep_registered(registry, record(), lambda role: None))
         async with asyncio.timeout(DEADLINE_S):
-            await until(heartbeat, Registration.SUPERSEDED)
+            await until(lambda: "a later worker with its id is registered" in caplog.text)
         await cancelled(beating)
         assert await registry.list() == (later,)
 
     async def test_it_can_be_stopped_in_an_outage(self, tmp_path: Path, make: Make) -> None:
-        heartbeat = Heartbeat(make(url=f"unix://{tmp_path}/nothing.sock"), record())
-        beating = asyncio.create_task(heartbeat.run())
+        health = RedisHealth()
+        registry = make(url=f"unix://{tmp_path}/nothing.sock", health=health)
+        beating = asyncio.create_task(keep_registered(registry, record(), lambda role: None))
         async with asyncio.timeout(DEADLINE_S):
-            await until(heartbeat, Registration.UNREACHABLE)
+            await until(lambda: not health.is_up)
             await cancelled(beating)
 
 
-async def until(heartbeat: Heartbeat, state: Registration) -> None:
-    while heartbeat.state is not state:
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
         await asyncio.sleep(0.01)
+
+
+def num_registered(caplog: pytest.LogCaptureFixture) -> int:
+    """Return how often a worker was logged as registered."""
+    return sum("is registered in Redis" in each.getMessage() for each in caplog.records)
 
 
 async def lapse(redis: Redis) -> float:

@@ -16,7 +16,7 @@ from tandem.core.link import LinkReport
 from tandem.core.topology import Topology
 from tandem.routing.link_policy import NUM_PEERS
 from tandem.stores.redis_client import StoreUnavailable
-from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import WorkerRecord
 from tandem.transfer.link_detection import LinkEndpoints
 from tandem.worker.kv.handshake import SourceGone
 from tandem.worker.links import link_monitor

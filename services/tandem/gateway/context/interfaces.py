@@ -1,4 +1,4 @@
-"""Define the interfaces through which the HTTP and gRPC front ends use the dispatcher, quotas, prefixes and keys.
+"""Define the interfaces through which the HTTP and gRPC front ends use the dispatcher and API keys.
 
 The only implementation here is `AllowAll`, an authenticator that checks nothing.
 """
@@ -10,17 +10,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.admission.quota_reservation import QuotaReservation
 from tandem.admission.tenant import OPEN, Tenant
-from tandem.core.events import Finished, LaneYield, Pauses, PromptLogprobs, Token
-from tandem.core.ids import BlockHash
+from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.core.request_stages import Wait
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
-from tandem.orchestration.request_queue import Prefixes
 from tandem.routing.worker_view import WorkerView
 
 
@@ -65,26 +61,6 @@ class TokenStream(Protocol):
     @property
     def num_attempts(self) -> int:
         """Return how many times the request was placed on workers: 1 plus the number of retries."""
-        ...
-
-    @property
-    def pauses(self) -> Pauses:
-        """Return how often choices of the request were preempted and later resumed until now, and the total seconds
-        between these preemptions and resumptions."""
-        ...
-
-    @property
-    def yields(self) -> Sequence[LaneYield]:
-        """Return which sequences workers have preempted until now so that choices of this request got their seats and
-        KV blocks.
-
-        The result has one entry for each lane of the preempted sequences, with their number and what they lost."""
-        ...
-
-    @property
-    def waits(self) -> Sequence[Wait]:
-        """Return what the request has waited for: one entry for each stage and cause, in order. The entries cover the
-        time until the first token, or until the second token where two workers serve the request."""
         ...
 
     @property
@@ -179,36 +155,8 @@ class RequestDispatcher(Protocol):
     async def open(self, request: Request, caller: RequestContext, ledger: PhaseLedger) -> TokenStream:
         """Admit a request and return the stream of its output, without waiting for a placement.
 
-        `ledger` accounts for the time of the request, phase by phase, until it ends. Raises TandemError when the
-        request is refused; then no quota, queue or worker holds anything of it."""
-        ...
-
-
-class Quotas(Protocol):
-    """Count the requests and tokens that tenants use, and refuse requests beyond their limits."""
-
-    def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
-        """Check several requests of one client call before `enter` is called for any of them.
-
-        `sizes`: for each request, a pair of the tokens of its prompt and the tokens of its longest output. Raises
-        TandemError(INVALID_REQUEST) where the tenant's limits could never admit all of them."""
-        ...
-
-    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation | None:
-        """Reserve the tokens that a request may use and return the reservation, which the caller must close, however
-        the request ends; None where the tenant has no limits.
-
-        `max_output_tokens` covers all choices. Raises TandemError(QUOTA), with the exceeded limit as its `reason`, or
-        TandemError(INVALID_REQUEST) where the request is larger than the tenant's tokens of a whole minute."""
-        ...
-
-
-class KnownPrefixes(Prefixes, Protocol):
-    """Look up which workers cache which leading blocks of a prompt."""
-
-    async def name(self, request: Request) -> Sequence[BlockHash]:
-        """Return the hashes by which the prefix index names the full blocks of the request's prompt, in order; empty
-        where no worker serves the model."""
+        `ledger` accounts for the time of the request, phase by phase, until it ends, and for its preemptions. Raises
+        TandemError when the request is refused; then no quota, queue or worker holds anything of it."""
         ...
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.admission.quota import Levels, QuotaLimits
-from tandem.admission.token_bucket import UNIT, capacity, wait_ms
+from tandem.admission.quota import UNIT, Levels, QuotaLimits, capacity, wait_ms
 
 
 def rate_limit_headers(levels: Levels, limits: QuotaLimits) -> dict[str, str]:
@@ -14,10 +13,7 @@ def rate_limit_headers(levels: Levels, limits: QuotaLimits) -> dict[str, str]:
     per minute (`limit`), the whole requests or tokens left (`remaining`; 0 for a bucket below zero), and the time until
     the bucket is full again (`reset`)."""
     headers: dict[str, str] = {}
-    for quantity, level, limit in (
-        ("requests", levels.requests, limits.requests_per_minute),
-        ("tokens", levels.tokens, limits.tokens_per_minute),
-    ):
+    for quantity, level, limit in zip(levels._fields, levels, limits, strict=False):
         if level is not None and limit:
             headers[f"x-ratelimit-limit-{quantity}"] = str(limit)
             headers[f"x-ratelimit-remaining-{quantity}"] = str(max(0, level // UNIT))

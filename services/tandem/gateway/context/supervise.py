@@ -28,7 +28,7 @@ class BackgroundLoop:
         self._step = step
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=self._work)
 
     async def stop(self) -> None:

@@ -2,21 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
+from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator, RequestDispatcher
+from tandem.gateway.grpc.call import GrpcCall
 from tandem.gateway.grpc.health import HealthService
-from tandem.gateway.grpc.message_check import MessageCheck
-from tandem.gateway.grpc.reflection import ReflectionService
-from tandem.gateway.grpc.service import SERVICE, InferenceService
+from tandem.gateway.grpc.service import SERVICE, Context, InferenceService
 from tandem.gateway.serving.completions import CompletionService
+from tandem.gateway.tenants.authenticator import api_keys
 from tandem.wire.gen.inference_pb2_grpc import add_InferenceServicer_to_server
 from tandem.wire.tls import TlsFiles
+
+_Servicer: Any = reflection.aio.ReflectionServicer  # type: ignore[attr-defined] # unknown to the stubs
+
+
+class MessageCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # which it takes in the stubs only
+    """Refuse a call with INVALID_ARGUMENT where the bytes of its single request message cannot be decoded. Without this
+    interceptor gRPC would answer UNKNOWN and log a traceback for each such call, even for clients without a key."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return a handler that decodes the request message itself, ends the call where that fails, and otherwise calls
+        the method's own handler.
+
+        For a method that receives a stream of messages the method's own handler is returned, and for an unknown method
+        None."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler  # type: ignore[no-any-return]
+        serve = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+        async def read_and_serve(data: bytes, context: Context) -> Any:
+            try:
+                request = handler.request_deserializer(data)
+            except DecodeError:
+                reason = f"the message is not one of {handler_call_details.method}"
+                return await GrpcCall(context).abort(TandemError(ErrorKind.INVALID_REQUEST, reason))
+            return await serve(request, context)
+
+        make = (
+            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+        )
+        return make(read_and_serve, response_serializer=handler.response_serializer)
+
+
+class ReflectionService(_Servicer):  # type: ignore[misc]
+    """Serve grpc.reflection.v1alpha for `services` (full service names) to the clients whose API key `authenticator`
+    accepts."""
+
+    def __init__(self, services: Sequence[str], authenticator: Authenticator) -> None:
+        super().__init__(services)
+        self._authenticator = authenticator
+
+    async def ServerReflectionInfo(self, requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        call = GrpcCall(context)
+        try:
+            self._authenticator.identify(api_keys(call.entries))
+        except TandemError as error:
+            await call.abort(error)
+        async for reply in super().ServerReflectionInfo(requests, context):
+            yield reply
 
 
 class GrpcServer:
@@ -49,8 +107,8 @@ class GrpcServer:
         service = InferenceService(answers, authenticator, max_calls, stalled_client_s)
         add_InferenceServicer_to_server(service, self._server)
         add_HealthServicer_to_server(self._health, self._server)
-        reflection = ReflectionService((SERVICE, health.SERVICE_NAME, REFLECTION), authenticator)
-        add_ServerReflectionServicer_to_server(reflection, self._server)
+        services = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        add_ServerReflectionServicer_to_server(ReflectionService(services, authenticator), self._server)
 
     async def start(self, host: str, port: int) -> None:
         """Bind the port (0: any free one) and serve; the server accepts calls when this returns. Raises

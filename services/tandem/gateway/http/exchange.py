@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from tandem.admission.quota_errors import RateLimitedError
+from tandem.admission.quota import RateLimitedError
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.rate_limits import rate_limit_headers
 from tandem.gateway.context.request_context import label_of

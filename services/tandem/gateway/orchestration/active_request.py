@@ -6,11 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-from tandem.admission.quota_reservation import QuotaReservation
+from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.errors import TandemError
-from tandem.core.events import Finished, LaneYield, Pauses, PromptLogprobs, Token
+from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import RequestId
-from tandem.core.request_stages import Wait
 from tandem.gateway.context.rate_limits import rate_limit_headers
 from tandem.orchestration.director import OpenRequest
 
@@ -79,18 +78,6 @@ class ActiveRequest:
     @property
     def num_attempts(self) -> int:
         return 1 + self.state.num_retries
-
-    @property
-    def pauses(self) -> Pauses:
-        return self._open_request.ledger.pauses
-
-    @property
-    def yields(self) -> Sequence[LaneYield]:
-        return self._open_request.ledger.yields
-
-    @property
-    def waits(self) -> Sequence[Wait]:
-        return self._open_request.ledger.waits
 
     @property
     def workers(self) -> Sequence[str]:

@@ -72,9 +72,7 @@ class DemandPublisher:
         self._clock = clock
         self._began = clock.now()
         self._loop = BackgroundLoop("publishing of demand", self._publish)
-
-    async def start(self) -> None:
-        self._loop.start()
+        self.start = self._loop.start
 
     async def stop(self) -> None:
         """Stop publishing and delete this gateway's record, so that planners no longer count its requests."""
@@ -84,14 +82,12 @@ class DemandPublisher:
         await self._store.close()
 
     async def _publish(self) -> float:
-        with contextlib.suppress(StoreUnavailable):  # `RedisHealth` reports it
-            await self._store.publish(self._record())
-        return PERIOD_S
-
-    def _record(self) -> DemandRecord:
-        return DemandRecord(
+        record = DemandRecord(
             gateway=self._gateway,
             totals=self._counter.totals(),
             backlog=self._counter.backlog(),
             lived_s=self._clock.now() - self._began,
         )
+        with contextlib.suppress(StoreUnavailable):  # `RedisHealth` reports it
+            await self._store.publish(record)
+        return PERIOD_S

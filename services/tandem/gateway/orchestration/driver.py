@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import Context
 
-from tandem.admission.quota_reservation import QuotaReservation
-from tandem.admission.tenant_policy import apply_tenant_policy
+from tandem.admission.tenant import apply_tenant_policy
+from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
@@ -20,12 +20,13 @@ from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffId, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Job, Request
-from tandem.gateway.context.interfaces import KnownPrefixes, Quotas
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.orchestration.demand import DemandCounter
+from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.gateway.telemetry.kv_flows import Flows
+from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.gateway.workers.pool_events import (
     PlacementsChanged,
     PoolEvent,
@@ -76,9 +77,9 @@ class RequestDriver:
         fleet: WorkerPool,
         config: GatewayConfig,
         clock: Clock,
-        quotas: Quotas | None,
+        quotas: TenantQuotas | None,
         targets: LatencyTargets = NO_TARGETS,
-        prefixes: KnownPrefixes | None = None,
+        prefixes: PrefixIndexClient | None = None,
     ) -> None:
         self._fleet = fleet
         self._clock = clock
@@ -114,7 +115,7 @@ class RequestDriver:
 
     async def start(self) -> None:
         for loop in self._loops:
-            loop.start()
+            await loop.start()
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests and wait until the open ones have ended, at most `timeout_s` seconds.
@@ -237,9 +238,6 @@ class RequestDriver:
                 try:
                     self._execute(self.director.on_worker_events(worker, events, now))
                 except Exception:
-                    log.exception(
-                        "the gateway failed to process an update of worker %s and opens its stream again", worker
-                    )
                     self._fleet.reopen(worker)
                 if freed is not None:
                     self._execute(self.director.on_capacity(freed, now))

@@ -159,7 +159,7 @@ class CompletionStream:
     def pauses(self) -> Pauses:
         """Return how often choices of all prompts were preempted and later resumed until now, and the total seconds
         between these preemptions and resumptions."""
-        return Pauses.sum(stream.pauses for stream in self._streams)
+        return Pauses.sum(ledger.pauses for ledger in self._recording.ledgers)
 
     @property
     def explanation(self) -> Explanation | None:
@@ -167,8 +167,9 @@ class CompletionStream:
         None where the client did not request an explanation."""
         if not self._explain:
             return None
-        yields = merged_yields(each for stream in self._streams for each in stream.yields)
-        return Explanation([stream.waits for stream in self._streams], yields)
+        ledgers = self._recording.ledgers
+        yields = merged_yields(each for ledger in ledgers for each in ledger.yields)
+        return Explanation([ledger.waits for ledger in ledgers], yields)
 
     @property
     def reasons(self) -> list[dict[str, object]] | None:

@@ -126,7 +126,8 @@ class RequestRecording:
     """Collect what happens to one open request, and build its record and trace span at its end.
 
     `model`: the served name; empty until it is known. `placements`: the output streams of its admitted prompts, in
-    order. `trace`: this process's part of the request's trace. `pace`: the send times of its tokens."""
+    order. `ledgers`: the times and preemptions of its prompts, in order. `trace`: this process's part of the request's
+    trace. `pace`: the send times of its tokens."""
 
     def __init__(
         self, recorder: RequestRecorder, identity: str, kind: RequestKind, caller: RequestContext, late_s: float
@@ -143,7 +144,7 @@ class RequestRecording:
         self._recorder = recorder
         self._kind = kind
         self._caller = caller
-        self._ledgers: list[PhaseLedger] = []
+        self.ledgers: list[PhaseLedger] = []
         self._max_tokens = 0
         self._is_open = True
 
@@ -155,8 +156,8 @@ class RequestRecording:
     def ledger(self, max_tokens: int = 0) -> PhaseLedger:
         """Return a new ledger for the times of the next prompt, which may sample at most `max_tokens` tokens."""
         self._max_tokens = max_tokens
-        self._ledgers.append(PhaseLedger(self._caller.received_at))
-        return self._ledgers[-1]
+        self.ledgers.append(PhaseLedger(self._caller.received_at))
+        return self.ledgers[-1]
 
     def admitted(self, request: Request, placement: TokenStream) -> None:
         self.placements.append(placement)
@@ -184,7 +185,7 @@ class RequestRecording:
             return
         self._is_open = False
         now = self._recorder.clock.now()
-        for ledger in self._ledgers:
+        for ledger in self.ledgers:
             ledger.move(LedgerPhase.OVER, now)
         self._recorder.close(self._caller.tenant.id, partial(self._conclude, now, error, tally, is_complete))
 
@@ -202,9 +203,9 @@ class RequestRecording:
     def _last(self, now: float) -> tuple[int, StageSeconds]:
         """Return the index of the prompt whose request ended last or is still open, and its stages. That request spent
         the least time in stage `deliver`, where it waits for the other prompts."""
-        if len(self._ledgers) == 1:
-            return 0, self._ledgers[0].seconds(now)
-        stages = [ledger.seconds(now) for ledger in self._ledgers or [self.ledger()]]
+        if len(self.ledgers) == 1:
+            return 0, self.ledgers[0].seconds(now)
+        stages = [ledger.seconds(now) for ledger in self.ledgers or [self.ledger()]]
         index = min(range(len(stages)), key=lambda index: stages[index].deliver)
         return index, stages[index]
 
@@ -229,8 +230,8 @@ class RequestRecording:
             path=path,
             reason=why if path else getattr(error, "reason", ""),
             num_attempts=max((each.num_attempts for each in self.placements), default=0),
-            pauses=Pauses.sum(each.pauses for each in self.placements),
-            yields=merged_yields(part for each in self.placements for part in each.yields),
+            pauses=Pauses.sum(ledger.pauses for ledger in self.ledgers),
+            yields=merged_yields(part for ledger in self.ledgers for part in ledger.yields),
             workers=() if placement is None else tuple(placement.workers),
             is_streamed=self._kind.is_streamed,
             usage=tally.usage(),
@@ -245,7 +246,7 @@ class RequestRecording:
         )
         self._recorder.notify(record)
         if self.trace.span.is_recording():
-            facts = SpanFacts(self._ledgers[index], self._max_tokens, tally.reasons)
+            facts = SpanFacts(self.ledgers[index], self._max_tokens, tally.reasons)
             reasons = {} if placement is None else placement.reasons
             end_root_span(self.trace.span, self._recorder.tracer, record, facts, reasons)
 

@@ -23,9 +23,7 @@ class FairnessSync:
         self._queue = queue
         self._counters = counters
         self._loop = BackgroundLoop("the exchange of service counters", self._exchange)
-
-    async def start(self) -> None:
-        self._loop.start()
+        self.start = self._loop.start
 
     async def stop(self) -> None:
         await self._loop.stop()

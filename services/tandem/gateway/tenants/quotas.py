@@ -14,18 +14,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from tandem.admission.quota import QuotaLimits, Reservation, ReservationResult
-from tandem.admission.quota_errors import batch_exceeds_limit_error
-from tandem.admission.quota_reservation import QuotaReservation
+from tandem.admission.quota import QuotaLimits, Reservation, ReservationResult, capacity
 from tandem.admission.tenant import Tenant
-from tandem.admission.tenant_quota_state import TenantQuotaState
-from tandem.admission.token_bucket import capacity
-from tandem.admission.usage_estimator import TokenUsage
+from tandem.admission.tenant_quota_state import QuotaReservation, TenantQuotaState, TokenUsage
 from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.context.supervise import BackgroundLoop
-from tandem.stores.gateway_registry import GatewayRegistry
-from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
 from tandem.stores.redis_client import StoreUnavailable
 
 BEATS_PER_TTL = 4
@@ -61,11 +56,9 @@ class TenantQuotas:
         self._unsettled: list[_PendingSettlement] = []
         self._posted: set[asyncio.Future[Any]] = set()
         self._loop = BackgroundLoop("the quota heartbeat", self._beat)
+        self.start = self._loop.start
         self._lost = asyncio.Event()
         self.is_reachable = True
-
-    async def start(self) -> None:
-        self._loop.start()
 
     async def stop(self) -> None:
         """Stop the heartbeat, wait for the settlements that are being sent, and send the failed ones once more. Redis
@@ -92,25 +85,28 @@ class TenantQuotas:
         the latest reply of Redis. May be called on any thread."""
         found: dict[tuple[str, ...], float] = {}
         for state in list(self._states.values()):
-            limits, levels = state.limits, state.levels
-            for name, level, limit in (
-                ("requests", levels.requests, limits.requests_per_minute),
-                ("tokens", levels.tokens, limits.tokens_per_minute),
-            ):
+            levels, limits = state.levels, state.limits
+            for name, level, limit in zip(levels._fields, levels, limits, strict=False):
                 if level is not None and limit:
                     found[state.tenant, name] = max(0, level) / capacity(limit)
         return found
 
     def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
+        """Check several requests of one client call before `enter` is called for any of them.
+
+        `sizes`: for each request, a pair of the tokens of its prompt and the tokens of its longest output. Raises
+        TandemError(INVALID_REQUEST) where the tenant's limits could never admit all of them."""
         limits = tenant.limits
         if len(sizes) > 1 and any(limits):
-            output_lengths = self._state(tenant.id, limits).output_lengths
-            charges = [output_lengths.estimate(prompt, output, limits.tokens_per_minute) for prompt, output in sizes]
-            error = batch_exceeds_limit_error(limits, charges)
-            if error is not None:
-                raise error
+            state = self._state(tenant.id, limits)
+            limits.check_batch([state.estimate(prompt, output) for prompt, output in sizes])
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation | None:
+        """Reserve the tokens that a request may use and return the reservation, which the caller must close, however
+        the request ends; None where the tenant has no limits.
+
+        `max_output_tokens` covers all choices. Raises TandemError(QUOTA), with the exceeded limit as its `reason`, or
+        TandemError(INVALID_REQUEST) where the request is larger than the tenant's tokens of a whole minute."""
         if not any(tenant.limits):
             return None
         state = self._state(tenant.id, tenant.limits)

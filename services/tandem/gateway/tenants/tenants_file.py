@@ -26,8 +26,8 @@ from typing import Any, get_args
 import yaml
 
 from tandem.admission.api_keys import parse_hash
+from tandem.admission.quota import MAX_LIMIT
 from tandem.admission.tenant import Tenant
-from tandem.admission.token_bucket import MAX_LIMIT
 from tandem.core.config import Disaggregation
 from tandem.core.ids import OPEN_TENANT, TenantId
 from tandem.core.lane import Lane

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Set
-from typing import NamedTuple
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import TandemError
@@ -21,19 +20,10 @@ PUBLISH_PERIOD_S = 3600.0
 """Seconds after which the record of a model is published again, so that it does not expire."""
 
 
-class _Publication(NamedTuple):
-    """Hold what was published of a model at the time `at`, in seconds of the clock. `digest`: that of its tokenizer
-    bundle."""
-
-    digest: str
-    max_model_len: int
-    aliases: tuple[str, ...]
-    at: float
-
-
 class WakeableModels:
     """Publish the models of live workers in Redis, and find out which models a planner can wake, that is, for which it
-    starts workers when requests wait.
+    starts workers when requests wait; both every PERIOD_S seconds. `live`: function that returns the models of live
+    workers, by name.
 
     A planner that acts publishes its target number of workers of a model every few seconds; the model can be woken as
     long as Redis has that target. The tokenizer comes from a live worker or, for a model whose workers were gone before
@@ -41,19 +31,28 @@ class WakeableModels:
     made with `keep_bundles`, because the tokenizer bundles are published too.
     """
 
-    def __init__(self, registry: ModelRegistry, targets: ReplicaTargets, texts: TextModels, clock: Clock) -> None:
+    def __init__(
+        self,
+        live: Callable[[], Mapping[str, ServedModel]],
+        registry: ModelRegistry,
+        targets: ReplicaTargets,
+        texts: TextModels,
+        clock: Clock,
+    ) -> None:
+        self._live = live
         self._registry = registry
         self._targets = targets
         self._texts = texts
         self._clock = clock
-        self._live: Callable[[], Mapping[str, ServedModel]] = dict
         self._known: dict[str, ServedModel] = {}
         self._stored: dict[str, ModelRecord] | None = None
         """Records that were read from Redis and are not in `_known`; None before they were read."""
-        self._published: dict[str, _Publication] = {}
+        self._published: dict[str, tuple[ModelRecord, float]] = {}
+        """The record that was published of each model, and when, in seconds of the clock."""
         self._models: Mapping[str, ServedModel] = {}
         self._optional_roles: Mapping[str, Set[str]] = {}
         self._loop = BackgroundLoop("the search for models that a planner can wake", self._step)
+        self.start = self._loop.start
 
     def models(self) -> Mapping[str, ServedModel]:
         """Return the models that a planner can wake, by name, whether or not workers serve them now."""
@@ -63,12 +62,6 @@ class WakeableModels:
         """Return, for each model that a planner can wake, the roles for which the planner's minimum is 0 workers. A
         model without such a role has an empty set."""
         return self._optional_roles
-
-    def start(self, live: Callable[[], Mapping[str, ServedModel]]) -> None:
-        """Begin to publish models and to search for models that a planner can wake, every PERIOD_S seconds. `live`:
-        function that returns the models of live workers, by name."""
-        self._live = live
-        self._loop.start()
 
     async def stop(self) -> None:
         await self._loop.stop()
@@ -112,11 +105,10 @@ class WakeableModels:
 
     async def _publish(self, model: ServedModel) -> None:
         """Publish the record of a model where it has changed or is old. Raises StoreUnavailable."""
-        current = _Publication(model.text.digest, model.max_model_len, model.aliases, self._clock.now())
-        last = self._published.get(model.name)
-        if last is not None and last[:3] == current[:3] and current.at - last.at < PUBLISH_PERIOD_S:
-            return
         bundle = self._texts.bundle(model.text.digest)
         record = ModelRecord(name=model.name, max_model_len=model.max_model_len, bundle=bundle, aliases=model.aliases)
-        await self._registry.publish(record)
-        self._published[model.name] = current
+        now = self._clock.now()
+        last, published_at = self._published.get(model.name, (None, now))
+        if record != last or now - published_at >= PUBLISH_PERIOD_S:
+            await self._registry.publish(record)
+            self._published[model.name] = record, now

@@ -84,11 +84,9 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         self._serves_since: float | None = None
         """Since when requests can be served, if only on one worker each; None while they cannot."""
         self._loop = BackgroundLoop("worker discovery", self._search)
+        self.start = self._loop.start
         self._discovery_error: str | None = None
         """Why workers cannot be listed; None where they can."""
-
-    async def start(self) -> None:
-        self._loop.start()
 
     async def stop(self) -> None:
         await self._loop.stop()
@@ -107,10 +105,7 @@ class WorkerPool(KnownWorkers[WorkerLink]):
                     try:
                         report = self._apply_update(event)
                     except Exception:
-                        log.exception(
-                            "the gateway failed to process an update of worker %s and opens its stream again", link.ref
-                        )
-                        link.reopen()
+                        self.reopen(link.ref)
                         continue
                     if report.events or report.freed is not None:
                         yield report
@@ -292,8 +287,9 @@ class WorkerPool(KnownWorkers[WorkerLink]):
             link.send_order(order)
 
     def reopen(self, worker: WorkerRef) -> None:
-        """Open the worker's Watch stream again, so that it resends an update that could not be processed; does nothing
-        where the worker is gone."""
+        """Log the exception that is being handled, and open the worker's Watch stream again, unless the worker is gone,
+        so that it resends the update that could not be processed."""
+        log.exception("the gateway failed to process an update of worker %s and opens its stream again", worker)
         link = self.find(worker)
         if link is not None:
             link.reopen()

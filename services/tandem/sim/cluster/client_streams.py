@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tandem.admission.quota_reservation import QuotaReservation
+from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, Token, TokenRun
 from tandem.core.ids import RequestId, WorkerRef

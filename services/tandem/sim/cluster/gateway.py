@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from tandem.admission.quota_reservation import QuotaReservation
+from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffId, RequestId

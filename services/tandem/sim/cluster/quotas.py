@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tandem.admission.quota_reservation import QuotaReservation
-from tandem.admission.tenant import Tenant
-from tandem.admission.tenant_policy import apply_tenant_policy
-from tandem.admission.tenant_quota_state import TenantQuotaState
+from tandem.admission.tenant import Tenant, apply_tenant_policy
+from tandem.admission.tenant_quota_state import QuotaReservation, TenantQuotaState
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
 from tandem.core.request import Request

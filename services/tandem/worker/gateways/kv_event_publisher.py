@@ -18,10 +18,8 @@ from tandem.core.events import KVFact
 from tandem.core.ids import WorkerRef
 from tandem.kv.kv_event_log import KVEventBatch, KVEventLog
 from tandem.routing.kv_indexer import WorkerKVEvents
-from tandem.stores.index_format import IndexSnapshot
-from tandem.stores.prefix_index import MAX_FACTS, REQUEST_TTL_S, IndexWriter
-from tandem.stores.redis_client import StoreUnavailable
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.prefix_index import MAX_FACTS, REQUEST_TTL_S, IndexSnapshot, IndexWriter
+from tandem.stores.redis_client import RedisHealth, StoreUnavailable
 
 BATCH_S = 0.02
 """Seconds for which events are collected into one batch. Gateways learn of an event up to this much later."""

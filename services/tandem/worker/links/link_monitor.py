@@ -22,7 +22,7 @@ from tandem.core.ids import WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.routing.link_policy import evaluate, peers_to_probe, unmeasured
 from tandem.stores.redis_client import StoreUnavailable
-from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import WorkerRecord
 from tandem.worker.kv.handshake import SourceGone
 from tandem.worker.kv.transfer_client import TransferClient
 from tandem.worker.links.link_probe import LinkProbe

@@ -13,7 +13,7 @@ from tandem.core.ids import WorkerRef
 from tandem.core.lane import ALL_LANES, Lane, lane_labels
 from tandem.core.topology import Topology
 from tandem.engine.transfer_messages import TransportPeer
-from tandem.stores.redis_health import RedisHealth
+from tandem.stores.redis_client import RedisHealth
 from tandem.wire.gen import worker_pb2
 from tandem.wire.kv_codec import encode_peer, encode_worker
 from tandem.wire.peer_auth import PeerAuth
