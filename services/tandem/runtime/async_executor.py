@@ -116,9 +116,7 @@ class AsyncExecutor(BaseExecutor):
         with self._stream.running():
             step = _Step(plan)
             try:
-                self.cache.offload(plan.spills)
-                self.cache.onload(plan.fills)
-                self.cache.copy(plan.copies)
+                self.cache.copy(plan.spills, plan.fills, plan.copies)
                 self._begin(step, self._prepare(plan, step.results))
                 if step.part is None:
                     step.copied = self._stream.mark()

@@ -158,9 +158,7 @@ class TorchExecutor(BaseExecutor):
 
         A slice that cannot be computed has an error as its result and does not affect the others."""
         results: dict[SeqId, SliceResult] = {}
-        self.cache.offload(plan.spills)
-        self.cache.onload(plan.fills)
-        self.cache.copy(plan.copies)
+        self.cache.copy(plan.spills, plan.fills, plan.copies)
         digests = self._digest(plan.digests)
         results.update(self._run(self._prepare(plan, results)))
         ordered = tuple(results[piece.seq] for piece in plan.slices)

@@ -18,11 +18,9 @@ from tandem.engine.rank_messages import (
     ClearBlocks,
     CopyBlocks,
     DigestBlocks,
-    FillBlocks,
     Logits,
     RankCommand,
     RanksLost,
-    SpillBlocks,
 )
 from tandem.kv.host_offload import Offload, Onload
 from tandem.runtime.input_batch import Batch
@@ -96,8 +94,8 @@ class RankedModel:
 class RankedCache(KVCache):
     """First rank's part of the KV pool, whose operations are executed on the parts of all ranks.
 
-    These are `clear`, `copy`, `offload`, `onload`, `digest` and `digest_on_device`; the last two return digests of the
-    KV heads of all ranks. Methods raise RanksLost when any rank fails."""
+    These are `clear`, `copy`, `digest` and `digest_on_device`; the last two return digests of the KV heads of all ranks.
+    Methods raise RanksLost when any rank fails."""
 
     def __init__(self, followers: FollowerCommands, *pool: Any, **options: Any) -> None:
         """Allocate this rank's part; the arguments behind `followers` are those of `KVCache`."""
@@ -109,20 +107,12 @@ class RankedCache(KVCache):
             with self._followers.run_on_all(ClearBlocks(tuple(blocks))):
                 super().clear(blocks)
 
-    def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        if copies:
-            with self._followers.run_on_all(CopyBlocks(tuple(copies))):
-                super().copy(copies)
-
-    def offload(self, copies: Sequence[Offload]) -> None:
-        if copies:
-            with self._followers.run_on_all(SpillBlocks(tuple(copies))):
-                super().offload(copies)
-
-    def onload(self, copies: Sequence[Onload]) -> None:
-        if copies:
-            with self._followers.run_on_all(FillBlocks(tuple(copies))):
-                super().onload(copies)
+    def copy(
+        self, spills: Sequence[Offload], fills: Sequence[Onload], copies: Sequence[tuple[BlockId, BlockId]]
+    ) -> None:
+        if spills or fills or copies:
+            with self._followers.run_on_all(CopyBlocks(tuple(spills), tuple(fills), tuple(copies))):
+                super().copy(spills, fills, copies)
 
     def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         places = torch.stack((blocks, indices))
