@@ -57,21 +57,24 @@ def allocate_cache(
     the first rank the result executes block operations on all ranks. `layout`: layout of a block of the whole model.
     `rank_context`: this rank's position and connections. `block_digest`: function that digests blocks. `aside`: see
     `KVCache`. `pool_bytes`: see `num_blocks_of`. Raises TandemError when a configured size does not hold one block."""
-    heads, followers = rank_context.shard.part(layout.group.heads), rank_context.followers
+    heads = rank_context.shard.part(layout.group.heads)
     sizes = num_blocks_of(layout.for_rank(heads), engine, pool_bytes)
     num_blocks, num_host_slots = (rank_context.communicator.least(size) for size in sizes)
     pool = (layout, num_blocks, block_digest, num_host_slots, heads, aside)
-    return KVCache(*pool) if followers is None else RankedCache(followers, *pool)
+    return RankedCache(rank_context, *pool) if rank_context.is_leader else KVCache(*pool)
 
 
-def max_model_len(requested: int, num_positions: int, num_slots: int) -> int:
-    """Return the longest request in tokens: `requested`, or if that is 0 the smaller of `num_positions` and
-    `num_slots`.
+def max_model_len(engine: EngineConfig, config: DecoderSpec, cache: KVCache) -> int:
+    """Return the longest request in tokens: `engine.max_model_len`, or if that is 0 the smaller of the model's context
+    length and the number of tokens that the KV pool holds.
 
-    `num_positions`: positions of the model. `num_slots`: tokens that the KV pool holds. Raises TandemError when
-    `requested` exceeds one of the two. The pool bounds the default because a request without `max_tokens` may use the
-    whole length, and a request that the pool cannot hold would be rejected."""
-    limits = {"the model's context length": num_positions, "the KV pool (engine.kv_cache_memory)": num_slots}
+    Raises TandemError when `engine.max_model_len` exceeds one of the two. The pool bounds the default because a request
+    without `max_tokens` may use the whole length, and a request that the pool cannot hold would be rejected."""
+    requested: int = engine.max_model_len
+    limits = {
+        "the model's context length": config.max_length,
+        "the KV pool (engine.kv_cache_memory)": cache.num_blocks * cache.layout.block_size,
+    }
     for limit, num_tokens in limits.items():
         if requested > num_tokens:
             message = f"engine.max_model_len={requested} exceeds {limit} of {num_tokens} tokens: lower it, or set 0"

@@ -37,7 +37,7 @@ from tandem.runtime.parallel.shard import require_divisible
 from tandem.runtime.random_weights import is_random, open_weights
 from tandem.runtime.ranks.follower import Follower
 from tandem.runtime.ranks.leader import RankedModel
-from tandem.runtime.ranks.rank_context import RankContext
+from tandem.runtime.ranks.rank_context import SINGLE_RANK, RankContext
 from tandem.runtime.tokenizer_bundle import read_bundle
 from tandem.runtime.weight_packing import Packing
 from tandem_kernels.dispatch import REFERENCE
@@ -144,7 +144,7 @@ def load_executor(
     settings = with_device_defaults(Config(model=model, engine=engine))
     model, engine = settings.model, settings.engine
     if model.device == "cuda":
-        return load_cuda(directory, config, model, engine, grammars, rank_context or RankContext())
+        return load_cuda(directory, config, model, engine, grammars, rank_context or SINGLE_RANK)
     _require_gpu_for_fp8(model)
     if rank_context is not None:
         return _compose(*_load_rank(directory, config, model, engine, rank_context), engine, grammars)
@@ -155,15 +155,15 @@ def load_executor(
     if reason is None:
         # Beside the compiled kernels torch only samples tokens; more threads would take cores from the kernels' own.
         torch.set_num_threads(1)
-        cache = kv_sizing.allocate_cache(layout_of(config, model, engine), engine, RankContext(), native.block_digest)
+        cache = kv_sizing.allocate_cache(layout_of(config, model, engine), engine, SINGLE_RANK, native.block_digest)
         compiled = _load_compiled(directory, config, model, num_threads)
         message = "the worker computes with compiled kernels, vectors of %d floats and %d threads"
         _log.info(message, native.vector_width(), num_threads)
-        return TorchExecutor(compiled, cache, _longest(cache, config, engine), grammars)
+        return TorchExecutor(compiled, cache, kv_sizing.max_model_len(engine, config, cache), grammars)
     if model.batch_invariant:
         message = f"model.batch_invariant needs compiled kernels on a CPU, and they cannot be used: {reason}"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="batch_invariant")
-    decoder, cache = _load_rank(directory, config, model, engine, RankContext())
+    decoder, cache = _load_rank(directory, config, model, engine, SINGLE_RANK)
     _log.info("the worker computes with reference kernels in torch and %d threads: %s", num_threads, reason)
     return _compose(decoder, cache, engine, grammars)
 
@@ -188,7 +188,7 @@ def _load_rank(
     """Load one CPU rank's part of the weights and of the KV pool for the reference kernels.
 
     All ranks load concurrently and agree on the smallest number of blocks."""
-    shard, followers = rank_context.shard, rank_context.followers
+    shard = rank_context.shard
     torch.set_num_threads(max(1, num_compute_threads(engine.num_threads) // engine.ranks_per_node))
     with open_weights(directory, torch_dtype(model.dtype)) as checkpoint:
         decoder = Decoder(config, checkpoint, model.quantization, shard=shard, communicator=rank_context.communicator)
@@ -196,7 +196,7 @@ def _load_rank(
     if not shard.is_whole:
         heads = cache.heads
         _log.info("rank %d of %d holds the KV heads [%d, %d)", shard.rank, shard.size, heads.start, heads.stop)
-    return decoder if followers is None else RankedModel(decoder, followers), cache
+    return RankedModel(decoder, rank_context) if rank_context.is_leader else decoder, cache
 
 
 def _compose(model: CausalModel, cache: KVCache, engine: EngineConfig, grammars: LlguidanceMasks | None) -> AnyExecutor:
@@ -204,12 +204,7 @@ def _compose(model: CausalModel, cache: KVCache, engine: EngineConfig, grammars:
     if engine.plan_depth > 1:
         # Run-ahead planning needs the asynchronous executor; here it can be tested without a GPU.
         return compose_executor(model, cache, REFERENCE, DeviceStream(), engine, grammars)
-    return TorchExecutor(model, cache, _longest(cache, model.config, engine), grammars)
-
-
-def _longest(cache: KVCache, config: DecoderSpec, engine: EngineConfig) -> int:
-    """Return the longest request in tokens. Raises TandemError when `engine.max_model_len` exceeds it."""
-    return kv_sizing.max_model_len(engine.max_model_len, config.max_length, cache.num_blocks * engine.block_size)
+    return TorchExecutor(model, cache, kv_sizing.max_model_len(engine, model.config, cache), grammars)
 
 
 def _grammars(bundle: TokenizerBundle, config: DecoderSpec) -> LlguidanceMasks | None:

@@ -25,8 +25,8 @@ from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.random_weights import open_weights
 from tandem.runtime.ranks.follower import Follower
-from tandem.runtime.ranks.leader import FollowerCommands, RankedModel
-from tandem.runtime.ranks.rank_context import RankContext
+from tandem.runtime.ranks.leader import RankedModel
+from tandem.runtime.ranks.rank_context import SINGLE_RANK, RankContext
 from tandem_kernels.dispatch import Kernels
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def load_cuda(
     device = open_cuda(rank_context.shard.rank % engine.ranks_per_node)
     with _explained_out_of_memory(device):
         decoder, cache, kernels, stream = _load(device, directory, config, model, engine, rank_context)
-        executor = compose_executor(decoder, cache, kernels, stream, engine, grammars, rank_context.followers)
+        executor = compose_executor(decoder, cache, kernels, stream, engine, grammars, rank_context)
     # Work launched on other streams must be complete before the first step.
     torch.cuda.synchronize(device)
     return executor
@@ -126,25 +126,25 @@ def compose_executor(
     stream: DeviceStream,
     engine: EngineConfig,
     grammars: GrammarMasks | None,
-    followers: FollowerCommands | None = None,
+    rank_context: RankContext = SINGLE_RANK,
 ) -> AsyncExecutor:
     """Build the asynchronous executor of a loaded model; CUDA graphs are captured if `engine.cuda_graphs` is set.
 
     `model`, `cache` and `stream` belong to the same device, and `kernels` run on it. `grammars`: masks for constrained
-    output, None if grammars are not supported. `followers`: with tensor parallelism, the first rank's channel to the
-    other ranks. Raises TandemError when `engine.max_model_len` exceeds what the model or the KV pool can hold."""
+    output, None if grammars are not supported. `rank_context`: the rank's position and connections. Raises TandemError
+    when `engine.max_model_len` exceeds what the model or the KV pool can hold."""
     model, longest = _graphed(model, cache, stream, engine)
-    if followers is not None:
-        model = RankedModel(model, followers)
+    if rank_context.is_leader:
+        model = RankedModel(model, rank_context)
     return AsyncExecutor(model, cache, kernels.sample, stream, longest, grammars)
 
 
 def _graphed(model: CausalModel, cache: KVCache, stream: DeviceStream, engine: EngineConfig) -> tuple[CausalModel, int]:
     """Return the model, with CUDA graphs of its decode steps if configured, and the longest request in tokens."""
-    block_size = cache.layout.block_size
-    longest = max_model_len(engine.max_model_len, model.config.max_length, cache.num_blocks * block_size)
+    longest = max_model_len(engine, model.config, cache)
     if engine.cuda_graphs:
-        model = GraphedModel(model, cache, stream, ladder(engine.max_num_seqs), -(-longest // block_size))
+        max_blocks = -(-longest // cache.layout.block_size)
+        model = GraphedModel(model, cache, stream, ladder(engine.max_num_seqs), max_blocks)
     return model, longest
 
 

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tandem.engine.rank_messages import (
-    ClearBlocks,
-    CopyBlocks,
-    DigestBlocks,
-    Forward,
-    Logits,
-    RankCommand,
-)
+from tandem.engine.rank_messages import ClearBlocks, CopyBlocks, DigestBlocks, Forward, Logits, RankCommand
 from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.models.causal import CausalModel
