@@ -23,7 +23,7 @@ from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
 from tandem.runtime.device_stream import DeviceStream, StreamMark
 from tandem.runtime.executor import BaseExecutor
-from tandem.runtime.grammar_masks import GrammarMasks
+from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.kv_cache import KVCache, unsigned
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.sampler import LogitRows
@@ -86,7 +86,7 @@ class AsyncExecutor(BaseExecutor):
         sample: Sample,
         stream: DeviceStream,
         max_model_len: int,
-        grammars: GrammarMasks | None = None,
+        grammars: LlguidanceMasks | None = None,
     ) -> None:
         super().__init__(model, cache, max_model_len, grammars)
         self._sample = sample

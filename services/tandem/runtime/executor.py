@@ -15,7 +15,7 @@ from tandem.core.errors import TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
-from tandem.runtime.grammar_masks import GrammarMasks
+from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.input_batch import build_batch
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.logits_processor import LogitsProcessor
@@ -44,7 +44,7 @@ class BaseExecutor:
     """
 
     def __init__(
-        self, model: CausalModel, cache: KVCache, max_model_len: int, grammars: GrammarMasks | None = None
+        self, model: CausalModel, cache: KVCache, max_model_len: int, grammars: LlguidanceMasks | None = None
     ) -> None:
         self.cache = cache
         self.max_model_len = max_model_len

@@ -43,7 +43,7 @@ def _limits(grammar: Grammar) -> LLParserLimits:
 
 
 class LlguidanceMasks:
-    """Computes with llguidance which tokens a grammar allows; implements `grammar_masks.GrammarMasks`.
+    """Computes with llguidance which tokens a grammar allows.
 
     Token ids are those of the worker's tokenizer bundle; masks have the model's `vocab_size`. Compiled grammars are
     shared by all sequences. `prepare` and `is_prepared` may be called from any thread, the other methods only from the

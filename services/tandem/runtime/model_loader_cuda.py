@@ -18,7 +18,7 @@ from tandem.runtime.cuda_stream import CudaStream, device_kernels, open_cuda, re
 from tandem.runtime.device import torch_dtype
 from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.gpu_memory import GpuMemory, step_bytes
-from tandem.runtime.grammar_masks import GrammarMasks
+from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.kv_sizing import allocate_cache, layout_of, max_model_len
 from tandem.runtime.models.causal import CausalModel
@@ -37,7 +37,7 @@ def load_cuda(
     config: DecoderSpec,
     model: ModelConfig,
     engine: EngineConfig,
-    grammars: GrammarMasks | None,
+    grammars: LlguidanceMasks | None,
     rank_context: RankContext,
 ) -> AsyncExecutor:
     """Load the first or only rank's part of the model on its GPU and return the executor.
@@ -125,7 +125,7 @@ def compose_executor(
     kernels: Kernels,
     stream: DeviceStream,
     engine: EngineConfig,
-    grammars: GrammarMasks | None,
+    grammars: LlguidanceMasks | None,
     rank_context: RankContext = SINGLE_RANK,
 ) -> AsyncExecutor:
     """Build the asynchronous executor of a loaded model; CUDA graphs are captured if `engine.cuda_graphs` is set.
