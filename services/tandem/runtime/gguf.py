@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from tandem.core.errors import TandemError
 from tandem.runtime.architectures.refusal import unsupported
 from tandem.runtime.architectures.spec import RopeConfig
-from tandem.runtime.architectures.stored_format import GGUF_TYPES
+from tandem.runtime.architectures.stored_format import GGUF_FORMATS
 from tandem.runtime.architectures.table import FAMILIES
 from tandem.runtime.checkpoint import INDEX_FILE, SINGLE_FILE
 from tandem.runtime.gguf_architectures import ARCHITECTURES, COMMON_FIELDS, COMMON_KEYS, TENSORS, GgufArchitecture
@@ -222,7 +222,7 @@ def _values(tensor: ReaderTensor) -> tuple[str, Array]:
     """Return the rows of a tensor: blocks as bytes, with the suffix that marks them, or floats without one."""
     kind = tensor.tensor_type
     suffix = f"_{kind.name.lower()}"
-    if suffix[1:] in GGUF_TYPES:
+    if suffix[1:] in GGUF_FORMATS:
         return suffix, tensor.data
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         return "", tensor.data
