@@ -1,4 +1,8 @@
-"""Compute KV layout, number of KV blocks and longest request from settings and sizes, and allocate the KV cache."""
+"""Compute KV layout, size of the KV pool and longest request from settings and sizes, and allocate the KV cache.
+
+`engine.gpu_memory_utilization` is a fraction of the whole GPU rather than of its free memory, so that workers that
+start on one GPU at the same time each get their share, whatever the others have allocated by then.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,15 @@ from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.ranks.leader import RankedCache
 from tandem.runtime.ranks.rank_context import RankContext
+from tandem_kernels.contract import SCRATCH_BYTES
 from tandem_kernels.dispatch import BlockDigestOp
 from tandem_kernels.reference import block_digest as reference_digest
+
+CONTEXT_BYTES = 768 << 20
+"""GPU memory of a process outside the allocator: CUDA context, loaded kernels, library handles, captured graphs."""
+SLACK = 1.5
+"""Factor on the size of live tensors for the allocator's fragmentation."""
+_FLOAT64 = 8
 
 
 def layout_of(config: DecoderSpec, model: ModelConfig, engine: EngineConfig) -> KVLayout:
@@ -80,3 +91,24 @@ def max_model_len(engine: EngineConfig, config: DecoderSpec, cache: KVCache) -> 
             message = f"engine.max_model_len={requested} exceeds {limit} of {num_tokens} tokens: lower it, or set 0"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="max_model_len")
     return requested or min(limits.values())
+
+
+def gpu_pool_bytes(utilization: float, *, total: int, free: int, used: int, step: int) -> int:
+    """Return the bytes left for the KV pool of a process that may use the fraction `utilization` of a GPU.
+
+    `total`: size of the GPU's memory. `free`: free memory of the GPU now. `used`: memory held by this process's
+    tensors, mostly weights. `step`: temporary memory of the largest step. Zero or a negative number means that there is
+    no room for a pool."""
+    return min(int(utilization * total) - used - step - CONTEXT_BYTES, free - step)
+
+
+def step_bytes(config: DecoderSpec, engine: EngineConfig, item_bytes: int) -> int:
+    """Estimate the temporary memory of the largest step in bytes: activations, logits and kernel scratch memory.
+
+    `item_bytes`: bytes of one activation. Sampling computes in float64, with up to two copies of the logits."""
+    num_rows = max(engine.max_num_batched_tokens, engine.max_num_seqs)
+    heads = (2 * config.heads + 2 * config.kv_heads) * config.head_dim
+    row = (4 * config.hidden_size + heads + 3 * config.active_inner) * item_bytes
+    logits = engine.max_num_seqs * config.vocab_size * (2 * item_bytes + 2 * _FLOAT64)
+    # Graphs keep the scratch memory that was allocated during their capture.
+    return int(SLACK * (num_rows * row + logits)) + SCRATCH_BYTES * (1 + engine.cuda_graphs)

@@ -17,10 +17,9 @@ from tandem.runtime.cuda_graphs import GraphedModel, ladder
 from tandem.runtime.cuda_stream import CudaStream, device_kernels, open_cuda, require_float8
 from tandem.runtime.device import torch_dtype
 from tandem.runtime.device_stream import DeviceStream
-from tandem.runtime.gpu_memory import GpuMemory, step_bytes
 from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.kv_sizing import allocate_cache, layout_of, max_model_len
+from tandem.runtime.kv_sizing import allocate_cache, gpu_pool_bytes, layout_of, max_model_len, step_bytes
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.random_weights import open_weights
@@ -151,12 +150,12 @@ def _graphed(model: CausalModel, cache: KVCache, stream: DeviceStream, engine: E
 def _pool_bytes(device: torch.device, config: DecoderSpec, engine: EngineConfig, dtype: torch.dtype) -> int:
     """Return the bytes for the KV pool under `engine.gpu_memory_utilization`. Raises TandemError if none are left."""
     free, total = torch.cuda.mem_get_info(device)
-    memory = GpuMemory(total, free, torch.cuda.memory_reserved(device), step_bytes(config, engine, dtype.itemsize))
-    num_bytes = memory.for_pool(engine.gpu_memory_utilization)
+    used, step = torch.cuda.memory_reserved(device), step_bytes(config, engine, dtype.itemsize)
+    num_bytes = gpu_pool_bytes(engine.gpu_memory_utilization, total=total, free=free, used=used, step=step)
     if num_bytes <= 0:
         message = (
             f"engine.gpu_memory_utilization={engine.gpu_memory_utilization:g} of {total >> 20} MiB leaves nothing for "
-            f"KV: {memory.used >> 20} MiB hold weights, {memory.step >> 20} MiB are for a step's activations, "
+            f"KV: {used >> 20} MiB hold weights, {step >> 20} MiB are for a step's activations, "
             f"{free >> 20} MiB are free; raise it, lower engine.max_num_batched_tokens or raise engine.tensor_parallel"
         )
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="gpu_memory_utilization")

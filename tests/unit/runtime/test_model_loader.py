@@ -21,7 +21,7 @@ from tandem.runtime.cuda_graphs import GraphedModel
 from tandem.runtime.cuda_stream import device_kernels
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint
-from tandem.runtime.gpu_memory import CONTEXT_BYTES, step_bytes
+from tandem.runtime.kv_sizing import CONTEXT_BYTES, step_bytes
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import AnyExecutor, load_executor
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
