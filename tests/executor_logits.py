@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from tandem.runtime.base_executor import BaseExecutor
+from tandem.runtime.executor import BaseExecutor
 from tandem.runtime.input_batch import Batch, build_batch
 from tandem.runtime.slice_work import partly_filled
 from tandem.sched.state.step_plan import ScheduledSlice
@@ -16,7 +16,7 @@ from tandem.sched.state.step_plan import ScheduledSlice
 def executor_logits(executor: BaseExecutor, piece: ScheduledSlice) -> torch.Tensor:
     """Compute one slice on the executor's device and return the logits of all its rows, `[num_tokens, vocab]`, in host
     memory."""
-    assert executor._limits.check(piece, piece.tokens) is None
+    assert executor.why_refused(piece, piece.tokens) is None
     block_size = executor.layout.block_size
     executor.cache.clear(partly_filled(piece, block_size))
     batch = _moved(build_batch([piece], [piece.tokens], block_size), executor.cache.pool.device)

@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tandem.runtime.architectures.stored_format import GGUF_TYPES, GgufFormat
+from tandem.runtime.architectures.stored_format import GGUF_FORMATS
 from tandem.runtime.atomic_dir import build_once
 from tandem.runtime.checkpoint import SINGLE_FILE, weight_files
 
@@ -48,7 +49,7 @@ def _write(directory: Path, target: Path) -> None:
 
 def _floats(blocks: torch.Tensor, kind: str) -> torch.Tensor:
     """Return the float32 values of rows of blocks of a type."""
-    assert kind in GGUF_TYPES
-    form = GgufFormat(kind)
-    matrix = form.read({form.suffixes[0]: blocks}, (len(blocks), form.columns_of(blocks.shape[1])))
+    form = GGUF_FORMATS[kind]
+    size, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]]
+    matrix = form.read({form.suffixes[0]: blocks}, (len(blocks), blocks.shape[1] // num_bytes * size))
     return matrix if isinstance(matrix, torch.Tensor) else matrix.floats()

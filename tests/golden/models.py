@@ -43,7 +43,7 @@ from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.runtime.grammar_masks import GrammarMasks
+from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.model_config import for_longest, read_model_config
 from tandem.runtime.model_loader import AnyExecutor, load_executor
 from tandem.runtime.model_store import cache_root, resolve_model
@@ -220,7 +220,7 @@ class Reference:
         kernels: Kernels = "auto",
         quantization: Quantization = "none",
         compact: bool = True,
-        grammars: GrammarMasks | None = None,
+        grammars: LlguidanceMasks | None = None,
         num_host_slots: int = 0,
         on_device: bool = False,
         device: Literal["cpu", "cuda"] = "cpu",

@@ -22,23 +22,15 @@ class RanksLost(DeviceLost):
 
 
 @dataclass(frozen=True, slots=True)
-class SpillBlocks:
-    """Tell a rank to copy blocks from its pool to its host memory. `copies`: pairs (block, host slot)."""
-
-    copies: tuple[Offload, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FillBlocks:
-    """Tell a rank to copy blocks from its host memory back to its pool. `copies`: pairs (host slot, block)."""
-
-    copies: tuple[Onload, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class CopyBlocks:
-    """Tell a rank to copy blocks inside its pool. `copies`: pairs (source block, target block)."""
+    """Tell a rank to copy whole blocks, in the order of the fields, which are those of `StepPlan`.
 
+    `spills`: from its pool to its host memory, as pairs (block, host slot). `fills`: from its host memory back to its
+    pool, as pairs (host slot, block). `copies`: within its pool, as pairs (source block, target block).
+    """
+
+    spills: tuple[Offload, ...]
+    fills: tuple[Onload, ...]
     copies: tuple[tuple[BlockId, BlockId], ...]
 
 
@@ -86,7 +78,7 @@ class Logits:
     num_rows: int
 
 
-RankCommand = SpillBlocks | FillBlocks | CopyBlocks | ClearBlocks | DigestBlocks | Forward | Logits
+RankCommand = CopyBlocks | ClearBlocks | DigestBlocks | Forward | Logits
 """Commands to the model, carried out in order."""
 
 

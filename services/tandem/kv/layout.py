@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
@@ -182,13 +182,7 @@ class ModelFingerprint:
 
     @property
     def digest(self) -> str:
-        parts = (
-            self.weights_digest,
-            self.quantization,
-            self.kv_dtype,
-            self.architecture,
-            self.tokenizer_digest,
-            str(self.block_size),
-            *((self.arithmetic,) if self.arithmetic else ()),
-        )
+        *parts, arithmetic = map(str, astuple(self))
+        if arithmetic:
+            parts.append(arithmetic)
         return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=16).hexdigest()

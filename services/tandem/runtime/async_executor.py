@@ -21,10 +21,9 @@ import torch
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
-from tandem.runtime.base_executor import BaseExecutor
 from tandem.runtime.device_stream import DeviceStream, StreamMark
-from tandem.runtime.grammar_masks import GrammarMasks
-from tandem.runtime.host_sampling import sample_slice
+from tandem.runtime.executor import BaseExecutor
+from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.kv_cache import KVCache, unsigned
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.sampler import LogitRows
@@ -87,7 +86,7 @@ class AsyncExecutor(BaseExecutor):
         sample: Sample,
         stream: DeviceStream,
         max_model_len: int,
-        grammars: GrammarMasks | None = None,
+        grammars: LlguidanceMasks | None = None,
     ) -> None:
         super().__init__(model, cache, max_model_len, grammars)
         self._sample = sample
@@ -117,9 +116,7 @@ class AsyncExecutor(BaseExecutor):
         with self._stream.running():
             step = _Step(plan)
             try:
-                self.cache.offload(plan.spills)
-                self.cache.onload(plan.fills)
-                self.cache.copy(plan.copies)
+                self.cache.copy(plan.spills, plan.fills, plan.copies)
                 self._begin(step, self._prepare(plan, step.results))
                 if step.part is None:
                     step.copied = self._stream.mark()
@@ -245,9 +242,7 @@ class AsyncExecutor(BaseExecutor):
             scores = part.scores.get(piece.seq, ())
             first = part.sampling_plan.first.get(piece.seq, 0)
             if piece.sampling is None or piece.seq in part.sampling_plan.on_host:
-                results[piece.seq] = sample_slice(
-                    prepared, logits, first, self._logits_processor, slice_digests, scores
-                )
+                results[piece.seq] = self._sample_on_host(prepared, logits, first, slice_digests, scores)
             else:
                 results[piece.seq] = _device_result(prepared, sampled[first:], slice_digests, scores)
         return results, tuple(digests[:num_plan_digests])

@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from tandem.core.errors import TandemError
 from tandem.runtime.architectures.refusal import unsupported
 from tandem.runtime.architectures.spec import RopeConfig
-from tandem.runtime.architectures.stored_format import GGUF_TYPES
+from tandem.runtime.architectures.stored_format import GGUF_FORMATS
+from tandem.runtime.architectures.table import FAMILIES
 from tandem.runtime.checkpoint import INDEX_FILE, SINGLE_FILE
 from tandem.runtime.gguf_architectures import ARCHITECTURES, COMMON_FIELDS, COMMON_KEYS, TENSORS, GgufArchitecture
 from tandem.runtime.gguf_tokenizer import tokenizer_files
@@ -102,7 +103,10 @@ def model_config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor
     for key in sorted(own.keys() - fields.keys() - COMMON_KEYS):
         if own[key]:
             raise unsupported(f"GGUF key {architecture}.{key}={own[key]!r}")
-    config: dict[str, Any] = {"model_type": known.model_type, "architectures": [known.name]}
+    config: dict[str, Any] = {
+        "model_type": known.model_type,
+        "architectures": [FAMILIES[known.model_type].architecture],
+    }
     config |= {name: _plain(own[key]) for key, name in fields.items() if key in own}
     head_dim = own.get("attention.key_length") or config["hidden_size"] // config["num_attention_heads"]
     if own.get("attention.value_length", head_dim) != head_dim:
@@ -218,7 +222,7 @@ def _values(tensor: ReaderTensor) -> tuple[str, Array]:
     """Return the rows of a tensor: blocks as bytes, with the suffix that marks them, or floats without one."""
     kind = tensor.tensor_type
     suffix = f"_{kind.name.lower()}"
-    if suffix[1:] in GGUF_TYPES:
+    if suffix[1:] in GGUF_FORMATS:
         return suffix, tensor.data
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         return "", tensor.data

@@ -57,16 +57,14 @@ _EXPERT_FIELDS = {"expert_count": "num_experts", "expert_used_count": "num_exper
 class GgufArchitecture:
     """Rules by which a GGUF file of one architecture is converted to a model directory.
 
-    `model_type`, `name`: the model's `model_type` and class name in config.json. `tensors`: maps the name of a layer's
-    tensor in the file to its name in a checkpoint, in which `{}` stands for the number of an expert. `fields`: maps a
-    metadata key of the file to the field of config.json that its value is copied to, in addition to `COMMON_FIELDS`.
-    `config`: fields of config.json that have the same value for every file. `is_permuted`: whether the two rows of a
-    rotary pair of queries and keys are adjacent in the file; in a checkpoint they are half a head apart.
-    `can_rotate_part`: whether a rotary dimension below the head size is accepted; it becomes the field
-    `partial_rotary_factor`."""
+    `model_type`: the model's `model_type` in config.json. `tensors`: maps the name of a layer's tensor in the file to
+    its name in a checkpoint, in which `{}` stands for the number of an expert. `fields`: maps a metadata key of the
+    file to the field of config.json that its value is copied to, in addition to `COMMON_FIELDS`. `config`: fields
+    of config.json that have the same value for every file. `is_permuted`: whether the two rows of a rotary pair of
+    queries and keys are adjacent in the file; in a checkpoint they are half a head apart. `can_rotate_part`: whether a
+    rotary dimension below the head size is accepted; it becomes the field `partial_rotary_factor`."""
 
     model_type: str
-    name: str
     tensors: Mapping[str, str]
     fields: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -75,19 +73,17 @@ class GgufArchitecture:
 
 
 ARCHITECTURES = {
-    "llama": GgufArchitecture(model_type="llama", name="LlamaForCausalLM", tensors=_LLAMA, is_permuted=True),
-    "qwen2": GgufArchitecture(model_type="qwen2", name="Qwen2ForCausalLM", tensors=_LLAMA),
-    "qwen3": GgufArchitecture(model_type="qwen3", name="Qwen3ForCausalLM", tensors=_LLAMA | _QUERY_KEY_NORMS),
+    "llama": GgufArchitecture(model_type="llama", tensors=_LLAMA, is_permuted=True),
+    "qwen2": GgufArchitecture(model_type="qwen2", tensors=_LLAMA),
+    "qwen3": GgufArchitecture(model_type="qwen3", tensors=_LLAMA | _QUERY_KEY_NORMS),
     "qwen3moe": GgufArchitecture(
         model_type="qwen3_moe",
-        name="Qwen3MoeForCausalLM",
         tensors=_ATTENTION | _NORMS | _QUERY_KEY_NORMS | _EXPERTS,
         fields=_EXPERT_FIELDS | {"expert_feed_forward_length": "moe_intermediate_size"},
         config={"norm_topk_prob": True},
     ),
     "olmo2": GgufArchitecture(
         model_type="olmo2",
-        name="Olmo2ForCausalLM",
         tensors=_ATTENTION
         | _QUERY_KEY_NORMS
         | _MLP
@@ -95,20 +91,17 @@ ARCHITECTURES = {
     ),
     "olmoe": GgufArchitecture(
         model_type="olmoe",
-        name="OlmoeForCausalLM",
         tensors=_ATTENTION | _NORMS | _QUERY_KEY_NORMS | _EXPERTS,
         fields=_EXPERT_FIELDS,
         config={"norm_topk_prob": False},
     ),
     "phi3": GgufArchitecture(
         model_type="phi3",
-        name="Phi3ForCausalLM",
         tensors=_NORMS | _FUSED_MLP | {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"},
         can_rotate_part=True,
     ),
     "glm4": GgufArchitecture(
         model_type="glm4",
-        name="Glm4ForCausalLM",
         tensors=_ATTENTION
         | _NORMS
         | _FUSED_MLP
@@ -117,7 +110,6 @@ ARCHITECTURES = {
     ),
     "granite": GgufArchitecture(
         model_type="granite",
-        name="GraniteForCausalLM",
         tensors=_LLAMA,
         fields={
             "attention.scale": "attention_multiplier",

@@ -43,7 +43,7 @@ def _limits(grammar: Grammar) -> LLParserLimits:
 
 
 class LlguidanceMasks:
-    """Computes with llguidance which tokens a grammar allows; implements `grammar_masks.GrammarMasks`.
+    """Computes with llguidance which tokens a grammar allows.
 
     Token ids are those of the worker's tokenizer bundle; masks have the model's `vocab_size`. Compiled grammars are
     shared by all sequences. `prepare` and `is_prepared` may be called from any thread, the other methods only from the
@@ -113,11 +113,6 @@ class LlguidanceMasks:
 
         It is only a cache: if a dropped sequence is used again, its output is matched from the start."""
         self._walks = {seq: walk for seq, walk in self._walks.items() if seq in seqs}
-
-    @property
-    def num_cached(self) -> tuple[int, int]:
-        """Return the number of cached compiled grammars, and the number of sequences whose matching state is cached."""
-        return len(self._compiled), len(self._walks)
 
     def _end_ids_of(self, stop_ids: frozenset[int]) -> list[int]:
         ends = [token for token in self._end_ids if token in stop_ids] or list(stop_ids) or self._end_ids

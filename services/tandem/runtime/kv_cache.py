@@ -86,28 +86,20 @@ class KVCache:
         for block in blocks:
             self.pool[block].zero_()
 
-    def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        """Copy whole blocks within the pool.
+    def copy(
+        self, spills: Sequence[Offload], fills: Sequence[Onload], copies: Sequence[tuple[BlockId, BlockId]]
+    ) -> None:
+        """Copy whole blocks: first `spills` from the pool to host memory, then `fills` from host memory back to the
+        pool, then `copies` within the pool.
 
-        `copies`: pairs (source, target) of block numbers; no block is both a source and a target."""
+        These are the fields of `StepPlan`: pairs (block, host slot), (host slot, block) and (source, target). On a GPU
+        the copies are asynchronous and run in order on the current stream."""
+        for block, slot in spills:
+            self.host[slot].copy_(self.pool[block], non_blocking=True)
+        for slot, block in fills:
+            self.pool[block].copy_(self.host[slot], non_blocking=True)
         for source, target in copies:
             self.pool[target].copy_(self.pool[source])
-
-    def offload(self, copies: Sequence[Offload]) -> None:
-        """Copy whole blocks from the pool to host memory.
-
-        `copies`: pairs (block, host slot). On a GPU the copies are asynchronous and run in order on the current stream.
-        """
-        for block, slot in copies:
-            self.host[slot].copy_(self.pool[block], non_blocking=True)
-
-    def onload(self, copies: Sequence[Onload]) -> None:
-        """Copy whole blocks from host memory back to the pool.
-
-        `copies`: pairs (host slot, block). On a GPU the copies are asynchronous and run in order on the current stream.
-        """
-        for slot, block in copies:
-            self.pool[block].copy_(self.host[slot], non_blocking=True)
 
     def host_view(self, slot: HostSlot) -> memoryview:
         """Return a view of a host slot's bytes, which the caller may read and write while no copy uses the slot."""

@@ -14,7 +14,7 @@ import torch
 
 from tandem.core.ids import SeqId
 from tandem.core.request import SamplingParams
-from tandem.runtime.grammar_masks import GrammarMasks
+from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.token_counts import TokenCounts
 from tandem.sched.state.step_plan import Sampling
 
@@ -37,7 +37,7 @@ class LogitsProcessor:
     It keeps the token counts of an executor's sequences between steps. Without `grammars` the function of a sequence
     with a grammar raises ValueError."""
 
-    def __init__(self, grammars: GrammarMasks | None = None) -> None:
+    def __init__(self, grammars: LlguidanceMasks | None = None) -> None:
         self.grammars = grammars
         self._counts: dict[SeqId, TokenCounts] = {}
 

@@ -1,4 +1,4 @@
-"""Check the slices of a step plan, and keep the last sampled token of each sequence between steps."""
+"""Prepare the slices of a step plan, and keep the last sampled token of each sequence between steps."""
 
 from __future__ import annotations
 
@@ -24,40 +24,6 @@ class PreparedSlice:
     piece: ScheduledSlice
     tokens: tuple[int, ...]
     source: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SliceLimits:
-    """Bounds that every slice of a step plan is checked against before it is computed.
-
-    `vocab_size`: number of token ids. `max_model_len`: longest sequence in tokens. `num_blocks`: blocks of the KV pool.
-    `block_size`: tokens per block."""
-
-    vocab_size: int
-    max_model_len: int
-    num_blocks: int
-    block_size: int
-
-    def check(self, piece: ScheduledSlice, tokens: tuple[int, ...]) -> str | None:
-        """Return why the slice `piece` with these token ids cannot be computed; None if it can."""
-        if piece.start < 0 or piece.num_tokens < 1 or len(tokens) != piece.num_tokens:
-            return f"{len(tokens)} tokens for positions [{piece.start}, {piece.stop})"
-        if piece.num_drafted < 0 or piece.num_certain < 1 or (piece.num_drafted and piece.sampling is None):
-            return f"{piece.num_drafted} draft tokens in a slice of {piece.num_tokens} tokens that samples nothing"
-        if piece.stop > self.max_model_len:
-            return f"position {piece.stop - 1} is beyond the model's {self.max_model_len} tokens"
-        if len(piece.blocks) < -(-piece.stop // self.block_size):
-            return f"{len(piece.blocks)} blocks cannot hold {piece.stop} tokens"
-        if min(piece.blocks) < 0 or max(piece.blocks) >= self.num_blocks:
-            return f"a block is outside the pool of {self.num_blocks}"
-        if piece.digest_blocks and not set(piece.digest_blocks) <= set(piece.blocks):
-            return "a block to be digested is not among the slice's blocks"
-        known = (*tokens, *piece.scored) if piece.scored else tokens
-        if min(known) < 0 or max(known) >= self.vocab_size:
-            return "a token id is outside the vocabulary"
-        if len(piece.scored) > piece.num_certain:
-            return f"{len(piece.scored)} tokens to be scored by {piece.num_certain} rows"
-        return None
 
 
 class LastTokens:

@@ -22,7 +22,7 @@ from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.input_batch import Batch, build_batch
 from tandem.runtime.kv_cache import KVCache, unsigned
 from tandem.runtime.model_config import read_model_config
-from tandem.runtime.model_loader_cuda import compose_executor
+from tandem.runtime.model_loader import compose_executor
 from tandem.runtime.models.decoder import Decoder
 from tandem.sched.state.step_plan import ScheduledSlice
 from tandem_kernels.dispatch import REFERENCE, Kernels, triton_kernels

@@ -324,7 +324,7 @@ def test_a_plan_that_only_copies_is_collected_once_its_copies_are_made(
     deep = _load(model_dir, host_cache_memory=Bytes(1 << 13))
     assert isinstance(deep, AsyncExecutor)
     events: list[str] = []
-    monkeypatch.setattr(deep.cache, "offload", lambda copies: events.append("copied"))
+    monkeypatch.setattr(deep.cache, "copy", lambda *_: events.append("copied"))
 
     class Mark(StreamMark):
         def __init__(self) -> None:

@@ -13,7 +13,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from tandem.core.errors import TandemError
 from tandem.runtime.architectures.quantization_config import read_stored_formats
 from tandem.runtime.architectures.spec import DecoderSpec, ExpertsMlp
-from tandem.runtime.architectures.stored_format import GGUF_TYPES, GgufFormat
+from tandem.runtime.architectures.stored_format import GGUF_FORMATS
 from tandem.runtime.architectures.table import FAMILIES
 from tandem.runtime.gguf_architectures import ARCHITECTURES
 from tandem.runtime.model_config import parse_model_config
@@ -88,9 +88,9 @@ def test_the_table_of_formats_lists_every_quant_method() -> None:
 def test_the_page_lists_what_becomes_of_gguf_files() -> None:
     types = re.search(r"^\| `gguf` \| (Q4_0.*?) \|", _PAGE, re.M), re.search(r"^\| `gguf` \| (Q2_K.*?) \|", _PAGE, re.M)
     listed = [name.lower() for found in types if found for name in found[1].split(", ")]
-    assert sorted(listed) == sorted(GGUF_TYPES)
+    assert sorted(listed) == sorted(GGUF_FORMATS)
     wide = [name.lower() for found in re.findall(r"\| 4; 8 for (.*?) \|", _PAGE) for name in found.split(", ")]
-    assert sorted(wide) == sorted(name for name in GGUF_TYPES if not has_nibbles(_numbers_of(name)))
+    assert sorted(wide) == sorted(name for name in GGUF_FORMATS if not has_nibbles(_numbers_of(name)))
     (architectures,) = re.findall(r"Architectures: (.*?), with byte-level", _PAGE, re.S)
     assert re.findall(r"`(\w+)`", architectures) == list(ARCHITECTURES)
 
@@ -99,7 +99,7 @@ def _numbers_of(name: str) -> NumberFormat:
     """Return the numbers of one of ggml's types."""
     size, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
     blocks = torch.zeros((1, 256 // size * num_bytes), dtype=torch.uint8)
-    matrix = GgufFormat(name).read({f".weight_{name}": blocks}, (1, 256))
+    matrix = GGUF_FORMATS[name].read({f".weight_{name}": blocks}, (1, 256))
     assert isinstance(matrix, CodedMatrix)
     return matrix.numbers
 

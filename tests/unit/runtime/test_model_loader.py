@@ -21,7 +21,7 @@ from tandem.runtime.cuda_graphs import GraphedModel
 from tandem.runtime.cuda_stream import device_kernels
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint
-from tandem.runtime.gpu_memory import CONTEXT_BYTES, step_bytes
+from tandem.runtime.kv_sizing import CONTEXT_BYTES, step_bytes
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import AnyExecutor, load_executor
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
@@ -53,26 +53,26 @@ def test_without_triton_a_gpu_s_kernels_are_missing(monkeypatch: pytest.MonkeyPa
 
 def test_memory_that_is_too_small_is_a_clear_error(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device's allocator fails in the middle of the weights."""
-    from tandem.runtime import model_loader_cuda
+    from tandem.runtime import model_loader
 
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
 
     stand_in_for_a_gpu(monkeypatch, 80 << 30)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
-    monkeypatch.setattr(model_loader_cuda, "_load", fail)
+    monkeypatch.setattr(model_loader, "_load_gpu_rank", fail)
     with pytest.raises(TandemError, match=r"1024 of 81920 MiB are free.*20\.00 GiB") as refused:
         _load(model_dir, ModelConfig(device="cuda"))
     assert refused.value.param == "kv_cache_memory"
 
 
 def test_a_share_that_holds_no_kv_is_a_clear_error(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tandem.runtime import model_loader_cuda
+    from tandem.runtime import model_loader
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 900 << 20)
     with pytest.raises(TandemError, match="leaves nothing for KV: 900 MiB hold weights") as refused:
-        model_loader_cuda._pool_bytes(
+        model_loader._pool_bytes(
             torch.device("cpu"), read_model_config(model_dir), EngineConfig(gpu_memory_utilization=0.5), torch.bfloat16
         )
     assert refused.value.param == "gpu_memory_utilization"
@@ -149,7 +149,7 @@ def test_fp8_needs_a_gpu(model_dir: Path) -> None:
 def test_batch_invariant_kernels_are_requested_on_a_gpu(
     batch_invariant: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tandem.runtime import model_loader_cuda
+    from tandem.runtime import model_loader
 
     requested: list[bool] = []
 
@@ -158,7 +158,7 @@ def test_batch_invariant_kernels_are_requested_on_a_gpu(
         return REFERENCE
 
     stand_in_for_a_gpu(monkeypatch, 1 << 30)
-    monkeypatch.setattr(model_loader_cuda, "device_kernels", kernels)
+    monkeypatch.setattr(model_loader, "device_kernels", kernels)
     _load(model_dir, ModelConfig(device="cuda", batch_invariant=batch_invariant))
     assert requested == [batch_invariant]
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from tandem.core.errors import TandemError
 from tandem.runtime.architectures.quantization_config import read_stored_formats
-from tandem.runtime.architectures.stored_format import GGUF_TYPES, GgufFormat
+from tandem.runtime.architectures.stored_format import GGUF_FORMATS
 from tandem.runtime.checkpoint import SINGLE_FILE, Checkpoint
 from tandem.runtime.matrices import to_floats
 from tandem_kernels.reference.coded import CodedMatrix
@@ -64,7 +64,7 @@ _HALVES = {
 """Places of the numbers in half precision in a block of each type."""
 
 
-@pytest.mark.parametrize("name", GGUF_TYPES)
+@pytest.mark.parametrize("name", GGUF_FORMATS)
 def test_blocks_of_a_gguf_file_have_the_values_that_its_library_restores(name: str) -> None:
     rows, num_blocks = 5, 3
     kind = GGMLQuantizationType[name.upper()]
@@ -76,7 +76,7 @@ def test_blocks_of_a_gguf_file_have_the_values_that_its_library_restores(name: s
         blocks[..., place : place + 2] = numbers.view(np.uint8)
     if name == "mxfp4":
         blocks[..., 0] = source.integers(0, 200, (rows, num_blocks))
-    stored, form = blocks.reshape(rows, -1), GgufFormat(name)
+    stored, form = blocks.reshape(rows, -1), GGUF_FORMATS[name]
     matrix = form.read({form.suffixes[0]: torch.from_numpy(stored)}, (rows, num_blocks * size))
     assert isinstance(matrix, CodedMatrix)
     assert np.array_equal(matrix.floats().numpy(), dequantize(stored, kind))

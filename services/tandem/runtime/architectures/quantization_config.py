@@ -10,16 +10,15 @@ from typing import Any
 
 from tandem.runtime.architectures.refusal import Json, unsupported
 from tandem.runtime.architectures.stored_format import (
-    GGUF_TYPES,
-    AwqFormat,
-    Float8Format,
-    GgufFormat,
-    GptqFormat,
-    Int8Format,
-    Mxfp4Format,
-    Nvfp4Format,
-    PackedInt4Format,
+    GGUF_FORMATS,
+    INT8,
+    MXFP4,
+    NVFP4,
     StoredFormat,
+    awq_format,
+    float8_format,
+    gptq_format,
+    packed_int4_format,
 )
 
 Formats = Sequence[StoredFormat]
@@ -73,25 +72,25 @@ def read_stored_formats(config: Json | None) -> tuple[StoredFormat, ...]:
 
 def _fp8(config: Json) -> Formats:
     _expect(config, "fmt", None, "e4m3", "float8_e4m3fn", "float")
-    return [Float8Format("fp8", ".weight_scale_inv", _block(config, "weight_block_size"))]
+    return [float8_format("fp8", ".weight_scale_inv", _block(config, "weight_block_size"))]
 
 
 def _gptq(config: Json) -> Formats:
     _expect(config, "bits", 4)
     _expect(config, "pack_dtype", None, "int32")
     _expect(config, "checkpoint_format", None, "gptq", "gptq_v2")
-    return [GptqFormat(zero_offset=0 if config.get("checkpoint_format") == "gptq_v2" else 1)]
+    return [gptq_format(0 if config.get("checkpoint_format") == "gptq_v2" else 1)]
 
 
 def _awq(config: Json) -> Formats:
     _expect(config, "bits", 4)
     _expect(config, "zero_point", True)
     _expect(config, "version", None, "gemm", "GEMM")
-    return [AwqFormat(_number(config.get("group_size")))]
+    return [awq_format(_number(config.get("group_size")))]
 
 
 def _gguf(_: Json) -> Formats:
-    return [GgufFormat(name) for name in GGUF_TYPES]
+    return [*GGUF_FORMATS.values()]
 
 
 def _compressed_tensors(config: Json) -> Formats:
@@ -110,20 +109,20 @@ def _compressed_tensors(config: Json) -> Formats:
     if kind == "nvfp4-pack-quantized":
         _expect(weights, "strategy", "tensor_group")
         _expect(weights, "group_size", None, 16)
-        return [Nvfp4Format()]
+        return [NVFP4]
     if kind == "mxfp4-pack-quantized":
         _expect(weights, "strategy", "group")
         _expect(weights, "group_size", 32)
-        return [Mxfp4Format()]
+        return [MXFP4]
     if kind == "pack-quantized":
         _expect(weights, "strategy", "group", "channel")
-        return [PackedInt4Format(_number(weights.get("group_size")) if weights["strategy"] == "group" else 0)]
+        return [packed_int4_format(_number(weights.get("group_size")) if weights["strategy"] == "group" else 0)]
     if bits[kind][0] == "int":
         _expect(weights, "strategy", "channel", "tensor")
-        return [Int8Format()]
+        return [INT8]
     _expect(weights, "strategy", "channel", "tensor", "block")
     block = _block(weights, "block_structure") if weights["strategy"] == "block" else None
-    return [Float8Format("compressed-tensors float-quantized", ".weight_scale", block)]
+    return [float8_format("compressed-tensors float-quantized", ".weight_scale", block)]
 
 
 _READERS: dict[Any, tuple[Callable[[Json], Formats], frozenset[str]]] = {

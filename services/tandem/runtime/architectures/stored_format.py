@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,31 +30,25 @@ _MOST_FLOAT8_STEP = 128.0
 """Greatest scale of float8 numbers that the compiled kernels can multiply with."""
 
 
-class StoredFormat(Protocol):
-    """Format in which a checkpoint stores matrices, as one or more tensors per matrix.
+@dataclass(frozen=True, slots=True)
+class StoredFormat:
+    """Describe a format in which a checkpoint stores matrices, as one or more tensors per matrix.
 
     The tensors of a matrix have the names `base + suffix`, one for each of `suffixes`, where `base` is the name of the
-    matrix without `.weight`."""
+    matrix without `.weight`.
 
-    @property
-    def name(self) -> str:
-        """Return the name of the format, for error messages."""
-        ...
+    - `name`: name of the format, for error messages.
+    - `suffixes`: suffixes of the tensors that every matrix in this format has. A matrix is in this format if the
+      checkpoint has its tensor with the first of them.
+    - `reader`, `parameters`: `read` calls `reader` with the parameters behind its own arguments.
+    - `optional`: suffixes of tensors that a matrix may have in addition to those of `suffixes`, and that are not read.
+    """
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """Return the suffixes of the tensors that every matrix in this format has.
-
-        A matrix is in this format if the checkpoint has its tensor with the first of these suffixes."""
-        ...
-
-    @property
-    def optional(self) -> tuple[str, ...]:
-        """Return the suffixes of tensors that a matrix may have in addition to those of `suffixes`.
-
-        Such tensors are not read.
-        """
-        ...
+    name: str
+    suffixes: tuple[str, ...]
+    reader: Callable[..., AnyMatrix] = field(repr=False)
+    parameters: tuple[Any, ...] = ()
+    optional: tuple[str, ...] = ()
 
     def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
         """Return the matrix that is stored in `parts`: as codes and scales (`CodedMatrix`), or as float32 if codes
@@ -62,178 +56,150 @@ class StoredFormat(Protocol):
 
         `parts`: the tensors of the matrix, by suffix. `shape`: its numbers of rows and columns. Raises ValueError when
         a tensor does not fit the shape or has another dtype, or a scale is not finite."""
-        ...
+        return self.reader(parts, shape, *self.parameters)
 
 
-@dataclass(frozen=True, slots=True)
-class Float8Format:
-    """Format of matrices with float8 elements (e4m3), which are multiplied by float scales.
+def float8_format(name: str, scale: str, block: tuple[int, int] | None = None) -> StoredFormat:
+    """Return the format of matrices with float8 elements (e4m3), which are multiplied by float scales.
 
     `name`: the format in error messages. `scale`: suffix of the tensor that holds a matrix's scales. `block`: numbers
     of rows and of columns of the blocks that have one scale each; None: a matrix has one scale per row, or a single
     one."""
-
-    name: str
-    scale: str
-    block: tuple[int, int] | None = None
-    optional: tuple[str, ...] = ()
-
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        return (self.scale, ".weight")
-
-    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
-        numbers, scale = parts[".weight"], _finite(parts[self.scale])
-        _require(numbers, shape, torch.float8_e4m3fn)
-        group = shape[1]
-        if self.block is None:
-            scale = _per_row(scale, shape)
-        else:
-            rows, columns = self.block
-            _require(scale, (-(-shape[0] // rows), -(-shape[1] // columns)))
-            group = math.gcd(shape[1], columns)
-            scale = scale.repeat_interleave(rows, 0)[: shape[0]]
-            scale = scale.repeat_interleave(columns // group, 1)[:, : shape[1] // group]
-        require_finite(NumberFormat.E4M3, numbers.view(torch.uint8))
-        if not _fits(shape[1], group) or bool((scale.abs() > _MOST_FLOAT8_STEP).any()):
-            return numbers.to(torch.float32) * scale.repeat_interleave(group, 1)
-        return CodedMatrix(NumberFormat.E4M3, numbers.view(torch.uint8), _steps(scale, group))
+    return StoredFormat(name, (scale, ".weight"), _read_float8, (scale, block))
 
 
-@dataclass(frozen=True, slots=True)
-class Int8Format:
-    """Format of the W8A8 matrices of compressed-tensors: 8-bit integers without zero points, with one float scale per
-    row or a single scale for the matrix."""
+def _read_float8(parts: Parts, shape: tuple[int, int], suffix: str, block: tuple[int, int] | None) -> AnyMatrix:
+    numbers, scale = parts[".weight"], _finite(parts[suffix])
+    _require(numbers, shape, torch.float8_e4m3fn)
+    group = shape[1]
+    if block is None:
+        scale = _per_row(scale, shape)
+    else:
+        rows, columns = block
+        _require(scale, (-(-shape[0] // rows), -(-shape[1] // columns)))
+        group = math.gcd(shape[1], columns)
+        scale = scale.repeat_interleave(rows, 0)[: shape[0]]
+        scale = scale.repeat_interleave(columns // group, 1)[:, : shape[1] // group]
+    require_finite(NumberFormat.E4M3, numbers.view(torch.uint8))
+    if not _fits(shape[1], group) or bool((scale.abs() > _MOST_FLOAT8_STEP).any()):
+        return numbers.to(torch.float32) * scale.repeat_interleave(group, 1)
+    return CodedMatrix(NumberFormat.E4M3, numbers.view(torch.uint8), _steps(scale, group))
 
-    name: str = "compressed-tensors int-quantized"
-    suffixes: tuple[str, ...] = (".weight_scale", ".weight")
-    optional: tuple[str, ...] = ()
 
-    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
-        numbers, scale = parts[".weight"], _per_row(_finite(parts[".weight_scale"]), shape)
-        _require(numbers, shape, torch.int8)
-        if not _fits(shape[1], shape[1]):
-            return numbers.to(torch.float32) * scale
-        codes = (numbers.to(torch.int16) + _INT8_ZERO).to(torch.uint8)
-        return CodedMatrix(NumberFormat.INT8, codes, _steps(scale, shape[1], _INT8_ZERO))
+def _read_int8(parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
+    numbers, scale = parts[".weight"], _per_row(_finite(parts[".weight_scale"]), shape)
+    _require(numbers, shape, torch.int8)
+    if not _fits(shape[1], shape[1]):
+        return numbers.to(torch.float32) * scale
+    codes = (numbers.to(torch.int16) + _INT8_ZERO).to(torch.uint8)
+    return CodedMatrix(NumberFormat.INT8, codes, _steps(scale, shape[1], _INT8_ZERO))
 
 
-@dataclass(frozen=True, slots=True)
-class PackedInt4Format:
-    """Format of the W4A16 matrices of compressed-tensors: 4-bit integers without zero points. Eight adjacent integers
-    of a row are packed into one 32-bit word.
+INT8 = StoredFormat("compressed-tensors int-quantized", (".weight_scale", ".weight"), _read_int8)
+"""Format of the W8A8 matrices of compressed-tensors: 8-bit integers without zero points, with one float scale per row
+or a single scale for the matrix."""
+
+
+def packed_int4_format(group: int) -> StoredFormat:
+    """Return the format of the W4A16 matrices of compressed-tensors: 4-bit integers without zero points. Eight adjacent
+    integers of a row are packed into one 32-bit word.
 
     `group`: how many adjacent integers of a row share a scale; 0: the whole row."""
-
-    group: int
-    name: str = "compressed-tensors pack-quantized"
-    suffixes: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_shape")
-    optional: tuple[str, ...] = ()
-
-    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
-        rows, columns = shape
-        group = self.group or columns
-        packed, scale = parts[".weight_packed"], _finite(parts[".weight_scale"])
-        _require(packed, (rows, -(-columns // 8)), torch.int32)
-        _require(scale, (rows, -(-columns // group)))
-        if parts[".weight_shape"].tolist() != list(shape):
-            raise ValueError(f"weight_shape is {parts['.weight_shape'].tolist()}, expected {list(shape)}")
-        codes = _nibbles(packed)[:, :columns]
-        if not _fits(columns, group):
-            return (codes.to(torch.float32) - _INT4_ZERO) * scale.repeat_interleave(group, 1)[:, :columns]
-        return CodedMatrix(NumberFormat.INT4, codes, _steps(parts[".weight_scale"], group, _INT4_ZERO))
+    suffixes = (".weight_packed", ".weight_scale", ".weight_shape")
+    return StoredFormat("compressed-tensors pack-quantized", suffixes, _read_packed_int4, (group,))
 
 
-@dataclass(frozen=True, slots=True)
-class Nvfp4Format:
-    """Format of the NVFP4 matrices of compressed-tensors: 4-bit floats (e2m1), two to a byte.
-
-    Every 16 adjacent numbers of a row have a float8 scale, and the whole matrix has one more scale."""
-
-    name: str = "compressed-tensors nvfp4-pack-quantized"
-    suffixes: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_global_scale")
-    optional: tuple[str, ...] = (".input_global_scale",)
-
-    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
-        rows, columns = shape
-        packed, scale, divisor = parts[".weight_packed"], parts[".weight_scale"], parts[".weight_global_scale"]
-        _require(packed, (rows, columns // 2), torch.uint8)
-        _require(scale, (rows, columns // _NVFP4_GROUP), torch.float8_e4m3fn)
-        divisors = _finite(divisor).view(1, 1).expand(rows, 1)
-        if not bool(divisors.all()):
-            raise ValueError("scales that are not finite numbers")
-        scales = Scales(ScaleFormat.FLOAT8, (scale.view(torch.uint8), divisors), _NVFP4_GROUP)
-        return _coded_or_floats(NumberFormat.E2M1, _pairs(packed), scales)
+def _read_packed_int4(parts: Parts, shape: tuple[int, int], group: int) -> AnyMatrix:
+    rows, columns = shape
+    group = group or columns
+    packed, scale = parts[".weight_packed"], _finite(parts[".weight_scale"])
+    _require(packed, (rows, -(-columns // 8)), torch.int32)
+    _require(scale, (rows, -(-columns // group)))
+    if parts[".weight_shape"].tolist() != list(shape):
+        raise ValueError(f"weight_shape is {parts['.weight_shape'].tolist()}, expected {list(shape)}")
+    codes = _nibbles(packed)[:, :columns]
+    if not _fits(columns, group):
+        return (codes.to(torch.float32) - _INT4_ZERO) * scale.repeat_interleave(group, 1)[:, :columns]
+    return CodedMatrix(NumberFormat.INT4, codes, _steps(parts[".weight_scale"], group, _INT4_ZERO))
 
 
-@dataclass(frozen=True, slots=True)
-class Mxfp4Format:
-    """Format of the MXFP4 matrices of compressed-tensors: 4-bit floats (e2m1), two to a byte.
-
-    Every 32 adjacent numbers of a row have one scale, which is a power of two."""
-
-    name: str = "compressed-tensors mxfp4-pack-quantized"
-    suffixes: tuple[str, ...] = (".weight_packed", ".weight_scale")
-    optional: tuple[str, ...] = ()
-
-    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
-        rows, columns = shape
-        packed, scale = parts[".weight_packed"], parts[".weight_scale"]
-        _require(packed, (rows, columns // 2), torch.uint8)
-        _require(scale, (rows, -(-columns // _MXFP4_GROUP)), torch.uint8)
-        scales = Scales(ScaleFormat.POWER, (scale,), _MXFP4_GROUP)
-        return _coded_or_floats(NumberFormat.E2M1, _pairs(packed), scales)
+def _read_nvfp4(parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
+    rows, columns = shape
+    packed, scale, divisor = parts[".weight_packed"], parts[".weight_scale"], parts[".weight_global_scale"]
+    _require(packed, (rows, columns // 2), torch.uint8)
+    _require(scale, (rows, columns // _NVFP4_GROUP), torch.float8_e4m3fn)
+    divisors = _finite(divisor).view(1, 1).expand(rows, 1)
+    if not bool(divisors.all()):
+        raise ValueError("scales that are not finite numbers")
+    scales = Scales(ScaleFormat.FLOAT8, (scale.view(torch.uint8), divisors), _NVFP4_GROUP)
+    return _coded_or_floats(NumberFormat.E2M1, _pairs(packed), scales)
 
 
-@dataclass(frozen=True, slots=True)
-class GptqFormat:
-    """Format of GPTQ matrices `[in, out]`: 4-bit integers. Eight adjacent integers of a column are packed into one
-    32-bit word.
+NVFP4 = StoredFormat(
+    "compressed-tensors nvfp4-pack-quantized",
+    (".weight_packed", ".weight_scale", ".weight_global_scale"),
+    _read_nvfp4,
+    optional=(".input_global_scale",),
+)
+"""Format of the NVFP4 matrices of compressed-tensors: 4-bit floats (e2m1), two to a byte.
+
+Every 16 adjacent numbers of a row have a float8 scale, and the whole matrix has one more scale."""
+
+
+def _read_mxfp4(parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
+    rows, columns = shape
+    packed, scale = parts[".weight_packed"], parts[".weight_scale"]
+    _require(packed, (rows, columns // 2), torch.uint8)
+    _require(scale, (rows, -(-columns // _MXFP4_GROUP)), torch.uint8)
+    scales = Scales(ScaleFormat.POWER, (scale,), _MXFP4_GROUP)
+    return _coded_or_floats(NumberFormat.E2M1, _pairs(packed), scales)
+
+
+MXFP4 = StoredFormat("compressed-tensors mxfp4-pack-quantized", (".weight_packed", ".weight_scale"), _read_mxfp4)
+"""Format of the MXFP4 matrices of compressed-tensors: 4-bit floats (e2m1), two to a byte.
+
+Every 32 adjacent numbers of a row have one scale, which is a power of two."""
+
+
+def gptq_format(zero_offset: int) -> StoredFormat:
+    """Return the format of GPTQ matrices `[in, out]`: 4-bit integers. Eight adjacent integers of a column are packed
+    into one 32-bit word.
 
     The inputs are divided into groups, and the tensor `g_idx` holds the number of each input's group. Each group has
     one zero point and one scale per output. `zero_offset`: number added to each stored zero point, 0 for version 2 of
     the format and otherwise 1."""
-
-    zero_offset: int
-    name: str = "gptq"
-    suffixes: tuple[str, ...] = (".qweight", ".qzeros", ".scales", ".g_idx")
-    optional: tuple[str, ...] = ()
-
-    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
-        outs, ins = shape
-        scale, groups = parts[".scales"], parts[".g_idx"].to(torch.int64)
-        _require(parts[".qweight"], (ins // 8, outs), torch.int32)
-        _require(parts[".qzeros"], (len(scale), outs // 8), torch.int32)
-        _require(scale, (len(scale), outs))
-        if groups.shape != (ins,) or bool(((groups < 0) | (groups >= len(scale))).any()):
-            raise ValueError(f"g_idx of shape {list(groups.shape)} does not name {len(scale)} groups of {ins} inputs")
-        return _with_zeros(
-            _nibbles(parts[".qweight"].T), _nibbles(parts[".qzeros"]).T + self.zero_offset, scale.T, groups
-        )
+    return StoredFormat("gptq", (".qweight", ".qzeros", ".scales", ".g_idx"), _read_gptq, (zero_offset,))
 
 
-@dataclass(frozen=True, slots=True)
-class AwqFormat:
-    """Format of AWQ matrices `[in, out]`: 4-bit integers. Eight adjacent integers of a row are packed into one 32-bit
-    word.
+def _read_gptq(parts: Parts, shape: tuple[int, int], zero_offset: int) -> AnyMatrix:
+    outs, ins = shape
+    scale, groups = parts[".scales"], parts[".g_idx"].to(torch.int64)
+    _require(parts[".qweight"], (ins // 8, outs), torch.int32)
+    _require(parts[".qzeros"], (len(scale), outs // 8), torch.int32)
+    _require(scale, (len(scale), outs))
+    if groups.shape != (ins,) or bool(((groups < 0) | (groups >= len(scale))).any()):
+        raise ValueError(f"g_idx of shape {list(groups.shape)} does not name {len(scale)} groups of {ins} inputs")
+    return _with_zeros(_nibbles(parts[".qweight"].T), _nibbles(parts[".qzeros"]).T + zero_offset, scale.T, groups)
+
+
+def awq_format(group: int) -> StoredFormat:
+    """Return the format of AWQ matrices `[in, out]`: 4-bit integers. Eight adjacent integers of a row are packed into
+    one 32-bit word.
 
     `group`: how many adjacent inputs share one zero point and one scale per output; 0 or less: all inputs share them.
     """
+    return StoredFormat("awq", (".qweight", ".qzeros", ".scales"), _read_awq, (group,))
 
-    group: int
-    name: str = "awq"
-    suffixes: tuple[str, ...] = (".qweight", ".qzeros", ".scales")
-    optional: tuple[str, ...] = ()
 
-    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
-        outs, ins = shape
-        group = self.group if self.group > 0 else ins
-        scale, num_groups = parts[".scales"], -(-ins // group)
-        _require(parts[".qweight"], (ins, outs // 8), torch.int32)
-        _require(parts[".qzeros"], (num_groups, outs // 8), torch.int32)
-        _require(scale, (num_groups, outs))
-        numbers, zeros = (_nibbles(parts[part], _AWQ_ORDER).T for part in (".qweight", ".qzeros"))
-        return _with_zeros(numbers, zeros, scale.T, torch.arange(ins) // group)
+def _read_awq(parts: Parts, shape: tuple[int, int], group: int) -> AnyMatrix:
+    outs, ins = shape
+    group = group if group > 0 else ins
+    scale, num_groups = parts[".scales"], -(-ins // group)
+    _require(parts[".qweight"], (ins, outs // 8), torch.int32)
+    _require(parts[".qzeros"], (num_groups, outs // 8), torch.int32)
+    _require(scale, (num_groups, outs))
+    numbers, zeros = (_nibbles(parts[part], _AWQ_ORDER).T for part in (".qweight", ".qzeros"))
+    return _with_zeros(numbers, zeros, scale.T, torch.arange(ins) // group)
 
 
 def _with_zeros(codes: torch.Tensor, zeros: torch.Tensor, scale: torch.Tensor, groups: torch.Tensor) -> AnyMatrix:
@@ -251,45 +217,6 @@ def _with_zeros(codes: torch.Tensor, zeros: torch.Tensor, scale: torch.Tensor, g
 
 
 # ---- GGUF: a row of a matrix is a row of blocks, each a struct of ggml-common.h.
-
-
-@dataclass(frozen=True, slots=True)
-class GgufFormat:
-    """Format of a converted GGUF file's matrices: blocks of one of ggml's types, stored as uint8 `[rows, bytes of a
-    row]`.
-
-    `type`: name of the type in lower case, such as q4_k."""
-
-    type: str
-    optional: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return f"GGUF {self.type.upper()}"
-
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        return (f".weight_{self.type}",)
-
-    def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
-        rows, columns = shape
-        size, num_bytes = self._block
-        stored = parts[self.suffixes[0]]
-        if columns % size:
-            raise ValueError(f"rows of {columns} numbers, which are no whole blocks of {size}")
-        _require(stored, (rows, columns // size * num_bytes), torch.uint8)
-        return _BLOCKS[self.type].read(_Blocks(stored.view(rows, -1, num_bytes)))
-
-    def columns_of(self, row_bytes: int) -> int:
-        """Return the number of elements of a row whose stored form has `row_bytes` bytes."""
-        size, num_bytes = self._block
-        return row_bytes // num_bytes * size
-
-    @property
-    def _block(self) -> tuple[int, int]:
-        """Return how many numbers a block holds, and how many bytes it has."""
-        block = _BLOCKS[self.type]
-        return block.size, block.num_bytes
 
 
 class _Blocks:
@@ -428,8 +355,22 @@ _BLOCKS = {
     "q6_k": _BlockType(_q6_k, 256, 210),
     "mxfp4": _BlockType(_mxfp4, 32, 17),
 }
-GGUF_TYPES = tuple(_BLOCKS)
-"""Types of ggml whose blocks a converted model keeps; those of other types become floats."""
+
+
+def _read_gguf(parts: Parts, shape: tuple[int, int], kind: str) -> AnyMatrix:
+    rows, columns = shape
+    block, stored = _BLOCKS[kind], parts[f".weight_{kind}"]
+    if columns % block.size:
+        raise ValueError(f"rows of {columns} numbers, which are no whole blocks of {block.size}")
+    _require(stored, (rows, columns // block.size * block.num_bytes), torch.uint8)
+    return block.read(_Blocks(stored.view(rows, -1, block.num_bytes)))
+
+
+GGUF_FORMATS = {
+    kind: StoredFormat(f"GGUF {kind.upper()}", (f".weight_{kind}",), _read_gguf, (kind,)) for kind in _BLOCKS
+}
+"""Formats of a converted GGUF file's matrices, by the name of a type of ggml in lower case: blocks of this type, stored
+as uint8 `[rows, bytes of a row]`. Blocks of other types become floats."""
 
 
 # ---- what the formats share

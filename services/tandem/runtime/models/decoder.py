@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,22 +32,26 @@ from tandem.runtime.random_weights import WeightSource
 from tandem.runtime.rope_frequencies import inverse_frequencies
 from tandem_kernels.contract import ExpertRouting, HeadNorms
 from tandem_kernels.device_codes import DeviceCodes
-from tandem_kernels.dispatch import REFERENCE, Kernels, Product, Weight
+from tandem_kernels.dispatch import REFERENCE, Kernels, Weight
 from tandem_kernels.reference.coded import CodedMatrix, linear_codes, round_to_float8
 from tandem_kernels.reference.experts import mix_experts
 from tandem_kernels.reference.linear_int8 import GROUP
 
+AnyWeight = Weight | CodedMatrix
+AnyProduct = Callable[[torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
+"""Function that multiplies rows with a weight of its own form and adds a bias, if there is one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Linear layer in floating point: called with rows `[T, in]`, it returns rows `[T, out]`.
+    """Linear layer: called with rows `[T, in]`, it returns rows `[T, out]`.
 
-    `product`: function that computes the result. `weight`: `[out, in]`, floats or codes that stand for floats. `bias`:
-    `[out]`, or None.
+    `product`: function that computes the result. `weight`: `[out, in]`, in the form that `product` takes: floats, codes
+    that stand for floats, or integers of at most 8 bits. `bias`: `[out]`, or None.
     """
 
-    product: Product
-    weight: Weight
+    product: AnyProduct
+    weight: AnyWeight
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -54,28 +59,16 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class CodedLinear:
-    """Linear layer with weights that are integers of at most 8 bits: called with rows `[T, in]`, which it rounds to
-    int8, it returns rows `[T, out]`. `bias` is `[out]` or None."""
-
-    weight: CodedMatrix
-    bias: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear_codes(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
 class SideBySide:
     """Linear layers that read the same rows `[T, in]`; their results are concatenated to rows `[T, sum of all out]`."""
 
-    layers: tuple[Linear | CodedLinear, ...]
+    layers: tuple[Linear, ...]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([layer(x) for layer in self.layers], dim=1)
 
 
-AnyLinear = Linear | CodedLinear | SideBySide
+AnyLinear = Linear | SideBySide
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,24 +183,21 @@ class Decoder:
             self._embeddings = self._take_table(checkpoint, table)
         self.dtype = self._embeddings.dtype
         self._inv_freq = inv_freq.to(self._embeddings.device)
-        parts: _RoundedParts | _FloatParts = _RoundedParts()
+        parts = _Parts(linear_codes, _rounded_weight)
         if not is_int8:
             to_weight = partial(_to_weight, kernels, self._embeddings, rounds_rows=quantization == "fp8")
-            parts = _FloatParts(kernels.linear, to_weight)
+            parts = _Parts(kernels.linear, to_weight)
         self._layers = tuple(_make_layer(config, checkpoint, index, parts, shard) for index in range(config.num_layers))
         self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
         drop_unused(config, checkpoint)
-        self._head: AnyLinear
-        if rounded_head is not None:
-            self._head = CodedLinear(rounded_head)
-        elif config.tied_embeddings:
-            self._head = Linear(kernels.linear, self._embeddings)
-        elif is_int8:
-            self._head = CodedLinear(self._take_rounded(checkpoint, "lm_head.weight"))
-        else:
-            self._head = Linear(kernels.linear, self._take_head(checkpoint, "lm_head.weight"))
+        head: AnyWeight = self._embeddings if rounded_head is None else rounded_head
         if config.tied_embeddings:
             checkpoint.drop("lm_head.weight")
+        elif is_int8:
+            head = self._take_rounded(checkpoint, "lm_head.weight")
+        else:
+            head = self._take_head(checkpoint, "lm_head.weight")
+        self._head = Linear(parts.product, head)
         checkpoint.finish()
         self._has_experts = any(isinstance(layer.mlp, MixtureMlp) for layer in self._layers)
 
@@ -322,33 +312,28 @@ class Decoder:
 
 
 @dataclass(frozen=True, slots=True)
-class _FloatParts:
-    """Makes the parts of a layer with matrices in floating point, or codes that stand for them."""
+class _Parts:
+    """Make the parts of a layer with matrices in the form that `to_weight` returns and `product` takes."""
 
-    product: Product
-    to_weight: Callable[[AnyMatrix], Weight]
+    product: AnyProduct
+    to_weight: Callable[[AnyMatrix], AnyWeight]
 
     def linear(self, matrix: AnyMatrix, bias: torch.Tensor | None) -> Linear:
         return Linear(self.product, self.to_weight(matrix), bias)
 
-    def experts(self, matrix: AnyMatrix, count: int) -> Weight:
-        """Return the matrices of `count` experts, which `matrix` holds one below the other, as one weight."""
+    def experts(self, matrix: AnyMatrix, count: int) -> Weight | list[CodedMatrix]:
+        """Return the matrices of `count` experts, which `matrix` holds one below the other, as one weight, or as a list
+        where they are integers of at most 8 bits."""
         whole = self.to_weight(matrix)
+        if isinstance(whole, CodedMatrix):
+            size = whole.shape[0] // count
+            return [whole.rows(slice(start, start + size)) for start in range(0, whole.shape[0], size)]
         return whole.split_rows(count) if isinstance(whole, DeviceCodes) else whole.view(count, -1, whole.shape[1])
 
 
-class _RoundedParts:
-    """Makes the parts of a layer with matrices that are integers of at most 8 bits, as the checkpoint has them or
-    rounded to int8."""
-
-    def linear(self, matrix: AnyMatrix, bias: torch.Tensor | None) -> CodedLinear:
-        return CodedLinear(rounded(matrix, layer_group(matrix.shape[1])), bias)
-
-    def experts(self, matrix: AnyMatrix, count: int) -> list[CodedMatrix]:
-        """Return the matrices of `count` experts, which `matrix` holds one below the other, as a list."""
-        whole = rounded(matrix, layer_group(matrix.shape[1]))
-        size = whole.shape[0] // count
-        return [whole.rows(slice(start, start + size)) for start in range(0, whole.shape[0], size)]
+def _rounded_weight(matrix: AnyMatrix) -> CodedMatrix:
+    """Return a layer's matrix as integers of at most 8 bits, as the checkpoint has them or rounded to int8."""
+    return rounded(matrix, layer_group(matrix.shape[1]))
 
 
 def _to_weight(kernels: Kernels, like: torch.Tensor, matrix: AnyMatrix, *, rounds_rows: bool) -> Weight:
@@ -362,9 +347,7 @@ def _to_weight(kernels: Kernels, like: torch.Tensor, matrix: AnyMatrix, *, round
     return weight.with_rounded_rows() if rounds_rows and isinstance(weight, DeviceCodes) else weight
 
 
-def _make_layer(
-    config: DecoderSpec, checkpoint: WeightSource, index: int, parts: _FloatParts | _RoundedParts, shard: Shard
-) -> Layer:
+def _make_layer(config: DecoderSpec, checkpoint: WeightSource, index: int, parts: _Parts, shard: Shard) -> Layer:
     """Build a rank's part of a layer."""
     spec, tensors = config.layers[index], dict(read_layer(config, checkpoint, index, shard))
 
@@ -373,7 +356,7 @@ def _make_layer(
         assert not isinstance(found, CodedMatrix)
         return found
 
-    def one(name: str) -> Linear | CodedLinear:
+    def one(name: str) -> Linear:
         # A matrix that was read may be freed once its part is made.
         return parts.linear(tensors.pop(name), vector(f"{name}.bias"))
 

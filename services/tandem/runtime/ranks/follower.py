@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tandem.engine.rank_messages import (
-    ClearBlocks,
-    CopyBlocks,
-    DigestBlocks,
-    FillBlocks,
-    Forward,
-    Logits,
-    RankCommand,
-    SpillBlocks,
-)
+from tandem.engine.rank_messages import ClearBlocks, CopyBlocks, DigestBlocks, Forward, Logits, RankCommand
 from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.models.causal import CausalModel
@@ -45,12 +36,8 @@ class Follower:
         match command:
             case ClearBlocks(blocks):
                 self.cache.clear(blocks)
-            case CopyBlocks(copies):
-                self.cache.copy(copies)
-            case SpillBlocks(spills):
-                self.cache.offload(spills)
-            case FillBlocks(fills):
-                self.cache.onload(fills)
+            case CopyBlocks(spills, fills, copies):
+                self.cache.copy(spills, fills, copies)
             case DigestBlocks(num_blocks):
                 self._digest(num_blocks)
             case Forward():

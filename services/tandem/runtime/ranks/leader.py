@@ -7,58 +7,19 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from tandem.core.ids import BlockId
-from tandem.engine.rank_messages import (
-    ClearBlocks,
-    CopyBlocks,
-    DigestBlocks,
-    FillBlocks,
-    Logits,
-    RankCommand,
-    RanksLost,
-    SpillBlocks,
-)
+from tandem.engine.rank_messages import ClearBlocks, CopyBlocks, DigestBlocks, Logits
 from tandem.kv.host_offload import Offload, Onload
 from tandem.runtime.input_batch import Batch
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.models.causal import CausalModel
-from tandem.runtime.parallel.communicator import Communicator
 from tandem.runtime.ranks.packed_batch import pack, shape_of
-
-SendCommand = Callable[[RankCommand], None]
-"""Function that sends a command to every other rank, which executes commands in the order sent. It does not wait for
-the execution, and raises when a rank is gone."""
-
-
-class FollowerCommands:
-    """The first rank's channel to the other ranks: it sends them commands and holds the communicator they share.
-
-    To be used from one thread."""
-
-    def __init__(self, send_command: SendCommand, communicator: Communicator) -> None:
-        self._send_command = send_command
-        self.communicator = communicator
-
-    @contextmanager
-    def run_on_all(self, command: RankCommand) -> Iterator[None]:
-        """Return a context manager that sends `command` to the other ranks; its `with` block must execute this rank's
-        part of it.
-
-        Only collectives in the block wait for the other ranks. Raises RanksLost if sending fails or the block raises.
-        """
-        try:
-            self._send_command(command)
-            yield
-        except RanksLost:
-            raise
-        except Exception as failure:
-            raise RanksLost(f"{type(command).__name__}: {type(failure).__name__}: {failure}") from failure
+from tandem.runtime.ranks.rank_context import RankContext
 
 
 class RankedModel:
@@ -67,20 +28,20 @@ class RankedModel:
     `local` is the first rank's part of the model. Implements `runtime.models.causal.CausalModel`. Methods raise
     RanksLost when any rank fails."""
 
-    def __init__(self, local: CausalModel, followers: FollowerCommands) -> None:
+    def __init__(self, local: CausalModel, rank_context: RankContext) -> None:
         self.config = local.config
         self.dtype = local.dtype
         self._local = local
-        self._followers = followers
+        self._rank_context = rank_context
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         numbers = pack(batch)
-        with self._followers.run_on_all(shape_of(batch)):
-            self._followers.communicator.broadcast(numbers)
+        with self._rank_context.run_on_all(shape_of(batch)):
+            self._rank_context.communicator.broadcast(numbers)
             return self._local.forward(batch, cache)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        with self._followers.run_on_all(Logits(len(hidden))):
+        with self._rank_context.run_on_all(Logits(len(hidden))):
             return self._local.logits(hidden)
 
     def expert_tokens(self) -> Mapping[int, Sequence[int]]:
@@ -96,38 +57,30 @@ class RankedModel:
 class RankedCache(KVCache):
     """First rank's part of the KV pool, whose operations are executed on the parts of all ranks.
 
-    These are `clear`, `copy`, `offload`, `onload`, `digest` and `digest_on_device`; the last two return digests of the
-    KV heads of all ranks. Methods raise RanksLost when any rank fails."""
+    These are `clear`, `copy`, `digest` and `digest_on_device`; the last two return digests of the KV heads of all
+    ranks. Methods raise RanksLost when any rank fails."""
 
-    def __init__(self, followers: FollowerCommands, *pool: Any, **options: Any) -> None:
-        """Allocate this rank's part; the arguments behind `followers` are those of `KVCache`."""
+    def __init__(self, rank_context: RankContext, *pool: Any, **options: Any) -> None:
+        """Allocate this rank's part; the arguments behind `rank_context` are those of `KVCache`."""
         super().__init__(*pool, **options)
-        self._followers = followers
+        self._rank_context = rank_context
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
         if blocks:
-            with self._followers.run_on_all(ClearBlocks(tuple(blocks))):
+            with self._rank_context.run_on_all(ClearBlocks(tuple(blocks))):
                 super().clear(blocks)
 
-    def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        if copies:
-            with self._followers.run_on_all(CopyBlocks(tuple(copies))):
-                super().copy(copies)
-
-    def offload(self, copies: Sequence[Offload]) -> None:
-        if copies:
-            with self._followers.run_on_all(SpillBlocks(tuple(copies))):
-                super().offload(copies)
-
-    def onload(self, copies: Sequence[Onload]) -> None:
-        if copies:
-            with self._followers.run_on_all(FillBlocks(tuple(copies))):
-                super().onload(copies)
+    def copy(
+        self, spills: Sequence[Offload], fills: Sequence[Onload], copies: Sequence[tuple[BlockId, BlockId]]
+    ) -> None:
+        if spills or fills or copies:
+            with self._rank_context.run_on_all(CopyBlocks(tuple(spills), tuple(fills), tuple(copies))):
+                super().copy(spills, fills, copies)
 
     def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         places = torch.stack((blocks, indices))
-        with self._followers.run_on_all(DigestBlocks(len(blocks))):
-            self._followers.communicator.broadcast(places)
-            parts = self._followers.communicator.gather(self.digest_own_on_device(blocks, indices))
+        with self._rank_context.run_on_all(DigestBlocks(len(blocks))):
+            self._rank_context.communicator.broadcast(places)
+            parts = self._rank_context.communicator.gather(self.digest_own_on_device(blocks, indices))
             assert parts is not None, "the first rank leads"
             return torch.cat(parts, 1)

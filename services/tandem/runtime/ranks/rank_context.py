@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tandem.engine.rank_messages import RankCommand, RanksLost
 from tandem.runtime.parallel.communicator import ALONE, Communicator
 from tandem.runtime.parallel.shard import WHOLE, Shard
-from tandem.runtime.ranks.leader import FollowerCommands, SendCommand
+
+SendCommand = Callable[[RankCommand], None]
+"""Function that sends a command to every other rank, which executes commands in the order sent. It does not wait for
+the execution, and raises when a rank is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,26 @@ class RankContext:
     send_command: SendCommand | None = None
 
     @property
-    def followers(self) -> FollowerCommands | None:
-        """Return a channel to the other ranks if this is the first of several ranks; None on any other rank or a single
-        rank."""
-        return None if self.send_command is None else FollowerCommands(self.send_command, self.communicator)
+    def is_leader(self) -> bool:
+        """Return whether this is the first of several ranks, which the others follow."""
+        return self.send_command is not None
+
+    @contextmanager
+    def run_on_all(self, command: RankCommand) -> Iterator[None]:
+        """Return a context manager that sends `command` to the other ranks; its `with` block must execute this rank's
+        part of it.
+
+        To be used on the leader, from one thread. Only collectives in the block wait for the other ranks. Raises
+        RanksLost if sending fails or the block raises.
+        """
+        assert self.send_command is not None, "only the first of several ranks leads"
+        try:
+            self.send_command(command)
+            yield
+        except RanksLost:
+            raise
+        except Exception as failure:
+            raise RanksLost(f"{type(command).__name__}: {type(failure).__name__}: {failure}") from failure
+
+
+SINGLE_RANK = RankContext()

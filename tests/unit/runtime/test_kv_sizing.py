@@ -5,34 +5,33 @@ from __future__ import annotations
 import pytest
 
 from tandem.core.config import EngineConfig
-from tandem.runtime.gpu_memory import CONTEXT_BYTES, GpuMemory, step_bytes
+from tandem.runtime.kv_sizing import CONTEXT_BYTES, gpu_pool_bytes, step_bytes
 from tandem.runtime.model_config import read_model_config
 from tandem_kernels.contract import SCRATCH_BYTES
 from tests.unit.runtime.conftest import CONFIG
 
 _GIB = 1 << 30
-_H200 = GpuMemory(total=140 * _GIB, free=120 * _GIB, used=16 * _GIB, step=2 * _GIB)
+_H200 = {"total": 140 * _GIB, "free": 120 * _GIB, "used": 16 * _GIB, "step": 2 * _GIB}
 
 
 def test_a_share_less_weights_activations_and_context() -> None:
-    assert _H200.for_pool(0.5) == 70 * _GIB - 16 * _GIB - 2 * _GIB - CONTEXT_BYTES
+    assert gpu_pool_bytes(0.5, **_H200) == 70 * _GIB - 16 * _GIB - 2 * _GIB - CONTEXT_BYTES
 
 
 def test_never_more_than_is_free() -> None:
-    crowded = GpuMemory(total=140 * _GIB, free=20 * _GIB, used=16 * _GIB, step=2 * _GIB)
-    assert crowded.for_pool(0.9) == 18 * _GIB
+    assert gpu_pool_bytes(0.9, **_H200 | {"free": 20 * _GIB}) == 18 * _GIB
 
 
 def test_two_workers_of_one_gpu_fit_in_any_start_order() -> None:
     """The second worker to start finds less free memory, and gets the same share."""
     share = 0.9 / 2
-    first = _H200.for_pool(share)
-    second = GpuMemory(140 * _GIB, _H200.free - first - 18 * _GIB, 16 * _GIB, 2 * _GIB).for_pool(share)
+    first = gpu_pool_bytes(share, **_H200)
+    second = gpu_pool_bytes(share, **_H200 | {"free": _H200["free"] - first - 18 * _GIB})
     assert first == second and 2 * (first + 16 * _GIB + 2 * _GIB + CONTEXT_BYTES) <= 0.9 * 140 * _GIB
 
 
 def test_weights_larger_than_the_share_leave_nothing() -> None:
-    assert _H200.for_pool(0.1) < 0
+    assert gpu_pool_bytes(0.1, **_H200) < 0
 
 
 def test_a_step_needs_more_for_more_rows_and_for_more_logits(
