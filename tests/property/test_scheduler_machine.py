@@ -225,7 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.live(), f"after {bound} steps there are {self.live()} in {self.scheduler!r}"
         while self.plans or self.leases or self.landing:
             self.turn()
-        assert not self.scheduler.num_sequences and not any(self.scheduler.backlog().tokens)
+        assert not self.scheduler.num_sequences and not any(self.scheduler.load().lane_tokens)
         assert self.pool.num_free == self.pool.num_blocks, repr(self.pool)
 
     # ---- how
