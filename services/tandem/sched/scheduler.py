@@ -279,7 +279,7 @@ class Scheduler:
         """
         pool, state, pacer, drafts = self.pool, self.state, self.pacer, self.speculation
         queued, longest = queued_tokens(chain(state.running, state.waiting), pool.block_size)
-        lane_seqs, lane_blocks = zip(*state.lane_uses(with_reservations=True), strict=True)
+        lane_blocks, lane_seqs = zip(*state.lane_uses(with_reservations=True), strict=True)
         return WorkerLoad(
             num_running=state.num_seated,
             num_waiting=len(state.waiting),

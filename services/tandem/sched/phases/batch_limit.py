@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tandem.core.lane import Lane
-from tandem.sched.state.scheduler_state import LaneUse, SchedulerState
+from tandem.sched.state.limits import Capacity
+from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import Sequence
 
 
@@ -32,7 +33,7 @@ class BatchLimit:
         if self.refuses(seq, num_blocks):
             self._is_reached = True
             return False
-        self._use = self._use.plus(self._state.num_seats_of(seq), num_blocks)
+        self._use = self._use.plus(Capacity(num_blocks, self._state.num_seats_of(seq)))
         return True
 
     def refuses(self, seq: Sequence, num_blocks: int) -> bool:
@@ -40,11 +41,11 @@ class BatchLimit:
         `admits`, count nothing towards the limit."""
         if self._use is None or seq.is_pull or seq.lane != Lane.BATCH or seq.is_promoted:
             return False
-        use = self._use.plus(self._state.num_seats_of(seq), num_blocks)
+        use = self._use.plus(Capacity(num_blocks, self._state.num_seats_of(seq)))
         return self._is_reached or is_over_limit(self._state, self._use, use)
 
 
-def is_over_limit(state: SchedulerState, before: LaneUse, after: LaneUse) -> bool:
+def is_over_limit(state: SchedulerState, before: Capacity, after: Capacity) -> bool:
     """Return whether the batch sequences would take more seats or blocks than `batch_max_share` allows if one more
     started.
 

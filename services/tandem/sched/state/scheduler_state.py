@@ -9,27 +9,16 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import NamedTuple
 
 from tandem.core.ids import JobKey, SeqId
 from tandem.core.lane import Lane
 from tandem.core.request import Job, PrefillJob
 from tandem.core.request_stages import WaitCause
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.state.limits import SchedulerLimits, num_seats, pull_need
+from tandem.sched.state.limits import Capacity, SchedulerLimits, num_seats, pull_need
 from tandem.sched.state.schedule_result import PullAllocated
 from tandem.sched.state.sequence import FIRST_PRIORITY, Order, Sequence, Status
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
-
-
-class LaneUse(NamedTuple):
-    """Hold the number of seats and of KV blocks that sequences of one lane take or have reserved."""
-
-    num_seats: int
-    num_blocks: int
-
-    def plus(self, num_seats: int, num_blocks: int) -> LaneUse:
-        return LaneUse(self.num_seats + num_seats, self.num_blocks + num_blocks)
 
 
 class OrderedQueue:
@@ -124,21 +113,21 @@ class SchedulerState:
         """Return the number of blocks of the largest reservation for a pull; 0 if no blocks are reserved."""
         return max(self.reserved_blocks.values(), default=0)
 
-    def lane_uses(self, *, with_reservations: bool = False) -> list[LaneUse]:
+    def lane_uses(self, *, with_reservations: bool = False) -> list[Capacity]:
         """Return the seats and blocks of all sequences that run or whose KV is being pulled, as a list indexed by lane.
 
         `with_reservations` adds the seats and blocks that are reserved for waiting pulls. A sequence that stands for
         several choices counts with the seats that its choices will take. Blocks that only a lease holds do not count.
         """
-        seats, blocks = [0] * len(Lane), [0] * len(Lane)
+        blocks, seats = [0] * len(Lane), [0] * len(Lane)
         for seq in chain(self.running, self.pulling.values()):
-            seats[seq.lane] += self.num_seats_of(seq)
             blocks[seq.lane] += len(seq.table)
+            seats[seq.lane] += self.num_seats_of(seq)
         for seq_id, num_reserved in self.reserved_blocks.items() if with_reservations else ():
             seq = self.by_id[seq_id]
-            seats[seq.lane] += self.num_seats_of(seq)
             blocks[seq.lane] += num_reserved
-        return [LaneUse(*use) for use in zip(seats, blocks, strict=True)]
+            seats[seq.lane] += self.num_seats_of(seq)
+        return [Capacity(*use) for use in zip(blocks, seats, strict=True)]
 
     def lane_paused(self) -> tuple[int, ...]:
         """Count, for each lane in the order of `Lane`, the sequences that had begun and now wait to go on: preempted
