@@ -24,15 +24,9 @@ def admissible(state: SchedulerState) -> Iterator[Sequence]:
     Sequences that wait for another worker, prefills that wait for leases to end, and batch prompts that wait for the
     limit of their lane are left out.
     """
-    largest = state.largest_reservation
-    may_prefill = True
-    batch_limit = BatchLimit(state)
-    for seq in (seq for seq in state.waiting if seq.may_start):
-        if not batch_limit.admits(seq, _num_blocks(state, seq)):
-            continue
-        if isinstance(seq.job, PrefillJob):
-            may_prefill = may_prefill and _may_offer(state, seq, largest)
-        if may_prefill or not isinstance(seq.job, PrefillJob):
+    checks = _StartChecks(state)
+    for seq in state.waiting:
+        if seq.may_start and checks.obstacle(seq) is None:
             yield seq
 
 
@@ -66,14 +60,14 @@ def _admit(state: SchedulerState, builder: PlanBuilder, waiting: list[Sequence])
     """Start sequences of `waiting` in order, and allocate blocks to pulls, until one sequence holds back all later
     ones. Returns the index of this sequence and what it lacks; the length of `waiting` and None if no sequence does
     so."""
-    checks = _StartChecks(state, builder)
+    checks = _StartChecks(state)
     for index, seq in enumerate(waiting):
         if not state.num_free_seats:
             return index, WaitCause.SEAT
         if seq.is_pull:
             cause = None if _grant_pull(state, builder, seq) else WaitCause.BLOCKS
         else:
-            cause = None if checks.keeps_back(seq) else _start(state, builder, seq)
+            cause = None if checks.keeps_back(seq, builder) else _start(state, builder, seq)
         if cause is not None:
             if not waits_for_leases(state, seq):
                 return index, cause
@@ -82,18 +76,17 @@ def _admit(state: SchedulerState, builder: PlanBuilder, waiting: list[Sequence])
 
 
 class _StartChecks:
-    """Decide which waiting prompts must not start in this plan, while some of the sequences after them may."""
+    """Decide which waiting sequences must not start in a plan, while some of those after them may."""
 
-    def __init__(self, state: SchedulerState, builder: PlanBuilder) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._builder = builder
         self._batch_limit = BatchLimit(state)
         self._may_compute = True
         self._may_prefill = True
 
-    def keeps_back(self, seq: Sequence) -> bool:
+    def keeps_back(self, seq: Sequence, builder: PlanBuilder) -> bool:
         """Return whether a prompt must not start in this plan; if so, record what the prompt waits for."""
-        cause = self._cause(seq) if self._builder.has_prefill_budget(seq) else self._cause_without_budget(seq)
+        cause = self.obstacle(seq) if builder.has_prefill_budget(seq) else self._cause_without_budget(seq)
         if cause is not None:
             seq.wait_for(cause, self._state.now)
         return cause is not None
@@ -103,7 +96,9 @@ class _StartChecks:
         self._may_compute = False
         seq.wait_for(WaitCause.LEASES, self._state.now)
 
-    def _cause(self, seq: Sequence) -> WaitCause | None:
+    def obstacle(self, seq: Sequence) -> WaitCause | None:
+        """Return what a sequence waits for if it must not start now. Otherwise count it towards the limit of its lane,
+        and return None."""
         if not self._may_compute:
             return WaitCause.LEASES
         if isinstance(seq.job, PrefillJob):
@@ -123,7 +118,10 @@ class _StartChecks:
         return WaitCause.BATCH_SHARE if is_refused else WaitCause.PROMPTS_AHEAD
 
     def _may_offer(self, seq: Sequence) -> bool:
-        return _may_offer(self._state, seq, self._state.largest_reservation)
+        pool = self._state.pool
+        return may_offer(
+            _num_blocks(self._state, seq), pool.num_leased, pool.num_blocks, self._state.largest_reservation
+        )
 
 
 def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> WaitCause | None:
@@ -185,10 +183,6 @@ def _take_blocks(state: SchedulerState, seq: Sequence) -> bool:
     grown = pool.grow(seq.table, num_blocks)
     assert grown, "room was counted"
     return True
-
-
-def _may_offer(state: SchedulerState, seq: Sequence, largest_reservation: int) -> bool:
-    return may_offer(_num_blocks(state, seq), state.pool.num_leased, state.pool.num_blocks, largest_reservation)
 
 
 def _num_blocks(state: SchedulerState, seq: Sequence) -> int:
