@@ -1,17 +1,18 @@
-"""Start waiting sequences: give them seats and their first blocks."""
+"""Start waiting sequences: give them seats (places of `max_num_seqs`) and their first KV blocks, within the limit of
+the batch lane."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
 
+from tandem.core.lane import Lane
 from tandem.core.request import PrefillJob
 from tandem.core.request_stages import WaitCause
 from tandem.kv.block_pool import Holder
-from tandem.sched.phases.batch_limit import BatchLimit
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.phases.slices import plan_slice
-from tandem.sched.state.limits import blocks_for, may_offer
+from tandem.sched.state.limits import Capacity, blocks_for, may_offer
 from tandem.sched.state.schedule_result import PullAllocated, SequenceStarted
 from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import Sequence
@@ -76,13 +77,22 @@ def _admit(state: SchedulerState, builder: PlanBuilder, waiting: list[Sequence])
 
 
 class _StartChecks:
-    """Decide which waiting sequences must not start in a plan, while some of those after them may."""
+    """Decide which waiting sequences must not start in a plan, while some of those after them may.
+
+    Batch prompts may start up to `batch_max_share` of the seats and of the KV blocks. This limit is checked when a
+    sequence starts; choices and blocks that it adds later may exceed the limit. Seats and blocks that are reserved for
+    pulls do not count. If prompts waited for them, two workers could wait for each other for ever, see `job_admission`.
+    Therefore pulls and prompts may exceed the limit together. A promoted sequence may always start. Once the limit has
+    refused a prompt, it refuses all later ones too, so that no smaller one overtakes it for ever.
+    """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._batch_limit = BatchLimit(state)
         self._may_compute = True
         self._may_prefill = True
+        # What batch sequences take, with those that may start; None if all batch sequences may.
+        self._batch_use = state.lane_uses()[Lane.BATCH] if state.limits.batch_max_share < 1 else None
+        self._is_batch_full = False
 
     def keeps_back(self, seq: Sequence, builder: PlanBuilder) -> bool:
         """Return whether a prompt must not start in this plan; if so, record what the prompt waits for."""
@@ -105,8 +115,12 @@ class _StartChecks:
             self._may_prefill = self._may_prefill and self._may_offer(seq)
             if not self._may_prefill:
                 return WaitCause.LEASES
-        is_admitted = self._batch_limit.admits(seq, _num_blocks(self._state, seq))
-        return None if is_admitted else WaitCause.BATCH_SHARE
+        if self._exceeds_batch_share(seq):
+            self._is_batch_full = True
+            return WaitCause.BATCH_SHARE
+        if self._batch_use is not None and seq.lane == Lane.BATCH and not seq.is_pull:
+            self._batch_use = self._batch_use.plus(self._need(seq))
+        return None
 
     def _cause_without_budget(self, seq: Sequence) -> WaitCause:
         """Return what a prompt that got no part of the prefill budget waits for. The prompt is not counted towards any
@@ -114,14 +128,32 @@ class _StartChecks:
         is_prefill = isinstance(seq.job, PrefillJob)
         if not self._may_compute or (is_prefill and not (self._may_prefill and self._may_offer(seq))):
             return WaitCause.LEASES
-        is_refused = self._batch_limit.refuses(seq, _num_blocks(self._state, seq))
-        return WaitCause.BATCH_SHARE if is_refused else WaitCause.PROMPTS_AHEAD
+        return WaitCause.BATCH_SHARE if self._exceeds_batch_share(seq) else WaitCause.PROMPTS_AHEAD
 
     def _may_offer(self, seq: Sequence) -> bool:
-        pool = self._state.pool
-        return may_offer(
-            _num_blocks(self._state, seq), pool.num_leased, pool.num_blocks, self._state.largest_reservation
-        )
+        state, pool = self._state, self._state.pool
+        return may_offer(_num_blocks(state, seq), pool.num_leased, pool.num_blocks, state.largest_reservation)
+
+    def _exceeds_batch_share(self, seq: Sequence) -> bool:
+        if self._batch_use is None or seq.is_pull or seq.lane != Lane.BATCH or seq.is_promoted:
+            return False
+        use = self._batch_use.plus(self._need(seq))
+        return self._is_batch_full or is_over_batch_share(self._state, self._batch_use, use)
+
+    def _need(self, seq: Sequence) -> Capacity:
+        return Capacity(_num_blocks(self._state, seq), self._state.num_seats_of(seq))
+
+
+def is_over_batch_share(state: SchedulerState, before: Capacity, after: Capacity) -> bool:
+    """Return whether the batch sequences would take more seats or blocks than `batch_max_share` allows if one more
+    started.
+
+    `before`, `after`: what the batch sequences take without and with this one. The first batch sequence is always
+    allowed, so that every request can run.
+    """
+    share = state.limits.batch_max_share + 1e-9
+    num_seats, num_blocks = share * state.limits.max_num_seqs, share * state.pool.num_blocks
+    return before.num_seats > 0 and (after.num_seats > num_seats or after.num_blocks > num_blocks)
 
 
 def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> WaitCause | None:

@@ -20,7 +20,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Job, PrefillJob, ResumeJob
-from tandem.sched.phases.batch_limit import is_over_limit
+from tandem.sched.phases.admit_waiting import is_over_batch_share
 from tandem.sched.phases.lane_preemption import may_yield
 from tandem.sched.state.limits import Capacity, SchedulerLimits, blocks_for, num_seats, pull_need
 from tandem.sched.state.scheduler_state import SchedulerState
@@ -138,7 +138,7 @@ def _is_over_batch_limit(job: ResumeJob, need: Capacity, ahead: Capacity, state:
     if job.request.lane != Lane.BATCH or state.limits.batch_max_share == 1:
         return False
     before = state.lane_uses(with_reservations=True)[Lane.BATCH].plus(ahead)
-    return is_over_limit(state, before, before.plus(need))
+    return is_over_batch_share(state, before, before.plus(need))
 
 
 def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> None:
