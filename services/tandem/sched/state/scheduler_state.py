@@ -7,7 +7,7 @@ methods.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 
 from tandem.core.ids import JobKey, SeqId
@@ -21,34 +21,22 @@ from tandem.sched.state.sequence import FIRST_PRIORITY, Order, Sequence, Status
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 
 
-class OrderedQueue:
-    """Keep sequences sorted by service order: lane, priority, arrival.
+class OrderedQueue(list[Sequence]):
+    """List of sequences in service order: lane, priority, arrival. It is changed by `add` and `remove` only.
 
     A preempted sequence keeps its arrival number. When it is added again, it is therefore ahead of all sequences of its
     lane and priority that arrived after it.
     """
 
-    def __init__(self) -> None:
-        self._items: list[Sequence] = []
-
     def add(self, seq: Sequence) -> None:
         """Insert a sequence into the queue at the position that follows from its lane, priority and arrival."""
-        insort(self._items, seq, key=_order)
+        insort(self, seq, key=_order)
 
     def remove(self, seq: Sequence) -> None:
         """Remove a sequence; raise AssertionError if it is not in the queue."""
-        index = bisect_left(self._items, seq.order, key=_order)
-        assert index < len(self._items) and self._items[index] is seq, f"{seq!r} is not queued"
-        del self._items[index]
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._items)
-
-    def __reversed__(self) -> Iterator[Sequence]:
-        return reversed(self._items)
+        index = bisect_left(self, seq.order, key=_order)
+        assert index < len(self) and self[index] is seq, f"{seq!r} is not queued"
+        del self[index]
 
 
 def _order(seq: Sequence) -> Order:
