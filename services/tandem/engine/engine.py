@@ -13,7 +13,7 @@ from itertools import chain
 
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, KVFact, Preempted, PromptLogprobs, TokenRun
+from tandem.core.events import Cancelled, Failed, KVFact, PromptLogprobs, TokenRun
 from tandem.core.ids import BlockHash, HandoffKey, HostSlot, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
@@ -154,7 +154,7 @@ class Engine:
         planned = self._scheduler.plan(now, self._producer.blocks_to_digest())
         self.num_preempted += planned.num_preempted + planned.num_yielded
         self._times.planned(planned, now)
-        effects: list[Effect] = [Preempted(key, num_output) for key, num_output in planned.preempted]
+        effects: list[Effect] = [*planned.preempted]
         for start in planned.starts:
             job = self._jobs.find_job(start.key)
             if isinstance(job, PrefillJob):
