@@ -499,9 +499,7 @@ class Engine:
         keys = {job.key for job in self._jobs} | set(self._jobs.keys())
         producer.check(keys)
         consumer.check(keys)
-        fetching = {
-            job.key for job in self._jobs if self._scheduler.is_awaiting_prefix(self._jobs.live_keys(job.key)[0])
-        }
+        fetching = {job.key for job in self._jobs if scheduler.awaited_prefix(self._jobs.live_keys(job.key)[0])}
         remote = {pull.job.key for pull in consumer if pull.is_prefix_fetch}
         assert fetching == remote | set(self._files.waiting_jobs()), "fetched prefixes and jobs differ"
 

@@ -130,10 +130,6 @@ class Scheduler:
         seq = self.state.by_key[key]
         return seq.reusable(self.pool.block_size)[: seq.num_awaited_blocks]
 
-    def is_awaiting_prefix(self, key: JobKey) -> bool:
-        """Return whether a job waits for a prefix, see `awaited_prefix`. `key`: any choice of the job."""
-        return self.state.by_key[key].num_awaited_blocks > 0
-
     def on_prefix_ready(self, key: JobKey, now: float) -> None:
         """End the wait of a job for its prefix, whether or not the prefix could be fetched. The next plan may start the
         job, which computes all tokens that are not in the prefix cache.
