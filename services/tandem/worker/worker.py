@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,32 +81,12 @@ THREAD_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineReported:
-    """Tell the event loop that the engine has `effects` to be carried out there, or that its `snapshot` has changed."""
-
-    effects: Sequence[Effect]
-    snapshot: EngineSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class EngineEnded:
-    """Tell the event loop that the engine has ended. `error`: the reason as text; None if `EngineDriver.stop` ended the
-    engine."""
-
-    error: str | None
-
-
-WorkerEvent = EngineReported | EngineEnded | PeerLost | TransferStopped
-"""What the threads of the engine and of the transfer report to the event loop."""
-
-
 class Worker:
     """Compose the parts of one worker and run it from `start` to `stop`.
 
     Made by `factory.start_worker`. Methods run on the event loop on which the worker was made unless their docstring
-    names another thread. Other threads reach the event loop only through `_post_event`; their events are handled by
-    `_on_event` in the order of arrival. The worker is the `EffectSink` of its engine's driver.
+    names another thread. Other threads reach the event loop only through `_post`, which keeps the order of arrival. The
+    worker is the `EffectSink` of its engine's driver.
     """
 
     def __init__(
@@ -144,7 +123,7 @@ class Worker:
         self._transfer_client = TransferClient(
             lambda on_event: open_transfer(transport, model, on_event, clock),
             self._driver.post,
-            self._post_event,
+            lambda event: self._post(lambda: self._on_transfer_event(event)),
             digests=config.handoff.digests,
         )
         lease_s = config.handoff.lease_s
@@ -325,42 +304,39 @@ class Worker:
                 self._file_cache.submit(effect)
             else:
                 others.append(effect)
-        self._post_event(EngineReported(others, snapshot))
+        self._post(lambda: self._on_engine_report(others, snapshot))
 
     def on_kv_events(self, facts: Sequence[KVFact]) -> None:
         if self._publisher is not None:
             self._publisher.on_kv_events(facts)
 
     def ended(self, error: str | None) -> None:
-        self._post_event(EngineEnded(error))
+        if error is not None:
+            self._post(lambda: self._fail(f"the engine failed: {error}"))
 
-    def _post_event(self, event: WorkerEvent) -> None:
-        """Queue an event for the event loop; on any thread."""
+    def _post(self, call: Callable[[], None]) -> None:
+        """Queue a call for the event loop; on any thread."""
         # RuntimeError: the event loop is closed.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._on_event, event)
+            self._loop.call_soon_threadsafe(call)
 
     # ---- on the event loop
 
-    def _on_event(self, event: WorkerEvent) -> None:
-        match event:
-            case EngineReported(effects, snapshot):
-                try:
-                    self._carry_out(effects)
-                except Exception as failure:
-                    # Gateways and engine disagree from now on.
-                    _log.exception("worker %s failed to carry out a command of its engine", self.me)
-                    self._fail(f"the engine failed: {type(failure).__name__}: {failure}")
-                self._service.on_snapshot(snapshot)
-            case PeerLost(peer):
-                self._producers.peer_lost(peer.worker)
-                self._link_monitor.reports.suspect(peer.worker, self._clock.now())
-            case EngineEnded(str(error)):
-                self._fail(f"the engine failed: {error}")
-            case TransferStopped(str(error)):
-                self._fail(f"the transfer thread failed: {error}")
-            case EngineEnded() | TransferStopped():
-                pass
+    def _on_engine_report(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
+        try:
+            self._carry_out(effects)
+        except Exception as failure:
+            # Gateways and engine disagree from now on.
+            _log.exception("worker %s failed to carry out a command of its engine", self.me)
+            self._fail(f"the engine failed: {type(failure).__name__}: {failure}")
+        self._service.on_snapshot(snapshot)
+
+    def _on_transfer_event(self, event: PeerLost | TransferStopped) -> None:
+        if isinstance(event, PeerLost):
+            self._producers.peer_lost(event.peer.worker)
+            self._link_monitor.reports.suspect(event.peer.worker, self._clock.now())
+        elif event.error is not None:
+            self._fail(f"the transfer thread failed: {event.error}")
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         events: list[JobEvent] = []
