@@ -89,7 +89,7 @@ def run(config: Config, address: str, rank: int, has_parent_ended: threading.Eve
             return 1
         follower = load_rank_model(config, store, rank)
         inbox.openers.put(partial(open_rank_transfer, config, follower.cache, rank, partial(_send_event, channel)))
-        _send_event(channel, Loaded(follower.cache.num_blocks, own_files_digest(config, rank)))
+        _send_event(channel, Loaded(own_files_digest(config, rank)))
         while (command := inbox.commands.get()) is not None:
             follower.carry_out(command)
         return 0
