@@ -185,26 +185,22 @@ def _command(
 ) -> Callable[[Engine, float], tuple[None, list[Effect]]]:
     """Decode a message to one engine command. Raises TandemError for a malformed message, with nothing of it
     applied."""
-    follow = [decode_handoff_key(key) for key in message.follow]
-    prefix_requests = [decode_prefix_request(request) for request in message.prefix_request]
+    follow = [(decode_handoff_key(key), None) for key in message.follow]
+    fetch = [decode_prefix_request(request) for request in message.prefix_request]
     renew = [decode_handoff_key(key) for key in message.renew]
     take = [(decode_handoff_key(request.key), request.num_output_tokens) for request in message.take]
-    release = [decode_handoff_key(key) for key in message.release]
-    taken = [decode_handoff_key(key) for key in message.taken]
+    release = [(decode_handoff_key(key), False) for key in message.release]
+    taken = [(decode_handoff_key(key), True) for key in message.taken]
 
     def apply(engine: Engine, now: float) -> tuple[None, list[Effect]]:
         effects: list[Effect] = []
-        for key in follow:
-            effects += engine.follow(key, consumer, now)
-        for key, prefix_request in prefix_requests:
+        for key, prefix_request in [*follow, *fetch]:
             effects += engine.follow(key, consumer, now, prefix_request)
         effects += engine.renew(renew, consumer, now)
         for key, num_output_tokens in take:
             effects += engine.request_remainder(key, num_output_tokens, now)
-        for key in release:
-            effects += engine.release(key, now)
-        for key in taken:
-            effects += engine.release(key, now, is_taken=True)
+        for key, is_taken in release + taken:
+            effects += engine.release(key, now, is_taken=is_taken)
         return None, effects
 
     return apply
