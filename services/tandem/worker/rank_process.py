@@ -68,8 +68,8 @@ def run(config: Config, address: str, rank: int, has_parent_ended: threading.Eve
     # Imported after prepare_process, because the model's libraries read the environment on import, and before
     # connecting, because the other ranks wait only for a limited time from then on.
     from tandem.runtime.parallel.shared_store import SharedStore
-    from tandem.worker.model.rank_model import load_rank_model, own_files_digest
     from tandem.worker.model.rank_transfer import open_rank_transfer
+    from tandem.worker.model.worker_model import load_rank_model, own_files_digest
 
     has_parent_ended = has_parent_ended or threading.Event()
     try:
