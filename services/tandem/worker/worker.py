@@ -140,7 +140,7 @@ class Worker:
             clock,
             self._gateways.wake,
         )
-        self._grammars = GrammarPreparation(model.prepare, model.is_prepared)
+        self._grammars = GrammarPreparation(model.grammars)
         self._service = WorkerService(
             self._descriptor,
             self._driver,

@@ -12,11 +12,11 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Config
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.grammar import Grammar
 from tandem.engine.ports import Executor, HostBlocks, Pipeline
 from tandem.engine.rank_messages import RanksLost
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.device import num_compute_threads, rank_device
+from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.model_loader import LoadedModel, check_parallel, files_digest, load_follower, load_model
 from tandem.runtime.parallel.communicator import CollectiveFailed
 from tandem.runtime.parallel.shard import Shard
@@ -43,18 +43,6 @@ REASON_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-def _ignore(grammar: Grammar) -> None:
-    """Accept a grammar without compiling it, for models without grammar support."""
-
-
-def _has_nothing_to_prepare(grammar: Grammar) -> bool:
-    return True
-
-
-def _has_no_experts() -> Mapping[int, Sequence[int]]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerModel:
     """Hold the loaded model of a worker, with everything that the worker needs to run and describe it.
@@ -63,12 +51,11 @@ class WorkerModel:
     computes each step during the call. `pool`: KV memory of the first rank as transports see it. `digest`: computes
     digests of the pool's blocks, on the transfer thread while the executor runs. `fingerprint`: hexadecimal digest of
     model and KV format. `max_model_len`: most tokens of a sequence. `bundle`: tokenizer files. `name`, `aliases`: name
-    of the model and its further names. `prepare`: compiles a grammar before its job starts, on any thread, without
-    raising. `is_prepared`: returns whether a grammar is compiled. `rank_group`: the other ranks; None if there are
-    none. `trial_digests`: for each of the pool's probe blocks (which link probes read), one digest per KV head of the
-    model. `host`: access to the host memory that holds evicted blocks, by which the file cache reads and writes them;
-    None without such memory. `expert_tokens`: returns by layer how many tokens each expert has computed, see
-    `CausalModel.expert_tokens`.
+    of the model and its further names. `grammars`: compiles the grammars of jobs; None for a model without grammar
+    support. `rank_group`: the other ranks; None if there are none. `trial_digests`: for each of the pool's probe blocks
+    (which link probes read), one digest per KV head of the model. `host`: access to the host memory that holds evicted
+    blocks, by which the file cache reads and writes them; None without such memory. `expert_tokens`: returns by layer
+    how many tokens each expert has computed, see `CausalModel.expert_tokens`.
     """
 
     name: str
@@ -80,12 +67,11 @@ class WorkerModel:
     bundle: TokenizerBundle
     aliases: tuple[str, ...] = ()
     pipeline: Pipeline | None = None
-    prepare: Callable[[Grammar], None] = _ignore
-    is_prepared: Callable[[Grammar], bool] = _has_nothing_to_prepare
+    grammars: LlguidanceMasks | None = None
     rank_group: RankGroup | None = None
     trial_digests: tuple[tuple[int, ...], ...] = ()
     host: HostBlocks | None = None
-    expert_tokens: Callable[[], Mapping[int, Sequence[int]]] = _has_no_experts
+    expert_tokens: Callable[[], Mapping[int, Sequence[int]]]
 
 
 def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerModel:
@@ -116,8 +102,7 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
         fingerprint=loaded.fingerprint.digest,
         max_model_len=executor.max_model_len,
         bundle=loaded.bundle,
-        prepare=_ignore if loaded.grammars is None else loaded.grammars.prepare,
-        is_prepared=_has_nothing_to_prepare if loaded.grammars is None else loaded.grammars.is_prepared,
+        grammars=loaded.grammars,
         aliases=tuple(aliases),
         rank_group=rank_group,
         trial_digests=tuple(cache.fill_trial_blocks()),
