@@ -62,8 +62,7 @@ from tandem.worker.model.rank_transfer import open_transfer
 from tandem.worker.model.worker_info import WorkerDescriptor, WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.run_file import RunFile
-from tandem.worker.telemetry.expert_load import ExpertLoad
-from tandem.worker.telemetry.gauges import MetricSources, StatsReader
+from tandem.worker.telemetry.gauges import ExpertLoad, MetricSources, StatsReader
 from tandem.worker.telemetry.worker_telemetry import WorkerTelemetry
 
 SWEEP_S = 0.25
