@@ -111,7 +111,7 @@ def settle_process() -> None:
 
 
 async def _serve(config: Config, model: WorkerModel) -> int:
-    from tandem.worker.factory import start_worker
+    from tandem.worker.worker import start_worker
 
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()

@@ -1,23 +1,28 @@
-"""Run one incarnation of a worker: start its threads, streams and server in order, and stop them in order."""
+"""Run one incarnation of a worker: start its server, transport, threads and streams in order, and stop them in
+order."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
+import socket
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
-from tandem.core.clock import Clock
-from tandem.core.config import Config
+from tandem.core.addresses import format_host
+from tandem.core.clock import Clock, SystemClock, wall_ns
+from tandem.core.config import Config, WorkerConfig
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent, KVFact
-from tandem.core.ids import WorkerRef
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.lane import lane_labels
+from tandem.core.topology import Topology
 from tandem.core.worker_load import DrainResult
 from tandem.engine.effects import (
     Effect,
@@ -35,14 +40,18 @@ from tandem.engine.effects import (
 )
 from tandem.engine.factory import build_engine, engine_limits
 from tandem.engine.step_log import StepLogHead, step_settings
-from tandem.engine.transfer_messages import PeerLost, SetPolling, TransferStopped
+from tandem.engine.transfer_messages import PeerLost, SetPolling, TransferStopped, TransportPeer
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.registry_heartbeat import Heartbeat
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import WorkerRegistry
 from tandem.transfer.interface import Transport
+from tandem.transfer.memory_pool import agent_name
+from tandem.transfer.peer_layout import join_ranks
+from tandem.transfer.process_identity import machine_identity
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth
+from tandem.worker.addresses import advertised_address, default_route_address, require_worker_auth
 from tandem.worker.engine.calibrate import calibrate
 from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
 from tandem.worker.engine.serial_pipeline import SerialPipeline
@@ -58,7 +67,7 @@ from tandem.worker.kv.producer_session import ProducerSessions, SessionContext
 from tandem.worker.kv.transfer_client import TransferClient
 from tandem.worker.links.link_monitor import LinkMonitor
 from tandem.worker.links.link_probe import LinkProbe
-from tandem.worker.model.rank_transfer import open_transfer
+from tandem.worker.model.rank_transfer import OpenTransport, open_transfer, open_transport
 from tandem.worker.model.worker_info import WorkerDescriptor, WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.run_file import RunFile
@@ -80,10 +89,44 @@ THREAD_S = 10.0
 _log = logging.getLogger(__name__)
 
 
+async def start_worker(
+    config: Config,
+    model: WorkerModel,
+    *,
+    open_transport: OpenTransport = open_transport,
+) -> Worker:
+    """Start a worker for the loaded `model` on the running event loop, and return it once it serves. `open_transport`:
+    function that opens the KV transport, which tests replace.
+
+    Raises TandemError when the worker cannot start, for example because its port is in use, after stopping everything
+    that it has started.
+    """
+    incarnation, name = Incarnation(wall_ns()), config.worker.id or f"{socket.gethostname()}-{os.getpid()}"
+    trust = require_worker_auth(config, name)
+    server = trust.server(incarnation)
+    me = WorkerRef(WorkerId(name), incarnation, _bind(server, trust, config.worker))
+    agent = agent_name(me.id, me.incarnation)
+    _log.info("opening the transport %s", config.transfer.backend)
+    transport = await asyncio.to_thread(open_transport, config, model.pool, agent)
+    try:
+        peer = await asyncio.to_thread(_describe, model, me, transport)
+        identity = _identity(config, model, me, peer)
+        worker = Worker(config, model, identity, server, trust, transport, SystemClock())
+    except BaseException:
+        await asyncio.to_thread(transport.close)
+        raise
+    try:
+        await worker.start()
+    except BaseException:
+        await worker.stop()
+        raise
+    return worker
+
+
 class Worker:
     """Compose the parts of one worker and run it from `start` to `stop`.
 
-    Made by `factory.start_worker`. Methods run on the event loop on which the worker was made unless their docstring
+    Made by `start_worker`. Methods run on the event loop on which the worker was made unless their docstring
     names another thread. Other threads reach the event loop only through `_post`, which keeps the order of arrival. The
     worker is the `EffectSink` of its engine's driver.
     """
@@ -414,6 +457,46 @@ class Worker:
             await Heartbeat(registry, record, self._descriptor.set_role).run()
         finally:
             await registry.close()
+
+
+def _describe(model: WorkerModel, me: WorkerRef, transport: Transport) -> TransportPeer:
+    """Return what other workers need to read the KV of all ranks of this worker; opens the transfers of the ranks other
+    than the first. Raises TandemError when a rank fails."""
+    mine = transport.describe(me)
+    return mine if model.rank_group is None else join_ranks([mine, *model.rank_group.open_transfers(me)])
+
+
+def _bind(server: grpc.aio.Server, trust: PeerAuth, config: WorkerConfig) -> str:
+    """Bind a port; returns the address to advertise."""
+    where = f"{format_host(config.host)}:{config.port}"
+    try:
+        port = trust.listen(server, where)
+    except RuntimeError as error:
+        raise TandemError(
+            ErrorKind.INVALID_REQUEST,
+            f"cannot listen on {where}: {error}; set worker.host and --worker-port to a free address, or port 0",
+            param="worker.port",
+        ) from None
+    return advertised_address(config, port, os.environ, default_route_address)
+
+
+def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: TransportPeer) -> WorkerInfo:
+    return WorkerInfo(
+        me=me,
+        pool=config.worker.pool,
+        model=model.name,
+        fingerprint=model.fingerprint,
+        max_model_len=model.max_model_len,
+        max_num_seqs=config.engine.max_num_seqs,
+        bundle=model.bundle,
+        bundle_digest=model.bundle.digest,
+        transport=peer,
+        transport_kind=config.transfer.backend,
+        aliases=model.aliases,
+        topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
+        machine=machine_identity() if config.engine.nnodes == 1 else "",
+        lanes=config.worker.served_lanes,
+    )
 
 
 def _file_cache(config: Config, model: WorkerModel, driver: EngineDriver, clock: Clock) -> FileCache | None:
