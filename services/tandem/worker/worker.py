@@ -200,7 +200,7 @@ class Worker:
                 snapshot=lambda: self._service.snapshot,
                 books=stats.read,
                 is_healthy=lambda: self.healthy() is None,
-                num_gateways=lambda: self.num_gateways,
+                num_gateways=lambda: len(self._gateways),
                 expert_tokens=experts.tokens,
                 expert_imbalance=experts.imbalance,
             )
@@ -247,12 +247,6 @@ class Worker:
         """Return the reason why this worker should be replaced: a failure, a step that makes no progress, or a
         transport whose self-test failed. Returns None while it is healthy."""
         return self._failure or self._driver.stalled() or self._transfer_client.problem
-
-    @property
-    def num_gateways(self) -> int:
-        """Return the number of gateways that have a Watch stream, or whose last one ended less than
-        `worker.gateway_grace_s` seconds ago."""
-        return len(self._gateways)
 
     async def failed(self) -> str:
         """Wait until the engine, the transfer thread or a background task has failed, and return the reason. Never
