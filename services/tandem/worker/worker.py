@@ -53,8 +53,7 @@ from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.addresses import advertised_address, default_route_address, require_worker_auth
 from tandem.worker.engine.calibrate import calibrate
-from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
-from tandem.worker.engine.serial_pipeline import SerialPipeline
+from tandem.worker.engine.driver import EngineDriver, EngineSnapshot, SerialPipeline
 from tandem.worker.engine.step_log_writer import StepWriter
 from tandem.worker.gateways.grammar_preparation import GrammarPreparation
 from tandem.worker.gateways.kv_event_publisher import compose_publisher
