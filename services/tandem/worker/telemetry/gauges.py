@@ -14,7 +14,6 @@ from tandem.core.errors import TandemError
 from tandem.core.lane import Lane
 from tandem.core.worker_load import EngineStats
 from tandem.obs.metrics import instruments as on
-from tandem.obs.metrics.instrument import Instrument
 from tandem.obs.metrics.metrics import Metrics, Values
 from tandem.worker.engine.driver import EngineSnapshot
 
@@ -140,24 +139,16 @@ def watch_worker(metrics: Metrics, sources: MetricSources, info: Values, block_s
     metrics.watch(on.KV_UNUSED, lambda: _unused(sources.snapshot()))
     metrics.watch(on.EXPERT_TOKENS, lambda: _of_all_layers(sources.expert_tokens()))
     metrics.watch(on.EXPERT_IMBALANCE, lambda: _by_layer(sources.expert_imbalance()))
-    single: dict[Instrument, Callable[[], float]] = {
-        on.LEASES: lambda: sources.books().num_leases,
-        on.PULLS: lambda: sources.books().num_pulls,
-        on.WORKER_HEALTHY: sources.is_healthy,
-        on.WORKER_DRAINING: lambda: sources.snapshot().load.draining,
-        on.WORKER_GATEWAYS: sources.num_gateways,
-        on.DRAFTED_TOKENS: lambda: sources.snapshot().load.num_drafted_tokens,
-        on.ACCEPTED_TOKENS: lambda: sources.snapshot().load.num_accepted_tokens,
-        on.PREFIX_REMOTE_HIT_TOKENS: lambda: sources.snapshot().load.num_remote_hit_tokens,
-        on.PREFIX_FILE_HIT_TOKENS: lambda: sources.books().num_file_hit_tokens,
-        on.GENERATED_TOKENS: lambda: sources.snapshot().num_generated,
-    }
-    for instrument, read in single.items():
-        metrics.watch(instrument, _alone(read))
-
-
-def _alone(read: Callable[[], float]) -> Callable[[], Mapping[Values, float]]:
-    return lambda: {(): float(read())}
+    metrics.watch(on.LEASES, lambda: {(): sources.books().num_leases})
+    metrics.watch(on.PULLS, lambda: {(): sources.books().num_pulls})
+    metrics.watch(on.WORKER_HEALTHY, lambda: {(): sources.is_healthy()})
+    metrics.watch(on.WORKER_DRAINING, lambda: {(): sources.snapshot().load.draining})
+    metrics.watch(on.WORKER_GATEWAYS, lambda: {(): sources.num_gateways()})
+    metrics.watch(on.DRAFTED_TOKENS, lambda: {(): sources.snapshot().load.num_drafted_tokens})
+    metrics.watch(on.ACCEPTED_TOKENS, lambda: {(): sources.snapshot().load.num_accepted_tokens})
+    metrics.watch(on.PREFIX_REMOTE_HIT_TOKENS, lambda: {(): sources.snapshot().load.num_remote_hit_tokens})
+    metrics.watch(on.PREFIX_FILE_HIT_TOKENS, lambda: {(): sources.books().num_file_hit_tokens})
+    metrics.watch(on.GENERATED_TOKENS, lambda: {(): sources.snapshot().num_generated})
 
 
 def _sequences(snapshot: EngineSnapshot) -> Mapping[Values, float]:
