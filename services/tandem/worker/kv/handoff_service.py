@@ -22,7 +22,6 @@ from tandem.wire.kv_codec import (
     encode_handoff_key,
 )
 from tandem.worker.engine.driver import EngineDriver
-from tandem.worker.grpc_status import abort_on_error
 
 MAX_UNANSWERED = 256
 """Most messages of one consumer that may wait for the engine; further ones are not read from the stream until then."""
@@ -97,8 +96,8 @@ class HandoffService:
         within the lease time. `requests`: the messages of the consumer. `context`: the gRPC call, on which updates are
         sent.
 
-        Aborts the call with FAILED_PRECONDITION when the fingerprints differ, and with the status of a TandemError when
-        a message of the consumer is malformed or the engine has ended.
+        Aborts the call with FAILED_PRECONDITION when the fingerprints differ. Raises TandemError when a message of the
+        consumer is malformed or the engine has ended.
         """
         first = await anext(requests, None)
         if first is None:
@@ -106,8 +105,7 @@ class HandoffService:
         if first.fingerprint != self._fingerprint:
             reason = "consumer and producer serve different models or KV formats"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-        async with abort_on_error(context):
-            consumer = decode_worker(first.consumer)
+        consumer = decode_worker(first.consumer)
         older = self._streams.get(consumer)
         if older is not None:
             older.end()
@@ -122,8 +120,7 @@ class HandoffService:
                 del self._streams[consumer]
         outcome = stream.failure or outcome
         if isinstance(outcome, TandemError):
-            async with abort_on_error(context):
-                raise outcome
+            raise outcome
 
     async def _receive(
         self,
