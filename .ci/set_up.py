@@ -31,7 +31,7 @@ NAMES = ("serve", "all")
 
 FIRST_IMPORT = (
     "import torch, grpc, ray.serve, tandem.cli.serve, tandem.cli.local_ray, tandem.gateway.main, "
-    "tandem.worker.factory, tandem.worker.model.worker_model, tandem.runtime.gguf"
+    "tandem.worker.worker, tandem.worker.model.worker_model, tandem.runtime.gguf"
 )
 """What the processes of `tandem serve` import. Several of them would otherwise compile the same files at once."""
 BUILD_KERNELS = "kernels/tandem_kernels/native/build.py"

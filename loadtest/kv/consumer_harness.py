@@ -23,8 +23,7 @@ from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
 from tandem.transfer.interface import BlockCopy, Transport
 from tandem.transfer.transfer_thread import TransferThread
-from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
-from tandem.worker.engine.serial_pipeline import SerialPipeline
+from tandem.worker.engine.driver import EngineDriver, EngineSnapshot, SerialPipeline
 from tandem.worker.kv.transfer_client import TransferClient
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from tandem.engine.ports import StepObserver
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.sched.state.step_plan import StepResult
 from tandem.sim.cost.executor import SimExecutor
-from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
-from tandem.worker.engine.serial_pipeline import SerialPipeline
+from tandem.worker.engine.driver import EngineDriver, EngineSnapshot, SerialPipeline
 
 MAX_MODEL_LEN = 2048
 NUM_PROMPT_TOKENS = 16

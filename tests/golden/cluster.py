@@ -54,7 +54,7 @@ from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_engine import TransferEngine
-from tandem.worker.engine.serial_pipeline import SerialPipeline
+from tandem.worker.engine.driver import SerialPipeline
 from tandem.worker.kv.block_files import BlockFiles
 from tests.golden.guesses import Method, speculation
 from tests.golden.multi_rank_node import MultiRankCarrier

@@ -14,13 +14,14 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
+from tandem.core.slo import Slo
 from tandem.kv.block_pool import BlockPool, Holder
 from tandem.sched.budget.step_sizer import LEAST_TOKENS
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.schedule_result import PullAllocated, ScheduleResult, SequenceUpdate
 from tandem.sched.state.sequence import Sequence, Status
-from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
+from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 from tests.effort import effort
 from tests.property.guesses import speculation
@@ -71,7 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_PROMPT + MAX_OUTPUT - 2,
             enable_chunked_prefill=chunked,
             digest_handoffs=digests,
-            targets=LatencyTargets(interactive=LaneSlo(2.0, itl_s), batch=LaneSlo(2.0, 2 * itl_s)),
+            targets=LatencyTargets(interactive=Slo(2.0, itl_s), batch=Slo(2.0, 2 * itl_s)),
             batch_max_share=batch_max_share,
             max_lane_preemptions=lane_preemptions,
             max_lane_pause_s=0.05,
@@ -225,7 +226,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.live(), f"after {bound} steps there are {self.live()} in {self.scheduler!r}"
         while self.plans or self.leases or self.landing:
             self.turn()
-        assert not self.scheduler.num_sequences and not any(self.scheduler.backlog().tokens)
+        assert not self.scheduler.num_sequences and not any(self.scheduler.load().lane_tokens)
         assert self.pool.num_free == self.pool.num_blocks, repr(self.pool)
 
     # ---- how

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from tandem.core.config import HandoffConfig
 from tandem.core.ids import HandoffKey, Incarnation, JobKey, WorkerId, WorkerRef
+from tandem.core.slo import Slo
 from tandem.engine.engine import Engine
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import RemotePrefixRequest
 from tandem.sched.state.limits import SchedulerLimits
-from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
+from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.sched.state.step_plan import StepPlan
 from tests.property.guesses import speculation
 from tests.property.model import KVStore, ModelExecutor
@@ -101,7 +102,7 @@ class Worker:
             max_model_len=64,
             enable_chunked_prefill=knobs.chunked,
             digest_handoffs=knobs.digests,
-            targets=LatencyTargets(interactive=LaneSlo(itl_s=knobs.itl_s)),
+            targets=LatencyTargets(interactive=Slo(itl_s=knobs.itl_s)),
             batch_max_share=knobs.batch_max_share,
             max_lane_preemptions=knobs.lane_preemptions,
             max_lane_pause_s=0.05,

@@ -13,7 +13,8 @@ from tandem.core.config import EngineConfig, GatewayConfig, Pool, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
 from tandem.core.lane import Lane
-from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
+from tandem.core.slo import Slo
+from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.cluster_spec import ClusterSpec
@@ -189,7 +190,7 @@ def test_the_queue_of_one_tenant_serves_short_prompts_as_early_as_workers_would(
 
 
 def test_what_would_miss_its_lane_s_target_is_refused_before_any_work_is_done_for_it() -> None:
-    targets = LatencyTargets(interactive=LaneSlo(ttft_s=2.0))
+    targets = LatencyTargets(interactive=Slo(ttft_s=2.0))
     spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=LINE, targets=targets)
     traces = run([RequestClass("one", 1.0, (400, 400), (2, 2))], 20.0, 60, spec)
     refused = [trace for trace in traces if isinstance(trace.outcome, TandemError)]

@@ -15,9 +15,8 @@ from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.core.settings import Resolved
-from tandem.wire.auth_interceptor import OTHER_LIFE
 from tandem.wire.gen import worker_pb2
-from tandem.wire.peer_auth import PeerAuth, reason_of
+from tandem.wire.peer_auth import PeerAuth, means_other_life, reason_of
 from tandem.worker.run_file import read_run_files
 
 MARGIN_S = 5.0
@@ -83,7 +82,7 @@ async def _drain_found(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> 
     try:
         return _print_result(worker.id, await _drain(trust, worker, timeout_s), timeout_s)
     except grpc.aio.AioRpcError as error:
-        has_ended = error.details() == OTHER_LIFE or not await _listens(worker.address)
+        has_ended = means_other_life(error) or not await _listens(worker.address)
         what = "does not run any more" if has_ended else f"is not drained: {reason_of(error)}"
         print(f"{worker.id} {what}")  # noqa: T201 - the command's output
         return 0 if has_ended else 1

@@ -118,12 +118,13 @@ class WorkerLoad:
 
         Counted are the new prompt, the queued prompts in this lane and more urgent ones, and the `inflight` prompts
         (numbers of tokens of prompts that were sent and are not in the report yet). Prompts of a larger size class than
-        the new one do not count, nor does the longest of the counted prompts.
+        the new one do not count. Nor does the longest of the counted prompts, which may be the new one, so that a
+        single long prompt neither keeps shorter prompts of its class out nor is itself refused.
         """
         inflight = [size for size in inflight if prompt_size(size) <= prompt_size(num_tokens)]
         num_queued = no_larger(num_tokens, lane, self.lane_tokens, self.size_tokens) + sum(inflight)
         longest = max(no_larger(num_tokens, lane, self.lane_longest, self.size_longest), *inflight, 0)
-        return num_competing_tokens(num_tokens, num_queued, longest)
+        return num_queued + num_tokens - max(longest, num_tokens)
 
     def may_take_more_than(self, before: WorkerLoad) -> bool:
         """Return whether the worker may now accept a prompt that it rejected when its report was `before`, so that a
@@ -139,17 +140,6 @@ class WorkerLoad:
             or self.num_blocks > before.num_blocks
             or self.draining < before.draining
         )
-
-
-def num_competing_tokens(num_tokens: int, num_queued: int, num_longest: int) -> int:
-    """Return how many tokens count against a worker's queue limit (`num_horizon_tokens`) once it accepts a prompt of
-    `num_tokens` tokens.
-
-    `num_queued`: tokens of the competing prompts that are queued already. `num_longest`: tokens of the longest of these
-    prompts. The longest prompt, which may be the new one, does not count, so that a single long prompt neither keeps
-    shorter prompts of its class out nor is itself refused.
-    """
-    return num_queued + num_tokens - max(num_longest, num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from itertools import chain
 
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, KVFact, Preempted, PromptLogprobs, TokenRun
+from tandem.core.events import Cancelled, Failed, KVFact, PromptLogprobs, TokenRun
 from tandem.core.ids import BlockHash, HandoffKey, HostSlot, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
@@ -159,7 +159,7 @@ class Engine:
         planned = self._scheduler.plan(now, self._producer.blocks_to_digest())
         self.num_preempted += planned.num_preempted + planned.num_yielded
         self._times.planned(planned, now)
-        effects: list[Effect] = [Preempted(key, num_output) for key, num_output in planned.preempted]
+        effects: list[Effect] = [*planned.preempted]
         for start in planned.starts:
             job = self._jobs.find_job(start.key)
             if isinstance(job, PrefillJob):
@@ -504,9 +504,7 @@ class Engine:
         keys = {job.key for job in self._jobs} | set(self._jobs.keys())
         producer.check(keys)
         consumer.check(keys)
-        fetching = {
-            job.key for job in self._jobs if self._scheduler.is_awaiting_prefix(self._jobs.live_keys(job.key)[0])
-        }
+        fetching = {job.key for job in self._jobs if scheduler.awaited_prefix(self._jobs.live_keys(job.key)[0])}
         remote = {pull.job.key for pull in consumer if pull.is_prefix_fetch}
         assert fetching == remote | set(self._files.waiting_jobs()), "fetched prefixes and jobs differ"
 

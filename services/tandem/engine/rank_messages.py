@@ -145,11 +145,10 @@ class RankReady:
 class Loaded:
     """Report to the first rank that a rank has loaded its part of the model and accepts commands.
 
-    `num_blocks`: blocks for which its pool has room. `weights`: digest of the model files on its machine; empty where
-    another rank of this machine reports it, or the worker runs on one machine only.
+    `weights`: digest of the model files on its machine; empty where another rank of this machine reports it, or the
+    worker runs on one machine only.
     """
 
-    num_blocks: int
     weights: str = ""
 
 

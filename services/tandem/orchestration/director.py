@@ -169,7 +169,7 @@ class RequestDirector:
         self._new_handoff = new_handoff
         self._prefixes = prefixes
         self._queue = PlacementQueue(workers.candidates(), config, targets, prefixes, workers.routing)
-        targets_s = {lane: target_s for lane in Lane if (target_s := targets.lane(lane).itl_s) > 0}
+        targets_s = {lane: target_s for lane in Lane if (target_s := targets.lane(lane).itl_s)}
         rules = Rebalancing(targets_s, config.rebalance_min_gain, workers.routing.links)
         self._rebalancer = Rebalancer(workers.candidates(), rules, config.rebalance_max_moves)
         self._open: dict[RequestId, OpenRequest] = {}

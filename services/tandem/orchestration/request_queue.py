@@ -146,7 +146,7 @@ class PlacementQueue:
         item = self.queue.item_for(request, tenant.weight)
         mode = tenant.disaggregation or self._config.disaggregation
         routing_request = RoutingRequest.of(request, mode, hashes, session)
-        target_s = self._targets.lane(request.lane).ttft_s
+        target_s = self._targets.lane(request.lane).ttft_s or 0.0
         predicted = None
         if timeout_s is not None or target_s > 0:
             predicted = self._expect(item, routing_request)

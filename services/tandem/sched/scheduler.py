@@ -37,7 +37,7 @@ from tandem.sched.phases.lane_preemption import may_preempt, preempt_for_urgent
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.phases.slices import assign_prefill_budget, plan_decodes, plan_prefills
 from tandem.sched.phases.spec_decode import Speculation
-from tandem.sched.state.backlog import Backlog, backlog, check_backlog, horizon_tokens
+from tandem.sched.state.backlog import check_backlog, horizon_tokens, queued_tokens
 from tandem.sched.state.limits import BlockDemand, SchedulerLimits
 from tandem.sched.state.schedule_result import ScheduleResult, SequenceUpdate
 from tandem.sched.state.scheduler_state import SchedulerState
@@ -83,9 +83,9 @@ class Scheduler:
         seq.reusable(self.pool.block_size)
         self._await_prefix(seq)
         if not seq.is_pull:
-            held = self.backlog()
-            check_backlog(seq, self.pool, held)
-            self._note_first_wait(seq, held.tokens[seq.lane], now)
+            load = self.load()
+            check_backlog(seq, self.pool, load)
+            self._note_first_wait(seq, load.lane_tokens[seq.lane], now)
         self._num_arrived += job.num_choices
         self.state.enqueue(seq)
 
@@ -129,10 +129,6 @@ class Scheduler:
         """
         seq = self.state.by_key[key]
         return seq.reusable(self.pool.block_size)[: seq.num_awaited_blocks]
-
-    def is_awaiting_prefix(self, key: JobKey) -> bool:
-        """Return whether a job waits for a prefix, see `awaited_prefix`. `key`: any choice of the job."""
-        return self.state.by_key[key].num_awaited_blocks > 0
 
     def on_prefix_ready(self, key: JobKey, now: float) -> None:
         """End the wait of a job for its prefix, whether or not the prefix could be fetched. The next plan may start the
@@ -272,32 +268,27 @@ class Scheduler:
         """Count the output tokens of a choice, including those of earlier attempts; 0 for an unknown choice."""
         return seq.num_output if (seq := self.state.by_key.get(key)) is not None else 0
 
-    def backlog(self) -> Backlog:
-        """Return the prompt tokens that this worker has accepted and not computed or planned yet, by lane and prompt
-        size."""
-        horizon = horizon_tokens(self.state.limits, self.pacer.model.published or self.pacer.model.cost)
-        return backlog(chain(self.state.running, self.state.waiting), self.pool.block_size, horizon)
-
     def load(self, *, draining: bool = False, num_remote_hit_tokens: int = 0) -> WorkerLoad:
         """Return the worker's load report for routers. Sequences whose KV is being pulled count as running.
 
         `draining` and `num_remote_hit_tokens` are copied into the report.
         """
-        queued, pool, state, pacer, drafts = self.backlog(), self.pool, self.state, self.pacer, self.speculation
-        lane_seqs, lane_blocks = zip(*state.lane_uses(with_reservations=True), strict=True)
+        pool, state, pacer, drafts = self.pool, self.state, self.pacer, self.speculation
+        queued, longest = queued_tokens(chain(state.running, state.waiting), pool.block_size)
+        lane_blocks, lane_seqs = zip(*state.lane_uses(with_reservations=True), strict=True)
         return WorkerLoad(
             num_running=state.num_seated,
             num_waiting=len(state.waiting),
-            num_queued_tokens=queued.tokens[-1],
-            lane_tokens=queued.tokens,
-            lane_longest=queued.longest,
-            size_tokens=queued.size_tokens,
-            size_longest=queued.size_longest,
+            num_queued_tokens=queued.by_lane[-1],
+            lane_tokens=queued.by_lane,
+            lane_longest=longest.by_lane,
+            size_tokens=queued.by_size,
+            size_longest=longest.by_size,
             lane_seqs=lane_seqs,
             lane_blocks=lane_blocks,
             lane_paused=state.lane_paused(),
             num_host_blocks=pool.host.num_held,
-            num_horizon_tokens=queued.num_horizon_tokens,
+            num_horizon_tokens=horizon_tokens(state.limits, pacer.model.published or pacer.model.cost),
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
             num_leased_blocks=pool.num_leased,

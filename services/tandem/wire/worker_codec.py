@@ -301,19 +301,13 @@ def encode_load(load: WorkerLoad) -> pb.Load:
 
 def decode_load(message: pb.Load) -> WorkerLoad:
     """Decode a worker's load report. Raises TandemError(INVALID_REQUEST) where its lists have unexpected lengths."""
-    require(
-        len(message.lane_tokens) == len(message.lane_longest),
-        "a load has unequal numbers of lane_tokens and lane_longest",
-    )
-    require(len(message.lane_tokens) in (0, len(Lane)), "a load has an unexpected number of lanes")
-    require(
-        len(message.size_tokens) == len(message.size_longest),
-        "a load has unequal numbers of size_tokens and size_longest",
-    )
+    for tokens, longest in (("lane_tokens", "lane_longest"), ("size_tokens", "size_longest")):
+        if len(getattr(message, tokens)) != len(getattr(message, longest)):
+            raise malformed(f"a load has unequal numbers of {tokens} and {longest}")
+    for num_lanes in map(len, (message.lane_tokens, message.lane_seqs, message.lane_blocks, message.lane_paused)):
+        require(num_lanes in (0, len(Lane)), "a load has an unexpected number of lanes")
     num_sizes = len(message.lane_tokens) * len(PROMPT_SIZES)
     require(len(message.size_tokens) in (0, num_sizes), "a load has an unexpected number of prompt sizes")
-    for num_lanes in map(len, (message.lane_seqs, message.lane_blocks, message.lane_paused)):
-        require(num_lanes in (0, len(Lane)), "a load has an unexpected number of lanes")
     return WorkerLoad(**same_fields(message, _LOAD) | {name: tuple(getattr(message, name)) for name in _BY_LANE})
 
 

@@ -1,4 +1,5 @@
-"""Run the process of `tandem worker`: handle signals, and print a line of JSON when the worker is ready."""
+"""Run the process of `tandem worker`: a worker, or one machine's ranks of a worker that spans several machines
+(engine.node_rank above 0)."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from tandem.core.addresses import format_host
 from tandem.core.config import Config
 from tandem.core.errors import TandemError
-from tandem.worker.node import run_node
+from tandem.worker.ranks.local_rank import RankChild
 
 if TYPE_CHECKING:
     from tandem.worker.model.worker_model import WorkerModel
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 SWITCH_INTERVAL_S = 0.001
 """Switch interval of Python threads in seconds, short because the event loop must not wait for the engine's thread."""
+END_S = 5.0
+"""Seconds for a rank to stop its reads of KV and end; it is killed after that."""
+POLL_S = 0.1
 
 _log = logging.getLogger("tandem.worker")
 
@@ -54,6 +59,34 @@ def run(config: Config) -> int:
         return 0
 
 
+def run_node(config: Config) -> int:
+    """Run this machine's ranks for one incarnation of the worker, until a signal arrives or one of them ends. The
+    worker's first rank is on the machine of engine.master_addr.
+
+    Returns the exit status: 0 after SIGTERM or SIGINT, and 1 when a rank has ended. All ranks end when the worker ends.
+    The supervisor of this program should then start it again, so that it waits for the worker's next incarnation.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    engine = config.engine
+    address = f"{format_host(engine.master_addr)}:{engine.master_port}"
+    _log.info("ranks %d to %d connect to the first rank at %s", engine.node_ranks[0], engine.node_ranks[-1], address)
+    ranks = {rank: RankChild(config, address, rank) for rank in engine.node_ranks}
+    try:
+        while not stop.wait(POLL_S):
+            for rank, process in ranks.items():
+                if (reason := process.ended()) is not None:
+                    _log.error("the ranks of this machine end, because rank %d has: %s", rank, reason)
+                    return 1
+        return 0
+    finally:
+        for process in ranks.values():
+            process.end()
+        for process in ranks.values():
+            process.stop(END_S)
+
+
 def prepare_process() -> None:
     """Make OpenMP threads of this process wait without spinning, and shorten the thread switch interval of Python. Must
     be called before torch is imported."""
@@ -78,7 +111,7 @@ def settle_process() -> None:
 
 
 async def _serve(config: Config, model: WorkerModel) -> int:
-    from tandem.worker.factory import start_worker
+    from tandem.worker.worker import start_worker
 
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()

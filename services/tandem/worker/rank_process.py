@@ -68,8 +68,8 @@ def run(config: Config, address: str, rank: int, has_parent_ended: threading.Eve
     # Imported after prepare_process, because the model's libraries read the environment on import, and before
     # connecting, because the other ranks wait only for a limited time from then on.
     from tandem.runtime.parallel.shared_store import SharedStore
-    from tandem.worker.model.rank_model import load_rank_model, own_files_digest
     from tandem.worker.model.rank_transfer import open_rank_transfer
+    from tandem.worker.model.worker_model import load_rank_model, own_files_digest
 
     has_parent_ended = has_parent_ended or threading.Event()
     try:
@@ -89,7 +89,7 @@ def run(config: Config, address: str, rank: int, has_parent_ended: threading.Eve
             return 1
         follower = load_rank_model(config, store, rank)
         inbox.openers.put(partial(open_rank_transfer, config, follower.cache, rank, partial(_send_event, channel)))
-        _send_event(channel, Loaded(follower.cache.num_blocks, own_files_digest(config, rank)))
+        _send_event(channel, Loaded(own_files_digest(config, rank)))
         while (command := inbox.commands.get()) is not None:
             follower.carry_out(command)
         return 0

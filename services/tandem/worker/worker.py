@@ -1,24 +1,28 @@
-"""Run one incarnation of a worker: start its threads, streams and server in order, and stop them in order."""
+"""Run one incarnation of a worker: start its server, transport, threads and streams in order, and stop them in
+order."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+import os
+import socket
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
-from tandem.core.clock import Clock
-from tandem.core.config import Config
+from tandem.core.addresses import format_host
+from tandem.core.clock import Clock, SystemClock, wall_ns
+from tandem.core.config import Config, WorkerConfig
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent, KVFact
-from tandem.core.ids import WorkerRef
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.lane import lane_labels
+from tandem.core.topology import Topology
 from tandem.core.worker_load import DrainResult
 from tandem.engine.effects import (
     Effect,
@@ -36,15 +40,18 @@ from tandem.engine.effects import (
 )
 from tandem.engine.factory import build_engine, engine_limits
 from tandem.engine.step_log import StepLogHead, step_settings
-from tandem.engine.transfer_messages import PeerLost, SetPolling, TransferStopped
+from tandem.engine.transfer_messages import PeerLost, SetPolling, TransferStopped, TransportPeer
 from tandem.stores.redis_client import RedisHealth
 from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry, keep_registered
 from tandem.transfer.interface import Transport
+from tandem.transfer.memory_pool import agent_name
+from tandem.transfer.peer_layout import join_ranks
+from tandem.transfer.process_identity import machine_identity
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth
+from tandem.worker.addresses import advertised_address, default_route_address, require_worker_auth
 from tandem.worker.engine.calibrate import calibrate
-from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
-from tandem.worker.engine.serial_pipeline import SerialPipeline
+from tandem.worker.engine.driver import EngineDriver, EngineSnapshot, SerialPipeline
 from tandem.worker.engine.step_log_writer import StepWriter
 from tandem.worker.gateways.grammar_preparation import GrammarPreparation
 from tandem.worker.gateways.kv_event_publisher import compose_publisher
@@ -57,12 +64,11 @@ from tandem.worker.kv.producer_session import ProducerSessions, SessionContext
 from tandem.worker.kv.transfer_client import TransferClient
 from tandem.worker.links.link_monitor import LinkMonitor
 from tandem.worker.links.link_probe import LinkProbe
-from tandem.worker.model.rank_transfer import open_transfer
+from tandem.worker.model.rank_transfer import OpenTransport, open_transfer, open_transport
 from tandem.worker.model.worker_info import WorkerDescriptor, WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.run_file import RunFile
-from tandem.worker.telemetry.expert_load import ExpertLoad
-from tandem.worker.telemetry.gauges import MetricSources, StatsReader
+from tandem.worker.telemetry.gauges import ExpertLoad, MetricSources, StatsReader
 from tandem.worker.telemetry.worker_telemetry import WorkerTelemetry
 
 SWEEP_S = 0.25
@@ -80,32 +86,46 @@ THREAD_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineReported:
-    """Tell the event loop that the engine has `effects` to be carried out there, or that its `snapshot` has changed."""
+async def start_worker(
+    config: Config,
+    model: WorkerModel,
+    *,
+    open_transport: OpenTransport = open_transport,
+) -> Worker:
+    """Start a worker for the loaded `model` on the running event loop, and return it once it serves. `open_transport`:
+    function that opens the KV transport, which tests replace.
 
-    effects: Sequence[Effect]
-    snapshot: EngineSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class EngineEnded:
-    """Tell the event loop that the engine has ended. `error`: the reason as text; None if `EngineDriver.stop` ended the
-    engine."""
-
-    error: str | None
-
-
-WorkerEvent = EngineReported | EngineEnded | PeerLost | TransferStopped
-"""What the threads of the engine and of the transfer report to the event loop."""
+    Raises TandemError when the worker cannot start, for example because its port is in use, after stopping everything
+    that it has started.
+    """
+    incarnation, name = Incarnation(wall_ns()), config.worker.id or f"{socket.gethostname()}-{os.getpid()}"
+    trust = require_worker_auth(config, name)
+    server = trust.server(incarnation)
+    me = WorkerRef(WorkerId(name), incarnation, _bind(server, trust, config.worker))
+    agent = agent_name(me.id, me.incarnation)
+    _log.info("opening the transport %s", config.transfer.backend)
+    transport = await asyncio.to_thread(open_transport, config, model.pool, agent)
+    try:
+        peer = await asyncio.to_thread(_describe, model, me, transport)
+        identity = _identity(config, model, me, peer)
+        worker = Worker(config, model, identity, server, trust, transport, SystemClock())
+    except BaseException:
+        await asyncio.to_thread(transport.close)
+        raise
+    try:
+        await worker.start()
+    except BaseException:
+        await worker.stop()
+        raise
+    return worker
 
 
 class Worker:
     """Compose the parts of one worker and run it from `start` to `stop`.
 
-    Made by `factory.start_worker`. Methods run on the event loop on which the worker was made unless their docstring
-    names another thread. Other threads reach the event loop only through `_post_event`; their events are handled by
-    `_on_event` in the order of arrival. The worker is the `EffectSink` of its engine's driver.
+    Made by `start_worker`. Methods run on the event loop on which the worker was made unless their docstring
+    names another thread. Other threads reach the event loop only through `_post`, which keeps the order of arrival. The
+    worker is the `EffectSink` of its engine's driver.
     """
 
     def __init__(
@@ -142,7 +162,7 @@ class Worker:
         self._transfer_client = TransferClient(
             lambda on_event: open_transfer(transport, model, on_event, clock),
             self._driver.post,
-            self._post_event,
+            lambda event: self._post(lambda: self._on_transfer_event(event)),
             digests=config.handoff.digests,
         )
         lease_s = config.handoff.lease_s
@@ -159,7 +179,7 @@ class Worker:
             clock,
             self._gateways.wake,
         )
-        self._grammars = GrammarPreparation(model.prepare, model.is_prepared)
+        self._grammars = GrammarPreparation(model.grammars)
         self._service = WorkerService(
             self._descriptor,
             self._driver,
@@ -177,7 +197,7 @@ class Worker:
                 snapshot=lambda: self._service.snapshot,
                 books=stats.read,
                 is_healthy=lambda: self.healthy() is None,
-                num_gateways=lambda: self.num_gateways,
+                num_gateways=lambda: len(self._gateways),
                 expert_tokens=experts.tokens,
                 expert_imbalance=experts.imbalance,
             )
@@ -224,12 +244,6 @@ class Worker:
         """Return the reason why this worker should be replaced: a failure, a step that makes no progress, or a
         transport whose self-test failed. Returns None while it is healthy."""
         return self._failure or self._driver.stalled() or self._transfer_client.problem
-
-    @property
-    def num_gateways(self) -> int:
-        """Return the number of gateways that have a Watch stream, or whose last one ended less than
-        `worker.gateway_grace_s` seconds ago."""
-        return len(self._gateways)
 
     async def failed(self) -> str:
         """Wait until the engine, the transfer thread or a background task has failed, and return the reason. Never
@@ -323,42 +337,39 @@ class Worker:
                 self._file_cache.submit(effect)
             else:
                 others.append(effect)
-        self._post_event(EngineReported(others, snapshot))
+        self._post(lambda: self._on_engine_report(others, snapshot))
 
     def on_kv_events(self, facts: Sequence[KVFact]) -> None:
         if self._publisher is not None:
             self._publisher.on_kv_events(facts)
 
     def ended(self, error: str | None) -> None:
-        self._post_event(EngineEnded(error))
+        if error is not None:
+            self._post(lambda: self._fail(f"the engine failed: {error}"))
 
-    def _post_event(self, event: WorkerEvent) -> None:
-        """Queue an event for the event loop; on any thread."""
+    def _post(self, call: Callable[[], None]) -> None:
+        """Queue a call for the event loop; on any thread."""
         # RuntimeError: the event loop is closed.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._on_event, event)
+            self._loop.call_soon_threadsafe(call)
 
     # ---- on the event loop
 
-    def _on_event(self, event: WorkerEvent) -> None:
-        match event:
-            case EngineReported(effects, snapshot):
-                try:
-                    self._carry_out(effects)
-                except Exception as failure:
-                    # Gateways and engine disagree from now on.
-                    _log.exception("worker %s failed to carry out a command of its engine", self.me)
-                    self._fail(f"the engine failed: {type(failure).__name__}: {failure}")
-                self._service.on_snapshot(snapshot)
-            case PeerLost(peer):
-                self._producers.peer_lost(peer.worker)
-                self._link_monitor.reports.suspect(peer.worker, self._clock.now())
-            case EngineEnded(str(error)):
-                self._fail(f"the engine failed: {error}")
-            case TransferStopped(str(error)):
-                self._fail(f"the transfer thread failed: {error}")
-            case EngineEnded() | TransferStopped():
-                pass
+    def _on_engine_report(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
+        try:
+            self._carry_out(effects)
+        except Exception as failure:
+            # Gateways and engine disagree from now on.
+            _log.exception("worker %s failed to carry out a command of its engine", self.me)
+            self._fail(f"the engine failed: {type(failure).__name__}: {failure}")
+        self._service.on_snapshot(snapshot)
+
+    def _on_transfer_event(self, event: PeerLost | TransferStopped) -> None:
+        if isinstance(event, PeerLost):
+            self._producers.peer_lost(event.peer.worker)
+            self._link_monitor.reports.suspect(event.peer.worker, self._clock.now())
+        elif event.error is not None:
+            self._fail(f"the transfer thread failed: {event.error}")
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         events: list[JobEvent] = []
@@ -437,6 +448,46 @@ class Worker:
             await keep_registered(registry, record, self._descriptor.set_role)
         finally:
             await registry.close()
+
+
+def _describe(model: WorkerModel, me: WorkerRef, transport: Transport) -> TransportPeer:
+    """Return what other workers need to read the KV of all ranks of this worker; opens the transfers of the ranks other
+    than the first. Raises TandemError when a rank fails."""
+    mine = transport.describe(me)
+    return mine if model.rank_group is None else join_ranks([mine, *model.rank_group.open_transfers(me)])
+
+
+def _bind(server: grpc.aio.Server, trust: PeerAuth, config: WorkerConfig) -> str:
+    """Bind a port; returns the address to advertise."""
+    where = f"{format_host(config.host)}:{config.port}"
+    try:
+        port = trust.listen(server, where)
+    except RuntimeError as error:
+        raise TandemError(
+            ErrorKind.INVALID_REQUEST,
+            f"cannot listen on {where}: {error}; set worker.host and --worker-port to a free address, or port 0",
+            param="worker.port",
+        ) from None
+    return advertised_address(config, port, os.environ, default_route_address)
+
+
+def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: TransportPeer) -> WorkerInfo:
+    return WorkerInfo(
+        me=me,
+        pool=config.worker.pool,
+        model=model.name,
+        fingerprint=model.fingerprint,
+        max_model_len=model.max_model_len,
+        max_num_seqs=config.engine.max_num_seqs,
+        bundle=model.bundle,
+        bundle_digest=model.bundle.digest,
+        transport=peer,
+        transport_kind=config.transfer.backend,
+        aliases=model.aliases,
+        topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
+        machine=machine_identity() if config.engine.nnodes == 1 else "",
+        lanes=config.worker.served_lanes,
+    )
 
 
 def _file_cache(config: Config, model: WorkerModel, driver: EngineDriver, clock: Clock) -> FileCache | None:

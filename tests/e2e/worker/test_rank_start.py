@@ -70,7 +70,7 @@ def test_a_rank_that_cannot_load_reports_the_reason(config: Config, tmp_path: Pa
 
 
 def test_a_rank_that_is_gone_before_they_meet(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.worker.model.rank_model.JOIN_S", 1.0)
+    monkeypatch.setattr("tandem.worker.model.worker_model.JOIN_S", 1.0)
     with pytest.raises(TandemError, match="rank 1 is gone") as caught:
         load_worker_model(config, partial(_Vanishing, config))
     assert caught.value.kind is ErrorKind.WORKER_LOST

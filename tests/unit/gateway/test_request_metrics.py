@@ -9,16 +9,17 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
+from tandem.core.slo import Slo
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.gateway.telemetry.token_timing import TokenTiming
 from tandem.gateway.telemetry.usage import Usage
 from tandem.obs.metrics.metrics import OTHER, HistogramSeries, HistogramSnapshot, Metrics, total
 from tandem.orchestration.phase_ledger import StageSeconds
-from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
+from tandem.sched.state.slo_targets import LatencyTargets
 from tests.unit.gateway.records import record
 
-TARGETS = LatencyTargets(interactive=LaneSlo(0.5, 0.05), standard=LaneSlo(itl_s=0.05))
+TARGETS = LatencyTargets(interactive=Slo(0.5, 0.05), standard=Slo(itl_s=0.05))
 RECORD = record(
     endpoint="completion",
     usage=Usage(10, 21, 4),

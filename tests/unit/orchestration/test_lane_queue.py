@@ -14,6 +14,7 @@ from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Request, SamplingParams
 from tandem.core.request_stages import WaitCause
+from tandem.core.slo import Slo
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration import request_queue
@@ -24,7 +25,7 @@ from tandem.routing.router import place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView
-from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
+from tandem.sched.state.slo_targets import LatencyTargets
 
 BATCH, URGENT = frozenset({Lane.BATCH}), frozenset({Lane.INTERACTIVE, Lane.STANDARD})
 FREE = WorkerLoad(num_blocks=1000, num_free_blocks=1000)
@@ -267,7 +268,7 @@ def test_a_sequence_is_taken_over_by_a_worker_of_its_lane() -> None:
     }  # fmt: skip
 
 
-TARGETS = LatencyTargets(interactive=LaneSlo(ttft_s=1.0), batch=LaneSlo(ttft_s=1.0))
+TARGETS = LatencyTargets(interactive=Slo(ttft_s=1.0), batch=Slo(ttft_s=1.0))
 
 
 @pytest.mark.parametrize(
@@ -279,9 +280,7 @@ TARGETS = LatencyTargets(interactive=LaneSlo(ttft_s=1.0), batch=LaneSlo(ttft_s=1
 )  # fmt: skip
 def test_only_requests_that_compete_count_as_ahead(batch_lanes: frozenset[Lane], is_rejected: bool) -> None:
     lanes = URGENT if batch_lanes == BATCH else ALL_LANES
-    q = Queue(
-        worker("i", lanes, FULL), worker("b", batch_lanes, FULL), targets=LatencyTargets(batch=LaneSlo(ttft_s=1.0))
-    )
+    q = Queue(worker("i", lanes, FULL), worker("b", batch_lanes, FULL), targets=LatencyTargets(batch=Slo(ttft_s=1.0)))
     for number in range(20):
         q.admit(f"i{number}", Lane.INTERACTIVE)
     assert q.sent() == []
@@ -294,7 +293,7 @@ def test_only_requests_that_compete_count_as_ahead(batch_lanes: frozenset[Lane],
 
 
 def test_a_prompt_is_expected_no_later_than_workers_without_more_urgent_lanes_compute_it() -> None:
-    targets = LatencyTargets(batch=LaneSlo(ttft_s=1.0))
+    targets = LatencyTargets(batch=Slo(ttft_s=1.0))
     q = Queue(worker("a", ALL_LANES, FULL), worker("b", BATCH, FREE), targets=targets)
     waiting = Queue(worker("a", ALL_LANES, FULL), worker("b", ALL_LANES, FULL), targets=targets)
     for each in (q, waiting):

@@ -111,8 +111,8 @@ def test_what_lower_lanes_have_queued_keeps_no_higher_one_out() -> None:
         assert not refused(one, 250, Lane.BATCH)
     assert refused(one, 250, Lane.BATCH)
     assert not refused(one, 250, Lane.STANDARD) and not refused(one, 250)
-    load = one.scheduler.backlog()
-    assert load.tokens == (250, 500, 1750) and load.longest == (250, 250, 250)
+    load = load_of(one)
+    assert load.lane_tokens == (250, 500, 1750) and load.lane_longest == (250, 250, 250)
 
 
 def test_what_the_cache_holds_need_not_be_computed() -> None:
@@ -121,7 +121,7 @@ def test_what_the_cache_holds_need_not_be_computed() -> None:
     one.run()
     for _ in range(20):
         one.add_request(1600, text=7)
-    assert one.scheduler.backlog().tokens[0] == 20 * 16
+    assert load_of(one).lane_tokens[0] == 20 * 16
 
 
 def test_an_estimate_from_a_load_equals_the_worker_s_own() -> None:

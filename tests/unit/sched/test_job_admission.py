@@ -9,17 +9,11 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
-from tandem.sched.phases.job_admission import (
-    Capacity,
-    ReservedCapacity,
-    check_fits,
-    check_prefill,
-    check_reservation,
-)
-from tandem.sched.state.limits import SchedulerLimits, num_seats, prefill_need, pull_need
+from tandem.sched.phases.job_admission import check_fits, check_prefill, check_reservation
+from tandem.sched.state.limits import Capacity, SchedulerLimits, num_seats, pull_need
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=40)
-EMPTY = ReservedCapacity(num_blocks=10, num_leased=0, num_seqs=0, reservations=(), prefills=())
+WORKER = Capacity(num_blocks=10, num_seats=4)
 SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 
 
@@ -37,14 +31,10 @@ def refusal(check: object, *args: object) -> ErrorKind | None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("prompt", "max_tokens", "pull", "prefill"), [(8, 9, 3, 2), (9, 9, 4, 3), (7, 1, 2, 2), (8, 1, 3, 2), (1, 1, 1, 1)]
-)
-def test_a_pull_takes_one_block_more_unless_it_will_never_need_it(
-    prompt: int, max_tokens: int, pull: int, prefill: int
-) -> None:
+@pytest.mark.parametrize(("prompt", "max_tokens", "pull"), [(8, 9, 3), (9, 9, 4), (7, 1, 2), (8, 1, 3), (1, 1, 1)])
+def test_a_pull_takes_one_block_more_unless_it_will_never_need_it(prompt: int, max_tokens: int, pull: int) -> None:
     job = ResumeJob(request=request(prompt, max_tokens), attempt=1, handoff=HandoffId("h"), source=SOURCE)
-    assert (pull_need(job, LIMITS, 10, 4), prefill_need(job, 4)) == (pull, prefill)
+    assert pull_need(job, LIMITS, 10, 4) == pull
 
 
 def test_what_can_never_run_is_refused_for_good() -> None:
@@ -80,14 +70,13 @@ def test_a_bias_for_a_token_that_is_none_is_refused_by_name(token: int) -> None:
 
 
 def test_a_reservation_fits_beside_leases_and_reservations() -> None:
-    held = replace(EMPTY, num_leased=4, reservations=(3,))
-    assert refusal(check_reservation, Capacity(3, 1), held, LIMITS) is None
-    assert refusal(check_reservation, Capacity(4, 1), held, LIMITS) is ErrorKind.OVERLOADED
+    assert refusal(check_reservation, Capacity(3, 1), Capacity(7, 0), WORKER, 0) is None
+    assert refusal(check_reservation, Capacity(4, 1), Capacity(7, 0), WORKER, 0) is ErrorKind.OVERLOADED
 
 
 def test_a_reservation_needs_a_free_sequence_slot() -> None:
-    assert refusal(check_reservation, Capacity(1, 1), replace(EMPTY, num_seqs=3), LIMITS) is None
-    assert refusal(check_reservation, Capacity(1, 1), replace(EMPTY, num_seqs=4), LIMITS) is ErrorKind.OVERLOADED
+    assert refusal(check_reservation, Capacity(1, 1), Capacity(0, 3), WORKER, 0) is None
+    assert refusal(check_reservation, Capacity(1, 1), Capacity(0, 4), WORKER, 0) is ErrorKind.OVERLOADED
 
 
 def test_a_pull_of_several_choices_takes_seats_and_a_block_for_each_but_never_more_than_half_of_the_seats() -> None:
@@ -100,16 +89,12 @@ def test_a_pull_of_several_choices_takes_seats_and_a_block_for_each_but_never_mo
     assert [pull_need(resume(n), LIMITS, 10, 4) for n in (1, 2, 128)] == [3, 4, 4]
     assert pull_need(resume(2, max_tokens=1), LIMITS, 10, 4) == 3, "one block that each fills for itself"
     assert pull_need(resume(2), LIMITS, 3, 4) == 3, "there are no more"
-    assert refusal(check_reservation, Capacity(4, 2), replace(EMPTY, num_seqs=2), LIMITS) is None
-    assert refusal(check_reservation, Capacity(4, 2), replace(EMPTY, num_seqs=3), LIMITS) is ErrorKind.OVERLOADED
+    assert refusal(check_reservation, Capacity(4, 2), Capacity(0, 2), WORKER, 0) is None
+    assert refusal(check_reservation, Capacity(4, 2), Capacity(0, 3), WORKER, 0) is ErrorKind.OVERLOADED
 
 
 def test_a_prefill_and_a_reservation_that_exclude_each_other_are_not_both_accepted() -> None:
-    assert refusal(check_prefill, 6, replace(EMPTY, reservations=(4, 2))) is None
-    assert refusal(check_prefill, 6, replace(EMPTY, reservations=(5,))) is ErrorKind.OVERLOADED
-    assert refusal(check_reservation, Capacity(4, 1), replace(EMPTY, prefills=(6,)), LIMITS) is None
-    assert refusal(check_reservation, Capacity(5, 1), replace(EMPTY, prefills=(6,)), LIMITS) is ErrorKind.OVERLOADED
-
-
-def test_a_prefill_may_wait_for_leases() -> None:
-    assert refusal(check_prefill, 6, replace(EMPTY, num_leased=10)) is None
+    assert refusal(check_prefill, 6, 4, 10) is None
+    assert refusal(check_prefill, 6, 5, 10) is ErrorKind.OVERLOADED
+    assert refusal(check_reservation, Capacity(4, 1), Capacity(0, 0), WORKER, 6) is None
+    assert refusal(check_reservation, Capacity(5, 1), Capacity(0, 0), WORKER, 6) is ErrorKind.OVERLOADED

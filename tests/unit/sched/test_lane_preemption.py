@@ -58,7 +58,7 @@ def test_choices_with_output_are_reported_and_prompts_are_not() -> None:
     add(s, urgent("mine"))
     planned = step(s)[1]
     (paused,) = planned.preempted
-    assert (paused.key.request, paused.num_output) == ("young", 3)
+    assert (paused.key.request, paused.next_index) == ("young", 3)
     s = _scheduler(1)
     add(s, in_lane(Lane.BATCH, generate("prompt", 60, 2)))
     step(s)

@@ -8,12 +8,13 @@ from random import Random
 import pytest
 
 from tandem.core.lane import Lane
+from tandem.core.slo import Slo
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.sched.budget.step_sizer import FLOOR_TOKENS, LEAST_TOKENS
-from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
+from tandem.sched.state.slo_targets import LatencyTargets
 from tests.unit.sched.simulated_worker import TRUTH, SimulatedWorker
 
-ITL = LatencyTargets(interactive=LaneSlo(itl_s=0.2))
+ITL = LatencyTargets(interactive=Slo(itl_s=0.2))
 
 
 def chunks(worker: SimulatedWorker, first: int = 0) -> list[int]:
@@ -61,7 +62,7 @@ def test_a_reachable_target_is_kept(prior: StepCost | None, noise: float) -> Non
 
 
 def test_a_chunk_late_in_a_prompt_is_smaller() -> None:
-    worker = SimulatedWorker(targets=LatencyTargets(interactive=LaneSlo(itl_s=0.35)))
+    worker = SimulatedWorker(targets=LatencyTargets(interactive=Slo(itl_s=0.35)))
     worker.decoding(4, max_tokens=2000)
     worker.add_request(20_000)
     first = len(worker.records)
@@ -75,7 +76,7 @@ def test_a_chunk_late_in_a_prompt_is_smaller() -> None:
 @pytest.mark.parametrize("target_s", [0.001, 0.03])
 def test_an_unreachable_target_is_counted_and_nothing_stalls(target_s: float) -> None:
     """Decodes alone take longer than the target."""
-    worker = SimulatedWorker(targets=LatencyTargets(interactive=LaneSlo(itl_s=target_s)))
+    worker = SimulatedWorker(targets=LatencyTargets(interactive=Slo(itl_s=target_s)))
     worker.decoding(16)
     counted = worker.scheduler.pacer.num_steps_over_target
     trace = worker.add_request(640)
@@ -152,7 +153,7 @@ def test_the_ladder_does_not_swing_under_noise() -> None:
 
 
 def test_the_strictest_lane_that_decodes_sets_the_target() -> None:
-    worker = SimulatedWorker(targets=LatencyTargets(interactive=LaneSlo(itl_s=0.15), batch=LaneSlo(itl_s=0.4)))
+    worker = SimulatedWorker(targets=LatencyTargets(interactive=Slo(itl_s=0.15), batch=Slo(itl_s=0.4)))
     batch = worker.add_request(64, 200, lane=Lane.BATCH)
     worker.run(2)
     assert batch.token_times
@@ -191,7 +192,7 @@ def test_many_long_prompts_do_not_hold_a_short_one_up(num_long: int) -> None:
 
 
 def test_with_a_target_too_a_short_prompt_is_soon_done() -> None:
-    worker = SimulatedWorker(targets=LatencyTargets(interactive=LaneSlo(itl_s=0.25)))
+    worker = SimulatedWorker(targets=LatencyTargets(interactive=Slo(itl_s=0.25)))
     worker.decoding(4)
     worker.add_request(16_384)
     worker.run(60)
@@ -205,7 +206,7 @@ def test_with_a_target_too_a_short_prompt_is_soon_done() -> None:
 def test_nobody_starves(seed: int, target_s: float) -> None:
     """Half of the machine goes to the oldest, however many shorter ones keep coming: the bound of `share`."""
     random = Random(seed)
-    worker = SimulatedWorker(targets=LatencyTargets(interactive=LaneSlo(itl_s=target_s)), budget=256)
+    worker = SimulatedWorker(targets=LatencyTargets(interactive=Slo(itl_s=target_s)), budget=256)
     worker.decoding(3, max_tokens=300)
     long = worker.add_request(3000)
     for _ in range(200):
@@ -232,7 +233,7 @@ def test_a_late_prompt_overtakes_shorter_ones() -> None:
             worker.step()
         return middle.ttft
 
-    assert ttft(LatencyTargets(interactive=LaneSlo(ttft_s=4.0))) < 0.8 * ttft(LatencyTargets())
+    assert ttft(LatencyTargets(interactive=Slo(ttft_s=4.0))) < 0.8 * ttft(LatencyTargets())
 
 
 def test_lower_lanes_wait_for_higher_ones() -> None:

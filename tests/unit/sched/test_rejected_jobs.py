@@ -8,9 +8,9 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Request, ResumeJob, SamplingParams
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.phases.job_admission import PATIENCE_S, Capacity, RejectedJobs
+from tandem.sched.phases.job_admission import PATIENCE_S, RejectedJobs
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.limits import Capacity, SchedulerLimits
 
 P = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 NUM_SEATS = 6

@@ -78,7 +78,7 @@ COMMANDS: list[RankCommand | AgentCommand | GroupCommand] = [
 EVENTS: list[RankEvent] = [
     RankReady(1, {"version": "1"}),
     StoreEntry("", b""),
-    Loaded(0, "ab"),
+    Loaded("ab"),
     RankFailed(ErrorKind.MODEL_NOT_FOUND, "no"),
     RankRegistered(PEER),
 ]

@@ -27,8 +27,7 @@ from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.engine import calibrate
-from tandem.worker.factory import start_worker
-from tandem.worker.worker import Worker
+from tandem.worker.worker import Worker, start_worker
 from tests.e2e.client import Client
 from tests.unit.worker.fake_model import FakeExecutor, fake_model
 

@@ -190,7 +190,7 @@ async def test_a_worker_of_one_rank_starts_no_actor(num_ranks: int, monkeypatch:
     monkeypatch.setattr("tandem.worker.serve.deployment._log_with_serve", lambda telemetry, worker: None)
     monkeypatch.setattr("tandem.worker.serve.deployment.launch_actors", lambda config: "actors")
     monkeypatch.setattr("tandem.worker.model.worker_model.load_worker_model", lambda config, launch: launch)
-    monkeypatch.setattr("tandem.worker.factory.start_worker", nowhere)
+    monkeypatch.setattr("tandem.worker.worker.start_worker", nowhere)
     for name in ("prepare_process", "settle_process"):
         monkeypatch.setattr(f"tandem.worker.serve.deployment.{name}", lambda: None)
     pool = PoolSpec(name="prefill", above=(("test", {"engine.tensor_parallel": num_ranks}),))

@@ -26,8 +26,7 @@ from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.schedule_result import StepRecord
 from tandem.sched.state.step_plan import StepPlan, StepResult
 from tandem.worker.engine.calibrate import calibrate
-from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
-from tandem.worker.engine.serial_pipeline import SerialPipeline
+from tandem.worker.engine.driver import EngineDriver, EngineSnapshot, SerialPipeline
 from tandem.worker.engine.watchdog import STALL_FACTOR, Watchdog
 from tests.e2e.client import new_request
 from tests.unit.worker.conftest import pace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tandem.worker.telemetry.expert_load import WINDOW_S, ExpertLoad, imbalance_of
+from tandem.worker.telemetry.gauges import WINDOW_S, ExpertLoad, imbalance_of
 
 
 class SetTime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 from tandem.core.grammar import Grammar
 from tandem.worker.gateways.grammar_preparation import GrammarPreparation
@@ -16,7 +17,8 @@ async def test_one_grammar_is_compiled_at_a_time() -> None:
         begun.append(grammar.source)
         gate.wait(20)
 
-    preparation = GrammarPreparation(prepare, lambda grammar: grammar.source in known)
+    masks = SimpleNamespace(prepare=prepare, is_prepared=lambda grammar: grammar.source in known)
+    preparation = GrammarPreparation(masks)  # type: ignore[arg-type]
     first, second, third = (
         asyncio.create_task(preparation.prepare(Grammar("regex", source))) for source in ("one", "two", "three")
     )

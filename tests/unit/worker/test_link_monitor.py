@@ -21,7 +21,6 @@ from tandem.transfer.link_detection import LinkEndpoints
 from tandem.worker.kv.handshake import SourceGone
 from tandem.worker.links import link_monitor
 from tandem.worker.links.link_monitor import LinkMonitor
-from tandem.worker.links.link_probe import ProbeResult
 
 
 def ref(name: str) -> WorkerRef:
@@ -54,9 +53,9 @@ class RecordingProbe:
             source=source, link_type="rdma", evidence="", num_bytes=10**9, seconds=0.1
         )
 
-    async def measure(self, source: WorkerRef, num_bytes: int = 0) -> ProbeResult:
+    async def measure(self, source: WorkerRef, num_bytes: int = 0) -> tuple[LinkReport, LinkEndpoints]:
         self.measured.append(source.id)
-        return ProbeResult(self.answer(source), LinkEndpoints("nixl", False, "cpu", "cpu"))
+        return self.answer(source), LinkEndpoints("nixl", False, "cpu", "cpu")
 
 
 @pytest.fixture

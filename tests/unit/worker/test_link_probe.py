@@ -168,7 +168,7 @@ async def test_a_source_that_was_lost_is_measured_again(nodes: Nodes, monkeypatc
     book = consumer.worker._link_monitor.reports
     number = book.number
     peer = consumer.worker._transfer_client._peers[producer.worker.me]
-    consumer.worker._on_event(PeerLost(peer, True, "planted"))
+    consumer.worker._on_transfer_event(PeerLost(peer, True, "planted"))
     await until(lambda: book.number > number)
     assert book.find(producer.worker.me) is not None
 

@@ -18,7 +18,7 @@ from tandem.core.request import PrefillJob, Request, ResumeJob
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.worker.gateways import service
 from tandem.worker.kv import producer_session
-from tandem.worker.telemetry import expert_load
+from tandem.worker.telemetry import gauges
 from tandem.worker.telemetry.gauges import _queued_tokens
 from tests.e2e.client import hand_over, new_request
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
@@ -124,7 +124,7 @@ async def test_preempted_sequences_are_counted_apart_from_new_ones(nodes: Nodes)
 
 
 async def test_tokens_of_experts_are_those_of_the_model(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_load, "WINDOW_S", 0.0)
+    monkeypatch.setattr(gauges, "WINDOW_S", 0.0)
     dense, node = await nodes.start(), await nodes.start()
     node.executor.expert_tokens = {1: (0, 0, 4), 2: (1, 2, 1)}
     seen = await scrape(node)

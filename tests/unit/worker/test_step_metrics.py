@@ -7,7 +7,7 @@ from dataclasses import replace
 from tandem.core.step_cost import StepFeatures
 from tandem.obs.metrics.metrics import HistogramSnapshot, Metrics
 from tandem.sched.state.schedule_result import StepRecord
-from tandem.worker.telemetry.step_metrics import StepMetrics
+from tandem.worker.telemetry.counters import StepMetrics
 
 DECODES = StepRecord(
     number=0,

@@ -18,12 +18,11 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished
 from tandem.core.ids import HandoffId, Incarnation, JobKey, WorkerRef
 from tandem.core.request import Request, ResumeJob
-from tandem.wire.auth_interceptor import OTHER_LIFE
 from tandem.wire.call_auth import HEADER, MAX_SKEW_S
 from tandem.wire.channels import open_channel
 from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, WorkerStub, add_WorkerServicer_to_server
-from tandem.wire.peer_auth import PeerAuth
+from tandem.wire.peer_auth import OTHER_LIFE, PeerAuth
 from tandem.wire.secret_file import SecretFile
 from tandem.worker.addresses import require_worker_auth
 from tests.certificates import Authority

@@ -31,7 +31,7 @@ class DemandCounter:
     def __init__(self, targets: LatencyTargets, backlog: Callable[[], Mapping[str, QueueBacklog]]) -> None:
         self.backlog = backlog
         self._totals: defaultdict[str, DemandTotals] = defaultdict(DemandTotals)
-        self._slos = {lane.label: targets.lane(lane).slo for lane in Lane}
+        self._slos = {lane.label: targets.lane(lane) for lane in Lane}
 
     def totals(self) -> Mapping[str, DemandTotals]:
         """Return a copy of the counts since this gateway process started, by model."""

@@ -12,7 +12,7 @@ from tandem.core.slo import Slo
 from tandem.gateway.telemetry.request_record import CANCELLED, FINISHED, RequestRecord
 from tandem.obs.metrics import instruments as have
 from tandem.obs.metrics.metrics import OTHER, HistogramSeries, Metrics
-from tandem.sched.state.slo_targets import NO_TARGETS, LaneSlo, LatencyTargets
+from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 OPERATIONS = {"chat": "chat", "completion": "text_completion"}
 """Operation names of OpenTelemetry's conventions, by the endpoint of a RequestRecord."""
@@ -126,9 +126,8 @@ class RequestMetrics:
         }
 
 
-def _slos(target: LaneSlo) -> list[tuple[str, Slo]]:
+def _slos(whole: Slo) -> list[tuple[str, Slo]]:
     """List the targets of a lane one by one and then all together as "both"; empty where the lane has no target."""
-    whole = target.slo
     single = [("ttft", Slo(whole.ttft_s)), ("itl", Slo(itl_s=whole.itl_s))]
     required = [(name, slo) for name, slo in single if slo != Slo()]
     return [*required, ("both", whole)] if required else []

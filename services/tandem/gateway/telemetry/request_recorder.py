@@ -99,7 +99,7 @@ class RequestRecorder:
         that error. Otherwise the recording stays open until the caller calls its `end`.
         """
         self._open[caller.tenant.id] += 1
-        recording = RequestRecording(self, identity, kind, caller, self._targets.lane(kind.lane).itl_s)
+        recording = RequestRecording(self, identity, kind, caller, self._targets.lane(kind.lane).itl_s or 0.0)
         try:
             yield recording
         except BaseException as error:

@@ -71,7 +71,7 @@ def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> Pend
     latency targets, by which the prompt counts as late. `now`: the present time in seconds, on the clock of
     `seq.arrived_at`.
     """
-    due_s = LATE_SHARE * targets.lane(seq.lane).ttft_s
+    due_s = LATE_SHARE * (targets.lane(seq.lane).ttft_s or 0.0)
     is_overdue = 0 < due_s <= now - seq.arrived_at
     return PendingPrefill(
         seq=seq.id,

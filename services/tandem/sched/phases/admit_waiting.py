@@ -1,17 +1,18 @@
-"""Start waiting sequences: give them seats and their first blocks."""
+"""Start waiting sequences: give them seats (places of `max_num_seqs`) and their first KV blocks, within the limit of
+the batch lane."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
 
+from tandem.core.lane import Lane
 from tandem.core.request import PrefillJob
 from tandem.core.request_stages import WaitCause
 from tandem.kv.block_pool import Holder
-from tandem.sched.phases.batch_limit import BatchLimit
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.phases.slices import plan_slice
-from tandem.sched.state.limits import blocks_for, may_offer
+from tandem.sched.state.limits import Capacity, blocks_for, may_offer
 from tandem.sched.state.schedule_result import PullAllocated, SequenceStarted
 from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import Sequence
@@ -24,15 +25,9 @@ def admissible(state: SchedulerState) -> Iterator[Sequence]:
     Sequences that wait for another worker, prefills that wait for leases to end, and batch prompts that wait for the
     limit of their lane are left out.
     """
-    largest = state.largest_reservation
-    may_prefill = True
-    batch_limit = BatchLimit(state)
-    for seq in (seq for seq in state.waiting if seq.may_start):
-        if not batch_limit.admits(seq, _num_blocks(state, seq)):
-            continue
-        if isinstance(seq.job, PrefillJob):
-            may_prefill = may_prefill and _may_offer(state, seq, largest)
-        if may_prefill or not isinstance(seq.job, PrefillJob):
+    checks = _StartChecks(state)
+    for seq in state.waiting:
+        if seq.may_start and checks.obstacle(seq) is None:
             yield seq
 
 
@@ -66,14 +61,14 @@ def _admit(state: SchedulerState, builder: PlanBuilder, waiting: list[Sequence])
     """Start sequences of `waiting` in order, and allocate blocks to pulls, until one sequence holds back all later
     ones. Returns the index of this sequence and what it lacks; the length of `waiting` and None if no sequence does
     so."""
-    checks = _StartChecks(state, builder)
+    checks = _StartChecks(state)
     for index, seq in enumerate(waiting):
         if not state.num_free_seats:
             return index, WaitCause.SEAT
         if seq.is_pull:
             cause = None if _grant_pull(state, builder, seq) else WaitCause.BLOCKS
         else:
-            cause = None if checks.keeps_back(seq) else _start(state, builder, seq)
+            cause = None if checks.keeps_back(seq, builder) else _start(state, builder, seq)
         if cause is not None:
             if not waits_for_leases(state, seq):
                 return index, cause
@@ -82,18 +77,26 @@ def _admit(state: SchedulerState, builder: PlanBuilder, waiting: list[Sequence])
 
 
 class _StartChecks:
-    """Decide which waiting prompts must not start in this plan, while some of the sequences after them may."""
+    """Decide which waiting sequences must not start in a plan, while some of those after them may.
 
-    def __init__(self, state: SchedulerState, builder: PlanBuilder) -> None:
+    Batch prompts may start up to `batch_max_share` of the seats and of the KV blocks. This limit is checked when a
+    sequence starts; choices and blocks that it adds later may exceed the limit. Seats and blocks that are reserved for
+    pulls do not count. If prompts waited for them, two workers could wait for each other for ever, see `job_admission`.
+    Therefore pulls and prompts may exceed the limit together. A promoted sequence may always start. Once the limit has
+    refused a prompt, it refuses all later ones too, so that no smaller one overtakes it for ever.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._builder = builder
-        self._batch_limit = BatchLimit(state)
         self._may_compute = True
         self._may_prefill = True
+        # What batch sequences take, with those that may start; None if all batch sequences may.
+        self._batch_use = state.lane_uses()[Lane.BATCH] if state.limits.batch_max_share < 1 else None
+        self._is_batch_full = False
 
-    def keeps_back(self, seq: Sequence) -> bool:
+    def keeps_back(self, seq: Sequence, builder: PlanBuilder) -> bool:
         """Return whether a prompt must not start in this plan; if so, record what the prompt waits for."""
-        cause = self._cause(seq) if self._builder.has_prefill_budget(seq) else self._cause_without_budget(seq)
+        cause = self.obstacle(seq) if builder.has_prefill_budget(seq) else self._cause_without_budget(seq)
         if cause is not None:
             seq.wait_for(cause, self._state.now)
         return cause is not None
@@ -103,15 +106,21 @@ class _StartChecks:
         self._may_compute = False
         seq.wait_for(WaitCause.LEASES, self._state.now)
 
-    def _cause(self, seq: Sequence) -> WaitCause | None:
+    def obstacle(self, seq: Sequence) -> WaitCause | None:
+        """Return what a sequence waits for if it must not start now. Otherwise count it towards the limit of its lane,
+        and return None."""
         if not self._may_compute:
             return WaitCause.LEASES
         if isinstance(seq.job, PrefillJob):
             self._may_prefill = self._may_prefill and self._may_offer(seq)
             if not self._may_prefill:
                 return WaitCause.LEASES
-        is_admitted = self._batch_limit.admits(seq, _num_blocks(self._state, seq))
-        return None if is_admitted else WaitCause.BATCH_SHARE
+        if self._exceeds_batch_share(seq):
+            self._is_batch_full = True
+            return WaitCause.BATCH_SHARE
+        if self._batch_use is not None and seq.lane == Lane.BATCH and not seq.is_pull:
+            self._batch_use = self._batch_use.plus(self._need(seq))
+        return None
 
     def _cause_without_budget(self, seq: Sequence) -> WaitCause:
         """Return what a prompt that got no part of the prefill budget waits for. The prompt is not counted towards any
@@ -119,11 +128,32 @@ class _StartChecks:
         is_prefill = isinstance(seq.job, PrefillJob)
         if not self._may_compute or (is_prefill and not (self._may_prefill and self._may_offer(seq))):
             return WaitCause.LEASES
-        is_refused = self._batch_limit.refuses(seq, _num_blocks(self._state, seq))
-        return WaitCause.BATCH_SHARE if is_refused else WaitCause.PROMPTS_AHEAD
+        return WaitCause.BATCH_SHARE if self._exceeds_batch_share(seq) else WaitCause.PROMPTS_AHEAD
 
     def _may_offer(self, seq: Sequence) -> bool:
-        return _may_offer(self._state, seq, self._state.largest_reservation)
+        state, pool = self._state, self._state.pool
+        return may_offer(_num_blocks(state, seq), pool.num_leased, pool.num_blocks, state.largest_reservation)
+
+    def _exceeds_batch_share(self, seq: Sequence) -> bool:
+        if self._batch_use is None or seq.is_pull or seq.lane != Lane.BATCH or seq.is_promoted:
+            return False
+        use = self._batch_use.plus(self._need(seq))
+        return self._is_batch_full or is_over_batch_share(self._state, self._batch_use, use)
+
+    def _need(self, seq: Sequence) -> Capacity:
+        return Capacity(_num_blocks(self._state, seq), self._state.num_seats_of(seq))
+
+
+def is_over_batch_share(state: SchedulerState, before: Capacity, after: Capacity) -> bool:
+    """Return whether the batch sequences would take more seats or blocks than `batch_max_share` allows if one more
+    started.
+
+    `before`, `after`: what the batch sequences take without and with this one. The first batch sequence is always
+    allowed, so that every request can run.
+    """
+    share = state.limits.batch_max_share + 1e-9
+    num_seats, num_blocks = share * state.limits.max_num_seqs, share * state.pool.num_blocks
+    return before.num_seats > 0 and (after.num_seats > num_seats or after.num_blocks > num_blocks)
 
 
 def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> WaitCause | None:
@@ -185,10 +215,6 @@ def _take_blocks(state: SchedulerState, seq: Sequence) -> bool:
     grown = pool.grow(seq.table, num_blocks)
     assert grown, "room was counted"
     return True
-
-
-def _may_offer(state: SchedulerState, seq: Sequence, largest_reservation: int) -> bool:
-    return may_offer(_num_blocks(state, seq), state.pool.num_leased, state.pool.num_blocks, largest_reservation)
 
 
 def _num_blocks(state: SchedulerState, seq: Sequence) -> int:

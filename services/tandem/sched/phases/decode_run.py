@@ -112,7 +112,7 @@ def _num_alike(seqs: Iterable[Seq], pool: BlockPool, limits: SchedulerLimits) ->
             return 0
         if seq.migration_state is not MigrationState.NONE or sampling.logprobs is not None:
             return 0
-        if seq.num_open_plans or limits.targets.lane(seq.lane).itl_s > 0 or seq.is_unforked or shares_tail(seq, pool):
+        if seq.num_open_plans or limits.targets.lane(seq.lane).itl_s or seq.is_unforked or shares_tail(seq, pool):
             return 0
         left = sampling.max_tokens - seq.num_output - 1
         num_steps = left if num_seqs == 0 else min(num_steps, left)

@@ -13,31 +13,22 @@ sequences do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Job, PrefillJob, ResumeJob
-from tandem.sched.phases.batch_limit import is_over_limit
+from tandem.sched.phases.admit_waiting import is_over_batch_share
 from tandem.sched.phases.lane_preemption import may_yield
-from tandem.sched.state.limits import SchedulerLimits, blocks_for, num_seats, prefill_need, pull_need
+from tandem.sched.state.limits import Capacity, SchedulerLimits, blocks_for, num_seats, pull_need
 from tandem.sched.state.scheduler_state import SchedulerState
 
 PATIENCE_S = 0.5
 """Seconds within which a rejected job must be submitted again to keep its position."""
 
 _Name = tuple[RequestId, int]
-
-
-class Capacity(NamedTuple):
-    """Hold a number of KV blocks and a number of sequence seats (places of `max_num_seqs`) of a worker."""
-
-    num_blocks: int
-    num_seats: int
 
 
 class _RejectedJob(NamedTuple):
@@ -85,7 +76,8 @@ class RejectedJobs:
         self._jobs = {
             name: rejected for name, rejected in self._jobs.items() if now - rejected.rejected_at < PATIENCE_S
         }
-        before = list(self._before(job))
+        earlier = takewhile(lambda name: name != _name(job), self._jobs)
+        before = [self._jobs[name].lacks for name in earlier if self._jobs[name].lane <= job.request.lane]
         return Capacity(
             sum(lacks.num_blocks for lacks in before if lacks.num_blocks > need.num_blocks),
             sum(lacks.num_seats for lacks in before if lacks.num_seats > need.num_seats),
@@ -94,52 +86,20 @@ class RejectedJobs:
     def __repr__(self) -> str:
         return f"<{len(self._jobs)} rejected jobs>"
 
-    def _before(self, job: Job) -> Iterator[Capacity]:
-        mine = _name(job)
-        for name, rejected in self._jobs.items():
-            if name == mine:
-                return
-            if rejected.lane <= job.request.lane:
-                yield rejected.lacks
-
 
 def _name(job: Job) -> _Name:
     return job.request.id, job.choice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservedCapacity:
-    """Hold what the accepted jobs of a worker take of its KV blocks and seats, for the check of a new job.
-
-    - `num_blocks`: number of blocks of the whole pool, used or not.
-    - `num_leased`: number of blocks that other workers may read.
-    - `reservations`: for each accepted pull that holds no blocks yet, the number of blocks reserved for it.
-    - `prefills`: for each waiting prefill, the number of blocks that it needs.
-    - `num_seqs`: number of seats (places of `max_num_seqs`) that are taken or reserved. Three kinds of sequences count:
-      running ones that would not yield to the new job, ones whose KV is being pulled, and waiting pulls.
-    """
-
-    num_blocks: int
-    num_leased: int
-    num_seqs: int
-    reservations: tuple[int, ...]
-    prefills: tuple[int, ...]
-
-
-def reserved_capacity(state: SchedulerState, lane: Lane) -> ReservedCapacity:
-    """Return what the accepted jobs hold or have reserved, beside which a new job in `lane` must fit. Seats of running
-    sequences that would be preempted for a job in `lane` do not count."""
+def held_capacity(state: SchedulerState, lane: Lane) -> Capacity:
+    """Return the capacity beside which a new pull in `lane` must fit: the blocks that are leased or reserved for pulls,
+    and the seats that are taken or reserved. Seats of running sequences that would be preempted for a job in `lane` do
+    not count."""
     pulls = (seq for seq in state.waiting if seq.is_pull)
     staying = (seq for seq in state.running if not may_yield(seq, lane, state.limits))
     seated = chain(staying, state.pulling.values(), pulls)
-    size = state.pool.block_size
-    return ReservedCapacity(
-        num_blocks=state.pool.num_blocks,
-        num_leased=state.pool.num_leased,
-        num_seqs=sum(num_seats(seq.job, state.limits) for seq in seated),
-        reservations=tuple(state.reserved_blocks.values()),
-        prefills=tuple(blocks_for(len(seq.tokens), size) for seq in state.waiting if isinstance(seq.job, PrefillJob)),
-    )
+    num_blocks = state.pool.num_leased + state.num_reserved
+    return Capacity(num_blocks, sum(num_seats(seq.job, state.limits) for seq in seated))
 
 
 def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: float) -> None:
@@ -148,17 +108,16 @@ def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: floa
     A `ResumeJob` that is rejected because it lacks capacity is recorded in `rejected`, with the time `now`. Once it is
     accepted, it is removed from `rejected`.
     """
-    held = reserved_capacity(state, job.request.lane)
-    limits = state.limits
-    block_size = state.pool.block_size
-    check_fits(job, limits, held.num_blocks, block_size)
+    limits, num_blocks, block_size = state.limits, state.pool.num_blocks, state.pool.block_size
+    check_fits(job, limits, num_blocks, block_size)
     if isinstance(job, PrefillJob):
-        check_prefill(prefill_need(job, block_size), held)
+        check_prefill(blocks_for(job.num_known_tokens, block_size), state.largest_reservation, num_blocks)
     elif isinstance(job, ResumeJob):
-        need = Capacity(pull_need(job, limits, held.num_blocks, block_size), num_seats(job, limits))
+        need = Capacity(pull_need(job, limits, num_blocks, block_size), num_seats(job, limits))
         ahead = rejected.ahead(job, need, now)
-        held = _with(ahead, held)
-        lacks = lacking(need, held, limits)
+        held = held_capacity(state, job.request.lane).plus(ahead)
+        most = Capacity(num_blocks, limits.max_num_seqs)
+        lacks = lacking(need, held, most)
         is_over = _is_over_batch_limit(job, need, ahead, state)
         if any(lacks) or is_over:
             rejected.put(job, need if is_over else lacks, now)
@@ -167,7 +126,8 @@ def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: floa
                 f"batch requests have {limits.batch_max_share:g} of this worker's sequences or blocks, with those that "
                 "were refused before this one; see lanes.batch_max_share"
             )
-        check_reservation(need, held, limits)
+        prefills = (len(seq.tokens) for seq in state.waiting if isinstance(seq.job, PrefillJob))
+        check_reservation(need, held, most, blocks_for(max(prefills, default=0), block_size))
         rejected.remove(job)
 
 
@@ -177,8 +137,8 @@ def _is_over_batch_limit(job: ResumeJob, need: Capacity, ahead: Capacity, state:
     (`ahead`)."""
     if job.request.lane != Lane.BATCH or state.limits.batch_max_share == 1:
         return False
-    before = state.lane_uses(with_reservations=True)[Lane.BATCH].plus(ahead.num_seats, ahead.num_blocks)
-    return is_over_limit(state, before, before.plus(need.num_seats, need.num_blocks))
+    before = state.lane_uses(with_reservations=True)[Lane.BATCH].plus(ahead)
+    return is_over_batch_share(state, before, before.plus(need))
 
 
 def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> None:
@@ -206,56 +166,49 @@ def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: i
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="logit_bias")
 
 
-def check_prefill(need: int, held: ReservedCapacity) -> None:
+def check_prefill(need: int, largest_reservation: int, num_blocks: int) -> None:
     """Raise TandemError (OVERLOADED) if a prefill of `need` blocks does not fit beside the largest reservation of a
-    pull.
+    pull on a worker with `num_blocks` blocks.
 
     It might then have to wait until the pull has used its reservation, and two workers that wait so for each other
-    would deadlock. A wait for leases to end is allowed. `held`: what the accepted jobs hold.
+    would deadlock. A wait for leases to end is allowed.
     """
-    largest = max(held.reservations, default=0)
-    if need + largest > held.num_blocks:
+    if need + largest_reservation > num_blocks:
         raise _overloaded(
-            f"a prefill of {need} blocks does not fit beside a pull of {largest} reserved blocks: "
-            f"this worker has {held.num_blocks}"
+            f"a prefill of {need} blocks does not fit beside a pull of {largest_reservation} reserved blocks: "
+            f"this worker has {num_blocks}"
         )
 
 
-def lacking(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> Capacity:
+def lacking(need: Capacity, held: Capacity, most: Capacity) -> Capacity:
     """Return what a new pull lacks to fit beside all leases and reservations.
 
     For blocks and for seats, the result is the whole number in `need` if that number does not fit, and 0 if it fits.
-    `held`: what the accepted jobs hold.
+    `held`: what is leased, taken or reserved. `most`: the capacity of the worker.
     """
-    is_short = held.num_leased + sum(held.reservations) + need.num_blocks > held.num_blocks
-    has_no_seat = held.num_seqs + need.num_seats > limits.max_num_seqs
+    sums = held.plus(need)
+    is_short, has_no_seat = sums.num_blocks > most.num_blocks, sums.num_seats > most.num_seats
     return Capacity(need.num_blocks * is_short, need.num_seats * has_no_seat)
 
 
-def check_reservation(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> None:
-    """Raise TandemError (OVERLOADED) if a new pull cannot reserve the blocks and seats of `need`.
+def check_reservation(need: Capacity, held: Capacity, most: Capacity, largest_prefill: int) -> None:
+    """Raise TandemError (OVERLOADED) if a new pull cannot reserve the blocks and seats of `need` on a worker with the
+    capacity `most`.
 
     Two conditions must hold. `need` fits beside all that is leased or reserved by now (`held`), so that the pull waits
     for running sequences at most, never for the end of a lease. And it leaves enough blocks for the largest waiting
-    prefill.
+    prefill, which needs `largest_prefill`.
     """
-    if any(lacking(need, held, limits)):
+    if any(lacking(need, held, most)):
         raise _overloaded(
-            f"no room to reserve {need.num_blocks} blocks: {held.num_leased + sum(held.reservations)} of "
-            f"{held.num_blocks} are leased or reserved, "
-            f"{held.num_seqs} sequences run or have a seat reserved, max_num_seqs is {limits.max_num_seqs}"
+            f"no room to reserve {need.num_blocks} blocks: {held.num_blocks} of {most.num_blocks} are leased or "
+            f"reserved, {held.num_seats} sequences run or have a seat reserved, max_num_seqs is {most.num_seats}"
         )
-    largest = max(held.prefills, default=0)
-    if need.num_blocks + largest > held.num_blocks:
+    if need.num_blocks + largest_prefill > most.num_blocks:
         raise _overloaded(
-            f"a pull of {need.num_blocks} blocks does not fit beside a waiting prefill of {largest} blocks: "
-            f"this worker has {held.num_blocks}"
+            f"a pull of {need.num_blocks} blocks does not fit beside a waiting prefill of {largest_prefill} blocks: "
+            f"this worker has {most.num_blocks}"
         )
-
-
-def _with(ahead: Capacity, held: ReservedCapacity) -> ReservedCapacity:
-    """Return `held` with the capacity `ahead`, which is kept for jobs that were rejected earlier, added to it."""
-    return replace(held, num_leased=held.num_leased + ahead.num_blocks, num_seqs=held.num_seqs + ahead.num_seats)
 
 
 def _overloaded(message: str) -> TandemError:

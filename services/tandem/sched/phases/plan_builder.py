@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tandem.core.events import Preempted
 from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.sched.budget.prefill_sharing import PendingPrefill, redistribute, split_budget
 from tandem.sched.budget.step_sizer import PrefillBudget
 from tandem.sched.state.limits import SchedulerLimits, chunk_size
-from tandem.sched.state.schedule_result import PreemptedChoice, PullAllocated, ScheduleResult, SequenceStarted
+from tandem.sched.state.schedule_result import PullAllocated, ScheduleResult, SequenceStarted
 from tandem.sched.state.sequence import Sequence
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 
@@ -40,7 +41,7 @@ class PlanBuilder:
         self.copies: list[tuple[BlockId, BlockId]] = []
         self.num_preempted = 0
         self.yielded: set[SeqId] = set()
-        self.preempted: list[PreemptedChoice] = []
+        self.preempted: list[Preempted] = []
         self.has_prefill = False
         self.num_digests_left = MAX_DIGESTS
         self._chunks: list[tuple[JobKey, int]] = []
@@ -76,11 +77,9 @@ class PlanBuilder:
         """Return how many of a sequence's `num_remaining` tokens this step may compute; 0: none. Once the prefill
         budget is split, a prompt is limited to its part of it; a decode is not."""
         size = chunk_size(num_remaining, self.budget, self.has_prefill, self._limits)
-        return (
-            size
-            if self._prefill_tokens is None or num_remaining <= 1
-            else min(size, self._prefill_tokens.get(seq.id, 0))
-        )
+        if self._prefill_tokens is None or num_remaining <= 1:
+            return size
+        return min(size, self._prefill_tokens.get(seq.id, 0))
 
     def add(self, seq: Sequence, piece: ScheduledSlice) -> None:
         """Add the slice of a sequence and subtract its tokens from the budget."""
@@ -115,4 +114,4 @@ class PlanBuilder:
 
     def _note_choice(self, seq: Sequence) -> None:
         if seq.num_output:
-            self.preempted.append(PreemptedChoice(seq.key, seq.num_output))
+            self.preempted.append(Preempted(seq.key, seq.num_output))

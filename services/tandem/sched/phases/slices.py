@@ -164,7 +164,7 @@ def assign_prefill_budget(
     """
     targets = state.limits.targets
     itls = [targets.lane(seq.lane).itl_s for seq in state.running if seq.id in builder.slices]
-    target_s = min((itl for itl in itls if itl > 0), default=0.0)
+    target_s = min(filter(None, itls), default=0.0)
     prefill_budget = pacer.budget_for(features(builder.slices.values()), builder.budget, target_s)
     if not state.limits.enable_chunked_prefill:
         return

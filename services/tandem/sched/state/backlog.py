@@ -7,44 +7,34 @@ The functions keep no state: their caller passes the sequences and limits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
+from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 from tandem.core.step_cost import StepCost, StepFeatures
-from tandem.core.worker_load import HORIZON_STEPS, PROMPT_SIZES, no_larger, num_competing_tokens, prompt_size
+from tandem.core.worker_load import HORIZON_STEPS, PROMPT_SIZES, WorkerLoad, prompt_size
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.sequence import Sequence, Status
 
 NUM_SIZES = len(PROMPT_SIZES) + 1
 """Prompt-size classes: those of `PROMPT_SIZES` and one without an upper bound."""
-NO_LANES = (0,) * len(Lane)
-"""Token counts by lane of an empty backlog."""
-NO_SIZES = (0,) * (len(Lane) * len(PROMPT_SIZES))
-"""Token counts by lane and size class of an empty backlog."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """Hold the number of prompt tokens that one worker has accepted and not computed yet, by lane and by size class.
+class QueuedTokens(NamedTuple):
+    """Hold numbers of prompt tokens that a worker has accepted and not computed yet, in the form of `WorkerLoad`.
 
-    - `tokens`: for each lane, the tokens of all prompts in this lane and more urgent ones. `longest`: for each lane,
-      the tokens of the longest of these prompts. `core.worker_load.WorkerLoad` has them as `lane_tokens` and
-      `lane_longest`.
-    - `size_tokens`, `size_longest`: the same by lane and size class, in the flat form of the `WorkerLoad` fields of the
-      same names.
-    - `num_horizon_tokens`: the most tokens of prompts that the worker accepts in addition to the longest prompt of
-      their size class; 0: no limit.
+    `by_lane`: for each lane, the number for all prompts in this lane and more urgent ones. `by_size`: the same by lane
+    and size class, in one flat tuple.
     """
 
-    tokens: tuple[int, ...]
-    longest: tuple[int, ...]
-    size_tokens: tuple[int, ...]
-    size_longest: tuple[int, ...]
-    num_horizon_tokens: int
+    by_lane: tuple[int, ...]
+    by_size: tuple[int, ...]
+
+
+NOTHING_QUEUED = QueuedTokens((0,) * len(Lane), (0,) * (len(Lane) * len(PROMPT_SIZES)))
 
 
 def num_queued(seq: Sequence, block_size: int) -> int:
@@ -59,59 +49,48 @@ def num_queued(seq: Sequence, block_size: int) -> int:
     return max(1, seq.num_remaining - hits)
 
 
-def backlog(seqs: Iterable[Sequence], block_size: int, num_horizon_tokens: int) -> Backlog:
-    """Return the queued prefill tokens of all sequences, added up by lane and by size class.
+def queued_tokens(seqs: Iterable[Sequence], block_size: int) -> tuple[QueuedTokens, QueuedTokens]:
+    """Return the queued prefill tokens of all sequences, by lane and by size class: first the tokens of all prompts,
+    then those of the longest prompt.
 
-    `num_horizon_tokens` is copied into the result. The function runs after every step, most often with nothing queued,
-    and returns constants in this case.
+    The function runs after every step, most often with nothing queued, and returns constants in this case.
     """
     queued = [(seq.lane, num) for seq in seqs if (num := num_queued(seq, block_size))]
     if not queued:
-        return Backlog(NO_LANES, NO_LANES, NO_SIZES, NO_SIZES, num_horizon_tokens)
+        return NOTHING_QUEUED, NOTHING_QUEUED
     tokens, longest = [[0] * NUM_SIZES for _ in Lane], [[0] * NUM_SIZES for _ in Lane]
     for lane, num in queued:
         size = prompt_size(num)
         tokens[lane][size] += num
         longest[lane][size] = max(longest[lane][size], num)
-    size_tokens, lane_tokens = _cumulative_totals(tokens, add)
-    size_longest, lane_longest = _cumulative_totals(longest, max)
-    return Backlog(lane_tokens, lane_longest, size_tokens, size_longest, num_horizon_tokens)
+    return _cumulative_totals(tokens, add), _cumulative_totals(longest, max)
 
 
-def _cumulative_totals(
-    rows: list[list[int]], join: Callable[[int, int], int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Add up `rows[lane][size]` with `join`, each time over all lanes and all sizes up to the given one.
-
-    Returns the totals for every lane and size but the last (flattened, lane by lane), and those over all sizes, by
-    lane.
-    """
+def _cumulative_totals(rows: list[list[int]], join: Callable[[int, int], int]) -> QueuedTokens:
+    """Add up `rows[lane][size]` with `join`, each time over all lanes and all sizes up to the given one."""
     above, by_size, by_lane = [0] * len(rows[0]), list[int](), list[int]()
     for row in rows:
         above = list(map(join, above, row))
         *parts, whole = accumulate(above, join)
         by_size += parts
         by_lane.append(whole)
-    return tuple(by_size), tuple(by_lane)
+    return QueuedTokens(tuple(by_lane), tuple(by_size))
 
 
-def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
+def check_backlog(seq: Sequence, pool: BlockPool, load: WorkerLoad) -> None:
     """Raise TandemError (OVERLOADED) if the worker has too many queued prompt tokens to accept the prompt of a new
     sequence.
 
-    A rejected prompt waits at its gateway. `held`: the worker's backlog without the new sequence, and its limit
-    `num_horizon_tokens`. Prefix-cache hits are not counted, since they need no prefill; `seq.num_hits_seen` is set to
-    them.
+    A rejected prompt waits at its gateway. `load`: the worker's load without the new sequence. Prefix-cache hits are
+    not counted, since they need no prefill; `seq.num_hits_seen` is set to them.
     """
     seq.num_hits_seen = pool.count_hits(seq.reusable(pool.block_size))
     num_tokens = num_queued(seq, pool.block_size)
-    tokens = no_larger(num_tokens, seq.lane, held.tokens, held.size_tokens)
-    longest = no_larger(num_tokens, seq.lane, held.longest, held.size_longest)
-    beside = num_competing_tokens(num_tokens, tokens, longest)
-    if 0 < held.num_horizon_tokens < beside:
+    if not load.takes(num_tokens, seq.lane):
+        beside = load.competing_tokens(num_tokens, seq.lane)
         raise TandemError(
             ErrorKind.OVERLOADED,
-            f"{beside} tokens of prompts would be queued beside the longest, {held.num_horizon_tokens} may be",
+            f"{beside} tokens of prompts would be queued beside the longest, {load.num_horizon_tokens} may be",
             retry_after_s=1.0,
         )
 

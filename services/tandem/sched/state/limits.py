@@ -50,6 +50,16 @@ class SchedulerLimits:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
+class Capacity(NamedTuple):
+    """Hold a number of KV blocks and a number of sequence seats (places of `max_num_seqs`) of a worker."""
+
+    num_blocks: int
+    num_seats: int
+
+    def plus(self, other: Capacity) -> Capacity:
+        return Capacity(self.num_blocks + other.num_blocks, self.num_seats + other.num_seats)
+
+
 class BlockDemand(NamedTuple):
     """Hold how many free blocks the scheduler may need soon.
 
@@ -96,11 +106,6 @@ GROWTH_BLOCKS = 2
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Return the number of blocks that `num_tokens` tokens fill, rounded up."""
     return -(-num_tokens // block_size)
-
-
-def prefill_need(job: Job, block_size: int) -> int:
-    """Return the number of blocks that a prefill job needs for its known tokens. It gets all of them when it starts."""
-    return blocks_for(job.num_known_tokens, block_size)
 
 
 def num_seats(job: Job, limits: SchedulerLimits) -> int:

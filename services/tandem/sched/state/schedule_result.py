@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import FinishReason, Preemption, SampledToken
+from tandem.core.events import FinishReason, Preempted, Preemption, SampledToken
 from tandem.core.ids import BlockId, JobKey
 from tandem.core.request import Job
 from tandem.core.request_stages import WaitCause
@@ -52,13 +52,6 @@ class PullAllocated:
     waits: tuple[WaitSpan, ...] = ()
 
 
-class PreemptedChoice(NamedTuple):
-    """Report that the choice `key`, which had `num_output` output tokens at this time, was preempted."""
-
-    key: JobKey
-    num_output: int
-
-
 class SequenceStarted(NamedTuple):
     """Report that a waiting sequence got its first blocks, and that this worker computes it from now on.
 
@@ -95,7 +88,7 @@ class ScheduleResult:
     num_yielded: int = 0
     starts: tuple[SequenceStarted, ...] = ()
     chunks: tuple[tuple[JobKey, int], ...] = ()
-    preempted: tuple[PreemptedChoice, ...] = ()
+    preempted: tuple[Preempted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

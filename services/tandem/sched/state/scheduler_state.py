@@ -7,59 +7,36 @@ methods.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
-from typing import NamedTuple
 
 from tandem.core.ids import JobKey, SeqId
 from tandem.core.lane import Lane
 from tandem.core.request import Job, PrefillJob
 from tandem.core.request_stages import WaitCause
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.state.limits import SchedulerLimits, num_seats, pull_need
+from tandem.sched.state.limits import Capacity, SchedulerLimits, num_seats, pull_need
 from tandem.sched.state.schedule_result import PullAllocated
 from tandem.sched.state.sequence import FIRST_PRIORITY, Order, Sequence, Status
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 
 
-class LaneUse(NamedTuple):
-    """Hold the number of seats and of KV blocks that sequences of one lane take or have reserved."""
-
-    num_seats: int
-    num_blocks: int
-
-    def plus(self, num_seats: int, num_blocks: int) -> LaneUse:
-        return LaneUse(self.num_seats + num_seats, self.num_blocks + num_blocks)
-
-
-class OrderedQueue:
-    """Keep sequences sorted by service order: lane, priority, arrival.
+class OrderedQueue(list[Sequence]):
+    """List of sequences in service order: lane, priority, arrival. It is changed by `add` and `remove` only.
 
     A preempted sequence keeps its arrival number. When it is added again, it is therefore ahead of all sequences of its
     lane and priority that arrived after it.
     """
 
-    def __init__(self) -> None:
-        self._items: list[Sequence] = []
-
     def add(self, seq: Sequence) -> None:
         """Insert a sequence into the queue at the position that follows from its lane, priority and arrival."""
-        insort(self._items, seq, key=_order)
+        insort(self, seq, key=_order)
 
     def remove(self, seq: Sequence) -> None:
         """Remove a sequence; raise AssertionError if it is not in the queue."""
-        index = bisect_left(self._items, seq.order, key=_order)
-        assert index < len(self._items) and self._items[index] is seq, f"{seq!r} is not queued"
-        del self._items[index]
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._items)
-
-    def __reversed__(self) -> Iterator[Sequence]:
-        return reversed(self._items)
+        index = bisect_left(self, seq.order, key=_order)
+        assert index < len(self) and self[index] is seq, f"{seq!r} is not queued"
+        del self[index]
 
 
 def _order(seq: Sequence) -> Order:
@@ -124,21 +101,21 @@ class SchedulerState:
         """Return the number of blocks of the largest reservation for a pull; 0 if no blocks are reserved."""
         return max(self.reserved_blocks.values(), default=0)
 
-    def lane_uses(self, *, with_reservations: bool = False) -> list[LaneUse]:
+    def lane_uses(self, *, with_reservations: bool = False) -> list[Capacity]:
         """Return the seats and blocks of all sequences that run or whose KV is being pulled, as a list indexed by lane.
 
         `with_reservations` adds the seats and blocks that are reserved for waiting pulls. A sequence that stands for
         several choices counts with the seats that its choices will take. Blocks that only a lease holds do not count.
         """
-        seats, blocks = [0] * len(Lane), [0] * len(Lane)
+        blocks, seats = [0] * len(Lane), [0] * len(Lane)
         for seq in chain(self.running, self.pulling.values()):
-            seats[seq.lane] += self.num_seats_of(seq)
             blocks[seq.lane] += len(seq.table)
+            seats[seq.lane] += self.num_seats_of(seq)
         for seq_id, num_reserved in self.reserved_blocks.items() if with_reservations else ():
             seq = self.by_id[seq_id]
-            seats[seq.lane] += self.num_seats_of(seq)
             blocks[seq.lane] += num_reserved
-        return [LaneUse(*use) for use in zip(seats, blocks, strict=True)]
+            seats[seq.lane] += self.num_seats_of(seq)
+        return [Capacity(*use) for use in zip(blocks, seats, strict=True)]
 
     def lane_paused(self) -> tuple[int, ...]:
         """Count, for each lane in the order of `Lane`, the sequences that had begun and now wait to go on: preempted

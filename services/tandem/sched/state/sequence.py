@@ -152,11 +152,9 @@ class Sequence:
     @property
     def keys(self) -> tuple[JobKey, ...]:
         """Return the job key of each choice that has not ended."""
-        return (
-            (self.key,)
-            if len(self.job.keys) == 1
-            else tuple(self.job.for_choice(choice).key for choice in self.choices)
-        )
+        if not self.is_unforked:
+            return (self.key,)
+        return tuple(self.job.for_choice(choice).key for choice in self.choices)
 
     @property
     def is_unforked(self) -> bool:

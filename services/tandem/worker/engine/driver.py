@@ -21,7 +21,7 @@ from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import Effect
 from tandem.engine.engine import TICK_S, Engine
-from tandem.engine.ports import DeviceLost, Pipeline, StepObserver
+from tandem.engine.ports import DeviceLost, Executor, Pipeline, StepObserver
 from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
 from tandem.worker.engine.watchdog import Watchdog
 
@@ -91,6 +91,27 @@ class _LaunchedPlan:
     plan: StepPlan
     began: float
     error: Exception | None
+
+
+class SerialPipeline:
+    """Implement `engine.ports.Pipeline` by an executor that computes each plan within one call.
+
+    `launch` only queues a plan, and `collect` executes the oldest queued plan and returns its result. A plan that needs
+    the tokens of an earlier plan therefore finds them, however many plans are queued.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._plans: deque[StepPlan] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def collect(self) -> StepResult:
+        return self._executor.execute(self._plans.popleft())
+
+    def __repr__(self) -> str:
+        return f"SerialPipeline({self._executor!r}, {len(self._plans)} plans)"
 
 
 class EngineDriver:

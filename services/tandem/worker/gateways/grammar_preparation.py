@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from tandem.core.grammar import Grammar
 from tandem.core.thread_priority import lower_priority
+from tandem.runtime.grammar_engine import LlguidanceMasks
 
 
 class GrammarPreparation:
     """Compile the grammars of jobs before the jobs start, one at a time on a low-priority thread, so that running steps
-    share the processors with at most one compilation.
+    share the processors with at most one compilation. `masks`: compiles and caches grammars; None for a model without
+    grammar support."""
 
-    `prepare`: compiles and caches a grammar without raising. `is_prepared`: returns whether a grammar is cached. Both
-    may be called from any thread."""
-
-    def __init__(self, prepare: Callable[[Grammar], None], is_prepared: Callable[[Grammar], bool]) -> None:
-        self._prepare = prepare
-        self._is_prepared = is_prepared
+    def __init__(self, masks: LlguidanceMasks | None) -> None:
+        self._masks = masks
         self._thread = ThreadPoolExecutor(1, "tandem-grammar", lower_priority)
 
     async def prepare(self, grammar: Grammar) -> None:
         """Compile a grammar and return when that is done; return immediately if the grammar is cached. If the caller is
         cancelled while the grammar waits for its turn, the grammar is not compiled."""
-        if not self._is_prepared(grammar):
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._prepare, grammar)
+        if self._masks is not None and not self._masks.is_prepared(grammar):
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._masks.prepare, grammar)
 
     def close(self) -> None:
         """Cancel the compilations that have not begun, and return without waiting. The thread ends after the running

@@ -259,6 +259,8 @@ class WatchSessions:
         return f"<gateways {self._boxes}>"
 
     def __len__(self) -> int:
+        """Return the number of gateways that have a Watch stream, or whose last one ended less than `grace_s` seconds
+        ago."""
         return len(self._boxes)
 
     def register(self, gateway: GatewayId, keys: Sequence[JobKey], first_index: int, now: float) -> bool:

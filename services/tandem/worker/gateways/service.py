@@ -28,7 +28,6 @@ from tandem.wire.link_codec import encode_link
 from tandem.wire.worker_codec import encode_books, encode_load, encode_refusal, encode_step_cost, encode_update
 from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
 from tandem.worker.gateways.outbox import GatewayStream, WatchSessions
-from tandem.worker.grpc_status import abort_on_error
 from tandem.worker.kv.handoff_service import HandoffService
 from tandem.worker.links.link_monitor import LinkMonitor
 from tandem.worker.model.worker_info import WorkerDescriptor
@@ -90,7 +89,7 @@ class WorkerService(WorkerServicer):
         return reply
 
     async def Cancel(self, request: worker_pb2.CancelRequest, context: _Context) -> worker_pb2.CancelReply:
-        async with abort_on_error(context):
+        async with _abort_on_error(context):
             keys = [decode_key(key) for key in request.keys]
             await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, _cancel(engine, keys, now))))
         return worker_pb2.CancelReply()
@@ -98,13 +97,13 @@ class WorkerService(WorkerServicer):
     async def OfferMigration(
         self, request: worker_pb2.OfferMigrationRequest, context: _Context
     ) -> worker_pb2.OfferMigrationReply:
-        async with abort_on_error(context):
+        async with _abort_on_error(context):
             keys = [decode_key(key) for key in request.keys]
             await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.offer_migration(keys, now))))
         return worker_pb2.OfferMigrationReply()
 
     async def Release(self, request: worker_pb2.ReleaseRequest, context: _Context) -> worker_pb2.ReleaseReply:
-        async with abort_on_error(context):
+        async with _abort_on_error(context):
             key = decode_handoff_key(request.key)
             await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.revoke_lease(key, now))))
         return worker_pb2.ReleaseReply()
@@ -112,7 +111,7 @@ class WorkerService(WorkerServicer):
     # ---- streams; coroutines that write, so that a cancel ends them at once
 
     async def Watch(self, request: worker_pb2.WatchRequest, context: _Context) -> None:  # type: ignore[override]
-        async with abort_on_error(context):
+        async with _abort_on_error(context):
             positions = {decode_key(position.key): position.next_index for position in request.positions}
         if not request.gateway:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a watch names no gateway")
@@ -128,7 +127,8 @@ class WorkerService(WorkerServicer):
         request_iterator: AsyncIterator[kv_pb2.StreamHandoffRequest],
         context: _Context,
     ) -> None:
-        await self._handoffs.serve(request_iterator, context)
+        async with _abort_on_error(context):
+            await self._handoffs.serve(request_iterator, context)
 
     # ---- the worker itself
 
@@ -289,6 +289,16 @@ class WorkerService(WorkerServicer):
                     await watch.wake.wait()
         except TimeoutError:
             return
+
+
+@contextlib.asynccontextmanager
+async def _abort_on_error(context: _Context) -> AsyncIterator[None]:
+    """Run the block of an `async with`, and if it raises TandemError, end the gRPC call of `context` with the status
+    code of the error's kind and its message. Other exceptions pass through."""
+    try:
+        yield
+    except TandemError as error:
+        await context.abort(grpc.StatusCode[error.kind.grpc], error.message)
 
 
 def _submit(job: Job) -> Callable[[Engine, float], tuple[bool, list[Effect]]]:

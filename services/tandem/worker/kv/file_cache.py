@@ -98,12 +98,12 @@ class FileCache:
                     began = self._clock.now()
                     num_good = 0 if self._has_stopped.is_set() else self._read_batch(batch)
                     num_read += num_good
-                    self._post(_report_read(order.read, num_good, self._clock.now() - began))
+                    self._report_read(order.read, num_good, self._clock.now() - began)
                     if num_good < len(batch):
                         break
             except Exception:
                 _log.exception("a read of %s failed", self._files.directory)
-            self._post(_report_read(order.read, 0, 0.0, is_over=True))
+            self._report_read(order.read, 0, 0.0, is_over=True)
             if not self._has_stopped.is_set():
                 # Nobody waits for this.
                 self._files.touch([*order.before, *order.hashes[:num_read]])
@@ -126,6 +126,9 @@ class FileCache:
         if len(actual) < len(batch):
             self._changed(self._files.forget([batch[len(actual)][0]]))
         return len(actual)
+
+    def _report_read(self, read: int, num_blocks: int, seconds: float, *, is_over: bool = False) -> None:
+        self._post(lambda engine, now: engine.files_read(read, num_blocks, seconds, now, is_over=is_over))
 
     def _read_blocks(self) -> None:
         while (block := self._to_read.get()) is not None:
@@ -153,7 +156,10 @@ class FileCache:
             has_failed = False
             for slot, block_hash in order.writes if order is not None else ():
                 has_failed = has_failed or self._has_stopped.is_set() or not self._write(slot, block_hash)
-                self._post(_report_write(slot, block_hash, is_done=not has_failed))
+                self._report_write(slot, block_hash, is_done=not has_failed)
+
+    def _report_write(self, slot: HostSlot, block_hash: BlockHash, *, is_done: bool) -> None:
+        self._post(lambda engine, now: engine.file_written(slot, block_hash, now, is_done=is_done))
 
     def _write(self, slot: HostSlot, block_hash: BlockHash) -> bool:
         try:
@@ -192,20 +198,6 @@ class FileCache:
 def _batches(order: ReadFiles) -> Iterator[list[tuple[BlockHash, HostSlot]]]:
     blocks = list(zip(order.hashes, order.slots, strict=True))
     return (blocks[first : first + BATCH_BLOCKS] for first in range(0, len(blocks), BATCH_BLOCKS))
-
-
-def _report_read(read: int, num_blocks: int, seconds: float, *, is_over: bool = False) -> Command:
-    def report(engine: Engine, now: float) -> list[Effect]:
-        return engine.files_read(read, num_blocks, seconds, now, is_over=is_over)
-
-    return report
-
-
-def _report_write(slot: HostSlot, block_hash: BlockHash, *, is_done: bool) -> Command:
-    def report(engine: Engine, now: float) -> list[Effect]:
-        return engine.file_written(slot, block_hash, now, is_done=is_done)
-
-    return report
 
 
 def _report_changes(changes: FileChanges) -> Command:

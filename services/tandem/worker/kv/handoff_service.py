@@ -22,7 +22,6 @@ from tandem.wire.kv_codec import (
     encode_handoff_key,
 )
 from tandem.worker.engine.driver import EngineDriver
-from tandem.worker.grpc_status import abort_on_error
 
 MAX_UNANSWERED = 256
 """Most messages of one consumer that may wait for the engine; further ones are not read from the stream until then."""
@@ -97,8 +96,8 @@ class HandoffService:
         within the lease time. `requests`: the messages of the consumer. `context`: the gRPC call, on which updates are
         sent.
 
-        Aborts the call with FAILED_PRECONDITION when the fingerprints differ, and with the status of a TandemError when
-        a message of the consumer is malformed or the engine has ended.
+        Aborts the call with FAILED_PRECONDITION when the fingerprints differ. Raises TandemError when a message of the
+        consumer is malformed or the engine has ended.
         """
         first = await anext(requests, None)
         if first is None:
@@ -106,8 +105,7 @@ class HandoffService:
         if first.fingerprint != self._fingerprint:
             reason = "consumer and producer serve different models or KV formats"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-        async with abort_on_error(context):
-            consumer = decode_worker(first.consumer)
+        consumer = decode_worker(first.consumer)
         older = self._streams.get(consumer)
         if older is not None:
             older.end()
@@ -122,8 +120,7 @@ class HandoffService:
                 del self._streams[consumer]
         outcome = stream.failure or outcome
         if isinstance(outcome, TandemError):
-            async with abort_on_error(context):
-                raise outcome
+            raise outcome
 
     async def _receive(
         self,
@@ -185,26 +182,22 @@ def _command(
 ) -> Callable[[Engine, float], tuple[None, list[Effect]]]:
     """Decode a message to one engine command. Raises TandemError for a malformed message, with nothing of it
     applied."""
-    follow = [decode_handoff_key(key) for key in message.follow]
-    prefix_requests = [decode_prefix_request(request) for request in message.prefix_request]
+    follow = [(decode_handoff_key(key), None) for key in message.follow]
+    fetch = [decode_prefix_request(request) for request in message.prefix_request]
     renew = [decode_handoff_key(key) for key in message.renew]
     take = [(decode_handoff_key(request.key), request.num_output_tokens) for request in message.take]
-    release = [decode_handoff_key(key) for key in message.release]
-    taken = [decode_handoff_key(key) for key in message.taken]
+    release = [(decode_handoff_key(key), False) for key in message.release]
+    taken = [(decode_handoff_key(key), True) for key in message.taken]
 
     def apply(engine: Engine, now: float) -> tuple[None, list[Effect]]:
         effects: list[Effect] = []
-        for key in follow:
-            effects += engine.follow(key, consumer, now)
-        for key, prefix_request in prefix_requests:
+        for key, prefix_request in [*follow, *fetch]:
             effects += engine.follow(key, consumer, now, prefix_request)
         effects += engine.renew(renew, consumer, now)
         for key, num_output_tokens in take:
             effects += engine.request_remainder(key, num_output_tokens, now)
-        for key in release:
-            effects += engine.release(key, now)
-        for key in taken:
-            effects += engine.release(key, now, is_taken=True)
+        for key, is_taken in release + taken:
+            effects += engine.release(key, now, is_taken=is_taken)
         return None, effects
 
     return apply

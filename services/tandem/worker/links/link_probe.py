@@ -52,13 +52,6 @@ NUM_ALONE = 3
 does not delay."""
 
 
-class ProbeResult(NamedTuple):
-    """Hold the report of a probe (`report`), and the two ends of the measured link (`ends`)."""
-
-    report: LinkReport
-    ends: LinkEndpoints
-
-
 class LinkProbe:
     """Measure the link to one other worker at a time, by timed reads of that worker's probe blocks. All calls must be
     on the event loop.
@@ -85,9 +78,10 @@ class LinkProbe:
         self.patience_s = handoff.drain_timeout_s
         self._turn = asyncio.Lock()
 
-    async def measure(self, source: WorkerRef, num_bytes: int = 0) -> ProbeResult:
-        """Read about `num_bytes` bytes from the worker `source`, and return the result. With `num_bytes` 0 the probe
-        reads as much as a meaningful result needs. If another probe is running, waits for its end first.
+    async def measure(self, source: WorkerRef, num_bytes: int = 0) -> tuple[LinkReport, LinkEndpoints]:
+        """Read about `num_bytes` bytes from the worker `source`, and return the report and the two ends of the link.
+        With `num_bytes` 0 the probe reads as much as a meaningful result needs. If another probe is running, waits for
+        its end first.
 
         Raises SourceGone when the source has ended, restarted or can never be read, and TandemError when the link could
         not be measured.
@@ -104,7 +98,7 @@ class LinkProbe:
             except TimeoutError as error:
                 raise TandemError(ErrorKind.DEADLINE, f"{source} does not answer or cannot be read in time") from error
 
-    async def _measure(self, source: WorkerRef, num_bytes: int) -> ProbeResult:
+    async def _measure(self, source: WorkerRef, num_bytes: int) -> tuple[LinkReport, LinkEndpoints]:
         if (other := self.reads.undrained_probe()) is not None:
             message = f"{source} is not measured: an abandoned read of {other} may still write to the same blocks"
             raise TandemError(ErrorKind.OVERLOADED, message)
@@ -126,7 +120,7 @@ class LinkProbe:
         link_type, evidence = detect_link_type(TransferSample(num_read, idle, before, after), ends)
         seconds = num_read / max(together.bytes_per_s, alone.bytes_per_s)
         report = LinkReport(source=source, link_type=link_type, evidence=evidence, num_bytes=num_read, seconds=seconds)
-        return ProbeResult(report, ends)
+        return report, ends
 
     async def _count(self) -> Counters:
         return await asyncio.to_thread(read_counters, self.clock.now())

@@ -15,11 +15,15 @@ from tandem.core.topology import Topology
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.stores.redis_client import RedisHealth
 from tandem.wire.gen import worker_pb2
-from tandem.wire.kv_codec import encode_peer, encode_worker
+from tandem.wire.kv_codec import encode_peer, encode_worker, same_fields
 from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.worker_codec import encode_bundle
 
 _log = logging.getLogger(__name__)
+_SAME = (
+    *("pool", "model", "fingerprint", "max_model_len", "max_num_seqs"),
+    *("bundle_digest", "transport_kind", "aliases", "machine"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,23 +86,15 @@ class WorkerDescriptor:
         me = self.identity
         reply = worker_pb2.DescribeReply(
             worker=encode_worker(me.me),
-            pool=me.pool,
             role=self.role,
-            model=me.model,
-            fingerprint=me.fingerprint,
-            max_model_len=me.max_model_len,
-            max_num_seqs=me.max_num_seqs,
             transport=encode_peer(me.transport),
-            bundle_digest=me.bundle_digest,
-            transport_kind=me.transport_kind,
-            aliases=me.aliases,
             topology=worker_pb2.Topology(host=me.topology.host, rack=me.topology.rack, zone=me.topology.zone),
-            machine=me.machine,
             lanes=lane_labels(me.lanes),
             metrics_address=self.metrics_address,
             wall_ns=wall_ns(),
             redis_problem=self._redis.problem or "",
             num_redis_errors=self._redis.num_errors.total(),
+            **same_fields(me, _SAME),
         )
         if with_bundle:
             reply.bundle.CopyFrom(encode_bundle(me.bundle))

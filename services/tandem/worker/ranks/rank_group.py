@@ -71,9 +71,7 @@ class RankGroup:
     """Start the ranks 1 to `size - 1` of a worker, send them the first rank's commands, and report when one of them is
     lost.
 
-    `send_command` must be called by one thread only; the other methods may be called by any thread. `num_blocks`: the
-    number of KV blocks of each rank that has loaded its part of the model, in the order in which the ranks have
-    reported it.
+    `send_command` must be called by one thread only; the other methods may be called by any thread.
     """
 
     def __init__(
@@ -95,7 +93,6 @@ class RankGroup:
         entries that other ranks publish, on one thread per rank. `settings`: settings by key that must have the same
         values on every rank. `start_s`: seconds for all ranks to start.
         """
-        self.num_blocks: list[int] = []
         self._size = size
         self._send_timeout_s = send_timeout_s
         self._on_entry = on_entry
@@ -126,10 +123,7 @@ class RankGroup:
     def wait_loaded(self) -> None:
         """Wait without a time limit until every rank has loaded its part of the model. Raises TandemError when a rank
         fails or ends."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._lost is not None or len(self.num_blocks) == len(self._channels))
-            if self._lost is not None:
-                raise self._lost
+        self._wait_until(lambda: len(self._weights) == len(self._channels))
 
     def require_weights(self, digest: str) -> None:
         """Check that the other ranks have loaded the same model files as the first rank. `digest`: digest of the first
@@ -186,11 +180,8 @@ class RankGroup:
         `worker`: the worker to which the ranks belong. May be called once. Raises TandemError when a rank fails.
         """
         self._send_to_all(StartTransfer(worker))
-        with self._changed:
-            self._changed.wait_for(lambda: self._lost is not None or len(self._peers) == len(self._channels))
-            if self._lost is not None:
-                raise self._lost
-            return [self._peers[rank] for rank in self.ranks]
+        self._wait_until(lambda: len(self._peers) == len(self._channels))
+        return [self._peers[rank] for rank in self.ranks]
 
     def on_transfer_event(self, handler: Callable[[int, Event], None]) -> None:
         """Set the function that receives the events of the ranks' KV transfers. `handler(rank, event)` is called for
@@ -220,12 +211,8 @@ class RankGroup:
 
     def _gather(self, start_s: float) -> None:
         for _ in range(int(start_s / POLL_S)):
-            with self._changed:
-                self._changed.wait_for(lambda: self._lost is not None or self._is_complete, POLL_S)
-                if self._lost is not None:
-                    raise self._lost
-                if self._is_complete:
-                    return
+            if self._wait_until(lambda: len(self._channels) == self._size - 1, POLL_S):
+                return
             for rank, process in enumerate(self._processes, 1):
                 if rank not in self._channels and (reason := process.ended()) is not None:
                     raise TandemError(
@@ -235,9 +222,14 @@ class RankGroup:
         missing = sorted(set(range(1, self._size)) - self._channels.keys())
         raise TandemError(ErrorKind.INTERNAL, f"tensor-parallel ranks {missing} did not start within {start_s:g} s")
 
-    @property
-    def _is_complete(self) -> bool:
-        return len(self._channels) == self._size - 1
+    def _wait_until(self, is_done: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until `is_done()` is true, and return True; return False if it is not after `timeout_s` seconds. Raises
+        TandemError when a rank is lost."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost is not None or is_done(), timeout_s)
+            if self._lost is not None:
+                raise self._lost
+            return is_done()
 
     def _serve(self, connection: socket.socket) -> None:
         """Receive the messages of one rank, on a thread of its own, until the rank is lost or closed."""
@@ -309,7 +301,6 @@ class RankGroup:
     def _take(self, rank: int, event: RankEvent) -> None:
         if isinstance(event, Loaded):
             with self._changed:
-                self.num_blocks.append(event.num_blocks)
                 self._weights[rank] = event.weights
                 self._changed.notify_all()
         elif isinstance(event, StoreEntry):

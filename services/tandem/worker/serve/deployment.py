@@ -48,8 +48,8 @@ class WorkerReplica:
         _log_with_serve(config.telemetry, config.worker.id)
         _log.info("importing torch")
         # Imported after prepare_process, because the model's libraries read the environment on import.
-        from tandem.worker.factory import start_worker
         from tandem.worker.model.worker_model import load_worker_model
+        from tandem.worker.worker import start_worker
 
         self._drain_s = config.worker.drain_s
         launch = launch_actors(config) if config.engine.tensor_parallel > 1 else None

@@ -14,7 +14,6 @@ from tandem.core.errors import TandemError
 from tandem.core.lane import Lane
 from tandem.core.worker_load import EngineStats
 from tandem.obs.metrics import instruments as on
-from tandem.obs.metrics.instrument import Instrument
 from tandem.obs.metrics.metrics import Metrics, Values
 from tandem.worker.engine.driver import EngineSnapshot
 
@@ -23,6 +22,9 @@ READ_TIMEOUT_S = 0.25
 are used."""
 FRESH_S = 0.1
 """Seconds for which statistics are reused, so that one collection reads them once for all its gauges."""
+WINDOW_S = 60.0
+"""Shortest window, in seconds, in which the load of experts is compared; it ends when the imbalance is next read after
+this time. In shorter windows tokens are too few to be spread evenly."""
 
 
 class StatsReader:
@@ -49,6 +51,60 @@ class StatsReader:
                     self._books = self._request_stats().result(READ_TIMEOUT_S)
                 self._good_until = self._clock.now() + FRESH_S
             return self._books
+
+
+class ExpertLoad:
+    """Read how many tokens each expert of a model has computed, and measure the imbalance between experts in the last
+    complete window.
+
+    `read_tokens`: returns by layer how many tokens each expert has computed so far, and raises RuntimeError when the
+    device has failed. Methods may be called on any thread.
+    """
+
+    def __init__(self, read_tokens: Callable[[], Mapping[int, Sequence[int]]], clock: Clock) -> None:
+        self._read_tokens = read_tokens
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._first: Mapping[int, Sequence[int]] = {}
+        self._ends_at = clock.now()
+        self._imbalance: Mapping[int, float] = {}
+
+    def tokens(self) -> Mapping[int, Sequence[int]]:
+        """Return by layer how many tokens each expert has computed so far. Returns an empty mapping when the device has
+        failed; the engine reports that failure."""
+        with suppress(RuntimeError):
+            return self._read_tokens()
+        return {}
+
+    def imbalance(self) -> Mapping[int, float]:
+        """Return by layer how unevenly the experts have computed tokens in the last complete window: 1 if all computed
+        equally many, more otherwise (`imbalance_of`). The first window begins with the first call; until it has ended,
+        the mapping is empty."""
+        with self._lock:
+            now = self._clock.now()
+            if now >= self._ends_at:
+                last = self.tokens()
+                self._imbalance = imbalance_of(self._first, last)
+                self._first, self._ends_at = last, now + WINDOW_S
+            return self._imbalance
+
+    def __repr__(self) -> str:
+        return f"ExpertLoad(window ends at {self._ends_at:g}, {self._imbalance})"
+
+
+def imbalance_of(first: Mapping[int, Sequence[int]], last: Mapping[int, Sequence[int]]) -> dict[int, float]:
+    """Return by layer how unevenly the experts have computed tokens between two counts. The value is the number of
+    tokens of the expert with the most, divided by the mean of the layer's experts: 1 if all computed equally many.
+    Layers that computed no token are left out.
+
+    `first`, `last`: the earlier and the later count; by layer, how many tokens each expert has computed so far.
+    """
+    found: dict[int, float] = {}
+    for layer, counts in last.items():
+        computed = [late - early for early, late in zip(first.get(layer, counts), counts, strict=True)]
+        if total := sum(computed):
+            found[layer] = max(computed) * len(computed) / total
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,24 +139,16 @@ def watch_worker(metrics: Metrics, sources: MetricSources, info: Values, block_s
     metrics.watch(on.KV_UNUSED, lambda: _unused(sources.snapshot()))
     metrics.watch(on.EXPERT_TOKENS, lambda: _of_all_layers(sources.expert_tokens()))
     metrics.watch(on.EXPERT_IMBALANCE, lambda: _by_layer(sources.expert_imbalance()))
-    single: dict[Instrument, Callable[[], float]] = {
-        on.LEASES: lambda: sources.books().num_leases,
-        on.PULLS: lambda: sources.books().num_pulls,
-        on.WORKER_HEALTHY: sources.is_healthy,
-        on.WORKER_DRAINING: lambda: sources.snapshot().load.draining,
-        on.WORKER_GATEWAYS: sources.num_gateways,
-        on.DRAFTED_TOKENS: lambda: sources.snapshot().load.num_drafted_tokens,
-        on.ACCEPTED_TOKENS: lambda: sources.snapshot().load.num_accepted_tokens,
-        on.PREFIX_REMOTE_HIT_TOKENS: lambda: sources.snapshot().load.num_remote_hit_tokens,
-        on.PREFIX_FILE_HIT_TOKENS: lambda: sources.books().num_file_hit_tokens,
-        on.GENERATED_TOKENS: lambda: sources.snapshot().num_generated,
-    }
-    for instrument, read in single.items():
-        metrics.watch(instrument, _alone(read))
-
-
-def _alone(read: Callable[[], float]) -> Callable[[], Mapping[Values, float]]:
-    return lambda: {(): float(read())}
+    metrics.watch(on.LEASES, lambda: {(): sources.books().num_leases})
+    metrics.watch(on.PULLS, lambda: {(): sources.books().num_pulls})
+    metrics.watch(on.WORKER_HEALTHY, lambda: {(): sources.is_healthy()})
+    metrics.watch(on.WORKER_DRAINING, lambda: {(): sources.snapshot().load.draining})
+    metrics.watch(on.WORKER_GATEWAYS, lambda: {(): sources.num_gateways()})
+    metrics.watch(on.DRAFTED_TOKENS, lambda: {(): sources.snapshot().load.num_drafted_tokens})
+    metrics.watch(on.ACCEPTED_TOKENS, lambda: {(): sources.snapshot().load.num_accepted_tokens})
+    metrics.watch(on.PREFIX_REMOTE_HIT_TOKENS, lambda: {(): sources.snapshot().load.num_remote_hit_tokens})
+    metrics.watch(on.PREFIX_FILE_HIT_TOKENS, lambda: {(): sources.books().num_file_hit_tokens})
+    metrics.watch(on.GENERATED_TOKENS, lambda: {(): sources.snapshot().num_generated})
 
 
 def _sequences(snapshot: EngineSnapshot) -> Mapping[Values, float]:

@@ -9,10 +9,9 @@ from tandem.engine.job_timeline import JobTimes
 from tandem.obs.metrics.metrics_server import MetricsEndpoint
 from tandem.obs.telemetry import Telemetry
 from tandem.worker.model.worker_info import WorkerInfo
+from tandem.worker.telemetry.counters import JobMetrics, StepMetrics
 from tandem.worker.telemetry.gauges import MetricSources, watch_worker
-from tandem.worker.telemetry.job_metrics import JobMetrics
 from tandem.worker.telemetry.job_spans import JobSpans
-from tandem.worker.telemetry.step_metrics import StepMetrics
 
 
 class WorkerTelemetry:
