@@ -122,10 +122,7 @@ class AutoTransport:
 
     def connect(self, peer: TransportPeer) -> None:
         transport, part = self._choose(peer)
-        for life, (other, known) in list(self._chosen.items()):
-            if known.worker.id == peer.worker.id and (life != peer.life or other is not transport):
-                self.disconnect(known)
-        if peer.life in self._chosen and self._chosen[peer.life][0] is not transport:
+        if peer.life in self._chosen:
             raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
         transport.connect(part)
         self._chosen[peer.life] = (transport, part)

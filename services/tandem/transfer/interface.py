@@ -64,10 +64,11 @@ class Transport(Protocol):
         ...
 
     def connect(self, peer: TransportPeer) -> None:
-        """Connect to a peer, so that its blocks can be read. An earlier incarnation of the peer with the same worker id
-        is disconnected first.
+        """Connect to a peer, so that its blocks can be read. The caller has disconnected whatever it had connected under
+        the same worker id.
 
-        Raises PeerError when the peer cannot be reached or its layout does not fit.
+        Raises PeerError when the peer cannot be reached, its layout does not fit, or `disconnect` of the same
+        incarnation has not returned True yet.
         """
         ...
 

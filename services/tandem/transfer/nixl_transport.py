@@ -150,12 +150,6 @@ class NixlTransport:
 
     def connect(self, peer: TransportPeer) -> None:
         check_peer(self.pool, peer)
-        same = self._links.get(peer.life)
-        if same is not None and same.peer == peer and not same.leaving:
-            return
-        for link in list(self._links.values()):
-            if link.peer.worker.id == peer.worker.id:
-                self.disconnect(link.peer)
         if peer.life in self._links:
             raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
         sources: list[_Source] = []

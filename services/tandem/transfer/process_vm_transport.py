@@ -104,9 +104,6 @@ class ProcessVmTransport:
 
     def connect(self, peer: TransportPeer) -> None:
         check_peer(self.pool, peer)
-        for link in list(self._links.values()):
-            if link.peer.worker.id == peer.worker.id:
-                self.disconnect(link.peer)
         link = _Link(peer, tuple((share, self._target(peer, share.rank)) for share in shares_of(self.pool, peer)))
         for _, target in link.sources:
             self._read(peer, target, [])

@@ -114,12 +114,6 @@ class TcpTransport:
 
     def connect(self, peer: TransportPeer) -> None:
         check_peer(self.pool, peer)
-        known = self._peers.get(peer.life)
-        if known is not None and known.peer == peer and not known.is_leaving and not known.problem:
-            return
-        for other in list(self._peers.values()):
-            if other.peer.worker.id == peer.worker.id:
-                self.disconnect(other.peer)
         if peer.life in self._peers:
             raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
         shares = shares_of(self.pool, peer)

@@ -182,6 +182,12 @@ def open_transport(kind: str, name: str, content: Bytes, layout: KVLayout) -> Tr
     return TRANSPORTS[kind](pool, agent)
 
 
+def connect(transport: Transport, peer: TransportPeer) -> None:
+    """Connect a peer that may be connected already, as the transfer engine does: by a teardown before."""
+    transport.disconnect(peer)
+    transport.connect(peer)
+
+
 def layout_of(layers: int) -> KVLayout:
     return KVLayout(16, (KVGroup(layers, 2, 16, "float32"),))
 

@@ -36,7 +36,7 @@ from tandem.transfer.tcp_source import request_blocks, request_test
 from tandem.transfer.tcp_transport import TcpTransport
 from tandem.worker.connection_security import connection_security
 from tests.certificates import Authority
-from tests.contract.transfer.conftest import Bytes, Peer, Rig, spawn_peer
+from tests.contract.transfer.conftest import Bytes, Peer, Rig, connect, spawn_peer
 from tests.memory_pools import memory_pool
 
 LAYOUT = KVLayout(4, (KVGroup(1, 2, 8, "float32"),))
@@ -69,7 +69,7 @@ def kv_threads() -> list[str]:
 def outcome(reader: TcpTransport, source: TransportPeer, copies: list[BlockCopy]) -> ReadState | str:
     """Read, and return how the read ended: its state, or the text of the error that no connection could be made."""
     try:
-        reader.connect(source)
+        connect(reader, source)
         handle = reader.post_read(source, copies)
     except PeerError as error:
         return str(error)

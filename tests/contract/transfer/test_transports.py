@@ -14,6 +14,7 @@ from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.kv.layout import KVGroup, KVRegion
 from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.peer_layout import CopyRefused
+from tests.contract.transfer.conftest import connect
 
 
 def copies_of(remote: Sequence[int], local: Sequence[int]) -> list[BlockCopy]:
@@ -25,7 +26,7 @@ def all_blocks(rig) -> list[BlockCopy]:
 
 
 def test_any_blocks_arrive_anywhere_and_nothing_else_changes(rig, good_peer) -> None:
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     rng = random.Random(0)
     for num in (1, 2, 17, len(rig.memory)):
         rig.memory[:] = 0xEE
@@ -39,7 +40,7 @@ def test_any_blocks_arrive_anywhere_and_nothing_else_changes(rig, good_peer) -> 
 
 
 def test_runs_of_neighbours_arrive_whole(rig, good_peer) -> None:
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     remote = [*range(10, 30), 5, 4, 3, *range(100, 120), 40, 41]
     local = [*range(20), 90, 89, 88, *range(200, 210), *range(60, 70), 254, 255]
     handle = rig.transport.post_read(good_peer.handshake, copies_of(remote, local))
@@ -48,7 +49,7 @@ def test_runs_of_neighbours_arrive_whole(rig, good_peer) -> None:
 
 
 def test_many_reads_at_once(rig, good_peer) -> None:
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     rng = random.Random(1)
     remote = rng.sample(range(len(rig.memory)), len(rig.memory))
     local = rng.sample(range(len(rig.memory)), len(rig.memory))
@@ -67,7 +68,7 @@ def test_two_transports_of_one_process(rig) -> None:
     producer, memory = rig.new_transport()
     memory[:] = np.random.default_rng(3).integers(0, 256, memory.shape, dtype=np.uint8)
     peer = producer.describe(WorkerRef(WorkerId("neighbour"), Incarnation(1), "127.0.0.1:2"))
-    rig.transport.connect(peer)
+    connect(rig.transport, peer)
     handle = rig.transport.post_read(peer, copies_of([3, 1, 200], [0, 250, 4]))
     while (state := rig.transport.poll(handle)) is ReadState.PENDING:
         producer.progress()
@@ -88,15 +89,15 @@ def test_a_read_needs_a_connection(rig, good_peer) -> None:
     with pytest.raises(PeerError, match="not connected"):
         rig.transport.post_read(good_peer.handshake, copies_of([0], [0]))
     assert rig.transport.disconnect(good_peer.handshake), "twice is once"
-    rig.transport.connect(good_peer.handshake)
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     assert rig.settle(rig.transport.post_read(good_peer.handshake, copies_of([9], [0]))) is ReadState.DONE
     assert np.array_equal(rig.memory[0], good_peer.content[9])
 
 
 @pytest.mark.parametrize(("remote", "local"), [(256, 0), (-1, 0), (0, 256), (0, -1), (2**40, 0)])
 def test_a_block_that_does_not_exist_is_refused_alone(rig, good_peer, remote: int, local: int) -> None:
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     with pytest.raises(CopyRefused):
         rig.transport.post_read(good_peer.handshake, copies_of([1, remote], [1, local]))
     assert (rig.memory == 0).all()
@@ -104,7 +105,7 @@ def test_a_block_that_does_not_exist_is_refused_alone(rig, good_peer, remote: in
 
 
 def test_a_read_of_nothing_is_refused(rig, good_peer) -> None:
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     with pytest.raises(CopyRefused):
         rig.transport.post_read(good_peer.handshake, [])
 
@@ -136,20 +137,21 @@ def test_a_peer_whose_blocks_do_not_fit_is_refused(rig, good_peer) -> None:
     ]
     for misfit in misfits:
         with pytest.raises(PeerError):
-            rig.transport.connect(misfit)
+            connect(rig.transport, misfit)
 
 
 @pytest.mark.parametrize("metadata", [b"", b"garbage", b"[1, 2]", b'["x", 1, 1, 1, "zz"]', b"\xff" * 400])
 def test_metadata_that_means_nothing_is_refused(rig, good_peer, metadata: bytes) -> None:
     (rank,) = good_peer.handshake.ranks
     with pytest.raises(PeerError):
-        rig.transport.connect(replace(good_peer.handshake, ranks=(replace(rank, metadata=metadata, agent="nobody.1"),)))
+        nobody = replace(rank, metadata=metadata, agent="nobody.1")
+        connect(rig.transport, replace(good_peer.handshake, ranks=(nobody,)))
 
 
 def read_outcome(rig, peer, copies: Sequence[BlockCopy]) -> ReadState:
     """Connect, read, and wait for the end; a PeerError anywhere counts as FAILED."""
     try:
-        rig.transport.connect(peer.handshake)
+        connect(rig.transport, peer.handshake)
         return rig.settle(rig.transport.post_read(peer.handshake, copies))
     except PeerError:
         return ReadState.FAILED
@@ -214,6 +216,7 @@ def test_a_stopped_peer_hangs_nobody_and_its_next_life_is_read(rig) -> None:
     state = rig.transport.poll(handle)
     assert state is (ReadState.PENDING if rig.needs_its_target else ReadState.DONE)
 
+    rig.transport.disconnect(old.handshake)
     young = rig.spawn("victim", 18)
     assert read_outcome(rig, young, copies_of(range(128), range(128, 256))) is ReadState.DONE
     assert np.array_equal(rig.memory[128:], young.content[:128])

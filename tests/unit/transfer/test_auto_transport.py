@@ -95,11 +95,15 @@ def test_without_nixl_all_is_tcp(tcp: ScriptedTransport) -> None:
     assert len(tcp.posted) == 1
 
 
-def test_a_next_life_on_another_machine_ends_the_one_before(auto: AutoTransport, nixl: ScriptedTransport) -> None:
+def test_a_next_life_on_another_machine_is_read_by_the_other_transport(
+    auto: AutoTransport, tcp: ScriptedTransport, nixl: ScriptedTransport
+) -> None:
     auto.connect(CLOSE)
+    assert auto.disconnect(CLOSE) and nixl.disconnected == [CLOSE.life]
     moved = of(peer_named("p", 2), offer(FAR))
     auto.connect(moved)
-    assert nixl.disconnected == [CLOSE.life]
+    auto.post_read(moved, ONE)
+    assert (len(nixl.posted), len(tcp.posted)) == (0, 1)
     with pytest.raises(PeerError, match="not connected"):
         auto.post_read(CLOSE, ONE)
 
@@ -115,6 +119,7 @@ def test_an_open_read_of_the_same_life_keeps_the_other_transport_away(
     (theirs,) = nixl.open
     nixl.end(theirs)
     assert auto.poll(handle) is ReadState.DONE
+    assert auto.disconnect(CLOSE)
     auto.connect(DISTANT)
 
 
