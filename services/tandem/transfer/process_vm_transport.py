@@ -7,12 +7,11 @@ import json
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
-from tandem.transfer.interface import BlockCopy, PeerError, ReadState
+from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
 from tandem.transfer.process_identity import ProcessIdentity, start_ticks, this_process
@@ -55,6 +54,13 @@ class _Link:
     sources: tuple[tuple[RankShare, _Target], ...]
 
 
+class _EndedRead:
+    """A read that is over, as each is when it has been posted."""
+
+    def poll(self) -> ReadState:
+        return ReadState.DONE
+
+
 class ProcessVmTransport:
     """Read blocks of workers on the same host by process_vm_readv, synchronously: a read is over when `post_read`
     returns, even if the peer's process is stopped.
@@ -89,8 +95,6 @@ class ProcessVmTransport:
         self._seen = ctypes.create_string_buffer(2 * NONCE_BYTES)
         self._own = _Target(process, ctypes.addressof(self._nonce), self._nonce.raw)
         self._links: dict[tuple[WorkerId, Incarnation], _Link] = {}
-        self._handles = count(1)
-        self._done: set[int] = set()
 
     def __repr__(self) -> str:
         return f"ProcessVmTransport({self._agent}, peers={[str(link.peer.worker) for link in self._links.values()]})"
@@ -115,18 +119,14 @@ class ProcessVmTransport:
         self._links.pop(peer.life, None)
         return True
 
-    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
         link = self._links.get(peer.life)
         if link is None:
             raise PeerError(f"{peer.worker} is not connected")
         check_copies(self.pool, peer, copies)
         for share, target in link.sources:
             self._read(peer, target, list(self._spans(share, copies)))
-        return self._finished_handle()
-
-    def poll(self, handle: int) -> ReadState:
-        self._done.remove(handle)
-        return ReadState.DONE
+        return _EndedRead()
 
     def progress(self) -> None:
         """Do nothing: peers read this worker's memory without its help."""
@@ -134,21 +134,16 @@ class ProcessVmTransport:
     def enter_thread(self) -> None:
         """Do nothing: any thread may read host memory."""
 
-    def post_self_test(self) -> int:
+    def post_self_test(self) -> PostedRead:
         me = self._own.process
         self._probe(f"process {me.pid} (itself)", self._own, [])
-        return self._finished_handle()
+        return _EndedRead()
 
     def close(self) -> None:
         """Disconnect all peers and clear the nonce, so that other workers' reads of this one fail even while its
         process lives."""
         self._links.clear()
         ctypes.memset(self._nonce, 0, NONCE_BYTES)
-
-    def _finished_handle(self) -> int:
-        handle = next(self._handles)
-        self._done.add(handle)
-        return handle
 
     def _target(self, peer: TransportPeer, rank: TransportRank) -> _Target:
         """Return the process that a rank's metadata names. Raises PeerError unless that process is still running."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.core.errors import TandemError
 from tandem.transfer.connection_server import SILENT_S, tune
+from tandem.transfer.interface import ReadState
 from tandem.transfer.pool_access import PoolAccess
 from tandem.transfer.socket_memory import shut
 from tandem.transfer.tcp_handshake import ConnectionSecurity, greet_source, start_tls
@@ -51,11 +52,12 @@ class TcpRead:
             self._has_failed |= failed
 
     @property
-    def outcome(self) -> bool | None:
-        """Return None while a piece of the read is open, True when all bytes have arrived, and False when a piece has
-        failed. Once the result is not None, nothing is written to local memory any more."""
+    def state(self) -> ReadState:
+        """Return the state of the read, PENDING while a piece of it is open."""
         with self._lock:
-            return None if self._num_open else not self._has_failed
+            if self._num_open:
+                return ReadState.PENDING
+            return ReadState.FAILED if self._has_failed else ReadState.DONE
 
 
 @dataclass(frozen=True, slots=True)

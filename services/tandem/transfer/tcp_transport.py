@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.transfer.cuda_driver import CudaDriver
-from tandem.transfer.interface import BlockCopy, PeerError, ReadState
+from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool, cuda_number
 from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
 from tandem.transfer.pool_access import HostAccess, open_access
@@ -50,7 +50,6 @@ class _Peer:
     def __init__(self, peer: TransportPeer, links: list[tuple[RankShare, TcpLink]]) -> None:
         self.peer = peer
         self.links = links
-        self.handles: set[int] = set()  # of reads that were not polled to their end
         self.is_leaving = False
 
     @property
@@ -62,11 +61,37 @@ class _Peer:
         return all(have_ended)
 
 
-class _Posted(NamedTuple):
-    """A read, and the peer that it reads from; None for a self-test."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _BlockRead:
+    """A read of a peer's blocks."""
 
+    peer: _Peer
     read: TcpRead
-    peer: _Peer | None
+
+    def poll(self) -> ReadState:
+        state = self.read.state
+        if state is ReadState.FAILED:
+            _log.warning("a read of %s has failed: %s", self.peer.peer.worker, self.peer.problem)
+        return state
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SelfTest:
+    """A read of the test bytes of the own source, which must be `expected`, over a link of its own into `received`."""
+
+    link: TcpLink
+    received: npt.NDArray[np.uint8]
+    expected: bytes
+    read: TcpRead
+
+    def poll(self) -> ReadState:
+        """Return the state of the self-test. Raises PeerError with what is wrong with the connection to itself."""
+        state = self.read.state
+        if state is not ReadState.PENDING and self.link.problem:
+            raise PeerError(f"the transport cannot read its own memory: {self.link.problem}")
+        if state is ReadState.DONE and self.received.tobytes() != self.expected:
+            return ReadState.FAILED
+        return state
 
 
 class TcpTransport:
@@ -97,10 +122,8 @@ class TcpTransport:
             message = f"the TCP transport cannot listen on {host}: {error}"
             raise TandemError(ErrorKind.UNSUPPORTED, message, param="worker.host") from error
         self._peers: dict[tuple[WorkerId, Incarnation], _Peer] = {}
-        self._handles = count(1)
-        self._reads: dict[int, _Posted] = {}
         self._host = host
-        self._test: tuple[TcpLink, npt.NDArray[np.uint8]] | None = None
+        self._test: _SelfTest | None = None
 
     def __repr__(self) -> str:
         return f"TcpTransport({self._agent}, peers={[str(each.peer.worker) for each in self._peers.values()]})"
@@ -134,12 +157,10 @@ class TcpTransport:
         known.is_leaving = True
         if not known.end(_END_WAIT_S):
             return False
-        for handle in known.handles:
-            del self._reads[handle]
         del self._peers[peer.life]
         return True
 
-    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
         known = self._peers.get(peer.life)
         if known is None or known.is_leaving:
             raise PeerError(f"{peer.worker} is not connected")
@@ -153,33 +174,18 @@ class TcpTransport:
         for share, link in known.links:
             for piece in self._pieces(share, read, blocks):
                 link.post(piece)
-        handle = self._new_handle(_Posted(read, known))
-        known.handles.add(handle)
-        return handle
+        return _BlockRead(known, read)
 
-    def poll(self, handle: int) -> ReadState:
-        read, peer = self._reads[handle]
-        outcome = read.outcome
-        if outcome is None:
-            return ReadState.PENDING
-        del self._reads[handle]
-        if peer is None:
-            return self._judge_self_test(has_arrived=outcome)
-        peer.handles.discard(handle)
-        if not outcome:
-            _log.warning("a read of %s has failed: %s", peer.peer.worker, peer.problem)
-        return ReadState.DONE if outcome else ReadState.FAILED
-
-    def post_self_test(self) -> int:
+    def post_self_test(self) -> PostedRead:
         if self._test is not None:
-            self._test[0].end(_END_WAIT_S)
+            self._test.link.end(_END_WAIT_S)
         # A new connection, because a source that accepts none any more must not pass.
         address = SourceAddress(_reachable(self._host), self._source.port, self._source.nonce)
         link, received = TcpLink(address, 1, self._security, HostAccess), np.zeros(TEST_BYTES, np.uint8)
-        self._test = link, received
         read = TcpRead()
         link.post(TcpPiece(read, request_test(), span(received.ctypes.data, TEST_BYTES)))
-        return self._new_handle(_Posted(read, None))
+        self._test = _SelfTest(link, received, self._source.test_bytes, read)
+        return self._test
 
     def progress(self) -> None:
         """Do nothing: threads of this transport answer peers."""
@@ -191,7 +197,7 @@ class TcpTransport:
         """End all connections, and wait a few seconds for their threads. Raises PeerError when a thread may still write
         to the pool."""
         links = [link for each in self._peers.values() for _, link in each.links]
-        links += [self._test[0]] if self._test is not None else []
+        links += [self._test.link] if self._test is not None else []
         have_ended = [link.end(_CLOSE_S) for link in links]
         self._source.close(_CLOSE_S)
         for link in links:
@@ -200,21 +206,8 @@ class TcpTransport:
         if not all(have_ended):
             raise PeerError(f"a thread of {self._agent} is still running: its reads may go on")
 
-    def _judge_self_test(self, *, has_arrived: bool) -> ReadState:
-        """Return the state of an ended self-test. Raises PeerError with what is wrong with the connection to itself."""
-        assert self._test is not None
-        link, received = self._test
-        if link.problem:
-            raise PeerError(f"the transport cannot read its own memory: {link.problem}")
-        return ReadState.DONE if has_arrived and received.tobytes() == self._source.test_bytes else ReadState.FAILED
-
     def _link(self, address: SourceAddress) -> TcpLink:
         return TcpLink(address, self._num_connections, self._security, partial(open_access, self.pool, self._driver))
-
-    def _new_handle(self, read: _Posted) -> int:
-        handle = next(self._handles)
-        self._reads[handle] = read
-        return handle
 
     def _pieces(self, share: RankShare, read: TcpRead, blocks: npt.NDArray[np.int64]) -> Iterator[TcpPiece]:
         """Yield the pieces of a read from one rank. `blocks`: remote and local block of each copy."""

@@ -32,8 +32,8 @@ def test_any_blocks_arrive_anywhere_and_nothing_else_changes(rig, good_peer) -> 
         rig.memory[:] = 0xEE
         remote = rng.sample(range(len(rig.memory)), num)
         local = rng.sample(range(len(rig.memory)), num)
-        handle = rig.transport.post_read(good_peer.handshake, copies_of(remote, local))
-        assert rig.settle(handle) is ReadState.DONE
+        read = rig.transport.post_read(good_peer.handshake, copies_of(remote, local))
+        assert rig.settle(read) is ReadState.DONE
         assert np.array_equal(rig.memory[local], good_peer.content[remote])
         others = np.setdiff1d(np.arange(len(rig.memory)), local)
         assert (rig.memory[others] == 0xEE).all()
@@ -43,8 +43,8 @@ def test_runs_of_neighbours_arrive_whole(rig, good_peer) -> None:
     connect(rig.transport, good_peer.handshake)
     remote = [*range(10, 30), 5, 4, 3, *range(100, 120), 40, 41]
     local = [*range(20), 90, 89, 88, *range(200, 210), *range(60, 70), 254, 255]
-    handle = rig.transport.post_read(good_peer.handshake, copies_of(remote, local))
-    assert rig.settle(handle) is ReadState.DONE
+    read = rig.transport.post_read(good_peer.handshake, copies_of(remote, local))
+    assert rig.settle(read) is ReadState.DONE
     assert np.array_equal(rig.memory[local], good_peer.content[remote])
 
 
@@ -54,13 +54,13 @@ def test_many_reads_at_once(rig, good_peer) -> None:
     remote = rng.sample(range(len(rig.memory)), len(rig.memory))
     local = rng.sample(range(len(rig.memory)), len(rig.memory))
     size = 8
-    handles = [
+    reads = [
         rig.transport.post_read(good_peer.handshake, copies_of(remote[i : i + size], local[i : i + size]))
         for i in range(0, len(remote), size)
     ]
-    assert len(set(handles)) == len(handles)
-    rng.shuffle(handles)
-    assert [rig.settle(handle) for handle in handles] == [ReadState.DONE] * len(handles)
+    assert len(set(reads)) == len(reads)
+    rng.shuffle(reads)
+    assert [rig.settle(read) for read in reads] == [ReadState.DONE] * len(reads)
     assert np.array_equal(rig.memory[local], good_peer.content[remote])
 
 
@@ -69,8 +69,8 @@ def test_two_transports_of_one_process(rig) -> None:
     memory[:] = np.random.default_rng(3).integers(0, 256, memory.shape, dtype=np.uint8)
     peer = producer.describe(WorkerRef(WorkerId("neighbour"), Incarnation(1), "127.0.0.1:2"))
     connect(rig.transport, peer)
-    handle = rig.transport.post_read(peer, copies_of([3, 1, 200], [0, 250, 4]))
-    while (state := rig.transport.poll(handle)) is ReadState.PENDING:
+    read = rig.transport.post_read(peer, copies_of([3, 1, 200], [0, 250, 4]))
+    while (state := read.poll()) is ReadState.PENDING:
         producer.progress()
     assert state is ReadState.DONE
     assert np.array_equal(rig.memory[[0, 250, 4]], memory[[3, 1, 200]])
@@ -176,9 +176,9 @@ def test_a_peer_that_dies_during_a_read(rig) -> None:
     peer = rig.spawn("victim", 13)
     assert read_outcome(rig, peer, copies_of([0], [0])) is ReadState.DONE
     peer.signal(signal.SIGSTOP)
-    handle = rig.transport.post_read(peer.handshake, all_blocks(rig))
+    read = rig.transport.post_read(peer.handshake, all_blocks(rig))
     peer.kill()
-    state = rig.settle(handle)
+    state = rig.settle(read)
     assert state is ReadState.FAILED or np.array_equal(rig.memory, peer.content)
     assert rig.transport.disconnect(peer.handshake)
 
@@ -212,8 +212,8 @@ def test_a_stopped_peer_hangs_nobody_and_its_next_life_is_read(rig) -> None:
     old = rig.spawn("victim", 17)
     assert read_outcome(rig, old, copies_of([0], [0])) is ReadState.DONE
     old.signal(signal.SIGSTOP)
-    handle = rig.transport.post_read(old.handshake, copies_of(range(128), range(128)))
-    state = rig.transport.poll(handle)
+    read = rig.transport.post_read(old.handshake, copies_of(range(128), range(128)))
+    state = read.poll()
     assert state is (ReadState.PENDING if rig.needs_its_target else ReadState.DONE)
 
     rig.transport.disconnect(old.handshake)
@@ -252,7 +252,7 @@ def test_nothing_writes_after_close(rig) -> None:
     transport, memory = rig.new_transport()
     peer = rig.spawn("victim", 20)
     transport.connect(peer.handshake)
-    assert rig.settle(transport.post_read(peer.handshake, copies_of([0], [0])), transport) is ReadState.DONE
+    assert rig.settle(transport.post_read(peer.handshake, copies_of([0], [0]))) is ReadState.DONE
     peer.signal(signal.SIGSTOP)
     transport.post_read(peer.handshake, all_blocks(rig))
     transport.close()

@@ -56,7 +56,7 @@ def tcp() -> ScriptedTransport:
 
 @pytest.fixture
 def nixl() -> ScriptedTransport:
-    return ScriptedTransport(handles=100)
+    return ScriptedTransport(num_reads=100)
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_a_peer_is_read_by_the_chosen_transport(
     with pytest.raises(PeerError, match="not connected"):
         auto.post_read(CLOSE, ONE)
     auto.connect(CLOSE)
-    handle = auto.post_read(CLOSE, ONE)
+    read = auto.post_read(CLOSE, ONE)
     assert (len(nixl.posted), len(tcp.posted)) == (1, 0)
-    assert auto.poll(handle) is ReadState.PENDING
+    assert read.poll() is ReadState.PENDING
     (theirs,) = nixl.open
     nixl.end(theirs)
-    assert auto.poll(handle) is ReadState.DONE
+    assert read.poll() is ReadState.DONE
     assert auto.disconnect(CLOSE) and auto.disconnect(CLOSE)
     with pytest.raises(PeerError, match="not connected"):
         auto.post_read(CLOSE, ONE)
@@ -112,13 +112,13 @@ def test_an_open_read_of_the_same_life_keeps_the_other_transport_away(
     auto: AutoTransport, nixl: ScriptedTransport
 ) -> None:
     auto.connect(CLOSE)
-    handle = auto.post_read(CLOSE, ONE)
+    read = auto.post_read(CLOSE, ONE)
     assert auto.disconnect(CLOSE) is False
     with pytest.raises(PeerError, match="not proven"):
         auto.connect(DISTANT)
     (theirs,) = nixl.open
     nixl.end(theirs)
-    assert auto.poll(handle) is ReadState.DONE
+    assert read.poll() is ReadState.DONE
     assert auto.disconnect(CLOSE)
     auto.connect(DISTANT)
 
@@ -134,18 +134,18 @@ def test_a_description_of_another_transport_is_refused(auto: AutoTransport, meta
 def test_a_self_test_needs_both(request: pytest.FixtureRequest, auto: AutoTransport, broken: str | None) -> None:
     if broken is not None:
         request.getfixturevalue(broken).test_state = ReadState.FAILED
-    handle = auto.post_self_test()
-    assert auto.poll(handle) is (ReadState.DONE if broken is None else ReadState.FAILED)
+    read = auto.post_self_test()
+    assert read.poll() is (ReadState.DONE if broken is None else ReadState.FAILED)
 
 
-def test_an_error_of_a_transport_leaves_no_read_behind(auto: AutoTransport, nixl: ScriptedTransport) -> None:
+def test_an_error_of_a_transport_proves_no_end(auto: AutoTransport, nixl: ScriptedTransport) -> None:
     auto.connect(CLOSE)
-    handle = auto.post_read(CLOSE, ONE)
+    read = auto.post_read(CLOSE, ONE)
     (theirs,) = nixl.open
     nixl.lose_track(theirs)
     with pytest.raises(PeerError, match="in doubt"):
-        auto.poll(handle)
-    assert not auto._reads and not auto.disconnect(CLOSE), "its memory is in doubt until the transport says otherwise"
+        read.poll()
+    assert not auto.disconnect(CLOSE), "its memory is in doubt until the transport says otherwise"
 
 
 def test_the_description_has_what_either_transport_needs(auto: AutoTransport) -> None:

@@ -102,7 +102,7 @@ def test_more_pieces_than_one_system_call_takes(producer) -> None:
     consumer.connect(peer)
     remote = np.random.default_rng(0).permutation(len(content))
     copies = [BlockCopy(BlockId(int(r)), BlockId(i)) for i, r in enumerate(remote)]
-    consumer.poll(consumer.post_read(peer, copies))
+    consumer.post_read(peer, copies)
     assert np.array_equal(memory, content[remote])
 
 
