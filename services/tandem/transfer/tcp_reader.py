@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,41 +33,26 @@ class SourceAddress(NamedTuple):
     nonce: bytes
 
 
-class TcpRead:
-    """Count the open pieces of one read, and record whether one has failed. `add` and `end` may be called by any
-    thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_open = 0
-        self._has_failed = False
-
-    def add(self) -> None:
-        with self._lock:
-            self._num_open += 1
-
-    def end(self, *, failed: bool) -> None:
-        with self._lock:
-            self._num_open -= 1
-            self._has_failed |= failed
-
-    @property
-    def state(self) -> ReadState:
-        """Return the state of the read, PENDING while a piece of it is open."""
-        with self._lock:
-            if self._num_open:
-                return ReadState.PENDING
-            return ReadState.FAILED if self._has_failed else ReadState.DONE
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TcpPiece:
-    """Describe the part of `read` that one connection carries out. `request`: the bytes to send to the source. `spans`:
-    the local memory that receives the answer."""
+    """Hold the part of a read that one connection carries out. `request`: the bytes to send to the source. `spans`: the
+    local memory that receives the answer. `state`: set by the connection's thread when it writes to `spans` no more."""
 
-    read: TcpRead
     request: bytes
     spans: Spans
+    state: ReadState = ReadState.PENDING
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.spans[:, 1].sum())
+
+
+def state_of(pieces: Sequence[TcpPiece]) -> ReadState:
+    """Return the state of a read that consists of `pieces`: PENDING while one of them is open."""
+    states = {piece.state for piece in pieces}
+    if ReadState.PENDING in states:
+        return ReadState.PENDING
+    return ReadState.FAILED if ReadState.FAILED in states else ReadState.DONE
 
 
 class TcpLink:
@@ -164,13 +149,12 @@ class _ReaderConnection:
         self._is_aborted = False
 
     def post(self, piece: TcpPiece) -> None:
-        piece.read.add()
         with self._changed:
-            if not self._is_aborted:
-                self.num_waiting_bytes += int(piece.spans[:, 1].sum())
+            if self._is_aborted:
+                piece.state = ReadState.FAILED
+            else:
+                self.num_waiting_bytes += piece.num_bytes
                 self._pieces.put(piece)
-                return
-        piece.read.end(failed=True)
 
     def has_ended(self) -> bool:
         """Return whether the source has ended this connection while nothing is read."""
@@ -200,7 +184,7 @@ class _ReaderConnection:
                     connection.sendall(b"".join(piece.request for piece in batch))
                     while batch:
                         self._receive(connection, access, batch[0])
-                        self._end(batch.pop(0), failed=False)
+                        self._end(batch.pop(0), ReadState.DONE)
         except OSError as error:
             self._fail(error.strerror or str(error))
         except TandemError as error:
@@ -212,7 +196,7 @@ class _ReaderConnection:
                     if (piece := self._pieces.get_nowait()) is not None:
                         batch.append(piece)
             for piece in batch:
-                self._end(piece, failed=True)
+                self._end(piece, ReadState.FAILED)
 
     @contextmanager
     def _connected(self) -> Iterator[socket.socket]:
@@ -266,7 +250,7 @@ class _ReaderConnection:
                 self.is_writing = False
                 self._changed.notify_all()
 
-    def _end(self, piece: TcpPiece, *, failed: bool) -> None:
+    def _end(self, piece: TcpPiece, state: ReadState) -> None:
         with self._changed:
-            self.num_waiting_bytes -= int(piece.spans[:, 1].sum())
-        piece.read.end(failed=failed)
+            self.num_waiting_bytes -= piece.num_bytes
+        piece.state = state

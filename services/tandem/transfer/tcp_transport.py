@@ -24,7 +24,7 @@ from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, sha
 from tandem.transfer.pool_access import HostAccess, open_access
 from tandem.transfer.socket_memory import block_spans, span
 from tandem.transfer.tcp_handshake import NONCE_BYTES, ConnectionSecurity
-from tandem.transfer.tcp_reader import SourceAddress, TcpLink, TcpPiece, TcpRead
+from tandem.transfer.tcp_reader import SourceAddress, TcpLink, TcpPiece, state_of
 from tandem.transfer.tcp_source import MAX_RUNS, TEST_BYTES, TcpSource, request_blocks, request_test
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ class _BlockRead:
     """A read of a peer's blocks."""
 
     peer: _Peer
-    read: TcpRead
+    pieces: list[TcpPiece]
 
     def poll(self) -> ReadState:
-        state = self.read.state
+        state = state_of(self.pieces)
         if state is ReadState.FAILED:
             _log.warning("a read of %s has failed: %s", self.peer.peer.worker, self.peer.problem)
         return state
@@ -82,11 +82,11 @@ class _SelfTest:
     link: TcpLink
     received: npt.NDArray[np.uint8]
     expected: bytes
-    read: TcpRead
+    piece: TcpPiece
 
     def poll(self) -> ReadState:
         """Return the state of the self-test. Raises PeerError with what is wrong with the connection to itself."""
-        state = self.read.state
+        state = self.piece.state
         if state is not ReadState.PENDING and self.link.problem:
             raise PeerError(f"the transport cannot read its own memory: {self.link.problem}")
         if state is ReadState.DONE and self.received.tobytes() != self.expected:
@@ -170,11 +170,12 @@ class TcpTransport:
         if known.problem:
             raise PeerError(f"{peer.worker} is gone: {known.problem}")
         blocks = np.array([(copy.remote, copy.local) for copy in copies], np.int64)
-        read = TcpRead()
+        read = _BlockRead(known, [])
         for share, link in known.links:
-            for piece in self._pieces(share, read, blocks):
+            for piece in self._pieces(share, blocks):
+                read.pieces.append(piece)
                 link.post(piece)
-        return _BlockRead(known, read)
+        return read
 
     def post_self_test(self) -> PostedRead:
         if self._test is not None:
@@ -182,9 +183,9 @@ class TcpTransport:
         # A new connection, because a source that accepts none any more must not pass.
         address = SourceAddress(_reachable(self._host), self._source.port, self._source.nonce)
         link, received = TcpLink(address, 1, self._security, HostAccess), np.zeros(TEST_BYTES, np.uint8)
-        read = TcpRead()
-        link.post(TcpPiece(read, request_test(), span(received.ctypes.data, TEST_BYTES)))
-        self._test = _SelfTest(link, received, self._source.test_bytes, read)
+        piece = TcpPiece(request_test(), span(received.ctypes.data, TEST_BYTES))
+        link.post(piece)
+        self._test = _SelfTest(link, received, self._source.test_bytes, piece)
         return self._test
 
     def progress(self) -> None:
@@ -209,7 +210,7 @@ class TcpTransport:
     def _link(self, address: SourceAddress) -> TcpLink:
         return TcpLink(address, self._num_connections, self._security, partial(open_access, self.pool, self._driver))
 
-    def _pieces(self, share: RankShare, read: TcpRead, blocks: npt.NDArray[np.int64]) -> Iterator[TcpPiece]:
+    def _pieces(self, share: RankShare, blocks: npt.NDArray[np.int64]) -> Iterator[TcpPiece]:
         """Yield the pieces of a read from one rank. `blocks`: remote and local block of each copy."""
         most = max(1, _MIN_PIECE_BYTES // share.num_bytes, -(-len(blocks) // self._num_connections))
         region = self.pool.region
@@ -223,7 +224,7 @@ class TcpTransport:
                 request = request_blocks(runs, share.remote_offset, share.num_bytes)
                 ours = local[begin[0] : end[-1]]
                 spans = block_spans(region.address, region.block_bytes, ours, share.local_offset, share.num_bytes)
-                yield TcpPiece(read, request, spans)
+                yield TcpPiece(request, spans)
 
 
 def _address(peer: TransportPeer, rank: TransportRank) -> SourceAddress:
