@@ -6,7 +6,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,7 +69,7 @@ class TcpLink:
         address: SourceAddress,
         num_connections: int,
         security: ConnectionSecurity,
-        open_access: Callable[[], PoolAccess],
+        open_access: Callable[[], AbstractContextManager[PoolAccess]],
     ) -> None:
         self.problem = ""
         self._changed = threading.Condition()
@@ -132,7 +132,7 @@ class _ReaderConnection:
         self,
         address: SourceAddress,
         security: ConnectionSecurity,
-        open_access: Callable[[], PoolAccess],
+        open_access: Callable[[], AbstractContextManager[PoolAccess]],
         changed: threading.Condition,
         fail: Callable[[str], None],
     ) -> None:

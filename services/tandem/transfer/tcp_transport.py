@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -182,7 +183,8 @@ class TcpTransport:
             self._test.link.end(_END_WAIT_S)
         # A new connection, because a source that accepts none any more must not pass.
         address = SourceAddress(_reachable(self._host), self._source.port, self._source.nonce)
-        link, received = TcpLink(address, 1, self._security, HostAccess), np.zeros(TEST_BYTES, np.uint8)
+        link = TcpLink(address, 1, self._security, lambda: nullcontext(HostAccess()))
+        received = np.zeros(TEST_BYTES, np.uint8)
         piece = TcpPiece(request_test(), span(received.ctypes.data, TEST_BYTES))
         link.post(piece)
         self._test = _SelfTest(link, received, self._source.test_bytes, piece)
