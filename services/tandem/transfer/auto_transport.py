@@ -166,7 +166,7 @@ class AutoTransport:
         where the metadata of `peer` is not an `Offer`."""
         try:
             offers = [msgspec.msgpack.decode(rank.metadata, type=Offer) for rank in peer.ranks]
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise PeerError(f"{peer.worker} does not offer transports to choose from: {error}") from None
         if self._nixl is not None and all(prefers_nixl(self._ours, theirs) for theirs in offers):
             return self._nixl, _with_metadata(peer, [offer.nixl for offer in offers])

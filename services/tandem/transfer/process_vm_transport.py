@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 import ctypes
-import json
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool
-from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
-from tandem.transfer.process_identity import ProcessIdentity, start_ticks, this_process
+from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, decode_metadata, shares_of
+from tandem.transfer.process_identity import host_identity, start_ticks
 from tandem.transfer.process_memory import MAX_SPANS, CopySpan, ProcessMemory
 
 NONCE_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """The process of a peer's transport, and the address of the nonce that proves that it is still that transport."""
+class _Target(msgspec.Struct, frozen=True, array_like=True):
+    """The process of a peer's transport, and the address of the nonce that proves that it is still that transport.
 
-    process: ProcessIdentity
-    nonce_address: int
-    nonce: bytes
+    `host`: text that is equal only for processes that can address each other by pid (`host_identity`). `start_ticks`:
+    start time of the process `pid`, which shows whether the pid was given to another process. `nonce`: as hex digits.
+    """
 
-    def to_bytes(self) -> bytes:
-        process = self.process
-        fields = (process.host, process.pid, process.start_ticks, self.nonce_address, self.nonce.hex())
-        return json.dumps(fields).encode()
-
-    @classmethod
-    def from_bytes(cls, metadata: bytes) -> _Target:
-        """Decode the metadata of a peer. Raises ValueError when it is not that of a local transport."""
-        try:
-            host, pid, ticks, address, nonce = json.loads(metadata)
-            target = cls(ProcessIdentity(str(host), int(pid), int(ticks)), int(address), bytes.fromhex(nonce))
-        except (TypeError, OverflowError, RecursionError) as error:
-            raise ValueError(str(error)) from None
-        if len(target.nonce) != NONCE_BYTES or target.process.pid < 1 or target.nonce_address < 1:
-            raise ValueError("a field is out of range")
-        return target
+    host: str
+    pid: Annotated[int, msgspec.Meta(ge=1)]
+    start_ticks: int
+    nonce_address: Annotated[int, msgspec.Meta(ge=1)]
+    nonce: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * NONCE_BYTES}}}$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +69,11 @@ class ProcessVmTransport:
                 f"the local transport reads cpu memory, not {pool.region.device}: set transfer.backend to auto",
                 param="transfer.backend",
             )
+        self._nonce = ctypes.create_string_buffer(secrets.token_bytes(NONCE_BYTES), NONCE_BYTES)
+        nonce_address, pid = ctypes.addressof(self._nonce), os.getpid()
         try:
             self._memory = ProcessMemory()
-            process = this_process()
+            self._own = _Target(host_identity(), pid, start_ticks(pid), nonce_address, self._nonce.raw.hex())
         except OSError as error:
             raise TandemError(
                 ErrorKind.UNSUPPORTED,
@@ -91,9 +84,7 @@ class ProcessVmTransport:
         self.pool = pool
         self._block_bytes = pool.region.block_bytes
         self._agent = agent
-        self._nonce = ctypes.create_string_buffer(secrets.token_bytes(NONCE_BYTES), NONCE_BYTES)
         self._seen = ctypes.create_string_buffer(2 * NONCE_BYTES)
-        self._own = _Target(process, ctypes.addressof(self._nonce), self._nonce.raw)
         self._links: dict[tuple[WorkerId, Incarnation], _Link] = {}
 
     def __repr__(self) -> str:
@@ -103,7 +94,7 @@ class ProcessVmTransport:
         """Return what other workers need to read this rank's pool: the agent's name, the process, the nonce and the
         memory region. `worker`: identity of this worker, which the description contains. The result is constant, so any
         thread may call this."""
-        rank = TransportRank(self._agent, self._own.to_bytes(), self.pool.region)
+        rank = TransportRank(self._agent, msgspec.json.encode(self._own), self.pool.region)
         return TransportPeer(worker, self.pool.layout, (rank,))
 
     def connect(self, peer: TransportPeer) -> None:
@@ -135,8 +126,7 @@ class ProcessVmTransport:
         """Do nothing: any thread may read host memory."""
 
     def post_self_test(self) -> PostedRead:
-        me = self._own.process
-        self._probe(f"process {me.pid} (itself)", self._own, [])
+        self._probe(f"process {self._own.pid} (itself)", self._own, [])
         return _EndedRead()
 
     def close(self) -> None:
@@ -147,21 +137,17 @@ class ProcessVmTransport:
 
     def _target(self, peer: TransportPeer, rank: TransportRank) -> _Target:
         """Return the process that a rank's metadata names. Raises PeerError unless that process is still running."""
-        try:
-            target = _Target.from_bytes(rank.metadata)
-        except ValueError as error:
-            raise PeerError(f"{peer.worker} is no local transport: {error}") from None
-        process = target.process
-        if process.host != self._own.process.host:
+        target = decode_metadata(peer, rank, _Target, "local")
+        if target.host != self._own.host:
             raise PeerError(f"{peer.worker} is not on this host: set transfer.backend to auto")
         try:
-            alive = start_ticks(process.pid) == process.start_ticks
+            alive = start_ticks(target.pid) == target.start_ticks
         except ProcessLookupError:
             alive = False
         except OSError as error:  # for example where /proc hides processes of other users
             raise PeerError(f"{peer.worker}: {error}") from None
         if not alive:
-            raise PeerError(f"{peer.worker} is gone: pid {process.pid} is another process or none")
+            raise PeerError(f"{peer.worker} is gone: pid {target.pid} is another process or none")
         return target
 
     def _spans(self, share: RankShare, copies: Sequence[BlockCopy]) -> Iterator[CopySpan]:
@@ -193,9 +179,9 @@ class ProcessVmTransport:
         before = CopySpan(target.nonce_address, seen, NONCE_BYTES)
         after = CopySpan(target.nonce_address, seen + NONCE_BYTES, NONCE_BYTES)
         try:
-            self._memory.read(target.process.pid, [before, *spans, after])
+            self._memory.read(target.pid, [before, *spans, after])
         except ProcessLookupError:
-            raise PeerError(f"{name} is gone: no process {target.process.pid}") from None
+            raise PeerError(f"{name} is gone: no process {target.pid}") from None
         except PermissionError:
             raise PeerError(
                 f"{name} may not be read: workers on one host must run as one user, "
@@ -203,5 +189,5 @@ class ProcessVmTransport:
             ) from None
         except OSError as error:
             raise PeerError(f"{name} is gone: {error}") from None
-        if self._seen.raw != target.nonce * 2:
+        if self._seen.raw != bytes.fromhex(target.nonce) * 2:
             raise PeerError(f"{name} is gone: another incarnation uses its memory")

@@ -8,14 +8,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from tandem.core.errors import TandemError
 from tandem.transfer.connection_server import SILENT_S, tune
 from tandem.transfer.interface import ReadState
 from tandem.transfer.pool_access import PoolAccess
 from tandem.transfer.socket_memory import shut
-from tandem.transfer.tcp_handshake import ConnectionSecurity, greet_source, start_tls
+from tandem.transfer.tcp_handshake import NONCE_BYTES, ConnectionSecurity, greet_source, start_tls
 
 if TYPE_CHECKING:
     from tandem.transfer.socket_memory import Spans
@@ -27,10 +29,12 @@ _AHEAD_BYTES = 16 << 10
 buffers, so that the source need not read them while it still sends."""
 
 
-class SourceAddress(NamedTuple):
-    host: str
-    port: int
-    nonce: bytes
+class SourceAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Hold what a reader needs to connect to a source. `nonce`: the source's nonce, as hex digits."""
+
+    host: Annotated[str, msgspec.Meta(min_length=1)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    nonce: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * NONCE_BYTES}}}$")]
 
 
 @dataclass(slots=True, eq=False)
@@ -201,8 +205,7 @@ class _ReaderConnection:
     @contextmanager
     def _connected(self) -> Iterator[socket.socket]:
         """Connect, and yield the connection until the end of the block. Raises OSError where that fails."""
-        host, port, nonce = self._address
-        connection = socket.create_connection((host, port), CONNECT_S)
+        connection = socket.create_connection((self._address.host, self._address.port), CONNECT_S)
         try:
             tune(connection, SILENT_S)
             connection = self._security.connect(connection)
@@ -211,7 +214,7 @@ class _ReaderConnection:
                 if self._is_aborted:
                     raise ConnectionAbortedError("it was disconnected")
             start_tls(connection)
-            greet_source(connection, nonce, self._security.secrets())
+            greet_source(connection, bytes.fromhex(self._address.nonce), self._security.secrets())
             connection.settimeout(None)
             with self._changed:
                 self.is_open = True

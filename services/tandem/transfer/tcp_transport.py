@@ -6,7 +6,6 @@ polls. Here both sides move bytes on threads of their own, and the end of a conn
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from tandem.core.errors import ErrorKind, TandemError
@@ -21,10 +21,10 @@ from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.transfer.cuda_driver import CudaDriver
 from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool, cuda_number
-from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
+from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, decode_metadata, shares_of
 from tandem.transfer.pool_access import HostAccess, open_access
 from tandem.transfer.socket_memory import block_spans, span
-from tandem.transfer.tcp_handshake import NONCE_BYTES, ConnectionSecurity
+from tandem.transfer.tcp_handshake import ConnectionSecurity
 from tandem.transfer.tcp_reader import SourceAddress, TcpLink, TcpPiece, state_of
 from tandem.transfer.tcp_source import MAX_RUNS, TEST_BYTES, TcpSource, request_blocks, request_test
 
@@ -133,7 +133,7 @@ class TcpTransport:
         """Return what other workers need to read this rank's pool: the agent's name, the memory region, and how to
         connect (host of the address of `worker`, which is this worker; port; nonce). Any thread may call this."""
         host = worker.address.rpartition(":")[0].strip("[]")
-        metadata = json.dumps((host, self._source.port, self._source.nonce.hex())).encode()
+        metadata = msgspec.json.encode(self._own_address(host))
         return TransportPeer(worker, self.pool.layout, (TransportRank(self._agent, metadata, self.pool.region),))
 
     def connect(self, peer: TransportPeer) -> None:
@@ -141,7 +141,7 @@ class TcpTransport:
         if peer.life in self._peers:
             raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
         shares = shares_of(self.pool, peer)
-        addresses = [_address(peer, share.rank) for share in shares]
+        addresses = [decode_metadata(peer, share.rank, SourceAddress, "TCP") for share in shares]
         links = [(share, self._link(address)) for share, address in zip(shares, addresses, strict=True)]
         connected = _Peer(peer, links)
         for _, link in links:
@@ -182,7 +182,7 @@ class TcpTransport:
         if self._test is not None:
             self._test.link.end(_END_WAIT_S)
         # A new connection, because a source that accepts none any more must not pass.
-        address = SourceAddress(_reachable(self._host), self._source.port, self._source.nonce)
+        address = self._own_address(_reachable(self._host))
         link = TcpLink(address, 1, self._security, lambda: nullcontext(HostAccess()))
         received = np.zeros(TEST_BYTES, np.uint8)
         piece = TcpPiece(request_test(), span(received.ctypes.data, TEST_BYTES))
@@ -209,6 +209,9 @@ class TcpTransport:
         if not all(have_ended):
             raise PeerError(f"a thread of {self._agent} is still running: its reads may go on")
 
+    def _own_address(self, host: str) -> SourceAddress:
+        return SourceAddress(host, self._source.port, self._source.nonce.hex())
+
     def _link(self, address: SourceAddress) -> TcpLink:
         return TcpLink(address, self._num_connections, self._security, partial(open_access, self.pool, self._driver))
 
@@ -227,19 +230,6 @@ class TcpTransport:
                 ours = local[begin[0] : end[-1]]
                 spans = block_spans(region.address, region.block_bytes, ours, share.local_offset, share.num_bytes)
                 yield TcpPiece(request, spans)
-
-
-def _address(peer: TransportPeer, rank: TransportRank) -> SourceAddress:
-    """Decode a rank's metadata to the address of its source. Raises PeerError where the metadata is not that of a TCP
-    transport."""
-    try:
-        host, port, nonce = json.loads(rank.metadata)
-        address = SourceAddress(str(host), int(port), bytes.fromhex(nonce))
-        if not address.host or not 0 < address.port < 1 << 16 or len(address.nonce) != NONCE_BYTES:
-            raise ValueError("a field is out of range")
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise PeerError(f"{peer.worker} is no TCP transport: {error}") from None
-    return address
 
 
 def _reachable(host: str) -> str:

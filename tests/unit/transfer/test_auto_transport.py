@@ -123,7 +123,11 @@ def test_an_open_read_of_the_same_life_keeps_the_other_transport_away(
     auto.connect(DISTANT)
 
 
-@pytest.mark.parametrize("metadata", [b"", b"garbage", b"\x91\x01"])
+NO_TEXT = b"\x91\xa1\xff"
+DEEP = msgspec.msgpack.encode(offer(NEAR)).replace(b"\x95", b"\x96", 1) + b"\x91" * 100_000
+
+
+@pytest.mark.parametrize("metadata", [b"", b"garbage", b"\x91\x01", NO_TEXT, DEEP], ids=len)
 def test_a_description_of_another_transport_is_refused(auto: AutoTransport, metadata: bytes) -> None:
     (rank,) = P.ranks
     with pytest.raises(PeerError, match="to choose from"):
