@@ -14,7 +14,6 @@ from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
 from tandem.core.settings import Resolved
 from tandem.doctor import (
-    advertised_address,
     auth,
     clock_skew,
     cpu,
@@ -22,9 +21,8 @@ from tandem.doctor import (
     gpu,
     host_limits,
     kubernetes,
-    listen_ports,
     model,
-    nodes,
+    own_addresses,
     pairs,
     rdma,
     redis_server,
@@ -68,7 +66,7 @@ class Dependencies:
     members_of: Callable[[Config], AbstractAsyncContextManager[workers.MemberList]]
     check_gateway_auth: auth.AuthCheck
     check_worker_auth: auth.AuthCheck
-    worker_address: advertised_address.AddressRule
+    worker_address: own_addresses.AddressRule
 
 
 def list_checks(
@@ -86,8 +84,8 @@ def list_checks(
     limits = host_limits.read_limits(system)
 
     def examine_ports() -> Sequence[Finding]:
-        addresses = listen_ports.configured_addresses(config)
-        return [listen_ports.check_address(a, config.cluster) for a in addresses if a.part in parts]
+        configured = own_addresses.configured_addresses(config)
+        return [own_addresses.check_address(each, config.cluster) for each in configured if each.part in parts]
 
     checks = [
         Check("python", lambda: versions.judge_versions(versions.read_versions()), others=("packages",)),
@@ -96,10 +94,10 @@ def list_checks(
         Check("ports", examine_ports, 20.0),
         Check(
             "advertise-address",
-            lambda: advertised_address.check_advertised(config.worker, system.environ, dependencies.worker_address),
+            lambda: own_addresses.check_advertised(config.worker, system.environ, dependencies.worker_address),
             part="worker",
         ),
-        Check("nodes", lambda: nodes.check_nodes(config), part="worker"),
+        Check("nodes", lambda: own_addresses.check_nodes(config), part="worker"),
         Check("guard", lambda: auth.check_guard(dependencies.check_worker_auth, resolved), part="worker"),
         Check(
             "open-files", lambda: host_limits.judge_open_files(limits, config.gateway.max_connections), part="gateway"
