@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, TypeVar
 
 from tandem.core.clock import Clock, wall_ns
@@ -71,16 +72,13 @@ class Dependencies:
 
 def list_checks(
     resolved: Resolved, system: System, dependencies: Dependencies, options: Options, parts: Set[str], clock: Clock
-) -> tuple[list[Check], list[Check]]:
-    """Return the checks that may run concurrently, and the checks to run alone after them.
+) -> list[Check]:
+    """Return all checks; links are measured only if `options.pairs` requests it.
 
-    The second group measures links, which nothing else may use at that time; it is empty unless `options.pairs`
-    requests it. `resolved`: the settings to check. `parts`: parts of Tandem that are installed, gateway or worker. A
-    check of a part that is not installed is replaced by one that reports only that it was skipped.
+    `resolved`: the settings to check. `parts`: parts of Tandem that are installed, gateway or worker. A check of a part
+    that is not installed is replaced by one that reports only that it was skipped.
     """
     config = with_device_defaults(resolved.config)
-    of_cluster, alone = _cluster_checks(config, dependencies, options, clock)
-
     limits = host_limits.read_limits(system)
 
     def examine_ports() -> Sequence[Finding]:
@@ -106,11 +104,11 @@ def list_checks(
         Check("secret", lambda: auth.check_secret(config)),
         Check("tls", lambda: tls.check_tls(config.cluster, wall_ns() / 1e9)),
         Check("gateway-tls", lambda: tls.check_gateway_tls(config.gateway, wall_ns() / 1e9), part="gateway"),
-        *of_cluster,
+        *_cluster_checks(config, dependencies, options, clock),
         Check("pod", lambda: kubernetes.judge_pod(kubernetes.read_pod(system))),
         Check("rbac", lambda: kubernetes.check_permissions(system, config), 60.0),
     ]
-    return [check if check.part in ("", *parts) else _skipped(check) for check in checks], alone
+    return [check if check.part in ("", *parts) else _skipped(check) for check in checks]
 
 
 def _worker_checks(config: Config, system: System, limits: host_limits.ResourceLimits) -> list[Check]:
@@ -153,9 +151,7 @@ def _worker_checks(config: Config, system: System, limits: host_limits.ResourceL
     ]
 
 
-def _cluster_checks(
-    config: Config, dependencies: Dependencies, options: Options, clock: Clock
-) -> tuple[list[Check], list[Check]]:
+def _cluster_checks(config: Config, dependencies: Dependencies, options: Options, clock: Clock) -> list[Check]:
     """Return the checks of Redis, gateway, workers and their clocks, and the measurement of links."""
     url = config.redis.url
     redis_facts = _once(lambda: redis_server.read_redis(url, clock))
@@ -195,13 +191,13 @@ def _cluster_checks(
             results = [(pair, await pairs.measure(members, pair)) for pair in chosen]
         return [r if isinstance(r, Finding) else pairs.judge_link(pair, r, config.transfer) for pair, r in results]
 
-    checks = [
+    return [
         Check("redis", examine_redis),
         Check("workers", examine_workers, 30.0, others=("fingerprints", "roles")),
         Check("gateway", examine_gateway, 15.0),
         Check("clock", examine_clock, 30.0),
+        *([Check("pairs", examine_pairs, PAIRS_S, is_alone=True)] if options.pairs != "none" else []),
     ]
-    return checks, [Check("pairs", examine_pairs, PAIRS_S)] if options.pairs != "none" else []
 
 
 def _skipped(check: Check) -> Check:
@@ -221,14 +217,8 @@ async def _read_workers(config: Config, dependencies: Dependencies, clock: Clock
 
 def _once(read: Callable[[], Awaitable[_T]]) -> Callable[[], Awaitable[_T]]:
     """Return a function that runs an asynchronous read once and returns its result to every caller."""
-    tasks: list[asyncio.Future[_T]] = []
-
-    async def result() -> _T:
-        if not tasks:
-            tasks.append(asyncio.ensure_future(read()))
-        return await asyncio.shield(tasks[0])
-
-    return result
+    task = cache(lambda: asyncio.ensure_future(read()))
+    return lambda: asyncio.shield(task())
 
 
 def _no_server() -> str:
