@@ -34,9 +34,8 @@ from tandem.doctor import (
     workers,
 )
 from tandem.doctor.finding import Finding, skip
-from tandem.doctor.runner import Check, on_thread
+from tandem.doctor.runner import Check, Result, on_thread
 from tandem.doctor.system import System
-from tandem.stores.embedded_redis import find_program
 
 PAIRS_S = 3600.0
 """Time limit for all pairs, which are measured one after the other with a time limit for each."""
@@ -158,10 +157,10 @@ def _cluster_checks(config: Config, dependencies: Dependencies, options: Options
     checked_gateway = _once(lambda: on_thread(lambda: gateway.check_gateway(options.url, clock, options.ca_file)))
     worker_list = _once(lambda: _read_workers(config, dependencies, clock))
 
-    async def examine_redis() -> Sequence[Finding]:
+    async def examine_redis() -> Result:
         if url:
             return redis_server.judge_redis(await redis_facts(), url)
-        return redis_server.judge_own_server(await on_thread(_no_server))
+        return await on_thread(redis_server.check_own_server)
 
     async def examine_workers() -> Sequence[Finding]:
         found = await worker_list()
@@ -219,12 +218,3 @@ def _once(read: Callable[[], Awaitable[_T]]) -> Callable[[], Awaitable[_T]]:
     """Return a function that runs an asynchronous read once and returns its result to every caller."""
     task = cache(lambda: asyncio.ensure_future(read()))
     return lambda: asyncio.shield(task())
-
-
-def _no_server() -> str:
-    """Return why `tandem serve` has no Redis server to start; empty if it has one."""
-    try:
-        find_program()
-    except TandemError as error:
-        return error.message
-    return ""
