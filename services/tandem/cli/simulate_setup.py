@@ -30,7 +30,8 @@ from tandem.workload.source import built_in_names, open_workload
 
 COUNT = 1000
 """Default number of requests of a mix, which has no end of its own."""
-_TIMES = {"overhead": "overhead_s", "sum": "sum_s"}
+_EFFICIENCIES = {"memory": "memory", "compute": "compute", "link": "link", "overhead": "overhead_s", "sum": "sum_s"}
+"""Fields of `Efficiency` by the names that --efficiency has for them; those that end in `_s` are times."""
 
 _VARIANT = re.compile(r"(-(instruct|it|chat|base))?(-v\d[\d.]*|-\d{4})?$")
 """What follows the name of a model's shape in the name of a variant with that shape: its tuning, and a version."""
@@ -96,15 +97,9 @@ def efficiency(text: str) -> Efficiency:
     changed: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
+        field = known("--efficiency", name, _EFFICIENCIES)
         try:
-            if name in _TIMES:
-                changed[_TIMES[name]] = parse_time(value, f"--efficiency {part}")
-            elif name in ("memory", "compute", "link"):
-                changed[name] = float(value)
-            else:
-                raise refuse(
-                    f"--efficiency {part}: there is no such name; known are memory, compute, link, overhead and sum"
-                )
+            changed[field] = parse_time(value, f"--efficiency {part}") if field.endswith("_s") else float(value)
         except ValueError:
             raise refuse(f"--efficiency {part}: {value!r} is not a number") from None
     try:
