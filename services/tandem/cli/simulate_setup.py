@@ -50,10 +50,7 @@ def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine
         raise refuse(f"--price {args.price} must be 0 or more")
     if args.profile is None:
         return [_roofline(args, name.strip()) for name in args.hardware.split(",")], resolved
-    try:
-        profile = decode_profile(Path(args.profile).read_text(), args.profile)
-    except (OSError, UnicodeDecodeError) as error:
-        raise refuse(f"cannot read --profile {args.profile}: {getattr(error, 'strerror', None) or error}") from error
+    profile = decode_profile(_text_of("--profile", args.profile), args.profile)
     given = {key: value_of(resolved.config, key) for key, name in resolved.origins.items() if name != DEFAULT_LAYER}
     settled = resolve([(DEFAULT_LAYER, _measured(profile, args.profile)), ("given", given)])
     return [profile_machine(profile, args.price or 0.0)], settled
@@ -148,12 +145,7 @@ def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
 
     Raises TandemError(INVALID_REQUEST) if the file cannot be read or parsed."""
     file = resolved.config.gateway.tenants
-    if not file:
-        return None
-    try:
-        return parse_tenants(Path(file).read_text(), file).tenants
-    except (OSError, UnicodeDecodeError) as error:
-        raise refuse(f"cannot read --tenants {file}: {getattr(error, 'strerror', None) or error}") from error
+    return parse_tenants(_text_of("--tenants", file), file).tenants if file else None
 
 
 def known(flag: str, name: str, table: Mapping[str, Value], key: str | None = None) -> Value:
@@ -168,6 +160,13 @@ def known(flag: str, name: str, table: Mapping[str, Value], key: str | None = No
     nearest = near_name(key, table)
     hint = f"; did you mean {nearest}?" if nearest else ""
     raise refuse(f"{flag} {name} is not known; known are {', '.join(table)}{hint}")
+
+
+def _text_of(flag: str, name: str) -> str:
+    try:
+        return Path(name).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise refuse(f"cannot read {flag} {name}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def writable(flag: str, name: str | None) -> Path | None:
