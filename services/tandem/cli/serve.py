@@ -119,8 +119,8 @@ def _start_workers(
     progress.step("workers", f"starting {names}", partial(starting_workers, local.logs, list(pools)))
     engine, num_gpus = config.engine, 0.0
     if config.model.device == "cuda":
-        share = gpu_share(num_workers, local.num_gpus, engine.gpu_memory_utilization, num_ranks)
-        engine, num_gpus = replace(engine, gpu_memory_utilization=share.memory_utilization), share.num_gpus
+        num_gpus, utilization = gpu_share(num_workers, local.num_gpus, engine.gpu_memory_utilization, num_ranks)
+        engine = replace(engine, gpu_memory_utilization=utilization)
     engines = {pool: replace(engine, num_threads=threads[pool]) for pool in pools}
     local.deploy({pool: replace(config, engine=engine) for pool, engine in engines.items()}, pools, num_gpus)
     progress.step("gateway", "moving a test block between the workers")
