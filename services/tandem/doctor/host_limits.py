@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
+import shutil
 from dataclasses import dataclass
 
 from tandem.doctor.finding import Finding, fail, format_bytes, ok, skip, warn
@@ -96,24 +96,15 @@ def check_shared_memory(system: System) -> Finding:
         "run `mount -o remount,size=1G /dev/shm`; docker: set --shm-size=1g; in a pod set "
         "`pools.<name>.sharedMemory: 1Gi`"
     )
-    sizes = read_shared_memory(system)
-    if sizes is None:
+    try:
+        size = shutil.disk_usage(system.path(SHM_DIRECTORY))
+    except OSError:
         return fail("shared-memory", f"there is no {SHM_DIRECTORY}, which Ray and UCX need for shared memory", fix)
-    num_bytes, num_free_bytes = sizes
-    summary = f"{format_bytes(num_free_bytes)} of {format_bytes(num_bytes)} are free in {SHM_DIRECTORY}"
-    if num_free_bytes < SHM_NEEDED_BYTES:
-        if num_bytes >= SHM_NEEDED_BYTES:
+    summary = f"{format_bytes(size.free)} of {format_bytes(size.total)} are free in {SHM_DIRECTORY}"
+    if size.free < SHM_NEEDED_BYTES:
+        if size.total >= SHM_NEEDED_BYTES:
             fix = f"delete files that crashed processes left (`ls -l {SHM_DIRECTORY}`), or enlarge it: {fix}"
         return fail("shared-memory", f"{summary}, and a Ray with workers needs {format_bytes(SHM_NEEDED_BYTES)}", fix)
-    if num_bytes < SHM_USUAL_BYTES:
+    if size.total < SHM_USUAL_BYTES:
         return warn("shared-memory", f"{summary}, enough for a few small workers only", fix)
     return ok("shared-memory", summary)
-
-
-def read_shared_memory(system: System) -> tuple[int, int] | None:
-    """Return the size of shared memory (/dev/shm) and how much of it is free, in bytes; None if there is none."""
-    try:
-        found = os.statvfs(system.path(SHM_DIRECTORY))
-    except OSError:
-        return None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
