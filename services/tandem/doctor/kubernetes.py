@@ -10,13 +10,13 @@ import http.client
 import json
 import ssl
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tandem.core.config import Config
 from tandem.doctor.finding import Finding, fail, ok, skip
 from tandem.doctor.system import System
+from tandem.doctor.tls import http_connection
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 ANSWER_S = 5.0
@@ -121,8 +121,7 @@ def poster(system: System, pod: PodFacts) -> Post:
     host, _, port = pod.api.rpartition(":")
 
     def post(path: str, body: Any) -> tuple[int, Any]:
-        connection = http.client.HTTPSConnection(host, int(port), timeout=ANSWER_S, context=context)
-        with closing(connection):
+        with http_connection(host, int(port), ANSWER_S, context) as connection:
             connection.request("POST", path, json.dumps(body), headers)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())

@@ -9,7 +9,7 @@ import errno
 import http.client
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +19,7 @@ from tandem.core.addresses import format_host, is_loopback
 from tandem.core.config import ClusterConfig, Config, WorkerConfig
 from tandem.core.errors import TandemError
 from tandem.doctor.finding import Finding, fail, ok, skip, warn
-from tandem.doctor.tls import trusting
+from tandem.doctor.tls import http_connection, trusting
 from tandem.wire.channels import TLS_NAME
 from tandem.wire.tls import TlsFiles
 
@@ -111,14 +111,8 @@ def _get(host: str, port: int, cert_file: str) -> bytes:
     """Return the body of /health; empty if there is no response with status 200, over TLS with the certificate of
     `cert_file` where there is one."""
     with suppress(OSError, http.client.HTTPException):
-        if cert_file:
-            context = trusting(cert_file)
-            opened: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port, timeout=_ANSWER_S, context=context
-            )
-        else:
-            opened = http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
-        with closing(opened) as connection:
+        context = trusting(cert_file) if cert_file else None
+        with http_connection(host, port, _ANSWER_S, context) as connection:
             connection.request("GET", "/health")
             answer = connection.getresponse()
             return answer.read(1024) if answer.status == 200 else b""

@@ -7,9 +7,10 @@ name, a certificate that has expired or is not valid for clients.
 
 from __future__ import annotations
 
+import http.client
 import ssl
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from tandem.core.config import ClusterConfig, GatewayConfig
@@ -71,6 +72,16 @@ def check_gateway_tls(gateway: GatewayConfig, now: float) -> Finding:
     if left_s < SOON_S:
         return warn("gateway-tls", f"{summary}: then clients refuse it", fix)
     return ok("gateway-tls", summary)
+
+
+def http_connection(
+    host: str, port: int | None, timeout_s: float, context: ssl.SSLContext | None
+) -> closing[http.client.HTTPConnection]:
+    """Return a context manager that yields an HTTP connection, which is opened by its first request, over TLS where a
+    `context` is given. No proxy is used."""
+    if context is None:
+        return closing(http.client.HTTPConnection(host, port, timeout=timeout_s))
+    return closing(http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context))
 
 
 def trusting(cert_file: str) -> ssl.SSLContext:
