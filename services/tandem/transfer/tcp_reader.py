@@ -111,12 +111,11 @@ class TcpLink:
         with self._changed:
             return self._changed.wait_for(lambda: not any(each.is_writing for each in self._connections), timeout_s)
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait until the link's threads have ended, up to `timeout_s` seconds for each, and return whether all have."""
-        threads = [connection.thread for connection in self._connections if connection.thread.ident is not None]
-        for thread in threads:
-            thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in threads)
+    def join(self, timeout_s: float) -> None:
+        """Wait until the link's threads have ended, up to `timeout_s` seconds for each."""
+        for connection in self._connections:
+            if connection.thread.ident is not None:
+                connection.thread.join(timeout_s)
 
     def _fail(self, problem: str) -> None:
         with self._changed:
