@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -125,34 +125,32 @@ class TcpLink:
             self._changed.notify_all()
 
 
+@dataclass(slots=True, eq=False)
 class _ReaderConnection:
     """Send the requests of posted pieces over one connection of a link, and receive the answers, on a thread.
 
     `is_open`: the handshake has succeeded. `is_writing`: the thread may write to the pool. `num_waiting_bytes`: bytes
-    of the pieces that have not ended. `changed`: guards these; it is notified when one of the first two changes."""
+    of the pieces that have not ended. `changed`: guards these; it is notified when one of the first two changes.
+    `fail`: called with the reason when the connection has ended."""
 
-    def __init__(
-        self,
-        address: SourceAddress,
-        security: ConnectionSecurity,
-        open_access: Callable[[], AbstractContextManager[PoolAccess]],
-        changed: threading.Condition,
-        fail: Callable[[str], None],
-    ) -> None:
-        self.is_open = self.is_writing = False
-        self.num_waiting_bytes = 0
+    address: SourceAddress
+    security: ConnectionSecurity
+    open_access: Callable[[], AbstractContextManager[PoolAccess]]
+    changed: threading.Condition
+    fail: Callable[[str], None]
+    is_open: bool = False
+    is_writing: bool = False
+    num_waiting_bytes: int = 0
+    thread: threading.Thread = field(init=False)
+    _pieces: queue.SimpleQueue[TcpPiece | None] = field(init=False, default_factory=queue.SimpleQueue)
+    _socket: socket.socket | None = field(init=False, default=None)
+    _is_aborted: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._run, name="tandem-kv-receive", daemon=True)
-        self._address = address
-        self._security = security
-        self._open_access = open_access
-        self._changed = changed
-        self._fail = fail
-        self._pieces: queue.SimpleQueue[TcpPiece | None] = queue.SimpleQueue()
-        self._socket: socket.socket | None = None
-        self._is_aborted = False
 
     def post(self, piece: TcpPiece) -> None:
-        with self._changed:
+        with self.changed:
             if self._is_aborted:
                 piece.state = ReadState.FAILED
             else:
@@ -161,7 +159,7 @@ class _ReaderConnection:
 
     def has_ended(self) -> bool:
         """Return whether the source has ended this connection while nothing is read."""
-        with self._changed:
+        with self.changed:
             if not self.is_open or self.num_waiting_bytes or self._socket is None:
                 return False
             try:
@@ -182,18 +180,18 @@ class _ReaderConnection:
     def _run(self) -> None:
         batch: list[TcpPiece] = []
         try:
-            with self._open_access() as access, self._connected() as connection:
+            with self.open_access() as access, self._connected() as connection:
                 while self._take(batch):
                     connection.sendall(b"".join(piece.request for piece in batch))
                     while batch:
                         self._receive(connection, access, batch[0])
                         self._end(batch.pop(0), ReadState.DONE)
         except OSError as error:
-            self._fail(error.strerror or str(error))
+            self.fail(error.strerror or str(error))
         except TandemError as error:
-            self._fail(error.message)
+            self.fail(error.message)
         finally:
-            self._fail("its thread has ended")  # a defect is reported by the thread's exception hook
+            self.fail("its thread has ended")  # a defect is reported by the thread's exception hook
             with suppress(queue.Empty):
                 while True:
                     if (piece := self._pieces.get_nowait()) is not None:
@@ -204,23 +202,23 @@ class _ReaderConnection:
     @contextmanager
     def _connected(self) -> Iterator[socket.socket]:
         """Connect, and yield the connection until the end of the block. Raises OSError where that fails."""
-        connection = socket.create_connection((self._address.host, self._address.port), CONNECT_S)
+        connection = socket.create_connection((self.address.host, self.address.port), CONNECT_S)
         try:
             tune(connection, SILENT_S)
-            connection = self._security.connect(connection)
-            with self._changed:
+            connection = self.security.connect(connection)
+            with self.changed:
                 self._socket = connection
                 if self._is_aborted:
                     raise ConnectionAbortedError("it was disconnected")
             start_tls(connection)
-            greet_source(connection, bytes.fromhex(self._address.nonce), self._security.secrets())
+            greet_source(connection, bytes.fromhex(self.address.nonce), self.security.secrets())
             connection.settimeout(None)
-            with self._changed:
+            with self.changed:
                 self.is_open = True
-                self._changed.notify_all()
+                self.changed.notify_all()
             yield connection
         finally:
-            with self._changed:  # not while `abort` uses it
+            with self.changed:  # not while `abort` uses it
                 self._socket = None
                 connection.close()
 
@@ -241,18 +239,18 @@ class _ReaderConnection:
         return False
 
     def _receive(self, connection: socket.socket, access: PoolAccess, piece: TcpPiece) -> None:
-        with self._changed:
+        with self.changed:
             if self._is_aborted:
                 raise ConnectionAbortedError("it was disconnected")
             self.is_writing = True
         try:
             access.receive(connection, piece.spans)
         finally:
-            with self._changed:
+            with self.changed:
                 self.is_writing = False
-                self._changed.notify_all()
+                self.changed.notify_all()
 
     def _end(self, piece: TcpPiece, state: ReadState) -> None:
-        with self._changed:
+        with self.changed:
             self.num_waiting_bytes -= piece.num_bytes
         piece.state = state

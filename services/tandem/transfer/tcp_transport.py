@@ -45,13 +45,13 @@ _MIN_PIECE_BYTES = 1 << 20
 """A read is split over several connections only where each of them gets at least this many bytes."""
 
 
+@dataclass(slots=True, eq=False)
 class _Peer:
     """A connected peer: its description, and the link to each of its ranks that holds some of this rank's KV heads."""
 
-    def __init__(self, peer: TransportPeer, links: list[tuple[RankShare, TcpLink]]) -> None:
-        self.peer = peer
-        self.links = links
-        self.is_leaving = False
+    peer: TransportPeer
+    links: list[tuple[RankShare, TcpLink]]
+    is_leaving: bool = False
 
     @property
     def problem(self) -> str:
