@@ -104,7 +104,7 @@ class AutoTransport:
         self._nixl = nixl
         self._all = [tcp] if nixl is None else [tcp, nixl]
         self._ours = Offer(machine, has_rdma, b"", b"", nixl_backend)
-        self._chosen: dict[tuple[WorkerId, Incarnation], tuple[Transport, TransportPeer]] = {}
+        self._chosen: dict[tuple[WorkerId, Incarnation], Transport] = {}
 
     def __repr__(self) -> str:
         return f"AutoTransport({self._tcp!r}, {self._nixl!r})"
@@ -130,13 +130,12 @@ class AutoTransport:
         if peer.life in self._chosen:
             raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
         transport.connect(part)
-        self._chosen[peer.life] = (transport, part)
+        self._chosen[peer.life] = transport
 
     def disconnect(self, peer: TransportPeer) -> bool:
         if peer.life not in self._chosen:
             return True
-        transport, part = self._chosen[peer.life]
-        if not transport.disconnect(part):
+        if not self._chosen[peer.life].disconnect(peer):
             return False
         del self._chosen[peer.life]
         return True
@@ -144,8 +143,7 @@ class AutoTransport:
     def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
         if peer.life not in self._chosen:
             raise PeerError(f"{peer.worker} is not connected")
-        transport, part = self._chosen[peer.life]
-        return transport.post_read(part, copies)
+        return self._chosen[peer.life].post_read(peer, copies)
 
     def post_self_test(self) -> PostedRead:
         return _SelfTests([transport.post_self_test() for transport in self._all])
