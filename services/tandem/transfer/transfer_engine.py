@@ -242,16 +242,13 @@ class TransferEngine:
 
     The owner passes commands to `accept`, calls `turn` in a loop, and forwards the events that `turn` returns. One call
     of `turn` posts at most one part of a read and checks at most one, because either may take as long as a copy of the
-    part's bytes, during which peers that read from this worker are not answered. `max_post_bytes`: most bytes of one
-    part. `is_helped`: a helper thread works on `checks` too, so `turn` checks only when there is nothing to read.
+    part's bytes, during which peers that read from this worker are not answered. While there is something to read, it
+    leaves the checks to a helper thread, the body of which is `checks.help`. `max_post_bytes`: most bytes of one part.
     """
 
-    def __init__(
-        self, transport: Transport, digest: Digest, clock: Clock, max_post_bytes: int, *, is_helped: bool = False
-    ) -> None:
+    def __init__(self, transport: Transport, digest: Digest, clock: Clock, max_post_bytes: int) -> None:
         self.checks = DigestChecks(digest, transport.pool.heads)
         self._transport = transport
-        self._is_helped = is_helped
         self._clock = clock
         self._max_post_bytes = max_post_bytes
         self._peers: dict[Life, TransportPeer] = {}
@@ -427,8 +424,7 @@ class TransferEngine:
 
         Called just before a post: the woken helper needs the interpreter lock, which the post releases.
         """
-        is_reading = any(task.open or task.may_post for task in self._tasks.values())
-        if self._is_helped and is_reading:
+        if any(task.open or task.may_post for task in self._tasks.values()):
             while self._arrived:
                 self.checks.share(self._arrived.popleft())
         elif self._arrived:
