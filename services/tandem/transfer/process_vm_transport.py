@@ -6,7 +6,6 @@ import ctypes
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -35,14 +34,6 @@ class _Target(msgspec.Struct, frozen=True, array_like=True):
     start_ticks: int
     nonce_address: Annotated[int, msgspec.Meta(ge=1)]
     nonce: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * NONCE_BYTES}}}$")]
-
-
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """A connected peer, with the share of our blocks that each of its ranks holds and the process of that rank."""
-
-    peer: TransportPeer
-    sources: tuple[tuple[RankShare, _Target], ...]
 
 
 class _EndedRead:
@@ -85,10 +76,11 @@ class ProcessVmTransport:
         self._block_bytes = pool.region.block_bytes
         self._agent = agent
         self._seen = ctypes.create_string_buffer(2 * NONCE_BYTES)
-        self._links: dict[tuple[WorkerId, Incarnation], _Link] = {}
+        # Of each connected peer: the share of our blocks that each of its ranks holds, and the process of that rank.
+        self._sources: dict[tuple[WorkerId, Incarnation], list[tuple[RankShare, _Target]]] = {}
 
     def __repr__(self) -> str:
-        return f"ProcessVmTransport({self._agent}, peers={[str(link.peer.worker) for link in self._links.values()]})"
+        return f"ProcessVmTransport({self._agent}, peers={[worker for worker, _ in self._sources]})"
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
         """Return what other workers need to read this rank's pool: the agent's name, the process, the nonce and the
@@ -99,23 +91,23 @@ class ProcessVmTransport:
 
     def connect(self, peer: TransportPeer) -> None:
         check_peer(self.pool, peer)
-        link = _Link(peer, tuple((share, self._target(peer, share.rank)) for share in shares_of(self.pool, peer)))
-        for _, target in link.sources:
+        sources = [(share, self._target(peer, share.rank)) for share in shares_of(self.pool, peer)]
+        for _, target in sources:
             self._read(peer, target, [])
-        self._links[peer.life] = link
+        self._sources[peer.life] = sources
 
     def disconnect(self, peer: TransportPeer) -> bool:
         """Forget the peer, if it is connected. Always returns True, because no read goes on after `post_read` has
         returned."""
-        self._links.pop(peer.life, None)
+        self._sources.pop(peer.life, None)
         return True
 
     def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
-        link = self._links.get(peer.life)
-        if link is None:
+        sources = self._sources.get(peer.life)
+        if sources is None:
             raise PeerError(f"{peer.worker} is not connected")
         check_copies(self.pool, peer, copies)
-        for share, target in link.sources:
+        for share, target in sources:
             self._read(peer, target, list(self._spans(share, copies)))
         return _EndedRead()
 
@@ -132,7 +124,7 @@ class ProcessVmTransport:
     def close(self) -> None:
         """Disconnect all peers and clear the nonce, so that other workers' reads of this one fail even while its
         process lives."""
-        self._links.clear()
+        self._sources.clear()
         ctypes.memset(self._nonce, 0, NONCE_BYTES)
 
     def _target(self, peer: TransportPeer, rank: TransportRank) -> _Target:
