@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,18 +61,15 @@ def has_rdma(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
     """Return whether this process sees an active RDMA port and may use it: /dev/infiniband exists, and UCX_TLS and
     UCX_NET_DEVICES in `environ` do not exclude the port. `root`: directory under which `dev` and `sys` are found."""
     tls, devices = environ.get("UCX_TLS", "all"), environ.get("UCX_NET_DEVICES", "all").split(",")
+    cards = {device.partition(":")[0] for device in devices}
     names = tls.lstrip("^").split(",")
     is_named = any(name.partition("_")[0] in _RDMA_OF_UCX for name in names)
     if (is_named is tls.startswith("^") and "all" not in names) or not (root / "dev/infiniband").is_dir():
         return False
     for state in (root / "sys/class/infiniband").glob("*/ports/*/state"):
-        card = state.parts[-4]
-        try:
-            is_allowed = any(each.partition(":")[0] in ("all", card) for each in devices)
-            if is_allowed and "ACTIVE" in state.read_text():
+        with suppress(OSError):
+            if cards & {"all", state.parts[-4]} and "ACTIVE" in state.read_text():
                 return True
-        except OSError:
-            continue
     return False
 
 
