@@ -138,11 +138,8 @@ def _print(
 
 
 def _axes(text: str) -> tuple[str, ...]:
-    found = tuple(filter(None, text.split(",")))
-    for axis in found:
-        if axis not in AXES:
-            raise simulate_setup.refuse(f"--break-even {axis}: there is no such axis; known are {', '.join(AXES)}")
-    return found
+    axes = {axis: axis for axis in AXES}
+    return tuple(simulate_setup.known("--break-even", axis, axes) for axis in filter(None, text.split(",")))
 
 
 def _numbers(flag: str, text: str) -> list[int]:
