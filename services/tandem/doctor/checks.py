@@ -17,10 +17,9 @@ from tandem.core.settings import Resolved
 from tandem.doctor import (
     auth,
     clock_skew,
-    cpu,
     gateway,
     gpu,
-    host_limits,
+    host,
     kubernetes,
     model,
     own_addresses,
@@ -78,7 +77,7 @@ def list_checks(
     that is not installed is replaced by one that reports only that it was skipped.
     """
     config = with_device_defaults(resolved.config)
-    limits = host_limits.read_limits(system)
+    limits = host.read_limits(system)
 
     def examine_ports() -> Sequence[Finding]:
         configured = own_addresses.configured_addresses(config)
@@ -96,9 +95,7 @@ def list_checks(
         ),
         Check("nodes", lambda: own_addresses.check_nodes(config), part="worker"),
         Check("guard", lambda: auth.check_guard(dependencies.check_worker_auth, resolved), part="worker"),
-        Check(
-            "open-files", lambda: host_limits.judge_open_files(limits, config.gateway.max_connections), part="gateway"
-        ),
+        Check("open-files", lambda: host.judge_open_files(limits, config.gateway.max_connections), part="gateway"),
         Check("tenants", lambda: auth.check_tenants(dependencies.check_gateway_auth, resolved), part="gateway"),
         Check("secret", lambda: auth.check_secret(config)),
         Check("tls", lambda: tls.check_tls(config.cluster, wall_ns() / 1e9)),
@@ -110,7 +107,7 @@ def list_checks(
     return [check if check.part in ("", *parts) else _skipped(check) for check in checks]
 
 
-def _worker_checks(config: Config, system: System, limits: host_limits.ResourceLimits) -> list[Check]:
+def _worker_checks(config: Config, system: System, limits: host.ResourceLimits) -> list[Check]:
     """Return the checks of the hardware, limits, libraries and model files that a worker needs to compute and to read
     KV."""
     device, is_required = config.model.device, config.transfer.require == "rdma"
@@ -133,18 +130,18 @@ def _worker_checks(config: Config, system: System, limits: host_limits.ResourceL
     async def examine_memlock() -> Finding:
         pool_bytes = config.engine.kv_cache_memory + config.engine.host_cache_memory
         uses_rdma = (await rdma_facts()).is_usable
-        return host_limits.judge_memlock(limits, pool_bytes, uses_rdma)
+        return host.judge_memlock(limits, pool_bytes, uses_rdma)
 
     def examine_ucx() -> Sequence[Finding]:
         trial = ucx.Trial() if config.transfer.backend in ucx.WITHOUT_UCX else ucx.read_trial(system)
         return ucx.judge_trial(trial, config.transfer, system.environ.get("UCX_TLS", ""))
 
     return [
-        Check("cpu", lambda: cpu.check_cpu(system, device, config.engine.kernels), part="worker", others=("compiler",)),
+        Check("cpu", lambda: host.check_cpu(system, config), part="worker", others=("compiler",)),
         Check("gpu", examine_gpu, gpu.QUERY_S * 2 + gpu.TORCH_S + 5, part="worker", others=("cuda",)),
         Check("rdma", examine_rdma, part="worker", others=("gid", "efa", "gpudirect")),
         Check("memlock", examine_memlock, part="worker"),
-        Check("shared-memory", lambda: host_limits.check_shared_memory(system), part="worker"),
+        Check("shared-memory", lambda: host.check_shared_memory(system), part="worker"),
         Check("ucx", examine_ucx, ucx.LIMIT_S, part="worker"),
         Check("model", lambda: model.check_model(config.model), 30.0, part="worker", others=("cache",)),
     ]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.doctor.finding import Finding
-from tandem.doctor.host_limits import (
+from tandem.doctor.host import (
     ResourceLimits,
     check_shared_memory,
     judge_memlock,
@@ -75,7 +75,7 @@ def test_the_size_is_read_from_the_file_system(tmp_path: Path) -> None:
 
 def judged(monkeypatch: pytest.MonkeyPatch, total: int, free: int) -> Finding:
     sizes = SimpleNamespace(total=total, free=free)
-    monkeypatch.setattr("tandem.doctor.host_limits.shutil.disk_usage", lambda _: sizes)
+    monkeypatch.setattr("tandem.doctor.host.shutil.disk_usage", lambda _: sizes)
     return check_shared_memory(System())
 
 
