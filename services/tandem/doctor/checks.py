@@ -110,13 +110,8 @@ def list_checks(
 def _worker_checks(config: Config, system: System, limits: host.ResourceLimits) -> list[Check]:
     """Return the checks of the hardware, limits, libraries and model files that a worker needs to compute and to read
     KV."""
-    device, is_required = config.model.device, config.transfer.require == "rdma"
+    is_required = config.transfer.require == "rdma"
     rdma_facts = _once(lambda: on_thread(lambda: rdma.read_rdma(system)))
-
-    def examine_gpu() -> Sequence[Finding]:
-        driver = gpu.read_driver(system) if device == "cuda" else gpu.Driver()
-        torch = gpu.read_torch(system) if device == "cuda" else gpu.Torch()
-        return (*gpu.judge_gpus(driver, config), *gpu.judge_cuda(torch, driver, device))
 
     async def examine_rdma() -> Sequence[Finding]:
         found, gid_index = await rdma_facts(), system.environ.get("UCX_IB_GID_INDEX", "")
@@ -124,7 +119,7 @@ def _worker_checks(config: Config, system: System, limits: host.ResourceLimits) 
             *rdma.judge_devices(found, is_required=is_required),
             *rdma.judge_gids(found, gid_index, is_required=is_required),
             rdma.judge_efa(found, config.transfer),
-            rdma.judge_gpu_direct(found, is_cuda=device == "cuda", is_required=is_required),
+            rdma.judge_gpu_direct(found, is_cuda=config.model.device == "cuda", is_required=is_required),
         )
 
     async def examine_memlock() -> Finding:
@@ -138,7 +133,7 @@ def _worker_checks(config: Config, system: System, limits: host.ResourceLimits) 
 
     return [
         Check("cpu", lambda: host.check_cpu(system, config), part="worker", others=("compiler",)),
-        Check("gpu", examine_gpu, gpu.QUERY_S * 2 + gpu.TORCH_S + 5, part="worker", others=("cuda",)),
+        Check("gpu", lambda: gpu.check_gpus(system, config), gpu.LIMIT_S, part="worker", others=("cuda",)),
         Check("rdma", examine_rdma, part="worker", others=("gid", "efa", "gpudirect")),
         Check("memlock", examine_memlock, part="worker"),
         Check("shared-memory", lambda: host.check_shared_memory(system), part="worker"),
