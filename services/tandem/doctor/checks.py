@@ -127,17 +127,13 @@ def _worker_checks(config: Config, system: System, limits: host.ResourceLimits) 
         uses_rdma = (await rdma_facts()).is_usable
         return host.judge_memlock(limits, pool_bytes, uses_rdma)
 
-    def examine_ucx() -> Sequence[Finding]:
-        trial = ucx.Trial() if config.transfer.backend in ucx.WITHOUT_UCX else ucx.read_trial(system)
-        return ucx.judge_trial(trial, config.transfer, system.environ.get("UCX_TLS", ""))
-
     return [
         Check("cpu", lambda: host.check_cpu(system, config), part="worker", others=("compiler",)),
         Check("gpu", lambda: gpu.check_gpus(system, config), gpu.LIMIT_S, part="worker", others=("cuda",)),
         Check("rdma", examine_rdma, part="worker", others=("gid", "efa", "gpudirect")),
         Check("memlock", examine_memlock, part="worker"),
         Check("shared-memory", lambda: host.check_shared_memory(system), part="worker"),
-        Check("ucx", examine_ucx, ucx.LIMIT_S, part="worker"),
+        Check("ucx", lambda: ucx.check_ucx(system, config.transfer), ucx.LIMIT_S, part="worker"),
         Check("model", lambda: model.check_model(config.model), 30.0, part="worker", others=("cache",)),
     ]
 

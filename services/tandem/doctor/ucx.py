@@ -19,8 +19,6 @@ from tandem.doctor.system import System
 from tandem.doctor.ucx_trial import MODULE
 
 LIMIT_S = 30.0
-WITHOUT_UCX = ("local", "tcp")
-"""Values of transfer.backend that need no UCX."""
 _LOGGED = {"UCX_LOG_LEVEL": "debug", "UCX_PROTO_INFO": "y", "UCX_LOG_FILE": "stderr"}
 _PREFIX = re.compile(r"^\[[^\]]*\] \[[^\]]*\]\s*")
 _LANE = re.compile(r"[a-z][a-z0-9_]*/[^\s,]+")
@@ -92,14 +90,18 @@ def parse_trial(output: str, log: str) -> Trial:
     )
 
 
+def check_ucx(system: System, transfer: TransferConfig) -> tuple[Finding, ...]:
+    """Return findings on a test of UCX on this machine. Skipped if `transfer.backend` needs no UCX."""
+    if transfer.backend in ("local", "tcp"):
+        return (skip("ucx", f"transfer.backend is {transfer.backend}, which needs no UCX"),)
+    return judge_trial(read_trial(system), transfer, system.environ.get("UCX_TLS", ""))
+
+
 def judge_trial(trial: Trial, transfer: TransferConfig, ucx_tls: str) -> tuple[Finding, ...]:
     """Return findings on a test of UCX: whether the test read succeeded, by which transports, and whether this machine
     meets `transfer.require`.
 
-    `trial`: result of the test. `ucx_tls`: value of the environment variable UCX_TLS, empty if unset. Skipped if
-    `transfer.backend` is one of WITHOUT_UCX."""
-    if transfer.backend in WITHOUT_UCX:
-        return (skip("ucx", f"transfer.backend is {transfer.backend}, which needs no UCX"),)
+    `trial`: result of the test. `ucx_tls`: value of the environment variable UCX_TLS, empty if unset."""
     if trial.problem:
         required = () if transfer.backend == "nixl" else tuple(_required(trial, transfer, ucx_tls))
         return (_stuck(trial, transfer, ucx_tls), *required)

@@ -12,7 +12,7 @@ import pytest
 from tandem.core.config import TransferConfig
 from tandem.doctor.finding import Finding
 from tandem.doctor.system import Ran, System
-from tandem.doctor.ucx import Trial, judge_trial, link_type_of, parse_trial, read_trial
+from tandem.doctor.ucx import Trial, check_ucx, judge_trial, link_type_of, parse_trial, read_trial
 from tests.unit.doctor.ucx_logs import log
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns, verdicts
 
@@ -123,9 +123,9 @@ def test_a_trial_that_dies_or_hangs() -> None:
 
 
 def test_the_local_transport_needs_none() -> None:
-    (finding,) = judge_trial(Trial(), TransferConfig(backend="local"), "")
+    (finding,) = check_ucx(System(), TransferConfig(backend="local"))
     assert_skips(finding, "ucx", "transfer.backend is local")
-    (finding,) = judge_trial(Trial(), TransferConfig(backend="tcp"), "")
+    (finding,) = check_ucx(System(), TransferConfig(backend="tcp"))
     assert_skips(finding, "ucx", "transfer.backend is tcp")
 
 
